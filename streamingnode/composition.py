@@ -32,6 +32,7 @@ from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocksmq.queue import RocksMQ
+from wal.rocksmq.upkeep import keep as keep_topics
 from wal.runtime import Supervisor, elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
@@ -113,7 +114,7 @@ async def compose(
         mq = RocksMQ(store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term)
         backend.mq = mq
         closing.push_async_callback(mq.close)
-        supervisor.spawn(mq.keep())
+        supervisor.spawn(keep_topics(mq, config.mq.retention_s))
     if path is not None:
         supervisor.spawn(keep_statistics(path, statistics))
         if config.serve.listen:

@@ -46,9 +46,9 @@ class TopicInfo(msgspec.Struct, frozen=True):
 class MqOptions:
     """Pages and retention of topics.
 
-    A page ends with the message that takes it over `page_bytes`. Pages that every group has acknowledged are given up
-    `retention_s` after that, and, the oldest first, while a topic has more than `retention_bytes` of them. None: never
-    for this reason. What a group has not acknowledged is always kept.
+    A page ends with the message that takes it over `page_bytes`, or when retention finds all of it acknowledged. Pages
+    that every group has acknowledged are given up `retention_s` after that, and, the oldest first, while a topic has more
+    than `retention_bytes` of them. None: never for this reason. What a group has not acknowledged is always kept.
     """
 
     page_bytes: int = 64 << 20

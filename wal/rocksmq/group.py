@@ -264,6 +264,15 @@ class Topic:
             self.pages[self.acked_pages].acked_ms = 0
         return self.pages[min(before, self.acked_pages) : max(before, self.acked_pages)]
 
+    def close_page(self, now_ms: int) -> list[Page]:
+        """Close the open page if all groups have acknowledged what is in it: a topic that idles holds no space for ever."""
+        last = min((group.floor for group in self.groups.values()), default=0) - 1
+        if not self.open_bytes or not last == self.end_id == self.next_id - 1:
+            return []
+        self.pages.append(Page(last, self.open_bytes, now_ms))
+        self.open_bytes = 0
+        return self.settle(now_ms)
+
     def drop(self, now_ms: int, *, retention_s: float | None, retention_bytes: int | None) -> list[Page]:
         """Give up the acknowledged pages that are old enough, then the oldest above the size; return them."""
         acked, count = self.pages[: self.acked_pages], 0

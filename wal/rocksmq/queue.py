@@ -7,7 +7,7 @@ write they are read again, and only what consumers hold is kept.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count as counter
 from time import monotonic
@@ -32,7 +32,7 @@ from wal.rocks.database import Engine
 from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
-from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, GroupInfo, MqOptions, TopicInfo
+from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MqOptions, TopicInfo
 from wal.rocksmq.group import Group, GroupRecord, Lease, Topic, TopicRecord, runs_of
 from wal.rocksmq.messages import (
     ENTRY_BYTES_TARGET,
@@ -57,19 +57,13 @@ from wal.rocksmq.records import (
     page_key,
     topic_key,
 )
-from wal.runtime import event_log
+from wal.rocksmq.upkeep import info_of, watched
 from wal.timetick import IdAllocator, TickAllocator
-
-_log = event_log(__name__)
 
 CONSUME_BYTES_MAX = 16 << 20
 """Of one call; at least one message is returned."""
 READ_BYTES = 1 << 20
 """So much is read at once, and checked: what follows is mostly asked for next."""
-SLOW_S = 0.2
-CHECK_S_MAX = 600.0
-"""How often retention is looked at, unless its time is short, and statistics are logged."""
-_CHECKS_PER_RETENTION = 10
 
 
 class _Batch:
@@ -188,7 +182,7 @@ class RocksMQ:
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         """See `MessageQueue.produce`."""
         bodies, size_bytes = bodies_of(messages)
-        with _watched("produce", topic) as passed:
+        with watched("produce", topic) as passed:
             await self._ready()
             await self._store.admit(size_bytes)
             found = await self._find(topic)
@@ -240,6 +234,8 @@ class RocksMQ:
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.seek`."""
         found, _ = await self._find_group(topic, group)
+        if type(message_id) is not int:
+            raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
         if message_id < found.begin_id:
             raise Truncated(message_id, found.begin_id)
         if message_id > found.end_id + 1:
@@ -275,7 +271,7 @@ class RocksMQ:
     async def info(self) -> dict[str, TopicInfo]:
         """See `MessageQueue.info`."""
         await self._ready()
-        return {name: _info_of(topic) for name, topic in self._topics.items()}
+        return {name: info_of(topic) for name, topic in self._topics.items()}
 
     async def close(self) -> None:
         """Write what was begun, and refuse all else; idempotent. The store is closed after it."""
@@ -285,41 +281,25 @@ class RocksMQ:
             for signal in self._signals.values():
                 signal.wake()
 
-    # --- retention and statistics -----------------------------------------------------------------------------------------
-
-    async def keep(self) -> None:
-        """Give up pages when they may go, and log statistics, until cancelled."""
-        pause_s = CHECK_S_MAX
-        if self._options.retention_s is not None:
-            pause_s = min(max(self._options.retention_s / _CHECKS_PER_RETENTION, 1.0), CHECK_S_MAX)
-        logged_s = monotonic()
-        while True:
-            await asyncio.sleep(pause_s)
-            try:
-                await self.retain()
-                if monotonic() - logged_s >= CHECK_S_MAX:
-                    logged_s = monotonic()
-                    for name, topic in (await self.info()).items():
-                        _log.info("topic_statistics", topic=name, **msgspec.structs.asdict(topic))
-            except StreamingNodeError as error:  # of the disk, or a log that does not come back: it is tried again
-                _log.warning("retention_failed", error=str(error))
+    # --- retention -------------------------------------------------------------------------------------------------------
 
     async def retain(self) -> None:
         """Give up the pages of every topic that retention allows, and their space."""
         await self._ready()
         self._flush()  # a group that went back has its pages no longer acknowledged
-        freed = []
+        freed, options, now_ms = [], self._options, self._now_ms()
         for name, topic in self._topics.items():
-            begin, options = entry_key(topic.log_id, 0), self._options
-            pages = topic.drop(self._now_ms(), retention_s=options.retention_s, retention_bytes=options.retention_bytes)
-            if pages:
+            closed = topic.close_page(now_ms)
+            pages = topic.drop(now_ms, retention_s=options.retention_s, retention_bytes=options.retention_bytes)
+            if closed or pages:
                 batch = self._pending()
+                batch.bodies.setdefault(name, [])  # its record is written
+                batch.changes |= {page_key(topic.log_id, page.end_id): encode(page) for page in closed}
                 batch.changes |= dict.fromkeys(page_key(topic.log_id, page.end_id) for page in pages)
-                batch.bodies.setdefault(name, [])
-                freed.append((begin, entry_key(topic.log_id, topic.begin_id)))
-                batch.dropped.append(freed[-1])
-        if freed:
-            await self._written()
+            if pages:
+                freed.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
+                self._pending().dropped.append(freed[-1])
+        await self._written()
         for begin, end in freed:
             await self._store.engine.compact(begin, end)
 
@@ -354,7 +334,10 @@ class RocksMQ:
             openings, engine = self._store.openings, self._store.engine
             records = await self._store.scan_meta(PREFIX)
             if openings != self._openings:
-                ids, topics = decode_records(records)
+                try:
+                    ids, topics = decode_records(records)
+                except (msgspec.MsgspecError, ValueError, KeyError) as error:
+                    raise Corrupt(f"the records of topics do not decode: {error!r}") from error
                 damaged = await engine.read(_damaged, engine, topics)
                 if openings == self._store.openings:
                     self._install(ids, topics, damaged)
@@ -446,14 +429,16 @@ class RocksMQ:
         found, messages, size_bytes = self._topics[topic], list[ConsumerMessage](), 0
         taken = 0
         try:
-            with _watched("consume", topic) as passed:
+            with watched("consume", topic) as passed:
                 for first, stop in runs_of(ids):
                     start = first
                     while start < stop and size_bytes < CONSUME_BYTES_MAX:
                         entry = self._cache.find(found.log_id, start)
                         if entry is None:
-                            entry = await self._read(topic, found, start)
+                            entry = await self._read(topic, group, found, start)
                             passed("read")
+                        if entry is None:
+                            break
                         part = entry.messages()[start - entry.first_position : stop - entry.first_position]
                         size_bytes += sum(len(message.payload) for message in part)
                         start += len(part)
@@ -466,7 +451,8 @@ class RocksMQ:
         found.delivered += taken
         return messages
 
-    async def _read(self, topic: str, found: Topic, start: int) -> TopicEntry:
+    async def _read(self, topic: str, group: str, found: Topic, start: int) -> TopicEntry | None:
+        """Return the entry that holds a message from the disk, None when the message was given up meanwhile."""
         engine, kept = self._store.engine, (found.begin_id, found.end_id)
 
         def read() -> list[TopicEntry]:
@@ -475,21 +461,13 @@ class RocksMQ:
         try:
             entries = await engine.read(read)
         except Corrupt as error:
-            if topic not in self._topics or self._topics[topic].log_id != found.log_id:
-                raise TopicNotFound(f"topic {topic!r} was destroyed") from None
+            now, _ = await self._find_group(topic, group)
+            if now.log_id != found.log_id or now.begin_id > start:  # the group has gone on, and retention after it
+                return None
             raise Corrupt(f"topic {topic!r}, read from id {start}: {error}") from error
         for entry in entries:
             self._cache.put(found.log_id, entry)
         return entries[0]
-
-
-def _info_of(topic: Topic) -> TopicInfo:
-    groups = {
-        name: GroupInfo(group.floor, group.lag(topic.end_id), len(group.held)) for name, group in topic.groups.items()
-    }
-    pages = len(topic.pages), topic.acked_pages
-    counts = topic.produced, topic.delivered, topic.acked
-    return TopicInfo(topic.begin_id, topic.end_id, topic.kept_bytes, *pages, groups, *counts)
 
 
 def _parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
@@ -518,16 +496,3 @@ def _damaged(engine: Engine, topics: dict[str, Topic]) -> dict[str, Corrupt]:
 def _fail(outcome: asyncio.Future[None], error: BaseException) -> None:
     outcome.set_exception(error)
     outcome.exception()  # counts as heard, when nobody is left who waits
-
-
-@contextmanager
-def _watched(what: str, topic: str) -> Iterator[Callable[[str], None]]:
-    """Log a call that takes over `SLOW_S`, with the time up to each step it tells of."""
-    began, steps = monotonic(), dict[str, int]()
-
-    def passed(step: str) -> None:
-        steps[f"{step}_ms"] = int((monotonic() - began) * 1000)
-
-    yield passed
-    if monotonic() - began > SLOW_S:
-        _log.warning(f"slow_{what}", topic=topic, **steps)

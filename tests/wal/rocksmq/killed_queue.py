@@ -29,7 +29,7 @@ async def produce(mq: RocksMQ, chance: random.Random) -> None:
 
 
 async def consume(mq: RocksMQ, chance: random.Random) -> None:
-    """Consume for ever, and acknowledge most of it."""
+    """Consume for ever, acknowledge most of it, and give up what may go."""
     while True:
         topic, group = chance.choice(TOPICS), chance.choice(GROUPS)
         ids = [message.message_id for message in await mq.consume(topic, group, chance.randint(1, 20), wait_s=1)]
@@ -38,13 +38,7 @@ async def consume(mq: RocksMQ, chance: random.Random) -> None:
         say("acking", topic, group, *taken)
         await mq.ack(topic, group, taken)
         say("acked", topic, group, *taken)
-
-
-async def retain(mq: RocksMQ) -> None:
-    """Give up what may go, all the time."""
-    while True:
         await mq.retain()
-        await asyncio.sleep(0.01)
 
 
 async def work_until_killed(path: Path, seed: int, durability: str) -> None:
@@ -58,7 +52,7 @@ async def work_until_killed(path: Path, seed: int, durability: str) -> None:
             if not await mq.exist_consumer_group(topic, group):
                 await mq.create_consumer_group(topic, group)
     tasks = [work(mq, chance) for work in (produce, consume) for _ in range(4)]
-    await asyncio.gather(*tasks, retain(mq))
+    await asyncio.gather(*tasks)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,3 +116,36 @@ async def test_what_retention_and_destroying_give_up_leaves_the_disk(tmp_path: P
         assert used() < 0.6 * full
         await mq.destroy_topic("u")
         assert used() < 0.05 * full
+
+
+async def test_a_read_that_retention_overtakes_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(tmp_path / "node", options=SMALL) as mq:
+        ids = await filled(mq)
+        mq._cache.forget(mq._topics["t"].log_id)
+        read = mq._store.engine.read
+
+        async def read_late(*given: Any) -> object:
+            monkeypatch.undo()
+            await mq.seek_to_latest("t", "g")
+            await mq.retain()
+            return await read(*given)
+
+        monkeypatch.setattr(mq._store.engine, "read", read_late)
+        assert await mq.consume("t", "g", 9) == []
+        assert (await mq.info())["t"].begin_id == ids[-1] + 1
+
+
+async def test_an_open_page_goes_once_all_of_it_is_acknowledged_and_not_before(tmp_path: Path) -> None:
+    async with opened(tmp_path / "node", options=MqOptions(retention_s=0)) as mq:
+        ids = await filled(mq)
+        await mq.ack("t", "g", ids[:99])
+        await mq.retain()
+        assert (await mq.info())["t"].begin_id == ids[0]
+        await mq.ack("t", "g", ids)
+        await mq.retain()
+        after = (await mq.info())["t"]
+        assert (after.begin_id, after.end_id, after.bytes, after.pages) == (ids[-1] + 1, ids[-1], 0, 0)
+    async with opened(tmp_path / "node") as mq:
+        assert (await mq.info())["t"].begin_id == ids[-1] + 1
+        assert list(await mq.produce("t", [b"next"])) == [ids[-1] + 1]
+        assert [message.payload for message in await mq.consume("t", "g", 9)] == [b"next"]
