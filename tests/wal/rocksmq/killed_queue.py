@@ -1,17 +1,24 @@
-"""A process that produces, consumes and acknowledges until it is killed, and says on stdout what it was told. A script."""
+"""A process that uses topics until it is killed, and says on stdout what it was told; and the judge of what it said.
+
+Run as a script it is the process.
+"""
 
 import asyncio
 import random
+import subprocess
 import sys
+import time
+from collections import defaultdict
 from pathlib import Path
 
-from tests.wal.rocksmq.queues import open_queue
+from tests.wal.rocksmq.queues import open_queue, opened
 from wal.rocks.layout import RocksOptions
 from wal.rocksmq.contract import MqOptions
 from wal.rocksmq.queue import RocksMQ
 from wal.runtime import unix_ms
 
 TOPICS, GROUPS = ("t0", "t1"), ("g0", "g1")
+ROOT = Path(__file__).parents[3]
 OPTIONS = MqOptions(page_bytes=2000, retention_s=0)
 
 
@@ -53,6 +60,62 @@ async def work_until_killed(path: Path, seed: int, durability: str) -> None:
                 await mq.create_consumer_group(topic, group)
     tasks = [work(mq, chance) for work in (produce, consume) for _ in range(4)]
     await asyncio.gather(*tasks)
+
+
+class Told:
+    """What processes of one directory said, and whether the next one, or a last look, fits to it."""
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        self.findings: list[str] = []
+        self.produced: dict[str, dict[int, bytes]] = {topic: {} for topic in TOPICS}
+        self.begun, self.acked = (
+            defaultdict[tuple[str, str], set[int]](set),
+            defaultdict[tuple[str, str], set[int]](set),
+        )
+        self._directory, self._durability = directory, durability
+
+    def run_until_killed(self, seed: int, *, lines: int = 1 << 60, seconds: float = 60.0) -> None:
+        """Run the process, kill it after so many lines or seconds after the first, and take in what it said."""
+        command = [sys.executable, "-m", "tests.wal.rocksmq.killed_queue", str(self._directory), str(seed)]
+        with subprocess.Popen([*command, self._durability], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            assert process.stdout is not None
+            end_s = None
+            for number, line in enumerate(process.stdout):  # to the end: what was said just before the kill counts too
+                end_s = end_s or time.monotonic() + seconds
+                if number == lines or time.monotonic() > end_s:
+                    process.kill()
+                if line.endswith("\n"):
+                    self.hear(*line.split())
+        if process.returncode >= 0:
+            self.findings.append(f"the process ended by itself, with {process.returncode}")
+
+    def hear(self, what: str, topic: str, *about: str) -> None:
+        """Take in one line."""
+        if what == "produced":
+            first, last, payload = about
+            new = dict.fromkeys(range(int(first), int(last) + 1), payload.encode())
+            if given := new.keys() & self.produced[topic].keys():
+                self.findings.append(f"ids given twice in {topic}: {sorted(given)}")
+            self.produced[topic] |= new
+            return
+        group, ids = (topic, about[0]), set(map(int, about[1:]))
+        if what == "consumed" and (again := ids & self.acked[group]):
+            self.findings.append(f"acknowledged and delivered again to {group}: {sorted(again)}")
+        elif what != "consumed":
+            (self.begun if what == "acking" else self.acked)[group] |= ids
+
+    async def look(self) -> None:
+        """Open the topics, and compare what every group still gets with what was said."""
+        async with opened(self._directory) as mq:
+            for topic, group in sorted(self.begun):
+                produced = self.produced[topic]
+                left = {each.message_id: each.payload for each in await mq.consume(topic, group, 10**6)}
+                found = {
+                    "acknowledged and delivered again": left.keys() & self.acked[topic, group],
+                    "lost": produced.keys() - left.keys() - self.begun[topic, group],
+                    "changed": {each for each, payload in produced.items() if left.get(each, payload) != payload},
+                }
+                self.findings += [f"{what}, {topic} {group}: {sorted(ids)[:9]}" for what, ids in found.items() if ids]
 
 
 if __name__ == "__main__":
