@@ -134,7 +134,7 @@ class RocksMQ:
         begin, end = entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)
         batch.dropped.append((begin, end))
         for group in found.groups:
-            self._wake(topic, group)
+            self._end_waits(topic, group)
         await self._written()
         await self._store.engine.compact(begin, end)
 
@@ -151,7 +151,7 @@ class RocksMQ:
         """See `MessageQueue.destroy_consumer_group`."""
         found, _ = await self._find_group(topic, group, changes=True)
         del found.groups[group]
-        self._wake(topic, group)
+        self._end_waits(topic, group)
         await self._changed(topic, group)
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
@@ -348,8 +348,9 @@ class RocksMQ:
         self._next_log_id = ids.next_log_id
         self.ids.update_id(max(ids.used, *(topic.end_id for topic in topics.values()), 0))
         for name, topic in topics.items():
-            for group in topic.groups.keys() & before[name].groups.keys() if name in before else ():
-                topic.groups[group].take_over(before[name].groups[group], end_id=topic.end_id)
+            if name in before and before[name].log_id == topic.log_id:  # else it was made anew
+                for group in topic.groups.keys() & before[name].groups.keys():
+                    topic.groups[group].take_over(before[name].groups[group], end_id=topic.end_id)
         for signal in self._signals.values():
             signal.wake()
 
@@ -372,6 +373,10 @@ class RocksMQ:
     def _wake(self, topic: str, group: str) -> None:
         if signal := self._signals.get((topic, group)):
             signal.wake()
+
+    def _end_waits(self, topic: str, group: str) -> None:
+        self._wake(topic, group)
+        self._signals.pop((topic, group), None)
 
     def _flush(self) -> None:
         """Hand what was changed in this turn to the writer thread. Never suspends, so call order is the order on disk."""
@@ -426,8 +431,7 @@ class RocksMQ:
 
     async def _fetch(self, topic: str, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
-        found, messages, size_bytes = self._topics[topic], list[ConsumerMessage](), 0
-        taken = 0
+        found, messages, size_bytes, taken = self._topics[topic], list[ConsumerMessage](), 0, 0
         try:
             with watched("consume", topic) as passed:
                 for first, stop in runs_of(ids):
@@ -443,6 +447,8 @@ class RocksMQ:
                         size_bytes += sum(len(message.payload) for message in part)
                         start += len(part)
                         messages += part
+                    if start < stop:
+                        break  # what is returned is the first of `ids`, without a gap
             taken = len(messages)
         finally:
             if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):

@@ -288,3 +288,10 @@ async def test_large_messages_are_delivered_some_at_a_time_and_all_in_the_end(mq
     rest = await mq.consume("t", "g", 9)
     assert [message.payload[0] for message in first + rest] == [0, 1, 2, 3, 4]
     assert 1 <= len(first) < 5
+
+
+async def test_of_scattered_messages_that_do_not_fit_together_the_rest_comes_later(mq: RocksMQ, clock: Clock) -> None:
+    ids = [(await mq.produce("t", [bytes(9 << 20)]))[0] for _ in range(6)]
+    await mq.ack("t", "g", [ids[1], ids[3]])
+    found = [[message.message_id for message in await mq.consume("t", "g", 9)] for _ in range(3)]
+    assert found == [[ids[0], ids[2]], [ids[4], ids[5]], []]
