@@ -3,7 +3,7 @@
 import struct
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -91,6 +91,18 @@ def _encoded(properties: Mapping[str, str]) -> bytes:
         return _encode(dict(properties))
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"properties {shown(properties)} have no UTF-8 — correct them") from error
+
+
+def parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
+    """Yield the messages of each entry."""
+    start = size_bytes = 0
+    for at, (payload, properties) in enumerate(bodies):
+        if at > start and (size_bytes >= ENTRY_BYTES_TARGET or at - start >= MESSAGES_PER_ENTRY_MAX):
+            yield bodies[start:at]
+            start, size_bytes = at, 0
+        size_bytes += len(payload) + len(properties)
+    if bodies:
+        yield bodies[start:]
 
 
 def encode_entry(bodies: Sequence[Body], *, first_id: int, previous_crc32c: int) -> bytes:

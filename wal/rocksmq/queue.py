@@ -6,7 +6,7 @@ write they are read again, and only what consumers hold is kept.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count as counter
@@ -14,7 +14,7 @@ from time import monotonic
 
 import msgspec
 
-from wal.codec import MESSAGES_PER_ENTRY_MAX, entry_crc32c
+from wal.codec import entry_crc32c
 from wal.errors import (
     AlreadyExists,
     Corrupt,
@@ -35,7 +35,6 @@ from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MqOptions, TopicInfo
 from wal.rocksmq.group import Group, GroupRecord, Lease, Topic, TopicRecord, runs_of
 from wal.rocksmq.messages import (
-    ENTRY_BYTES_TARGET,
     Body,
     ConsumerMessage,
     EntryCache,
@@ -45,6 +44,7 @@ from wal.rocksmq.messages import (
     check_name,
     decode_entry,
     encode_entry,
+    parts_of,
 )
 from wal.rocksmq.records import (
     IDS_KEY,
@@ -393,7 +393,7 @@ class RocksMQ:
         stored: list[tuple[bytes, bytes]] = []
         for name, bodies in batch.bodies.items():
             found, entries = self._topics[name], []
-            for part in _parts_of(bodies):
+            for part in parts_of(bodies):
                 data = encode_entry(part, first_id=found.next_id, previous_crc32c=found.crc32c)
                 found.crc32c = entry_crc32c(data)
                 entries.append(TopicEntry(data, found.next_id, len(part)))
@@ -474,18 +474,6 @@ class RocksMQ:
         for entry in entries:
             self._cache.put(found.log_id, entry)
         return entries[0]
-
-
-def _parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
-    """Yield the messages of each entry."""
-    start = size_bytes = 0
-    for at, (payload, properties) in enumerate(bodies):
-        if at > start and (size_bytes >= ENTRY_BYTES_TARGET or at - start >= MESSAGES_PER_ENTRY_MAX):
-            yield bodies[start:at]
-            start, size_bytes = at, 0
-        size_bytes += len(payload) + len(properties)
-    if bodies:
-        yield bodies[start:]
 
 
 def _damaged(engine: Engine, topics: dict[str, Topic]) -> dict[str, Corrupt]:
