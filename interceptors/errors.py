@@ -3,10 +3,6 @@
 from wal.errors import InvalidArgument, StreamingNodeError
 
 
-class AlreadyExists(StreamingNodeError):
-    """The name is taken, or taken by something with another definition."""
-
-
 class CollectionNotFound(StreamingNodeError):
     """No live collection has this name."""
 

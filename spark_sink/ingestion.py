@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 from flusher.cuts import Lease, check_writable, release, write_lease
 from flusher.directory import Cut, CutLog, lives, living
 from flusher.manifest import CollectionEntry, arrow_schema
-from interceptors.errors import AlreadyExists
 from spark_sink.changes import Changes, batches, changes_of, entries_of, first_with
 from spark_sink.commit import clean_up, holds_only_attempts, sync_log, write_files
 from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory
@@ -30,7 +29,7 @@ from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead
 from spark_sink.runtime import telling_lost_jvm
 from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
-from wal.errors import InvalidArgument, Overloaded, Truncated
+from wal.errors import AlreadyExists, InvalidArgument, Overloaded, Truncated
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory
 

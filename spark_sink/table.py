@@ -20,9 +20,8 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
-from interceptors.errors import AlreadyExists
 from spark_sink.columns import PARTITION, shaped, table_schema
-from wal.errors import Corrupt, StorageFailed, UnsupportedFormat
+from wal.errors import AlreadyExists, Corrupt, StorageFailed, UnsupportedFormat
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -20,6 +20,7 @@ from wal.append import Append
 from wal.headers import MessageType
 from wal.position import MessageId, Place, ProducerStamp
 from wal.queue import PendingBytes
+from wal.rocksmq.contract import MessageQueue
 
 
 class Reading(Protocol):
@@ -53,6 +54,8 @@ class Backend(Protocol):
     """
 
     pending: PendingBytes
+    mq: MessageQueue | None
+    """Its topics; None where there are none."""
 
     @property
     def spool(self) -> SpoolStatistics | None:

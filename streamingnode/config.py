@@ -29,6 +29,7 @@ from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
 from wal.rocks.layout import RocksOptions
+from wal.rocksmq.contract import MqOptions
 
 T = TypeVar("T")
 
@@ -70,6 +71,8 @@ ZERO_IS_A_VALUE = frozenset(
         "flush.retention.min_age_s",
         "flush.retention.min_age_short_s",
         "log.free_bytes_min",
+        "mq.retention_bytes",
+        "mq.retention_s",
         "retry.give_up_s",
         "segments.idle_bytes_min",
         "segments.rows_max",
@@ -142,6 +145,7 @@ class NodeConfig:
     ticks: TickOptions = field(default_factory=TickOptions)
     statistics: StatisticsOptions = field(default_factory=StatisticsOptions)
     serve: ServeOptions = field(default_factory=ServeOptions)
+    mq: MqOptions = field(default_factory=MqOptions)
     set_by: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each setting that is not a default came from, by its dotted path."""
 

@@ -4,14 +4,14 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound
+from interceptors.errors import CollectionNotFound, PartitionNotFound
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo, created_collection
 from streamingnode.channel import Channel
 from streamingnode.collections import PARTITIONS_MAX, Definition, check_name
 from streamingnode.schema import decode_schema, encode_schema
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult
-from wal.errors import InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,

@@ -28,6 +28,7 @@ from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
 from wal.position import MessageId, Place, ProducerStamp, message_id_kind
+from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
 """How long closing lets the appends under way end by themselves."""
@@ -58,6 +59,7 @@ class EmbeddedBackend:
         self.spool: SpoolStatistics | None = None
         self.on_wanted: Callable[[], object] = lambda: None
         """Gives the directory up, where a command has it for long."""
+        self.mq: MessageQueue | None = None
         self._directory = path
 
     @property

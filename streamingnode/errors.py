@@ -5,7 +5,6 @@ Each has a stable `code`, ends with what to do next, and says with `retryable` w
 named producer, or it may make a second write.
 """
 
-from interceptors.errors import AlreadyExists as AlreadyExists
 from interceptors.errors import CollectionNotFound as CollectionNotFound
 from interceptors.errors import InvalidTransactionState as InvalidTransactionState
 from interceptors.errors import PartitionNotFound as PartitionNotFound
@@ -18,9 +17,11 @@ from spark_sink.errors import JavaNotFound as JavaNotFound
 from spark_sink.errors import PackageMissing as PackageMissing
 from spark_sink.errors import SparkLost as SparkLost
 from spark_sink.errors import TableAhead as TableAhead
+from wal.errors import AlreadyExists as AlreadyExists
 from wal.errors import AlreadyOwned as AlreadyOwned
 from wal.errors import ChannelFenced as ChannelFenced
 from wal.errors import Corrupt as Corrupt
+from wal.errors import GroupNotFound as GroupNotFound
 from wal.errors import Indeterminate as Indeterminate
 from wal.errors import InvalidArgument as InvalidArgument
 from wal.errors import LogReopening as LogReopening
@@ -31,6 +32,8 @@ from wal.errors import StorageFailed as StorageFailed
 from wal.errors import StorageFull as StorageFull
 from wal.errors import StreamingNodeError as StreamingNodeError
 from wal.errors import TooLarge as TooLarge
+from wal.errors import TopicNotEmpty as TopicNotEmpty
+from wal.errors import TopicNotFound as TopicNotFound
 from wal.errors import Truncated as Truncated
 from wal.errors import UnsupportedFormat as UnsupportedFormat
 

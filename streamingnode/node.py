@@ -29,6 +29,7 @@ from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.rocks.layout import Durability
+from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
 
@@ -98,6 +99,17 @@ class Node:
         """Return, to be awaited, what the node counts and measures; under 1 ms, so ask once a second, not once an insert."""
         self._check_loop()
         return self._backend.statistics()
+
+    @property
+    def mq(self) -> MessageQueue:
+        """The node's topics, for messages that consumer groups share; they live and end with the node.
+
+        Raises `InvalidArgument` for a node in memory and one of another process.
+        """
+        self._check_open()
+        if self._backend.mq is None:
+            raise InvalidArgument("this node has no topics — open one with a directory, in this process")
+        return self._backend.mq
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ from streamingnode.writing.write import WriteResult
 from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed
 from wal.rocks.layout import Durability
+from wal.rocksmq.contract import Consumer, MessageQueue
+from wal.rocksmq.messages import ConsumerMessage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -183,6 +185,43 @@ class SyncReader(Blocking):
             yield batch
 
 
+class SyncConsumer(Blocking):
+    """A consumer of a group for a `with` block; see `wal.rocksmq.contract.Consumer`."""
+
+    consume = blocking(Consumer.consume)
+    ack = blocking(Consumer.ack)
+
+    def __exit__(self, *raised: object) -> None:
+        if not self._loop.is_closed:  # a closed node has ended its consumers
+            self._loop.call(self._original.close)
+
+    def __iter__(self) -> Iterator[ConsumerMessage]:
+        messages = aiter(self._original)
+        while message := self._loop.call(partial(anext, messages, None)):
+            yield message
+
+
+class SyncQueue(Blocking):
+    """The topics of a node; see `wal.rocksmq.contract.MessageQueue`. Any thread may call it."""
+
+    create_topic = blocking(MessageQueue.create_topic)
+    destroy_topic = blocking(MessageQueue.destroy_topic)
+    create_consumer_group = blocking(MessageQueue.create_consumer_group)
+    destroy_consumer_group = blocking(MessageQueue.destroy_consumer_group)
+    exist_consumer_group = blocking(MessageQueue.exist_consumer_group)
+    register_consumer = blocking(MessageQueue.register_consumer, SyncConsumer)
+    produce = blocking(MessageQueue.produce)
+    consume = blocking(MessageQueue.consume)
+    ack = blocking(MessageQueue.ack)
+    seek = blocking(MessageQueue.seek)
+    force_seek = blocking(MessageQueue.force_seek)
+    seek_to_latest = blocking(MessageQueue.seek_to_latest)
+    get_latest_msg = blocking(MessageQueue.get_latest_msg)
+    check_topic_valid = blocking(MessageQueue.check_topic_valid)
+    notify = blocking(MessageQueue.notify)
+    info = blocking(MessageQueue.info)
+
+
 class SyncNode(Blocking):
     """An open node; see `streamingnode.node.Node`. Any thread may call it."""
 
@@ -215,6 +254,11 @@ class SyncNode(Blocking):
     backup = blocking(Node.backup)
     verify = blocking(Node.verify)
     wait_closed = blocking(Node.wait_closed)
+
+    @property
+    def mq(self) -> SyncQueue:
+        """See `Node.mq`."""
+        return SyncQueue(self._loop.call(getattr, self._original, "mq"), self._loop)
 
     def __repr__(self) -> str:
         return repr(self._original).replace("Node", "SyncNode", 1)

@@ -14,7 +14,6 @@ import pytest
 
 import streamingnode as sn
 from interceptors.errors import (
-    AlreadyExists,
     CollectionNotFound,
     InvalidTransactionState,
     PartitionNotFound,
@@ -25,7 +24,7 @@ from scanner.deliver_policy import ReaderBusy
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.node import Node
 from tests.streamingnode.append_double import schema_of
-from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, TooLarge
+from wal.errors import AlreadyExists, InvalidArgument, OnShutdown, StreamingNodeError, TooLarge
 from wal.position import MemoryMessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio

@@ -174,6 +174,28 @@ class TooLarge(InvalidArgument):
     """One message is over the size limit even alone."""
 
 
+class AlreadyExists(StreamingNodeError):
+    """The name is taken, or taken by something with another definition."""
+
+
+class TopicNotFound(StreamingNodeError):
+    """No topic has this name."""
+
+    next_step = "create it first"
+
+
+class TopicNotEmpty(StreamingNodeError):
+    """The topic holds messages."""
+
+    next_step = "use another one, or destroy it"
+
+
+class GroupNotFound(StreamingNodeError):
+    """The topic has no consumer group of this name."""
+
+    next_step = "create it first"
+
+
 class Overloaded(StreamingNodeError):
     """A bound was reached and waiting would not help; the call did nothing."""
 

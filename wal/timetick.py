@@ -125,3 +125,25 @@ class TickAllocator:
     def observe(self, tick: int) -> None:
         """Never hand out `tick` or anything below it: how cause stays before effect across nodes."""
         self.last = max(self.last, tick)
+
+
+class IdAllocator:
+    """Hands out ascending ids of 64 bits, made of time and a counter as ticks are; see `TickAllocator`."""
+
+    def __init__(self, ticks: TickAllocator) -> None:
+        self._ticks = ticks
+
+    def alloc(self, count: int) -> range:
+        """Return `count` ids that follow each other, above all earlier ones."""
+        if count < 1:
+            raise InvalidArgument(f"{count} ids were asked for — ask for at least one")
+        first = self._ticks.allocate(count)
+        return range(first, first + count)
+
+    def alloc_one(self) -> int:
+        """Return one id, above all earlier ones."""
+        return self._ticks.allocate()
+
+    def update_id(self, used: int) -> None:
+        """Never hand out `used` or anything below it: somebody has it, whatever the clock says."""
+        self._ticks.observe(used)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
-from wal.errors import InvalidArgument
+from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMismatch
+from wal.errors import AlreadyExists, InvalidArgument
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,

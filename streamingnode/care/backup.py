@@ -30,7 +30,6 @@ from flusher.directory import (
     read_through,
 )
 from flusher.manifest import DataFile, decode_manifest, manifest_crc32c, with_checksum
-from interceptors.errors import AlreadyExists
 from streamingnode.care.database import read_node_records
 from streamingnode.care.findings import OnStep, no_progress
 from streamingnode.care.inspect import (
@@ -43,7 +42,7 @@ from streamingnode.care.inspect import (
 )
 from streamingnode.care.verify import verify_unlocked
 from wal.codec import crc32c
-from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
+from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.files import (
     DIRECTORY_MODE,
     READ_BYTES_MAX,

@@ -65,6 +65,9 @@ from wal.rocks.recovery import (
     survey,
     torn_bytes,
 )
+from wal.rocksmq.group import Topic
+from wal.rocksmq.records import PREFIX as TOPICS
+from wal.rocksmq.records import decode_records
 
 PCHANNEL = "p0"
 STATE_MAP = f"{DATABASE_NAME}, state map"
@@ -290,6 +293,8 @@ class NodeRecords:
     readers: dict[str, ReaderPosition] = field(default_factory=dict)
     first_kept: int = FIRST_CUT
     """The number of the earliest cut that is kept."""
+    topic_records: dict[str, bytes] = field(default_factory=dict)
+    topics: dict[str, Topic] = field(default_factory=dict)
 
     def take(self, key: str, value: bytes) -> None:
         """Decode one record of the state map. Raises what its decoder raises."""
@@ -299,6 +304,8 @@ class NodeRecords:
                 decode_window(self.checkpoint.producers, RocksMessageId)
         elif key.startswith(READER):
             self.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
+        elif key.startswith(TOPICS):
+            self.topic_records[key] = value
         elif key.startswith(CUTS_RECORD):
             self.first_kept = decode_first_kept(value)
         elif key.startswith(PRODUCER):
@@ -332,6 +339,10 @@ def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> Node
                 report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
     except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
         report.damage(STATE_MAP, f"cannot be read to its end: {error}")
+    try:
+        _, records.topics = decode_records(records.topic_records)
+    except Exception as error:  # noqa: BLE001 - any way in which they do not decode
+        report.damage(STATE_MAP, f"the records of topics do not decode: {error}")
     return records
 
 

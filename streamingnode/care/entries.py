@@ -4,7 +4,7 @@ An entry is believed when its checksum holds and it follows on the one before it
 lies between two good entries is named as one range.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rocksdict import Rdict
@@ -15,6 +15,10 @@ from wal.entry import LogEntry
 from wal.errors import Corrupt, StreamingNodeError
 from wal.position import RocksMessageId
 from wal.rocks.layout import entry_key, split_entry_key
+from wal.rocks.log import read_range
+from wal.rocksmq.group import Topic
+from wal.rocksmq.messages import TopicEntry
+from wal.rocksmq.messages import decode_entry as decode_topic_entry
 
 PROBES_MAX = 1 << 20
 """Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""
@@ -105,3 +109,33 @@ def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry
 def _lost(log: ClosedLog, first: int, last: int, failure: str, report: Report) -> None:
     detail = failure.partition(" — ")[0] or "missing, and was acknowledged"
     report.damage(f"log {log.name!r}, positions {first} to {max(first, last)}", detail)
+
+
+TopicRead = Callable[[Topic, int], list[TopicEntry]]
+"""Returns entries of a topic from the one that holds an id on; none to let it be."""
+
+
+def read_topic(entries: Rdict, topic: Topic, message_id: int, bytes_max: int) -> list[TopicEntry]:
+    """Return entries of a topic from the one that holds a message on. Raises `Corrupt`."""
+    kept = topic.begin_id, topic.end_id
+    return read_range(entries, topic.log_id, decode_topic_entry, message_id, kept, bytes_max)
+
+
+def check_topics(topics: Mapping[str, Topic], read: TopicRead, report: Report) -> None:
+    """Read every topic to its end; of a damaged one, what is behind the damage is not looked at."""
+    for name, topic in topics.items():
+        message_id, crc32c = topic.begin_id, topic.crc32c
+        try:
+            while message_id <= topic.end_id:
+                entries = read(topic, message_id)
+                if not entries:
+                    break
+                count = sum(len(entry.messages()) for entry in entries)
+                message_id, crc32c = entries[-1].last_position + 1, entries[-1].crc32c
+                report.count("topic messages", count)
+                report.read("topics", sum(entry.size_bytes for entry in entries))
+            if message_id > topic.end_id and crc32c != topic.crc32c:
+                raise Corrupt(f"its last entry is another one than was written before id {message_id}")
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
+            report.error(f"topic {name!r}, from id {message_id}", error)
+        report.count("topics")

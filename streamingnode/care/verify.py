@@ -6,6 +6,7 @@ readable behind that is for `streamingnode verify`, when the node is closed.
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,15 +23,19 @@ from streamingnode.care.database import (
     opened,
     stored_records,
 )
-from streamingnode.care.entries import good_entries, stored_entries
+from streamingnode.care.entries import check_topics, good_entries, read_topic, stored_entries
 from streamingnode.care.files import LogFacts, check_cuts, check_leases, check_strays
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, kept_closed, read_record
 from streamingnode.channel import Channel
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated
-from wal.log import Log
-from wal.rocks.layout import DATABASE_NAME, meta_key
+from wal.log import Log, LogStore
+from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, meta_key
 from wal.rocks.opening import BACKUP_RECORD_NAME
+from wal.rocks.store import RocksStore
+from wal.rocksmq.group import Topic
+from wal.rocksmq.messages import TopicEntry
+from wal.rocksmq.records import PREFIX, decode_records
 
 STEP_BYTES = 1 << 20
 """Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
@@ -108,6 +113,8 @@ def _check_database(directory: Path, report: Report) -> LogFacts:
                     report.read("log", read_bytes)
                     read_bytes = 0
             report.read("log", read_bytes)
+        entries = database.rows.get_column_family(ENTRY_FAMILY)
+        check_topics(records.topics, lambda topic, at: read_topic(entries, topic, at, STEP_BYTES), report)
         return facts
 
 
@@ -121,7 +128,8 @@ def verify_running(directory: Path, channel: Channel, flusher: Flusher, loop: as
     report = Report(on_step=lambda _part, _bytes: from_thread.check_cancelled())
     try:
         stored = run_on(loop, store.scan_meta(""))
-        check_records(((meta_key(key), value) for key, value in stored.items()), report)
+        topics = check_records(((meta_key(key), value) for key, value in stored.items()), report).topics
+        check_topics(topics, partial(_read_topic_in_use, store, loop), report)
     except Corrupt as error:
         report.error(STATE_MAP, error)
     _check_log_in_use(log, loop, report)
@@ -138,6 +146,19 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
     """Return what a coroutine returns on the node's event loop; from another thread."""
     # Not in the caller's scope, as by `anyio.from_thread.run`: when that was cancelled before, `work` spins for ever.
     return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+
+def _read_topic_in_use(store: LogStore, loop: asyncio.AbstractEventLoop, topic: Topic, at: int) -> list[TopicEntry]:
+    """Return entries of a topic, none when it was destroyed or shortened meanwhile."""
+    assert isinstance(store, RocksStore), "a store in memory keeps no topics"
+    engine = store.engine
+    try:
+        return run_on(loop, engine.read(lambda: read_topic(engine.entries, topic, at, STEP_BYTES)))
+    except Corrupt:
+        _, now = decode_records(run_on(loop, store.scan_meta(PREFIX)))
+        if any((each.log_id, each.begin_id) == (topic.log_id, topic.begin_id) for each in now.values()):
+            raise
+        return []
 
 
 def _check_log_in_use(log: Log, loop: asyncio.AbstractEventLoop, report: Report) -> None:

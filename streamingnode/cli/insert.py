@@ -9,11 +9,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interceptors.errors import AlreadyExists
 from streamingnode.cli.command import PLACE, argument, command
 from streamingnode.cli.output import Output, format_count, format_tick
 from streamingnode.progress import Progress, show_progress
-from wal.errors import InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
     import pyarrow as pa

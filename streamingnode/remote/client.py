@@ -36,6 +36,7 @@ from wal.headers import BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.packer import Packer
 from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
 from wal.queue import PendingBytes
+from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor
 
 GRACE_S = 3.0
@@ -106,6 +107,8 @@ def _asked(name: str, *, changes: str = "") -> Any:
 
 class RemoteBackend:
     """A node of another process; see `Backend`."""
+
+    mq: MessageQueue | None = None
 
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)

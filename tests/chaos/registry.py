@@ -42,6 +42,7 @@ GATES: dict[str, Gate] = {
         _gate("kill", each_commit=100, target=10_000, unit="kills"),
         _gate("failpoints", each_commit=40, target=100 * (len(FAILPOINTS) - len(INGEST)), unit="crashes"),
         _gate("ingest", each_commit=5, target=100 * len(INGEST), unit="crashes", lacking=lacking_for_ingest),
+        _gate("rocksmq", each_commit=20, target=2_000, unit="kills"),
         _gate("takeover", each_commit=12, target=1_000, unit="takeovers"),
         _gate("syscalls", each_commit=8, target=1_000, unit="injected faults", lacking=lacking_for_syscalls),
         _gate("full", each_commit=6, target=1_000, unit="full disks", lacking=lacking_for_full),

@@ -21,6 +21,7 @@ GATES_OF_A_COMMIT = (
     "recovery",
     "steps",
     "network",
+    "rocksmq",
 )
 
 

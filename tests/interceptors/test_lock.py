@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor
-from interceptors.errors import AlreadyExists
 from tests.wal.packed import FakeTarget, insert_group, pack_of, transaction_group
 from wal.append import AppendGroup, AppendResult, AppendTicket, Pack
-from wal.errors import Indeterminate
+from wal.errors import AlreadyExists, Indeterminate
 from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, MessageType
 from wal.message import MutableMessage
 from wal.packer import Packer

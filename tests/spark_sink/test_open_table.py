@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from interceptors.errors import AlreadyExists
 from spark_sink.table import CommitConflict, NewFile, OpenTable, TableIdentity, Watermark
 from tests.spark_sink.node_builder import ORDERS
+from wal.errors import AlreadyExists
 
 IDENTITY = TableIdentity("node-1", 7, "orders")
 STATS = '{"numRecords":3,"minValues":{"id":1,"_offset":5,"_vchannel":"v0"},"maxValues":{"id":9,"_vchannel":"v1"}}'

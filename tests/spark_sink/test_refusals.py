@@ -11,14 +11,13 @@ from pyspark.sql import SparkSession
 import spark_sink
 from flusher.directory import CutLog, manifest_path
 from flusher.manifest import decode_manifest, encode_manifest
-from interceptors.errors import AlreadyExists
 from spark_sink.cut_request import AnsweredCut
 from spark_sink.errors import TableAhead
 from spark_sink.ingestion import IngestJob
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
-from wal.errors import Corrupt, Truncated
+from wal.errors import AlreadyExists, Corrupt, Truncated
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 import spark_sink
 import streamingnode as sn
-from interceptors.errors import AlreadyExists
 from spark_sink.errors import TableAhead
 from streamingnode.care.backup import backup_directory, restore_directory
 from streamingnode.care.findings import Report, Severity
@@ -22,7 +21,7 @@ from streamingnode.care.verify import verify_directory
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of
 from tests.streamingnode.sample_node import swap
-from wal.errors import Corrupt, InvalidArgument, Truncated
+from wal.errors import AlreadyExists, Corrupt, InvalidArgument, Truncated
 
 pytestmark = pytest.mark.spark
 

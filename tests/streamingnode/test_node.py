@@ -13,7 +13,6 @@ import pytest
 
 import streamingnode as sn
 from interceptors.errors import (
-    AlreadyExists,
     CollectionNotFound,
     InvalidTransactionState,
     PartitionNotFound,
@@ -29,7 +28,7 @@ from streamingnode.writing.write import nothing_at
 from tests.parts_of import WAYS, opened_one_way, parts_of
 from tests.streamingnode.append_double import schema_of
 from wal.append import AppendGroup, AppendResult
-from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError
+from wal.errors import AlreadyExists, InvalidArgument, OnShutdown, StreamingNodeError
 
 pytestmark = pytest.mark.anyio
 

@@ -18,12 +18,13 @@ from streamingnode.collections import Collection
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
-from streamingnode.sync import SyncNode, SyncProducer, SyncReader, SyncTransaction
+from streamingnode.sync import SyncConsumer, SyncNode, SyncProducer, SyncQueue, SyncReader, SyncTransaction
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
 from tests.streamingnode.append_double import schema_of
 from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown
+from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.timetick import physical_ms
 
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
@@ -32,6 +33,7 @@ ONLY_ASYNC = {"begin_closing", "aclose", "state", "next_messages", "close", "add
 
 
 PAIRS = [(SyncNode, Node), (SyncTransaction, Transaction), (SyncProducer, Producer), (SyncReader, CollectionReader)]
+PAIRS += [(SyncQueue, MessageQueue), (SyncConsumer, Consumer)]
 
 
 @pytest.mark.parametrize("blocking, original", PAIRS, ids=lambda kind: kind.__name__)

@@ -5,7 +5,7 @@ refused with `LogReopening` until the database was closed, verified and opened a
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, unique
 from functools import partial
@@ -56,16 +56,26 @@ class EntryWrite:
 
 
 class RecordWrite:
-    """Changes of records (None removes), the state map's new version (0: none), entry keys to give up; synced at once."""
+    """Changes of records (None removes), the state map's new version (0: none), entries, ranges of keys; synced at once.
+
+    Of the entries, those whose keys are `dropped`, from one to below another, are given up after the others are put.
+    """
 
     urgent = True
     log_id = position = tick = 0
 
     def __init__(
-        self, changes: Mapping[bytes, bytes | None], meta_version: int = 0, dropped: tuple[bytes, bytes] | None = None
+        self,
+        changes: Mapping[bytes, bytes | None],
+        meta_version: int = 0,
+        *,
+        entries: Sequence[tuple[bytes, bytes]] = (),
+        dropped: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        self.changes, self.meta_version, self.dropped = changes, meta_version, dropped
-        self.size_bytes = sum(len(key) + len(value or b"") for key, value in changes.items())
+        self.changes, self.meta_version, self.entries, self.dropped = changes, meta_version, entries, dropped
+        self.size_bytes = sum(
+            len(key) + len(value or b"") for each in (changes.items(), entries) for key, value in each
+        )
         self.written = self.durable = asyncio.get_running_loop().create_future()  # nobody wants less of a record
 
     def stage(self, batch: WriteBatch, engine: Engine) -> None:
@@ -75,9 +85,11 @@ class RecordWrite:
                 batch.delete(key, engine.meta_family)
             else:
                 batch.put(key, value, engine.meta_family)
-        if self.dropped is not None:
+        for key, value in self.entries:
+            batch.put(key, value)
+        for begin, end in self.dropped:
             # The family has to be named: a range deletion does not go to the batch's default one.
-            batch.delete_range(*self.dropped, engine.entry_family)
+            batch.delete_range(begin, end, engine.entry_family)
 
 
 Write = EntryWrite | RecordWrite

@@ -5,7 +5,8 @@ come from reader threads, which check every entry.
 """
 
 import asyncio
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 import anyio
 from rocksdict import Rdict, RdictIter
@@ -38,8 +39,7 @@ def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
     begin, iterator = first_kept(engine.database, log_id), engine.entries.iter()
     iterator.seek(entry_key(log_id, 0))
     first = current_entry(iterator, log_id)
-    iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
-    last = current_entry(iterator, log_id)
+    last = last_entry(engine.entries, log_id)
     if first is None or last is None:
         if begin > FIRST_POSITION:
             raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
@@ -116,7 +116,7 @@ class RocksLog:
                 return
             begin, end = entry_key(self.log_id, self.first_position), entry_key(self.log_id, kept)
             record = {first_position_key(self.log_id): encode_number(kept)}
-            dropped = self._commit.submit(RecordWrite(record, dropped=(begin, end)))
+            dropped = self._commit.submit(RecordWrite(record, dropped=[(begin, end)]))
             self.first_position = kept  # from here on reads below are refused, so none meets the gap
             failpoint("flush.drop_queued")
             await asyncio.shield(dropped)
@@ -125,36 +125,75 @@ class RocksLog:
             failpoint("flush.log_compacted")
 
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
-        """Return entries from the one that holds `position` on, up to the last synced one. Reader thread.
+        """Return entries from the one that holds `position` on, up to the last synced one. Reader thread."""
 
-        `first_position` is the earliest kept. Raises `Corrupt` for damage, a gap or an early end.
-        """
-        iterator, end_position = self._engine.entries.iter(), self.durable_position
-        previous_crc32c: int | None = None
-        # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
-        iterator.seek_for_prev(entry_key(self.log_id, position - 1))
-        before = current_entry(iterator, self.log_id)
-        if before is None:
-            iterator.seek(entry_key(self.log_id, first_position))
-            expected = first_position
-        else:
-            iterator.next()
-            previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
-        found: list[LogEntry] = []
-        size = 0
-        while size < bytes_max and expected <= end_position:
-            current = current_entry(iterator, self.log_id)
-            if current is None:
-                raise _missing(expected, end_position)
-            last_position, data = current
-            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
-            if entry.first_position != expected or entry.last_position != last_position:
-                raise _missing(expected, entry.first_position - 1)
-            previous_crc32c, expected = entry.crc32c, last_position + 1
-            size += entry.size_bytes
-            found.append(entry)
-            iterator.next()
+        def decode(data: bytes, previous_crc32c: int | None) -> LogEntry:
+            return decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
+
+        kept = first_position, self.durable_position
+        found = read_range(self._engine.entries, self.log_id, decode, position, kept, bytes_max)
+        if found and found[0].first_position < first_position:
+            raise _missing(first_position, position)
         return found
+
+
+class Ranged(Protocol):
+    """What takes positions of a log as one: an entry, whatever is in it."""
+
+    @property
+    def first_position(self) -> int: ...  # noqa: D102 - as in `LogEntry`
+    @property
+    def last_position(self) -> int: ...  # noqa: D102
+    @property
+    def crc32c(self) -> int: ...  # noqa: D102
+    @property
+    def size_bytes(self) -> int: ...  # noqa: D102
+
+
+E = TypeVar("E", bound=Ranged)
+
+
+def read_range(
+    entries: Rdict,
+    log_id: int,
+    decode: Callable[[bytes, int | None], E],
+    position: int,
+    kept: tuple[int, int],
+    bytes_max: int,
+) -> list[E]:
+    """Return entries from the one that holds `position` on, until `bytes_max` are reached. Reader thread.
+
+    `kept` is the earliest and the last position there must be; the first entry may begin before them. `decode` gets an
+    entry's bytes and the checksum of the one before it, None when that is not kept. Raises `Corrupt` for damage, a gap or an
+    early end.
+    """
+    iterator, (first_position, end_position) = entries.iter(), kept
+    previous_crc32c: int | None = None
+    # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
+    iterator.seek_for_prev(entry_key(log_id, position - 1))
+    before = current_entry(iterator, log_id)
+    if before is None:
+        iterator.seek(entry_key(log_id, first_position))
+        expected = first_position
+    else:
+        iterator.next()
+        previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
+    found: list[E] = []
+    size = 0
+    while size < bytes_max and expected <= end_position:
+        current = current_entry(iterator, log_id)
+        if current is None:
+            raise _missing(expected, end_position)
+        last_position, data = current
+        entry = decode(data, previous_crc32c)
+        is_next = entry.first_position == expected or (entry.first_position < expected and previous_crc32c is None)
+        if not is_next or entry.last_position != last_position:
+            raise _missing(expected, entry.first_position - 1)
+        previous_crc32c, expected = entry.crc32c, last_position + 1
+        size += entry.size_bytes
+        found.append(entry)
+        iterator.next()
+    return found
 
 
 def first_kept(database: Rdict, log_id: int) -> int:
@@ -165,10 +204,15 @@ def first_kept(database: Rdict, log_id: int) -> int:
 
 def last_position(entries: Rdict, log_id: int) -> int:
     """Return the last position of a log, 0 when it has no entry; its last entry is not decoded."""
+    last = last_entry(entries, log_id)
+    return 0 if last is None else last[0]
+
+
+def last_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
+    """Return the last position of a log and the bytes of its last entry, None when it has none."""
     iterator = entries.iter()
     iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
-    last = current_entry(iterator, log_id)
-    return 0 if last is None else last[0]
+    return current_entry(iterator, log_id)
 
 
 def current_entry(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:

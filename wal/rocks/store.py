@@ -6,7 +6,7 @@ After a failed write, writer thread and database are made anew from the disk, un
 import asyncio
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFul
 from wal.failpoint import failpoint
 from wal.rocks.database import Engine, link_database, open_rocksdb
 from wal.rocks.floor import LOGS_MAX
-from wal.rocks.group_commit import GroupCommit, RecordWrite, StoreState
+from wal.rocks.group_commit import GroupCommit, Outcome, RecordWrite, StoreState
 from wal.rocks.layout import (
     DATABASE_NAME,
     META_PREFIX,
@@ -78,12 +78,20 @@ class RocksStore:
         self.node_id, self.promised_tick = found.node_id, owned.floor.known.tick
         self._engine = Engine(owned.directory / DATABASE_NAME, database)
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
+        self.admit, self.check_admitted = self._commit.admit, self._commit.check_admitted
         self._logs: dict[str, RocksLog] = {}
         self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
         self._closed = False
+        self.openings = 0
+        """How often its database was opened: what was read before that may not be so any more."""
         self._begin(found)
         _open_stores.add(self)
+
+    @property
+    def engine(self) -> Engine:
+        """The open database, for who keeps entries of its own in it."""
+        return self._engine
 
     @property
     def queued_bytes(self) -> int:
@@ -140,12 +148,28 @@ class RocksStore:
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once; durable when it returns. Cancelling does not undo it."""
         self._commit.check_admitted(makes_room=True)
+        outcome = self.write_meta(changes)
+        failpoint("append.record_queued")
+        await asyncio.shield(outcome)
+        failpoint("append.record_durable")
+
+    def write_meta(
+        self,
+        changes: Mapping[str, bytes | None],
+        *,
+        entries: Sequence[tuple[bytes, bytes]] = (),
+        dropped: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Outcome:
+        """Queue a change of the state map, with entries that belong to no log and ranges of keys that are given up.
+
+        All at once, in call order, and synced whatever the durability: so the version of the state map, which the floor
+        knows, also stands for these entries. Raises what the state says.
+        """
+        self._commit.check_writable()
         self._meta_version += 1
         records: dict[bytes, bytes | None] = {meta_key(key): value for key, value in changes.items()}
         records[META_VERSION_KEY] = encode_number(self._meta_version)
-        failpoint("append.record_queued")
-        await asyncio.shield(self._commit.submit(RecordWrite(records, meta_version=self._meta_version)))
-        failpoint("append.record_durable")
+        return self._commit.submit(RecordWrite(records, self._meta_version, entries=entries, dropped=dropped))
 
     async def link_copy(self, target: Path) -> None:
         """Make a database at `target` that has all that was acknowledged before; see `link_database`."""
@@ -192,6 +216,7 @@ class RocksStore:
         self._commit.space_changed(owned.space.verdict)  # reopening looked, and no writer was there to tell
         self._writer = Writer(self._engine, owned, self._commit)
         self._commit.hand_over = self._writer.submit
+        self.openings += 1
 
     async def _reopen(self) -> None:
         async with self._closing:

@@ -1,8 +1,8 @@
 import pytest
 
-from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
+from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMismatch
 from interceptors.shard.catalog import DEFAULT_PARTITION, Catalog, CollectionInfo
-from wal.errors import InvalidArgument
+from wal.errors import AlreadyExists, InvalidArgument
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,

@@ -5,7 +5,7 @@ from typing import Any
 import anyio
 import pytest
 
-from interceptors.errors import AlreadyExists, CollectionNotFound, PartitionNotFound, SchemaMismatch
+from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMismatch
 from interceptors.shard.decision import Decision, decide
 from interceptors.shard.state import SegmentLimits
 from tests.interceptors.live_channel import (
@@ -20,7 +20,7 @@ from tests.interceptors.live_channel import (
 )
 from tests.wal.packed import pack_of
 from wal.append import Pack
-from wal.errors import InvalidArgument, StorageFull
+from wal.errors import AlreadyExists, InvalidArgument, StorageFull
 from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader, MessageType
 from wal.message import Message, MutableMessage
 

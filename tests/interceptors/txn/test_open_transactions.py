@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from interceptors import txn
-from interceptors.errors import AlreadyExists, CollectionNotFound, InvalidTransactionState, TransactionExpired
+from interceptors.errors import CollectionNotFound, InvalidTransactionState, TransactionExpired
 from interceptors.txn import Commits
 from interceptors.txn_session import SessionState, TxnLimits
 from tests.interceptors.live_channel import (
@@ -17,7 +17,7 @@ from tests.interceptors.live_channel import (
     settle_tasks,
 )
 from wal.append import AppendGroup, AppendResult, Pack
-from wal.errors import OnShutdown, StorageFull
+from wal.errors import AlreadyExists, OnShutdown, StorageFull
 from wal.headers import MessageType
 from wal.message import TransactionMessage
 

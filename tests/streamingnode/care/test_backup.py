@@ -13,7 +13,6 @@ import streamingnode as sn
 from flusher.cuts import Lease, write_lease
 from flusher.directory import CutLog
 from flusher.manifest import with_checksum
-from interceptors.errors import AlreadyExists
 from streamingnode.care import backup as making
 from streamingnode.care.backup import RESTORE_TERM_STEP, backup_directory, restore_directory
 from streamingnode.care.inspect import CopiedFile, read_record
@@ -21,7 +20,7 @@ from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
 from tests.parts_of import parts_of
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
-from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 
 NEXT_STEP = " — "
 

@@ -16,7 +16,6 @@ import pytest
 import streamingnode as sn
 from flusher.directory import manifest_path
 from flusher.manifest import decode_manifest
-from interceptors.errors import AlreadyExists
 from streamingnode.care.backup import backup_directory
 from streamingnode.care.export import ExportResult, export_directory
 from tests.streamingnode.append_double import schema_of
@@ -36,7 +35,7 @@ from tests.streamingnode.sample_node import (
     rows_of,
 )
 from tests.wal.rocks.test_torn_manifest import A_LOST_PAGE
-from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 from wal.rocks.layout import ENTRY_FAMILY, RocksOptions, entry_key, split_entry_key
 from wal.rocks.opening import take_directory
 from wal.rocks.recovery import manifest_of

@@ -1,0 +1,122 @@
+"""A process that uses topics until it is killed, and says on stdout what it was told; and the judge of what it said.
+
+Run as a script it is the process.
+"""
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from tests.wal.rocksmq.queues import open_queue, opened
+from wal.rocks.layout import RocksOptions
+from wal.rocksmq.contract import MqOptions
+from wal.rocksmq.queue import RocksMQ
+from wal.runtime import unix_ms
+
+TOPICS, GROUPS = ("t0", "t1"), ("g0", "g1")
+ROOT = Path(__file__).parents[3]
+OPTIONS = MqOptions(page_bytes=2000, retention_s=0)
+
+
+def say(*words: object) -> None:
+    """Print a line at once."""
+    print(*words, flush=True)
+
+
+async def produce(mq: RocksMQ, chance: random.Random) -> None:
+    """Produce for ever."""
+    while True:
+        topic, payload = chance.choice(TOPICS), b"%d" % chance.getrandbits(64)
+        ids = await mq.produce(topic, [payload] * chance.randint(1, 5))
+        say("produced", topic, ids[0], ids[-1], payload.decode())
+
+
+async def consume(mq: RocksMQ, chance: random.Random) -> None:
+    """Consume for ever, acknowledge most of it, and give up what may go."""
+    while True:
+        topic, group = chance.choice(TOPICS), chance.choice(GROUPS)
+        ids = [message.message_id for message in await mq.consume(topic, group, chance.randint(1, 20), wait_s=1)]
+        say("consumed", topic, group, *ids)
+        taken = [each for each in ids if chance.random() < 0.95]
+        say("acking", topic, group, *taken)
+        await mq.ack(topic, group, taken)
+        say("acked", topic, group, *taken)
+        await mq.retain()
+
+
+async def work_until_killed(path: Path, seed: int, durability: str) -> None:
+    """Print a line for each thing that is acknowledged, before the next is begun."""
+    chance = random.Random(seed)
+    rocks = RocksOptions(durability=durability, free_bytes_min=0)  # type: ignore[arg-type]
+    _, mq = await open_queue(path, unix_ms, OPTIONS, rocks)
+    for topic in TOPICS:
+        await mq.create_topic(topic)
+        for group in GROUPS:
+            if not await mq.exist_consumer_group(topic, group):
+                await mq.create_consumer_group(topic, group)
+    tasks = [work(mq, chance) for work in (produce, consume) for _ in range(4)]
+    await asyncio.gather(*tasks)
+
+
+class Told:
+    """What processes of one directory said, and whether the next one, or a last look, fits to it."""
+
+    def __init__(self, directory: Path, durability: str) -> None:
+        self.findings: list[str] = []
+        self.produced: dict[str, dict[int, bytes]] = {topic: {} for topic in TOPICS}
+        self.begun, self.acked = (
+            defaultdict[tuple[str, str], set[int]](set),
+            defaultdict[tuple[str, str], set[int]](set),
+        )
+        self._directory, self._durability = directory, durability
+
+    def run_until_killed(self, seed: int, *, lines: int = 1 << 60, seconds: float = 60.0) -> None:
+        """Run the process, kill it after so many lines or seconds after the first, and take in what it said."""
+        command = [sys.executable, "-m", "tests.wal.rocksmq.killed_queue", str(self._directory), str(seed)]
+        with subprocess.Popen([*command, self._durability], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            assert process.stdout is not None
+            end_s = None
+            for number, line in enumerate(process.stdout):  # to the end: what was said just before the kill counts too
+                end_s = end_s or time.monotonic() + seconds
+                if number == lines or time.monotonic() > end_s:
+                    process.kill()
+                if line.endswith("\n"):
+                    self.hear(*line.split())
+        if process.returncode >= 0:
+            self.findings.append(f"the process ended by itself, with {process.returncode}")
+
+    def hear(self, what: str, topic: str, *about: str) -> None:
+        """Take in one line."""
+        if what == "produced":
+            first, last, payload = about
+            new = dict.fromkeys(range(int(first), int(last) + 1), payload.encode())
+            if given := new.keys() & self.produced[topic].keys():
+                self.findings.append(f"ids given twice in {topic}: {sorted(given)}")
+            self.produced[topic] |= new
+            return
+        group, ids = (topic, about[0]), set(map(int, about[1:]))
+        if what == "consumed" and (again := ids & self.acked[group]):
+            self.findings.append(f"acknowledged and delivered again to {group}: {sorted(again)}")
+        elif what != "consumed":
+            (self.begun if what == "acking" else self.acked)[group] |= ids
+
+    async def look(self) -> None:
+        """Open the topics, and compare what every group still gets with what was said."""
+        async with opened(self._directory) as mq:
+            for topic, group in sorted(self.begun):
+                produced = self.produced[topic]
+                left = {each.message_id: each.payload for each in await mq.consume(topic, group, 10**6)}
+                found = {
+                    "acknowledged and delivered again": left.keys() & self.acked[topic, group],
+                    "lost": produced.keys() - left.keys() - self.begun[topic, group],
+                    "changed": {each for each, payload in produced.items() if left.get(each, payload) != payload},
+                }
+                self.findings += [f"{what}, {topic} {group}: {sorted(ids)[:9]}" for what, ids in found.items() if ids]
+
+
+if __name__ == "__main__":
+    asyncio.run(work_until_killed(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

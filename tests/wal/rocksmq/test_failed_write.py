@@ -1,0 +1,102 @@
+"""A queue over a failed write: what was acknowledged stands, what was left open is there or not, and the queue goes on."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.failing_disk import FailingDisk, Fault
+from tests.wal.rocksmq.queues import Clock, open_queue
+from wal.errors import Indeterminate
+from wal.rocksmq.queue import RocksMQ
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=Fault, ids=lambda fault: fault.name.lower())
+def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
+    return FailingDisk(monkeypatch, request.param)
+
+
+@pytest.fixture
+async def mq(tmp_path: Path, disk: FailingDisk) -> AsyncIterator[RocksMQ]:
+    store, mq = await open_queue(tmp_path / "node", Clock())
+    await mq.create_topic("t")
+    await mq.create_consumer_group("t", "g")
+    yield mq
+    disk.heal()
+    await mq.close()
+    await store.close()
+
+
+async def test_a_failed_produce_is_in_the_topic_whole_or_not_at_all_and_ids_stay_dense(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
+    before = await mq.produce("t", [b"before"])
+    disk.fail_at(1)
+    outcomes = await asyncio.gather(
+        mq.produce("t", [b"a1", b"a2"]), mq.produce("t", [b"b1"]), mq.create_topic("u"), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [Indeterminate] * 3
+    after = await mq.produce("t", [b"after"])
+    found = await mq.consume("t", "g", 9)
+    assert [message.message_id for message in found] == list(range(before[0], after[-1] + 1))
+    assert [message.payload for message in found] in (
+        [b"before", b"after"],
+        [b"before", b"a1", b"a2", b"b1", b"after"],
+    )
+    await mq.create_topic("u")
+
+
+async def test_what_consumers_hold_stays_with_them_and_what_was_acknowledged_stays_so(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
+    ids = await mq.produce("t", [b"%d" % number for number in range(6)])
+    consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
+    await consumer.consume(4)
+    await consumer.ack([ids[0], ids[2]])
+    disk.fail_at(1)
+    with pytest.raises(Indeterminate):
+        await consumer.ack([ids[3]])
+    first = [message.message_id for message in await mq.consume("t", "g", 9)]
+    assert first in ([ids[4], ids[5]], [ids[3], ids[4], ids[5]])
+    await consumer.close()
+    assert [message.message_id for message in await mq.consume("t", "g", 9)] == [ids[1]]
+
+
+async def test_who_waits_for_messages_goes_on_waiting_over_a_failed_write(mq: RocksMQ, disk: FailingDisk) -> None:
+    waiting = asyncio.ensure_future(mq.consume("t", "g", 1, wait_s=60))
+    await asyncio.sleep(0)
+    disk.fail_at(1)
+    with pytest.raises(Indeterminate):
+        await mq.create_topic("u")
+    assert not waiting.done()
+    await mq.produce("t", [b"at last"])
+    assert [message.payload for message in await waiting] == [b"at last"]
+
+
+async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appears_that_was_not_tried(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
+    told: dict[int, bytes] = {}
+    tried = Counter[bytes]()
+    for round_ in range(4):
+        disk.fail_at(1 + round_ % 3)
+        payloads = [b"%d-%d" % (round_, number) for number in range(12)]
+        tried.update(payloads)
+        for at in range(0, 12, 3):
+            produced = await asyncio.gather(
+                *(mq.produce("t", [payload]) for payload in payloads[at : at + 3]), return_exceptions=True
+            )
+            for payload, outcome in zip(payloads[at:], produced, strict=False):
+                if isinstance(outcome, range):
+                    told[outcome[0]] = payload
+                else:
+                    assert isinstance(outcome, Indeterminate)
+    disk.heal()
+    found = {message.message_id: message.payload for message in await mq.consume("t", "g", 1000)}
+    assert told.items() <= found.items()
+    assert Counter(found.values()) <= tried
+    assert len(told) > len(tried) // 2

@@ -1,0 +1,28 @@
+"""What takes long is told with the steps it went through, and what is quick is not."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.wal.rocksmq.queues import opened
+from wal.rocksmq import upkeep
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("slow_s, told", [(-1.0, ["slow_produce", "slow_consume"]), (3600.0, [])])
+async def test_only_slow_calls_are_logged_and_with_where_the_time_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slow_s: float, told: list[str]
+) -> None:
+    monkeypatch.setattr(upkeep, "SLOW_S", slow_s)
+    async with opened(tmp_path / "node") as mq:
+        await mq.create_topic("t")
+        await mq.create_consumer_group("t", "g")
+        with caplog.at_level(logging.WARNING):
+            await mq.produce("t", [b"x"])
+            await mq.consume("t", "g", 1)
+    lines = [line for line in caplog.messages if "slow_" in line]
+    assert [line.split()[0].removeprefix("event=") for line in lines] == told
+    assert all("took_ms=" in line and "topic=t" in line for line in lines)
+    assert all("written_ms=" in line for line in lines if "produce" in line)

@@ -1,0 +1,171 @@
+"""What a queue of messages is to its users: `MessageQueue`, its consumers, what it tells of itself, and its options."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+import msgspec
+
+from wal.errors import OnShutdown
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+
+ACK_TIMEOUT_S = 30.0
+"""When what was delivered and not acknowledged comes again, unless the consumer says otherwise; in seconds."""
+ITERATED_AT_ONCE = 100
+"""Messages that an iterating consumer takes together."""
+ITERATION_WAIT_S = 60.0
+"""How long it waits before it asks again."""
+
+
+class GroupInfo(msgspec.Struct, frozen=True):
+    """A consumer group: everything below `current_id` is acknowledged, `lag` messages are not, `held` are with consumers."""
+
+    current_id: int
+    lag: int
+    held: int
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic: its earliest kept id, its last one (one less when it is empty), what it holds, and its groups by name.
+
+    `bytes` are those of payloads and properties. The counts go from the opening of the node on.
+    """
+
+    begin_id: int
+    end_id: int
+    bytes: int
+    pages: int
+    acked_pages: int
+    groups: dict[str, GroupInfo]
+    produced: int = 0
+    delivered: int = 0
+    acked: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MqOptions:
+    """Pages and retention of topics.
+
+    A page ends with the message that takes it over `page_bytes`, or when retention finds all of it acknowledged. Pages
+    that every group has acknowledged are given up `retention_s` after that, and, the oldest first, while a topic has more
+    than `retention_bytes` of them. None: never for this reason. What a group has not acknowledged is always kept.
+    """
+
+    page_bytes: int = 64 << 20
+    retention_s: float | None = 3 * 86_400.0
+    retention_bytes: int | None = 8 << 30
+
+
+class Consumer:
+    """One consumer of a group. Used in `async with`; iterating yields messages, one by one, and waits for more.
+
+    It holds what it got and did not acknowledge, until its time is over or the consumer is closed.
+    """
+
+    def __init__(
+        self,
+        deliver: Callable[[int, float], Awaitable[list[ConsumerMessage]]],
+        ack: Callable[[Sequence[int]], Awaitable[None]],
+        give_back: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._deliver, self._ack, self._give_back = deliver, ack, give_back
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerMessage]:
+        while not self._closed:
+            for message in await self.consume(ITERATED_AT_ONCE, wait_s=ITERATION_WAIT_S):
+                yield message
+
+    async def consume(self, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
+        """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once it is closed."""
+        if self._closed:
+            raise OnShutdown("the consumer is closed — register another one")
+        return await self._deliver(count, wait_s)
+
+    async def ack(self, ids: Sequence[int]) -> None:
+        """As `MessageQueue.ack`."""
+        await self._ack(ids)
+
+    async def close(self) -> None:
+        """Give back what is not acknowledged, so that others get it at once; idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._give_back()
+
+
+class MessageQueue(Protocol):
+    """Topics, and consumer groups that each get every message of a topic at least once.
+
+    What changes something is durable when it returns. Raises `InvalidArgument` for a name or number that cannot be,
+    `TopicNotFound` and `GroupNotFound`, `OnShutdown` after closing, `LogReopening` and `StorageFull` when nothing was
+    done, `Indeterminate` when that is not known. Cancelling undoes nothing that was begun.
+    """
+
+    async def create_topic(self, topic: str) -> None:
+        """Make a topic; one that exists is fine."""
+
+    async def destroy_topic(self, topic: str) -> None:
+        """Remove a topic, its groups and its messages, and give their space back."""
+
+    async def create_consumer_group(self, topic: str, group: str) -> None:
+        """Make a group, which begins at the earliest message kept. Raises `AlreadyExists`."""
+
+    async def destroy_consumer_group(self, topic: str, group: str) -> None:
+        """Remove a group: it keeps nothing from being given up any more."""
+
+    async def exist_consumer_group(self, topic: str, group: str) -> bool:
+        """Whether the topic has this group."""
+
+    async def register_consumer(
+        self, topic: str, group: str, *, ack_timeout_s: float | None = ACK_TIMEOUT_S
+    ) -> Consumer:
+        """Return a consumer; consumers of one group compete.
+
+        What it got and did not acknowledge within `ack_timeout_s` others may get; None: not before it is closed.
+        """
+
+    async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
+        """Add messages, all or none, and return their ids, which follow on the last one. Raises `TooLarge`."""
+
+    async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
+        """Return up to `count` messages, up to 16 MiB; waits up to `wait_s` seconds for the first. Cancelling loses none.
+
+        What comes again comes first, the rest in the order of ids. It comes again unless it is acknowledged in time.
+        """
+
+    async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
+        """Acknowledge messages, in any order: the group never gets them again, unless it seeks. Repeating it is fine.
+
+        Raises `Overloaded`, and acknowledges none, when the group would leave too many gaps.
+        """
+
+    async def seek(self, topic: str, group: str, message_id: int) -> None:
+        """Go to a message, in either direction: it is the next one, and all below it count as acknowledged.
+
+        What consumers hold is forgotten. Raises `Truncated`, which names the earliest, for one no longer kept, and
+        `InvalidArgument` for one that is yet to come, but for the very next.
+        """
+
+    async def force_seek(self, topic: str, group: str, message_id: int) -> None:
+        """As `seek`; for an id that is not kept, the nearest one that is."""
+
+    async def seek_to_latest(self, topic: str, group: str) -> None:
+        """Go behind the last message."""
+
+    async def get_latest_msg(self, topic: str) -> int:
+        """Return the last id, -1 when the topic holds no message."""
+
+    async def check_topic_valid(self, topic: str) -> None:
+        """Raise `TopicNotFound`, or `TopicNotEmpty` when it holds messages."""
+
+    async def notify(self, topic: str, group: str) -> None:
+        """Have who waits for messages of the group look again."""
+
+    async def info(self) -> dict[str, TopicInfo]:
+        """Return what there is, by topic."""
