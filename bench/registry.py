@@ -26,6 +26,7 @@ from bench import (
     bench_remote,
     bench_scan,
     bench_service,
+    bench_topics,
     bench_writes,
 )
 from bench.measurement import Measurement
@@ -114,10 +115,11 @@ BENCHMARKS: dict[str, Run] = {
     "flush": flush,
     "ingest": ingest,
     "remote": bench_remote.run,
+    "topics": bench_topics.run,
     "memory": bench_memory.run,
 }
 
-LONG = frozenset({"memory", "remote"})
+LONG = frozenset({"memory", "remote", "topics"})
 """Only run when they are named."""
 
 

@@ -170,8 +170,11 @@ class Group:
                 self.give_back(lease, (each,))
         self.due = min((deadline for _, _, deadline in timed if deadline > now), default=None)
 
-    def ack(self, ids: Sequence[int]) -> None:
-        """Acknowledge messages. Raises `Overloaded`, and acknowledges none, when too many gaps would be left."""
+    def ack(self, ids: Sequence[int]) -> int:
+        """Acknowledge messages, and return how many of them were held.
+
+        Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
+        """
         runs = list(runs_of(sorted(ids)))
         added = [run for run in runs if run[0] > self.floor and not self.acked.touches(*run)]
         if len(self.acked) + len(added) > GAPS_MAX:
@@ -181,10 +184,12 @@ class Group:
         for start, stop in runs:
             if stop > self.floor:
                 self.acked.add(max(start, self.floor), stop)
+        held_before = len(self.held)
         for each in ids:
             self.held.pop(each, None)
         self.floor = self.acked.drop_below(self.floor)
         self.next_id = max(self.next_id, self.floor)
+        return held_before - len(self.held)
 
     def seek(self, message_id: int) -> None:
         """Go on at a message: what is below it is acknowledged, all else is ahead."""

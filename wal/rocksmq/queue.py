@@ -35,7 +35,6 @@ from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MqOptions, TopicInfo
 from wal.rocksmq.group import Group, GroupRecord, Lease, Topic, TopicRecord, runs_of
 from wal.rocksmq.messages import (
-    Body,
     ConsumerMessage,
     EntryCache,
     ProducerMessage,
@@ -57,24 +56,13 @@ from wal.rocksmq.records import (
     page_key,
     topic_key,
 )
-from wal.rocksmq.upkeep import info_of, watched
+from wal.rocksmq.upkeep import Watch, WriteInTurn, info_of
 from wal.timetick import IdAllocator, TickAllocator
 
 CONSUME_BYTES_MAX = 16 << 20
 """Of one call; at least one message is returned."""
 READ_BYTES = 1 << 20
 """So much is read at once, and checked: what follows is mostly asked for next."""
-
-
-class _Batch:
-    """What goes into one write."""
-
-    def __init__(self) -> None:
-        self.changes: dict[str, bytes | None] = {}
-        self.dropped: list[tuple[bytes, bytes]] = []
-        self.bodies: dict[str, list[Body]] = {}
-        self.groups: set[tuple[str, str]] = set()
-        self.durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class RocksMQ:
@@ -99,8 +87,8 @@ class RocksMQ:
         self._damaged: dict[str, Corrupt] = {}
         self._signals: dict[tuple[str, str], Signal] = {}
         self._cache = EntryCache()
-        self._batch: _Batch | None = None
-        self._last: asyncio.Future[None] | None = None
+        self._batch: WriteInTurn | None = None
+        self._last: WriteInTurn | None = None
         self._loading, self._openings, self._closed = asyncio.Lock(), 0, False
         self._next_log_id, self._owners = LOG_ID_FIRST, counter(1)
 
@@ -182,15 +170,18 @@ class RocksMQ:
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         """See `MessageQueue.produce`."""
         bodies, size_bytes = bodies_of(messages)
-        with watched("produce", topic) as passed:
+        watch = Watch("produce", topic)
+        if not self._is_ready:
             await self._ready()
-            await self._store.admit(size_bytes)
-            found = await self._find(topic)
-            passed("admitted")
-            first = found.next_id + len(self._pending().bodies.setdefault(topic, []))
-            self._pending().bodies[topic] += bodies
-            await self._written()
-            passed("written")
+        await self._store.admit(size_bytes)
+        found = await self._find(topic)
+        watch.passed("admitted")
+        batch = self._pending()
+        waiting = batch.bodies.setdefault(topic, [])
+        first = found.next_id + len(waiting)
+        waiting += bodies
+        await batch.written()
+        watch.ended("written")
         return range(first, first + len(bodies))
 
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
@@ -226,9 +217,7 @@ class RocksMQ:
             return
         if not all(type(each) is int for each in ids) or max(ids) > found.end_id:
             raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
-        lag = state.lag(found.end_id)
-        state.ack(ids)
-        found.acked += lag - state.lag(found.end_id)
+        found.acked += state.ack(ids)
         await self._changed(topic, group)
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
@@ -306,7 +295,8 @@ class RocksMQ:
     # --- what is in memory, and what is written -------------------------------------------------------------------------
 
     async def _find(self, topic: str, *, changes: bool = False) -> Topic:
-        await self._ready()
+        if not self._is_ready:
+            await self._ready()
         if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
             self._store.check_admitted(makes_room=True)
         if topic in self._damaged:
@@ -322,9 +312,13 @@ class RocksMQ:
             raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
         return found, found.groups[group]
 
+    @property
+    def _is_ready(self) -> bool:
+        return self._openings == self._store.openings and self._store.taking_writes and not self._closed
+
     async def _ready(self) -> None:
         """Have the topics of the database that is open, or raise."""
-        while not self._closed and (self._openings != self._store.openings or not self._store.taking_writes):
+        while not (self._closed or self._is_ready):
             await self._in_term(self._load)
         if self._closed:
             raise OnShutdown("the queue is closed")
@@ -354,17 +348,17 @@ class RocksMQ:
         for signal in self._signals.values():
             signal.wake()
 
-    def _pending(self) -> _Batch:
+    def _pending(self) -> WriteInTurn:
         if self._batch is None:
-            self._batch = _Batch()
+            self._batch = WriteInTurn()
             asyncio.get_running_loop().call_soon(self._flush)
         return self._batch
 
     async def _written(self) -> None:
         """Return once everything that was changed up to now is on the disk."""
-        last = self._last if self._batch is None else self._batch.durable
-        if last is not None:
-            await asyncio.shield(last)
+        batch = self._batch or self._last
+        if batch is not None:
+            await batch.written()
 
     async def _changed(self, topic: str, group: str) -> None:
         self._pending().groups.add((topic, group))
@@ -383,7 +377,7 @@ class RocksMQ:
         batch, self._batch = self._batch, None
         if batch is None:
             return
-        self._last, changes, now_ms = batch.durable, batch.changes, self._now_ms()
+        self._last, changes, now_ms = batch, batch.changes, self._now_ms()
         for topic, group in batch.groups:
             if found := self._topics.get(topic):
                 state = found.groups.get(group)
@@ -406,19 +400,19 @@ class RocksMQ:
         try:
             outcome = self._store.write_meta(changes, entries=stored, dropped=batch.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
-            _fail(batch.durable, error)
+            batch.end(error)
             return
-        outcome.add_done_callback(partial(self._landed, batch.durable, produced))
+        outcome.add_done_callback(partial(self._landed, batch, produced))
 
     def _landed(
         self,
-        durable: asyncio.Future[None],
+        batch: WriteInTurn,
         produced: Sequence[tuple[str, Topic, list[TopicEntry]]],
         outcome: asyncio.Future[None],
     ) -> None:
         """The disk has a batch: consumers may see it, then who waits for it is told."""
         if error := outcome.exception():
-            _fail(durable, error)
+            batch.end(error)
             return
         for name, topic, entries in produced:
             for entry in entries:
@@ -427,29 +421,30 @@ class RocksMQ:
                 self._cache.put(topic.log_id, entry)
             for group in topic.groups:
                 self._wake(name, group)
-        durable.set_result(None)
+        batch.end()
 
     async def _fetch(self, topic: str, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
         found, messages, size_bytes, taken = self._topics[topic], list[ConsumerMessage](), 0, 0
+        watch = Watch("consume", topic)
         try:
-            with watched("consume", topic) as passed:
-                for first, stop in runs_of(ids):
-                    start = first
-                    while start < stop and size_bytes < CONSUME_BYTES_MAX:
-                        entry = self._cache.find(found.log_id, start)
-                        if entry is None:
-                            entry = await self._read(topic, group, found, start)
-                            passed("read")
-                        if entry is None:
-                            break
-                        part = entry.messages()[start - entry.first_position : stop - entry.first_position]
-                        size_bytes += sum(len(message.payload) for message in part)
-                        start += len(part)
-                        messages += part
-                    if start < stop:
-                        break  # what is returned is the first of `ids`, without a gap
+            for first, stop in runs_of(ids):
+                start = first
+                while start < stop and size_bytes < CONSUME_BYTES_MAX:
+                    entry = self._cache.find(found.log_id, start)
+                    if entry is None:
+                        entry = await self._read(topic, group, found, start)
+                        watch.passed("read")
+                    if entry is None:
+                        break
+                    part = entry.messages()[start - entry.first_position : stop - entry.first_position]
+                    size_bytes += sum([len(message.payload) for message in part])
+                    start += len(part)
+                    messages += part
+                if start < stop:
+                    break  # what is returned is the first of `ids`, without a gap
             taken = len(messages)
+            watch.ended("taken")
         finally:
             if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):
                 state.give_back(lease, ids[taken:])  # of now: a failed write may have come between
@@ -485,8 +480,3 @@ def _damaged(engine: Engine, topics: dict[str, Topic]) -> dict[str, Corrupt]:
         if topic.begin_id <= topic.end_id and reached != (topic.end_id, topic.crc32c):
             found[name] = Corrupt(f"topic {name!r} reaches id {reached[0]}, and {topic.end_id} was acknowledged")
     return found
-
-
-def _fail(outcome: asyncio.Future[None], error: BaseException) -> None:
-    outcome.set_exception(error)
-    outcome.exception()  # counts as heard, when nobody is left who waits

@@ -1,8 +1,6 @@
-"""What a queue does and tells beside its work: retention from time to time, statistics, and what took long."""
+"""What a queue does and tells beside its work: what one write has, retention from time to time, and what took long."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from time import monotonic
 from typing import Protocol
 
@@ -11,6 +9,7 @@ import msgspec
 from wal.errors import StreamingNodeError
 from wal.rocksmq.contract import GroupInfo, TopicInfo
 from wal.rocksmq.group import Topic
+from wal.rocksmq.messages import Body
 from wal.runtime import event_log
 
 _log = event_log(__name__)
@@ -60,15 +59,51 @@ def info_of(topic: Topic) -> TopicInfo:
     return TopicInfo(topic.begin_id, topic.end_id, topic.kept_bytes, *pages, groups, *counts)
 
 
-@contextmanager
-def watched(what: str, topic: str) -> Iterator[Callable[[str], None]]:
-    """Log a call that takes over `SLOW_S`, with the time up to each step it tells of."""
-    began, steps = monotonic(), dict[str, int]()
+class Watch:
+    """Logs a call that took over `SLOW_S`, with the time up to each step it was told of."""
 
-    def passed(step: str) -> None:
-        steps[f"{step}_ms"] = int((monotonic() - began) * 1000)
+    __slots__ = ("_began", "_steps", "_topic", "_what")
 
-    yield passed
-    if monotonic() - began > SLOW_S:
-        passed("took")
-        _log.warning(f"slow_{what}", topic=topic, **steps)
+    def __init__(self, what: str, topic: str) -> None:
+        self._what, self._topic, self._steps, self._began = what, topic, dict[str, float](), monotonic()
+
+    def passed(self, step: str) -> None:
+        """Take the time up to here; of a step that comes again, the last one."""
+        self._steps[step] = monotonic() - self._began
+
+    def ended(self, step: str) -> None:
+        """Take the time of the last step, and say it all if it was long."""
+        self.passed(step)
+        if self._steps[step] > SLOW_S:
+            steps = {f"{name}_ms": int(passed_s * 1000) for name, passed_s in self._steps.items()}
+            _log.warning(f"slow_{self._what}", topic=self._topic, **steps)
+
+
+class WriteInTurn:
+    """All that is changed in one turn of the event loop: it goes into one write."""
+
+    def __init__(self) -> None:
+        self.changes: dict[str, bytes | None] = {}
+        self.dropped: list[tuple[bytes, bytes]] = []
+        self.bodies: dict[str, list[Body]] = {}
+        self.groups: set[tuple[str, str]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[asyncio.Future[None]] = []
+        self._ended = False
+        self._error: BaseException | None = None
+
+    def written(self) -> "asyncio.Future[None]":
+        """Return what is done with the write; each who waits has one, and may cancel it."""
+        told: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(told)
+        if self._ended:
+            self.end(self._error)
+        return told
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell who waits what became of it."""
+        self._ended, self._error = True, error
+        waiting, self._waiting = self._waiting, []
+        for told in waiting:
+            if not told.done():
+                told.set_result(None) if error is None else told.set_exception(error)
