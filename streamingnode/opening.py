@@ -20,7 +20,7 @@ from anyio import to_thread
 
 from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
-from streamingnode.remote.address import SOCKET_NAME
+from streamingnode.remote.address import SOCKET_NAME, LinkOptions
 from wal.append import AppendObserver
 from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.files import OWNER_S_MAX, disk_errors_typed
@@ -175,7 +175,7 @@ def connect(
     """
     from streamingnode.remote.address import parse_address
     from streamingnode.remote.client import compose_remote
-    from streamingnode.remote.link import GIVE_UP_S_MAX, LinkOptions
+    from streamingnode.remote.link import GIVE_UP_S_MAX
     from streamingnode.remote.spool import SpoolingBackend
     from streamingnode.writing.write import check_seconds
 

@@ -1,8 +1,10 @@
-"""Where a node listens: its socket, or a host and a port.
+"""Where a node listens, its socket or a host and a port, and how clients connect.
 
 As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://orders.example:7070`.
 """
 
+import ssl
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
@@ -40,3 +42,13 @@ def parse_address(url: str) -> Address:
     except ValueError:
         pass
     raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost."""
+
+    name: str = ""
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+    give_up_s: float = 30.0

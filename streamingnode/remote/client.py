@@ -22,9 +22,9 @@ from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
-from streamingnode.remote.address import Address
+from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, error_from_wire
-from streamingnode.remote.link import Link, LinkOptions
+from streamingnode.remote.link import Link
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
 from streamingnode.statistics import SpoolStatistics

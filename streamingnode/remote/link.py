@@ -10,7 +10,6 @@ import ssl
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -18,7 +17,7 @@ import msgspec
 
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Unauthenticated, Unreachable
-from streamingnode.remote.address import Address
+from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import CALLS, VERSIONS, Hello, Welcome, WireError, decode, encode, error_from_wire
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, WireResult
@@ -42,16 +41,6 @@ PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 1.0
 CONNECT_S_MAX = 10.0
 PARTS_BYTES_MAX = 4 << 30
 """Of long replies, which are what this side asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkOptions:
-    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost."""
-
-    name: str = ""
-    token: str = ""
-    tls: ssl.SSLContext | None = None
-    give_up_s: float = 30.0
 
 
 class LinkState(Enum):

@@ -22,9 +22,8 @@ from streamingnode.config import NodeConfig
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address
+from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
 from streamingnode.remote.client import compose_remote
-from streamingnode.remote.link import LinkOptions
 from wal.errors import AlreadyOwned, InvalidArgument, StreamingNodeError
 from wal.files import OWNER_S_MAX
 from wal.runtime import Supervisor, event_log

@@ -24,10 +24,10 @@ from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from streamingnode.errors import Unreachable
-from streamingnode.remote.address import Address
+from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import Welcome, decode, encode
 from streamingnode.remote.client import FRAMES_IN_FLIGHT_MAX, RemoteBackend
-from streamingnode.remote.link import LinkOptions, LinkState
+from streamingnode.remote.link import LinkState
 from streamingnode.remote.spool_records import START_BYTES, Record, decode_start, encode_record, encode_start, scan
 from streamingnode.remote.writes import FIRST_EPOCH, FrameOfWrites, Lane, Unit, WireWrites, frame_of
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
