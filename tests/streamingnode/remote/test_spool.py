@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import streamingnode as sn
 from streamingnode.errors import AlreadyOwned, Corrupt, InvalidArgument, Overloaded, StorageFull, Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.answers import ClientWrites
-from streamingnode.remote.spool import LETTERS_NAME, LOG_NAME
+from streamingnode.remote.spool import LEFT_OUT_BITS, LETTERS_NAME, LOG_NAME
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
     SETTINGS,
@@ -27,7 +28,7 @@ from tests.streamingnode.remote.nodes import (
     rows,
     serving,
 )
-from tests.streamingnode.remote.proxy import Proxy, Way, kinds, proxied, until
+from tests.streamingnode.remote.proxy import Passing, Proxy, Way, kinds, proxied, until
 from wal.frames import FrameKind
 
 pytestmark = pytest.mark.anyio
@@ -158,15 +159,16 @@ async def test_a_writer_that_never_pauses_reaches_the_node_again(tmp_path: Path)
         for version in range(60):
             await client.upsert("c", [{"id": 1, "item": str(version)}])
         served.proxy.is_refusing = False
-        version, behind = 59, 0
+        version, to_replay, behind = 59, 0, 0
         while True:
             version += 1
             result = await client.upsert("c", [{"id": 1, "item": str(version)}])
             if not result.spooled:
                 break
-            behind += spool_of(client).state == "replaying"
+            if spool_of(client).state == "replaying":
+                to_replay, behind = to_replay or spool_of(client).frames, behind + 1
+            assert behind <= to_replay, "it gets shorter"
         assert behind, "some queued behind the spool"
-        assert version < 200
         assert await versions(served.owner, 1) == list(range(version + 1))
 
 
@@ -253,6 +255,36 @@ async def test_writes_that_wait_behind_those_in_doubt_are_kept_at_once(tmp_path:
         assert sorted(await keys_in_log(served.owner)) == [0, 1, 2, *range(10, 30)]
 
 
+async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss_is_answered(tmp_path: Path) -> None:
+    sent: list[int] = []
+
+    def unanswered(passing: Passing) -> bool:
+        if passing.way is Way.TO_NODE and passing.kind == FrameKind.WRITES:
+            sent.append(passing.number)
+        return passing.kind != FrameKind.RESULTS
+
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        await lose(client, served.proxy)
+        await client.insert("c", rows(7))
+        await come_back(client, served.proxy)  # the spool's producer is open
+        served.proxy.on_frame = unanswered
+        before = asyncio.ensure_future(client.upsert("c", rows(1)))
+        await until(lambda: sent)
+        await lose(client, served.proxy)
+        assert (await client.delete("c", [1])).spooled
+        served.proxy.is_refusing = False
+        await until(lambda: len(sent) == 2)
+        for _ in range(100):
+            await client.consistent_tick()
+        assert sent[0] == sent[1]
+        assert len(sent) == 2
+        served.proxy.on_frame = lambda _: True
+        served.proxy.cut()
+        assert not (await before).spooled
+        await come_back(client, served.proxy)
+        assert await contents(served.owner) == {7: "tea 7"}
+
+
 async def test_many_callers_share_one_frame_and_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         await lose(client, served.proxy)
@@ -331,7 +363,8 @@ async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it
 async def test_a_disk_that_is_full_in_the_middle_of_a_write_keeps_nothing_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+    async with node_behind_proxy() as served:
+        client = await sn.connect(served.proxy.url, spool=tmp_path / "spool")
         await lose(client, served.proxy)
         await client.insert("c", rows(1))
         pwrite = os.pwrite
@@ -343,11 +376,14 @@ async def test_a_disk_that_is_full_in_the_middle_of_a_write_keeps_nothing_of_it(
 
         monkeypatch.setattr(os, "pwrite", half)
         with pytest.raises(StorageFull):
-            await client.insert("c", rows(2))
+            await client.insert("c", rows(2, item="x" * 9_000))
         monkeypatch.undo()
         assert (await client.insert("c", rows(3))).spooled
-        await come_back(client, served.proxy)
-        assert await keys_in_log(served.owner) == [1, 3]
+        await client.aclose()
+        async with served.client(spool=tmp_path / "spool") as client:
+            assert spool_of(client).frames == 2
+            await come_back(client, served.proxy)
+            assert await keys_in_log(served.owner) == [1, 3]
 
 
 async def test_a_write_that_the_node_refuses_for_good_is_a_dead_letter_and_the_rest_goes_on(
@@ -427,7 +463,7 @@ async def test_a_damaged_spool_is_refused_and_one_with_a_torn_end_is_not(tmp_pat
         async with served.client(spool=tmp_path / "spool") as client:
             await lose(client, served.proxy)
             await client.insert("c", rows(1))
-            await client.insert("c", rows(2))
+            await client.insert("c", rows(2, item="x" * 9_000))
         whole = path.read_bytes()
         path.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
         with pytest.raises(Corrupt, match="move its directory"):
@@ -438,8 +474,11 @@ async def test_a_damaged_spool_is_refused_and_one_with_a_torn_end_is_not(tmp_pat
         path.write_bytes(whole[:-5])
         async with served.client(spool=tmp_path / "spool") as client:
             assert spool_of(client).frames == 1
+            await client.insert("c", rows(3))
+        async with served.client(spool=tmp_path / "spool") as client:
+            assert spool_of(client).frames == 2
             await come_back(client, served.proxy)
-            assert await keys_in_log(served.owner) == [1]
+            assert await keys_in_log(served.owner) == [1, 3]
 
 
 async def test_a_spool_that_was_replayed_and_not_shortened_is_not_replayed_again(tmp_path: Path) -> None:
@@ -459,7 +498,12 @@ async def test_a_spool_that_was_replayed_and_not_shortened_is_not_replayed_again
         assert await keys_in_log(served.owner) == list(range(40))
 
 
-async def test_copies_of_one_directory_never_take_one_write_for_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left_out", [(5, 9), (9, 5)], ids=["more", "less"])
+async def test_copies_of_one_directory_never_take_one_write_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: tuple[int, int]
+) -> None:
+    randbits, numbers = secrets.randbits, iter((1, *left_out, 1, 1))
+    monkeypatch.setattr(secrets, "randbits", lambda bits: next(numbers) if bits == LEFT_OUT_BITS else randbits(bits))
     async with node_behind_proxy() as served:
         async with served.client(spool=tmp_path / "spool"):
             pass
