@@ -202,12 +202,8 @@ class RemoteBackend:
         )
         own = range(first, self._sequence + 1)
         self._outstanding.extend(own)
-
-        def sent() -> None:
-            pack.sent = True
-
         try:
-            await self.link.send_writes(number, frame, sent)
+            await self.link.send_writes(number, frame, on_sent=partial(setattr, pack, "sent", True))
         finally:
             self._settled(own)
             self._told(pack.groups)
@@ -263,14 +259,11 @@ class RemoteBackend:
                 assert isinstance(first.header, RollbackTxnHeader), "by its type"
                 call = TransactionCall("rollback", first.txn_id, reason=first.header.reason)
             case _:
-                encode = msgspec.msgpack.encode
-                bodies = tuple(
-                    [
-                        (int(each.type), each.vchannel, encode(each.header), bytes(each.payload))
-                        for each in group.messages
-                    ]
-                )
-                call = TransactionCall("bodies", first.txn_id, bodies=bodies)
+                encode, messages = msgspec.msgpack.encode, group.messages
+                bodies = [
+                    (int(each.type), each.vchannel, encode(each.header), bytes(each.payload)) for each in messages
+                ]
+                call = TransactionCall("bodies", first.txn_id, bodies=tuple(bodies))
         repeats, pack = call.step == "commit", Pack([group])  # a commit has a stamp
         try:
             await self.link.wait_ready()
@@ -404,9 +397,8 @@ class RemoteReading:
                 batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
                 self._grant(len(frame.payload))
                 # Where it goes on, whatever is acknowledged: nothing is missed, and nothing comes twice.
-                self._request = msgspec.structs.replace(
-                    self._request, resume=(batch.resume_position, batch.confirmed_tick)
-                )
+                resume = batch.resume_position, batch.confirmed_tick
+                self._request = msgspec.structs.replace(self._request, resume=resume)
                 return batch
 
     async def ack(self, last_confirmed: MessageId, tick: int) -> None:
@@ -419,13 +411,8 @@ class RemoteReading:
         while True:
             self.acknowledged_tick = max(tick, self.acknowledged_tick)
             try:
-                await self._link.call(
-                    AckCall.name,
-                    AckCall(self._stream, last_confirmed.position, tick),
-                    Any,
-                    repeats=False,
-                    changes=False,
-                )
+                call = AckCall(self._stream, last_confirmed.position, tick)
+                await self._link.call(AckCall.name, call, Any, repeats=False, changes=False)
                 break
             except (Indeterminate, InvalidArgument):
                 if self._opened_on == self._link.connections:
@@ -446,9 +433,7 @@ class RemoteReading:
         while True:
             try:
                 return await self.open()
-            except (
-                ReaderBusy
-            ):  # by the connection that was lost, which the node may not have noticed; or by somebody else
+            except ReaderBusy:  # by the lost connection, which the node may not have noticed; or by somebody else
                 if loop.time() >= give_up_at:
                     raise
                 await asyncio.sleep(BUSY_PAUSE_S)

@@ -10,7 +10,7 @@ import errno
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import Enum, auto
 from functools import partial
 from itertools import count
@@ -109,7 +109,7 @@ class SpoolLog:
         self.next_sequence += secrets.randbits(LEFT_OUT_BITS)
 
     def append(self, record: Record) -> None:
-        """Keep a record, durably, whole or not at all. Raises `StorageFull`, `StorageFailed`, `Indeterminate`."""
+        """Keep a record, durably, whole or not at all. Raises `Indeterminate` when the disk says neither."""
         data, checksum = encode_record(record, self._checksum)
         try:
             left, at = memoryview(data), self.end
@@ -122,9 +122,7 @@ class SpoolLog:
                 self._cut_off()
             except OSError:  # the next one is written over it; a crash before that may find it whole
                 raise Indeterminate(f"{self._path} may have kept a write, and failed: {error}") from error
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFull(str(self._path), 0, len(data)) from error
-            raise StorageFailed(f"{self._path}: {error.strerror} — look after the disk of the spool") from error
+            raise
         self._take(record, checksum)
 
     def pop(self) -> None:
@@ -210,10 +208,8 @@ def letters_of(
             (batch, said), start = lanes[lane], starts[lane]
             starts[lane] += length
             if (error := refused.get(index)) is not None:
-                schema, sink = (
-                    batch.schema.with_metadata(said | {"code": error.code, "error": str(error)}),
-                    pa.BufferOutputStream(),
-                )
+                sink = pa.BufferOutputStream()
+                schema = batch.schema.with_metadata(said | {"code": error.code, "error": str(error)})
                 with pa.ipc.new_file(sink, schema) as file:
                     file.write_batch(batch.slice(start, length).cast(schema))
                 letters[f"{group.sequence}-{piece}.arrow"] = sink.getvalue().to_pybytes()
@@ -241,7 +237,7 @@ class SpoolingBackend(RemoteBackend):
         self._moved = Signal()
         """Woken when the state changes, and when a record is done."""
         self._done = 0
-        """Records, so far."""
+        """How many records, so far."""
         self._producer: ProducerRecord | None = None
         self._reached = 0
         """The producer's last sequence in the log when it was opened, if it is ours: records before that one's are done."""
@@ -326,14 +322,12 @@ class SpoolingBackend(RemoteBackend):
             while self.state is SpoolState.REPLAYING and self._done < due:
                 await self._moved.wait()
             if self.state is not SpoolState.DIRECT and await outlast(self._keep(pack)):
-                return
+                return None
             try:
-                await self._send(pack)
-            except Unreachable:
+                return await self._send(pack)
+            except Unreachable:  # lost while it waited for room to be sent
                 if pack.sent:
                     raise
-            else:
-                return
 
     async def _keep(self, pack: Pack) -> bool:
         """Keep the writes of a pack in one record, durably; return False when they are to go to the node, after all."""
@@ -358,14 +352,20 @@ class SpoolingBackend(RemoteBackend):
         if self._free_bytes < record.size:
             self._look_at_letters()
             if self._log.start > START_BYTES:
-                self._log.shorten()
+                with suppress(OSError):  # for want of room, too
+                    self._log.shorten()
         if self._free_bytes < record.size:
             raise Overloaded(
                 f"the spool {self._directory} has room for {self._free_bytes} of {self._bytes_max} bytes, "
                 f"{record.size} do not fit — wait for the node, clear {LETTERS_NAME}/ or raise spool_bytes_max"
             )
-        self._save()  # whatever becomes of its collection, what is kept can be read
-        self._log.append(record)
+        try:
+            self._save()  # whatever becomes of its collection, what is kept can be read
+            self._log.append(record)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageFull(str(self._directory), 0, record.size) from error
+            raise StorageFailed(f"{self._directory}: {error.strerror} — look after the disk of the spool") from error
 
     @property
     def _free_bytes(self) -> int:
@@ -384,11 +384,10 @@ class SpoolingBackend(RemoteBackend):
         if (news := self._news) is None:
             return
         old = self._known or Known(f"spool-{secrets.token_hex(8)}", self.link.welcome, ())
-        gone = tuple([info for info in old.collections if info not in news])
-        former, epoch = (
-            gone + (old.former if self._log.frames else ()),
-            self._producer.epoch if self._producer else old.epoch,
+        former = tuple([info for info in old.collections if info not in news]) + (
+            old.former if self._log.frames else ()
         )
+        epoch = self._producer.epoch if self._producer else old.epoch
         known = Known(old.producer, self.link.welcome, news, former, epoch)
         replace_file(self._directory / KNOWN_NAME, [encode_record(Record(0, 0, unix_ms(), encode(known)), 0)[0]])
         self._known = known
@@ -469,22 +468,19 @@ class SpoolingBackend(RemoteBackend):
         parts = encode_frame(FrameKind.WRITES, number, msgspec.structs.replace(writes, groups=groups), frame.payload)
         sent = FrameOfWrites([Unit([each]) for each in told], parts, sum(map(len, parts)))
         await self.link.send_writes(number, sent, lambda: None)
-        refused: dict[int, StreamingNodeError] = {}
-        for index, (group, each) in enumerate(zip(groups, told, strict=True)):
-            error = each.outcome
-            if isinstance(
-                error, SequenceTooOld
-            ):  # its result is forgotten, and whether it is there, unless it was the last
-                if group.sequence != self._reached:
-                    refused[index] = error
-            elif isinstance(error, StreamingNodeError):
-                if isinstance(error, ProducerFenced):
-                    self._producer = None  # deleted, or opened by who has a copy of the directory
-                if not error.decides or error.retryable != "no":
-                    raise error
-                refused[index] = error
-        if refused:
-            await self._on_disk(partial(self._put_letters, writes, memoryview(frame.payload), refused))
+        errors = {
+            index: each.outcome for index, each in enumerate(told) if isinstance(each.outcome, StreamingNodeError)
+        }
+        for index, error in list(errors.items()):
+            if isinstance(error, ProducerFenced):
+                self._producer = None  # deleted, or opened by who has a copy of the directory
+            if isinstance(error, SequenceTooOld):  # nobody knows any more whether it is there, unless it was the last
+                if groups[index].sequence == self._reached:
+                    del errors[index]
+            elif not error.decides or error.retryable != "no":
+                raise error
+        if errors:
+            await self._on_disk(partial(self._put_letters, writes, memoryview(frame.payload), errors))
 
     def _put_letters(self, writes: WireWrites, payload: memoryview, refused: dict[int, StreamingNodeError]) -> None:
         assert self._known is not None, "nothing is kept before the node is known"

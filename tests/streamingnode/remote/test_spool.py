@@ -2,86 +2,25 @@
 
 import asyncio
 import os
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.errors import AlreadyOwned, Corrupt, InvalidArgument, Overloaded, StorageFull, Unreachable
-from streamingnode.node import Node
-from streamingnode.remote.answers import ClientWrites
-from streamingnode.remote.spool import LETTERS_NAME, LOG_NAME
+from streamingnode.errors import OnShutdown, Unreachable
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
-    SETTINGS,
-    SHARDS,
-    Served,
     contents,
     keys_in_log,
     node_behind_proxy,
     rows,
-    serving,
 )
-from tests.streamingnode.remote.proxy import Passing, Proxy, Way, kinds, proxied, until
+from tests.streamingnode.remote.proxy import Passing, Way, kinds, proxied, until
+from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, opened, some_rows, spool_of, versions
 from wal.frames import FrameKind
 
 pytestmark = pytest.mark.anyio
-
-
-async def lose(client: Node, proxy: Proxy) -> None:
-    """Take the node away, and return when the client knows."""
-    proxy.is_refusing = True
-    proxy.cut()
-    await in_state(client, "spooling")
-
-
-async def come_back(client: Node, proxy: Proxy) -> None:
-    """Bring the node back, and return when nothing is in the spool any more."""
-    proxy.is_refusing = False
-    await in_state(client, "direct")
-
-
-async def some_rows(node: Node) -> None:
-    """Return when there are any."""
-    async with asyncio.timeout(20):
-        while not await contents(node):  # noqa: ASYNC110 - what it waits for is asked anew
-            await asyncio.sleep(0)
-
-
-async def in_state(client: Node, state: str) -> None:
-    await until(lambda: spool_of(client).state == state)
-
-
-def spool_of(client: Node) -> Any:
-    assert client.spool is not None
-    return client.spool
-
-
-@asynccontextmanager
-async def opened(path: Path, proxy: Proxy) -> AsyncIterator[Served]:
-    """Open a node on disk behind a proxy that may have been there before."""
-    async with sn.open_node(path, **SETTINGS) as owner:
-        await owner.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True)
-        async with serving(owner, proxy=proxy) as served:
-            yield served
-
-
-async def versions(node: Node, key: int) -> list[int]:
-    """Return the versions of a row, written as `item N`, in the order of the log."""
-    found = []
-    async with node.read("c", until=await node.consistent_tick()) as messages:
-        async for message in messages:
-            for part in message.bodies or (message,):
-                if part.type is sn.MessageType.INSERT:
-                    table = part.to_arrow()
-                    assert table is not None
-                    found += [int(row["item"]) for row in table.to_pylist() if row["id"] == key]
-    return found
 
 
 async def test_writes_while_the_node_is_away_are_kept_and_take_place_in_order_when_it_is_back(tmp_path: Path) -> None:
@@ -158,15 +97,16 @@ async def test_a_writer_that_never_pauses_reaches_the_node_again(tmp_path: Path)
         for version in range(60):
             await client.upsert("c", [{"id": 1, "item": str(version)}])
         served.proxy.is_refusing = False
-        version, behind = 59, 0
+        version, to_replay, behind = 59, 0, 0
         while True:
             version += 1
             result = await client.upsert("c", [{"id": 1, "item": str(version)}])
             if not result.spooled:
                 break
-            behind += spool_of(client).state == "replaying"
+            if spool_of(client).state == "replaying":
+                to_replay, behind = to_replay or spool_of(client).frames, behind + 1
+            assert behind <= to_replay, "it gets shorter"
         assert behind, "some queued behind the spool"
-        assert version < 200
         assert await versions(served.owner, 1) == list(range(version + 1))
 
 
@@ -259,6 +199,36 @@ async def test_writes_that_wait_behind_those_in_doubt_are_kept_at_once(tmp_path:
         assert sorted(await keys_in_log(served.owner)) == [0, 1, 2, *range(10, 30)]
 
 
+async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss_is_answered(tmp_path: Path) -> None:
+    sent: list[int] = []
+
+    def unanswered(passing: Passing) -> bool:
+        if passing.way is Way.TO_NODE and passing.kind == FrameKind.WRITES:
+            sent.append(passing.number)
+        return passing.kind != FrameKind.RESULTS
+
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        await lose(client, served.proxy)
+        await client.insert("c", rows(7))
+        await come_back(client, served.proxy)  # the spool's producer is open
+        served.proxy.on_frame = unanswered
+        before = asyncio.ensure_future(client.upsert("c", rows(1)))
+        await until(lambda: sent)
+        await lose(client, served.proxy)
+        assert (await client.delete("c", [1])).spooled
+        served.proxy.is_refusing = False
+        await until(lambda: len(sent) == 2)
+        for _ in range(100):
+            await client.consistent_tick()
+        assert sent[0] == sent[1]
+        assert len(sent) == 2
+        served.proxy.on_frame = lambda _: True
+        served.proxy.cut()
+        assert not (await before).spooled
+        await come_back(client, served.proxy)
+        assert await contents(served.owner) == {7: "tea 7"}
+
+
 async def test_many_callers_share_one_frame_and_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         await lose(client, served.proxy)
@@ -278,215 +248,23 @@ async def test_many_callers_share_one_frame_and_one_sync(tmp_path: Path, monkeyp
         assert len(await contents(served.owner)) == 200
 
 
-# --- what is not kept -------------------------------------------------------------------------------------------------
-
-
-async def test_calls_and_writes_of_named_producers_are_refused_without_the_node_and_wait_behind_the_spool(
+async def test_a_client_that_is_closed_in_the_middle_of_a_replay_tells_who_waits_and_goes_on_when_it_is_opened_again(
     tmp_path: Path,
 ) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool", give_up_s=0.05) as client:
-        producer = await client.producer("p")
-        await lose(client, served.proxy)
-        await client.insert("c", rows(1))
-        for call in (
-            client.snapshot("c"),
-            client.create_collection("d", SCHEMA, primary_key="id"),
-            client.begin_transaction(),
-            client.statistics(),
-            producer.insert("c", rows(2)),
-        ):
-            with pytest.raises(Unreachable):
-                await call
-        served.proxy.stop(Way.TO_NODE)
-        served.proxy.is_refusing = False
-        late = asyncio.ensure_future(producer.insert("c", rows(3), sequence=7))
-        served.proxy.go_on()
-        while not late.done():
-            try:
-                await late
-            except Unreachable:
-                late = asyncio.ensure_future(producer.insert("c", rows(3), sequence=7))
-        assert not late.result().spooled
-        assert await keys_in_log(served.owner) == [1, 3]
-        assert producer.last_sequence == 7
-
-
-async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it_has(tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
-    async with node_behind_proxy() as served, served.client(spool=spool, spool_bytes_max=64 << 10) as client:
-        await lose(client, served.proxy)
-        kept = []
-        for key in range(40):
-            try:
-                await client.insert("c", rows(key, item="x" * 3_000))
-                kept.append(key)
-            except Overloaded as error:
-                assert "spool_bytes_max" in str(error)  # noqa: PT017 - some of the calls
-        assert 15 < len(kept) < 25
-        assert (spool / LOG_NAME).stat().st_size <= 64 << 10
-        await client.insert("c", rows(1000))  # a small one fits
-        with pytest.raises(Overloaded):
-            await asyncio.gather(*[client.insert("c", rows(key, item="x" * 3_000)) for key in range(50, 60)])
-        await come_back(client, served.proxy)
-        assert await keys_in_log(served.owner) == [*kept, 1000]
-        await lose(client, served.proxy)
-        assert (await client.insert("c", rows(60, item="x" * 3_000))).spooled
-        await come_back(client, served.proxy)
-
-
-async def test_a_disk_that_is_full_in_the_middle_of_a_write_keeps_nothing_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        await lose(client, served.proxy)
-        await client.insert("c", rows(1))
-        pwrite = os.pwrite
-
-        def half(descriptor: int, data: memoryview, at: int) -> int:
-            if len(data) <= 100:
-                raise OSError(28, "No space left on device")
-            return pwrite(descriptor, data[: len(data) // 2], at)
-
-        monkeypatch.setattr(os, "pwrite", half)
-        with pytest.raises(StorageFull):
-            await client.insert("c", rows(2))
-        monkeypatch.undo()
-        assert (await client.insert("c", rows(3))).spooled
-        await come_back(client, served.proxy)
-        assert await keys_in_log(served.owner) == [1, 3]
-
-
-async def test_a_write_that_the_node_refuses_for_good_is_a_dead_letter_and_the_rest_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    spool = tmp_path / "spool"
-    async with node_behind_proxy() as served, served.client(spool=spool) as client:
-        await client.create_collection("gone", SCHEMA, primary_key="id", shards=2, partitions=["eu"])
-        await lose(client, served.proxy)
-        await client.insert("c", rows(1))
-        both = client.insert("gone", rows(2), partition="eu"), client.insert("c", rows(3))
-        assert all(result.spooled for result in await asyncio.gather(*both))
-        async with client.transaction() as txn:
-            await txn.upsert("gone", rows(4))
-            await txn.insert("c", rows(5))
-        await client.insert("c", rows(6))
-        await served.owner.drop_collection("gone")
-        await come_back(client, served.proxy)
-        assert await keys_in_log(served.owner) == [1, 3, 6]
-        assert spool_of(client).dead_letters == 2
-        assert caplog.text.count("spooled_write_refused") == 2
-    letters = {}
-    for path in sorted((spool / LETTERS_NAME).iterdir()):
-        table = pa.ipc.open_file(str(path)).read_all()
-        said = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
-        assert said["code"] == "COLLECTION_NOT_FOUND"
-        letters[said["collection"], said["kind"], said["partition"]] = table.to_pylist()
-    assert letters == {
-        ("gone", "insert", "eu"): rows(2),
-        ("gone", "delete", ""): [{"id": 4}],
-        ("gone", "insert", "_default"): rows(4),
-        ("c", "insert", "_default"): rows(5),
-    }
-
-
-async def test_a_node_that_refuses_for_now_is_asked_again_and_makes_nobody_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("streamingnode.remote.spool.PAUSE_S", 0.01)
-    refused = 0
-
-    def overloaded(*_: object) -> None:
-        nonlocal refused
-        refused += 1
-        raise Overloaded("the node has no room for now")
-
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        await lose(client, served.proxy)
-        await client.insert("c", rows(1))
-        with monkeypatch.context() as patched:
-            patched.setattr(ClientWrites, "target", overloaded)
-            served.proxy.is_refusing = False
-            await until(lambda: refused > 3)
-            assert (await client.insert("c", rows(2))).spooled
-        await come_back(client, served.proxy)
-        assert await keys_in_log(served.owner) == [1, 2]
-        assert spool_of(client).dead_letters == 0
-
-
-# --- directories ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_directory_is_of_one_connection_and_of_one_node(tmp_path: Path) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool"):
-        with pytest.raises(AlreadyOwned):
-            await sn.connect(served.proxy.url, spool=tmp_path / "spool")
-    async with node_behind_proxy() as other:
-        with pytest.raises(InvalidArgument, match="is node"):
-            await sn.connect(other.proxy.url, spool=tmp_path / "spool")
-    with pytest.raises(InvalidArgument, match="spool_bytes_max"):
-        sn.connect("unix:x", spool=tmp_path / "spool", spool_bytes_max=10)
-
-
-async def test_a_damaged_spool_is_refused_and_one_with_a_torn_end_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "spool" / LOG_NAME
     async with node_behind_proxy() as served:
-        async with served.client(spool=tmp_path / "spool") as client:
-            await lose(client, served.proxy)
-            await client.insert("c", rows(1))
-            await client.insert("c", rows(2))
-        whole = path.read_bytes()
-        path.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
-        with pytest.raises(Corrupt, match="move its directory"):
-            await sn.connect(served.proxy.url, spool=tmp_path / "spool")
-        path.write_bytes(whole + whole[20:100])
-        with pytest.raises(Corrupt):
-            await sn.connect(served.proxy.url, spool=tmp_path / "spool")
-        path.write_bytes(whole[:-5])
-        async with served.client(spool=tmp_path / "spool") as client:
-            assert spool_of(client).frames == 1
-            await come_back(client, served.proxy)
-            assert await keys_in_log(served.owner) == [1]
-
-
-async def test_a_spool_that_was_replayed_and_not_shortened_is_not_replayed_again(tmp_path: Path) -> None:
-    """Also when the node remembers only the newest of its writes."""
-    settings: dict[str, Any] = {"producers.results_per_producer_max": 8}
-    async with node_behind_proxy(**settings) as served:
-        async with served.client(spool=tmp_path / "spool") as client:
-            await lose(client, served.proxy)
-            for key in range(40):
-                await client.insert("c", rows(key))
-        kept, served.proxy.is_refusing = (tmp_path / "spool" / LOG_NAME).read_bytes(), False
-        for _ in range(3):
-            async with served.client(spool=tmp_path / "spool") as client:
-                await in_state(client, "direct")
-                assert spool_of(client).dead_letters == 0
-            (tmp_path / "spool" / LOG_NAME).write_bytes(kept)  # as after a crash at its end
-        assert await keys_in_log(served.owner) == list(range(40))
-
-
-async def test_copies_of_one_directory_never_take_one_write_for_another(tmp_path: Path) -> None:
-    async with node_behind_proxy() as served:
-        async with served.client(spool=tmp_path / "spool"):
-            pass
-        served.proxy.is_refusing = True
-        shutil.copytree(tmp_path / "spool", tmp_path / "copy")
-        for key, directory in enumerate(("spool", "copy")):
-            async with served.client(spool=tmp_path / directory) as client:
-                assert (await client.insert("c", rows(key))).spooled
-        served.proxy.is_refusing = False
-        for directory in ("spool", "copy"):
-            async with served.client(spool=tmp_path / directory) as client:
-                await in_state(client, "direct")
-        assert sorted(await keys_in_log(served.owner)) == [0, 1]
-
-
-async def test_a_spool_goes_on_when_its_producer_was_deleted(tmp_path: Path) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        for key in range(2):
-            await lose(client, served.proxy)
+        client = await sn.connect(served.proxy.url, spool=tmp_path / "spool")
+        await lose(client, served.proxy)
+        for key in range(10):
             await client.insert("c", rows(key))
-            await come_back(client, served.proxy)
-            (name,) = [each for each in served.owner._backend.channel.producers._records if each.startswith("spool-")]  # type: ignore[attr-defined]
-            assert await served.owner.delete_producer(name)
-        assert await keys_in_log(served.owner) == [0, 1]
+        served.proxy.on_frame = kinds(FrameKind.RESULTS)
+        served.proxy.is_refusing = False
+        await some_rows(served.owner)
+        waiting = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(100, 120)]
+        await asyncio.sleep(0)
+        await client.aclose()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(outcome, OnShutdown) for outcome in outcomes)
+        served.proxy.on_frame = lambda _: True
+        async with served.client(spool=tmp_path / "spool") as client:
+            await in_state(client, "direct")
+            assert await keys_in_log(served.owner) == list(range(10))

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import streamingnode as sn
 from tests.streamingnode.remote import spooling_worker
-from tests.streamingnode.remote.nodes import SCHEMA, Served, keys_in_log, node_behind_proxy, rows
+from tests.streamingnode.remote.nodes import Served, keys_in_log, node_behind_proxy
 from tests.streamingnode.remote.proxy import Passing, Way, until
 from wal.frames import FrameKind
 
@@ -92,17 +91,3 @@ async def test_clients_that_are_killed_while_they_keep_and_while_they_send_lose_
         times = Counter(await keys_in_log(served.owner))
     assert not [key for key, count in times.items() if count > 1], "twice in the log"
     assert not set(acknowledged) - set(times), "kept, and not in the log"
-
-
-def test_a_blocking_client_has_a_spool_too(tmp_path: Path) -> None:
-    with sn.sync.open_node(tmp_path / "node") as owner:
-        owner.create_collection("c", SCHEMA, primary_key="id")
-        with sn.sync.connect(f"unix:{tmp_path}/node/node.sock", spool=tmp_path / "spool") as client:
-            assert not client.insert("c", rows(1)).spooled
-            told = client.statistics().spool
-            assert told is not None
-            assert told.state == "direct"
-    with sn.sync.connect(f"unix:{tmp_path}/node/node.sock", spool=tmp_path / "spool") as client:
-        assert client.insert("c", rows(2)).spooled
-        assert client.spool is not None
-        assert client.spool.writes == 1

@@ -1,0 +1,267 @@
+"""What a spool does not take, what a node does not take from it, and directories that are damaged, copied or in use."""
+
+import asyncio
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode.errors import AlreadyOwned, Corrupt, InvalidArgument, Overloaded, StorageFull, Unreachable
+from streamingnode.remote.answers import ClientWrites
+from streamingnode.remote.spool import LEFT_OUT_BITS, LETTERS_NAME, LOG_NAME
+from tests.streamingnode.remote.nodes import (
+    SCHEMA,
+    keys_in_log,
+    node_behind_proxy,
+    rows,
+)
+from tests.streamingnode.remote.proxy import Way, until
+from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, spool_of
+
+pytestmark = pytest.mark.anyio
+
+
+# --- what is not kept -------------------------------------------------------------------------------------------------
+
+
+async def test_calls_and_writes_of_named_producers_are_refused_without_the_node_and_wait_behind_the_spool(
+    tmp_path: Path,
+) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool", give_up_s=0.05) as client:
+        producer = await client.producer("p")
+        await lose(client, served.proxy)
+        await client.insert("c", rows(1))
+        for call in (
+            client.snapshot("c"),
+            client.create_collection("d", SCHEMA, primary_key="id"),
+            client.begin_transaction(),
+            client.statistics(),
+            producer.insert("c", rows(2)),
+        ):
+            with pytest.raises(Unreachable):
+                await call
+        served.proxy.stop(Way.TO_NODE)
+        served.proxy.is_refusing = False
+        late = asyncio.ensure_future(producer.insert("c", rows(3), sequence=7))
+        served.proxy.go_on()
+        while not late.done():
+            try:
+                await late
+            except Unreachable:
+                late = asyncio.ensure_future(producer.insert("c", rows(3), sequence=7))
+        assert not late.result().spooled
+        assert await keys_in_log(served.owner) == [1, 3]
+        assert producer.last_sequence == 7
+
+
+async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it_has(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    async with node_behind_proxy() as served, served.client(spool=spool, spool_bytes_max=64 << 10) as client:
+        await lose(client, served.proxy)
+        kept = []
+        for key in range(40):
+            try:
+                await client.insert("c", rows(key, item="x" * 3_000))
+                kept.append(key)
+            except Overloaded as error:
+                assert "spool_bytes_max" in str(error)  # noqa: PT017 - some of the calls
+        assert 15 < len(kept) < 25
+        assert (spool / LOG_NAME).stat().st_size <= 64 << 10
+        await client.insert("c", rows(1000))  # a small one fits
+        with pytest.raises(Overloaded):
+            await asyncio.gather(*[client.insert("c", rows(key, item="x" * 3_000)) for key in range(50, 60)])
+        await come_back(client, served.proxy)
+        assert await keys_in_log(served.owner) == [*kept, 1000]
+        await lose(client, served.proxy)
+        assert (await client.insert("c", rows(60, item="x" * 3_000))).spooled
+        await come_back(client, served.proxy)
+
+
+async def test_a_disk_that_is_full_in_the_middle_of_a_write_keeps_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with node_behind_proxy() as served:
+        client = await sn.connect(served.proxy.url, spool=tmp_path / "spool")
+        await lose(client, served.proxy)
+        await client.insert("c", rows(1))
+        pwrite = os.pwrite
+
+        def half(descriptor: int, data: memoryview, at: int) -> int:
+            if len(data) <= 100:
+                raise OSError(28, "No space left on device")
+            return pwrite(descriptor, data[: len(data) // 2], at)
+
+        monkeypatch.setattr(os, "pwrite", half)
+        with pytest.raises(StorageFull):
+            await client.insert("c", rows(2, item="x" * 9_000))
+        monkeypatch.undo()
+        assert (await client.insert("c", rows(3))).spooled
+        await client.aclose()
+        async with served.client(spool=tmp_path / "spool") as client:
+            assert spool_of(client).frames == 2
+            await come_back(client, served.proxy)
+            assert await keys_in_log(served.owner) == [1, 3]
+
+
+async def test_a_write_that_the_node_refuses_for_good_is_a_dead_letter_and_the_rest_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = tmp_path / "spool"
+    async with node_behind_proxy() as served, served.client(spool=spool) as client:
+        await client.create_collection("gone", SCHEMA, primary_key="id", shards=2, partitions=["eu"])
+        await lose(client, served.proxy)
+        await client.insert("c", rows(1))
+        both = client.insert("gone", rows(2), partition="eu"), client.insert("c", rows(3))
+        assert all(result.spooled for result in await asyncio.gather(*both))
+        async with client.transaction() as txn:
+            await txn.upsert("gone", rows(4))
+            await txn.insert("c", rows(5))
+        await client.insert("c", rows(6))
+        await served.owner.drop_collection("gone")
+        await come_back(client, served.proxy)
+        assert await keys_in_log(served.owner) == [1, 3, 6]
+        assert spool_of(client).dead_letters == 2
+        assert caplog.text.count("spooled_write_refused") == 2
+    letters = {}
+    for path in sorted((spool / LETTERS_NAME).iterdir()):
+        table = pa.ipc.open_file(str(path)).read_all()
+        said = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
+        assert said["code"] == "COLLECTION_NOT_FOUND"
+        letters[said["collection"], said["kind"], said["partition"]] = table.to_pylist()
+    assert letters == {
+        ("gone", "insert", "eu"): rows(2),
+        ("gone", "delete", ""): [{"id": 4}],
+        ("gone", "insert", "_default"): rows(4),
+        ("c", "insert", "_default"): rows(5),
+    }
+
+
+async def test_a_node_that_refuses_for_now_is_asked_again_and_makes_nobody_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamingnode.remote.spool.PAUSE_S", 0.01)
+    refused = 0
+
+    def overloaded(*_: object) -> None:
+        nonlocal refused
+        refused += 1
+        raise Overloaded("the node has no room for now")
+
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        await lose(client, served.proxy)
+        await client.insert("c", rows(1))
+        with monkeypatch.context() as patched:
+            patched.setattr(ClientWrites, "target", overloaded)
+            served.proxy.is_refusing = False
+            await until(lambda: refused > 3)
+            assert (await client.insert("c", rows(2))).spooled
+        await come_back(client, served.proxy)
+        assert await keys_in_log(served.owner) == [1, 2]
+        assert spool_of(client).dead_letters == 0
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_directory_is_of_one_connection_and_of_one_node(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool"):
+        with pytest.raises(AlreadyOwned):
+            await sn.connect(served.proxy.url, spool=tmp_path / "spool")
+    async with node_behind_proxy() as other:
+        with pytest.raises(InvalidArgument, match="is node"):
+            await sn.connect(other.proxy.url, spool=tmp_path / "spool")
+    with pytest.raises(InvalidArgument, match="spool_bytes_max"):
+        sn.connect("unix:x", spool=tmp_path / "spool", spool_bytes_max=10)
+
+
+async def test_a_damaged_spool_is_refused_and_one_with_a_torn_end_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "spool" / LOG_NAME
+    async with node_behind_proxy() as served:
+        async with served.client(spool=tmp_path / "spool") as client:
+            await lose(client, served.proxy)
+            await client.insert("c", rows(1))
+            await client.insert("c", rows(2, item="x" * 9_000))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
+        with pytest.raises(Corrupt, match="move its directory"):
+            await sn.connect(served.proxy.url, spool=tmp_path / "spool")
+        path.write_bytes(whole + whole[20:100])
+        with pytest.raises(Corrupt):
+            await sn.connect(served.proxy.url, spool=tmp_path / "spool")
+        path.write_bytes(whole[:-5])
+        async with served.client(spool=tmp_path / "spool") as client:
+            assert spool_of(client).frames == 1
+            await client.insert("c", rows(3))
+        async with served.client(spool=tmp_path / "spool") as client:
+            assert spool_of(client).frames == 2
+            await come_back(client, served.proxy)
+            assert await keys_in_log(served.owner) == [1, 3]
+
+
+async def test_a_spool_that_was_replayed_and_not_shortened_is_not_replayed_again(tmp_path: Path) -> None:
+    """Also when the node remembers only the newest of its writes."""
+    settings: dict[str, Any] = {"producers.results_per_producer_max": 8}
+    async with node_behind_proxy(**settings) as served:
+        async with served.client(spool=tmp_path / "spool") as client:
+            await lose(client, served.proxy)
+            for key in range(40):
+                await client.insert("c", rows(key))
+        kept, served.proxy.is_refusing = (tmp_path / "spool" / LOG_NAME).read_bytes(), False
+        for _ in range(3):
+            async with served.client(spool=tmp_path / "spool") as client:
+                await in_state(client, "direct")
+                assert spool_of(client).dead_letters == 0
+            (tmp_path / "spool" / LOG_NAME).write_bytes(kept)  # as after a crash at its end
+        assert await keys_in_log(served.owner) == list(range(40))
+
+
+@pytest.mark.parametrize("left_out", [(5, 9), (9, 5)], ids=["more", "less"])
+async def test_copies_of_one_directory_never_take_one_write_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left_out: tuple[int, int]
+) -> None:
+    randbits, numbers = secrets.randbits, iter((1, *left_out, 1, 1))
+    monkeypatch.setattr(secrets, "randbits", lambda bits: next(numbers) if bits == LEFT_OUT_BITS else randbits(bits))
+    async with node_behind_proxy() as served:
+        async with served.client(spool=tmp_path / "spool"):
+            pass
+        served.proxy.is_refusing = True
+        shutil.copytree(tmp_path / "spool", tmp_path / "copy")
+        for key, directory in enumerate(("spool", "copy")):
+            async with served.client(spool=tmp_path / directory) as client:
+                assert (await client.insert("c", rows(key))).spooled
+        served.proxy.is_refusing = False
+        for directory in ("spool", "copy"):
+            async with served.client(spool=tmp_path / directory) as client:
+                await in_state(client, "direct")
+        assert sorted(await keys_in_log(served.owner)) == [0, 1]
+
+
+async def test_a_spool_goes_on_when_its_producer_was_deleted(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        for key in range(2):
+            await lose(client, served.proxy)
+            await client.insert("c", rows(key))
+            await come_back(client, served.proxy)
+            (name,) = [each for each in served.owner._backend.channel.producers._records if each.startswith("spool-")]  # type: ignore[attr-defined]
+            assert await served.owner.delete_producer(name)
+        assert await keys_in_log(served.owner) == [0, 1]
+
+
+@pytest.mark.may_block
+def test_a_blocking_client_has_a_spool_too(tmp_path: Path) -> None:
+    with sn.sync.open_node(tmp_path / "node") as owner:
+        owner.create_collection("c", SCHEMA, primary_key="id")
+        with sn.sync.connect(f"unix:{tmp_path}/node/node.sock", spool=tmp_path / "spool") as client:
+            assert not client.insert("c", rows(1)).spooled
+            told = client.statistics().spool
+            assert told is not None
+            assert told.state == "direct"
+    with sn.sync.connect(f"unix:{tmp_path}/node/node.sock", spool=tmp_path / "spool") as client:
+        assert client.insert("c", rows(2)).spooled
+        assert client.spool is not None
+        assert client.spool.writes == 1
