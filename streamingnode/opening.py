@@ -130,14 +130,16 @@ async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) ->
 
 async def handed_over(path: Path | None, opening: Callable[[], Awaitable[T]], *, by_anybody: bool = False) -> T:
     """Return what `opening` does, waiting up to `OWNER_S_MAX` for a command, or anybody, that has the directory."""
-    until, has_asked = time.monotonic() + OWNER_S_MAX, False
+    until, asked = time.monotonic() + OWNER_S_MAX, None
     while True:
         try:
             return await opening()
         except AlreadyOwned as owned:
             if not (owned.brief or by_anybody) or time.monotonic() > until:
                 raise
-            has_asked = has_asked or (owned.brief and await _ask_for(f"unix:{path}/{SOCKET_NAME}"))
+            # Once each: another command may be faster than this service to take what the first one let go.
+            if owned.brief and owned.pid != asked and await _ask_for(f"unix:{path}/{SOCKET_NAME}"):
+                asked = owned.pid
         await anyio.sleep(OWNER_PAUSE_S)
 
 

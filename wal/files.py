@@ -10,7 +10,7 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -224,7 +224,15 @@ class DirectoryLock:
             os.ftruncate(lock, len(pid))
             _held[identity] = os.getpid()
             opened.callback(_held.pop, identity, None)
+            opened.callback(self._unsay, lock, len(pid), os.getpid())
             self._held = opened.pop_all()
+
+    @staticmethod
+    def _unsay(lock: int, length: int, owner: int) -> None:
+        """Take the pid out, so that who is refused before the next owner's is in does not take it for that one's."""
+        if os.getpid() == owner:
+            with suppress(OSError):
+                os.pwrite(lock, bytes(length), 0)
 
     def release(self) -> None:
         """Unlock; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""
@@ -232,6 +240,9 @@ class DirectoryLock:
 
 
 def read_owner(lock: int) -> tuple[int | None, bool]:
-    """Return the pid in an open lock file, None for none, and whether its process has the directory for a brief time."""
+    """Return the pid in an open lock file and whether its process has the directory for a brief time.
+
+    None, and true, of an owner that is about to write it: who that is shows soon.
+    """
     pid, _, rest = os.pread(lock, 32, 0).decode("ascii", "replace").strip().partition(" ")
-    return int(pid) if pid.isdecimal() else None, rest == BRIEF.strip()
+    return (int(pid), rest == BRIEF.strip()) if pid.isdecimal() else (None, True)

@@ -16,6 +16,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.care.inspect import check_free, holder
+from streamingnode.opening import handed_over
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
 from wal.errors import AlreadyOwned
 from wal.files import DirectoryLock
@@ -212,3 +213,36 @@ async def test_a_service_does_not_wait_for_another_service(tmp_path: Path, monke
                 await sn.open_node(tmp_path)
         finally:
             lock.release()
+
+
+async def test_two_commands_go_on_over_every_service_that_has_the_directory_meanwhile(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+    command = (*PROGRAM, "tail", str(tmp_path), "c", "--follow", "--json")
+    with serving(tmp_path, *command) as owner, serving(tmp_path, *command) as client:
+        for key in range(3):
+            async with sn.open_node(tmp_path) as node:
+                await node.insert("c", rows(key))
+                for tail in (owner, client):
+                    assert tail.stdout is not None
+                    assert f"tea {key}" in await asyncio.to_thread(tail.stdout.readline)
+
+
+async def test_opening_asks_every_command_that_has_the_directory_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners, asked = iter([7, 7, 8, 8, 9]), list[str]()
+    monkeypatch.setattr("streamingnode.opening.OWNER_PAUSE_S", 0)
+
+    async def ask(address: str) -> bool:
+        asked.append(address)
+        return True
+
+    async def opening() -> str:
+        if (owner := next(owners)) == 9:
+            return "open"
+        raise AlreadyOwned(str(tmp_path), owner, brief=True)
+
+    monkeypatch.setattr("streamingnode.opening._ask_for", ask)
+    assert await handed_over(tmp_path, opening) == "open"
+    assert asked == [f"unix:{tmp_path}/node.sock"] * 2

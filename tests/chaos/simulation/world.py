@@ -176,7 +176,7 @@ class World:
 
     # --- what composition asks for ----------------------------------------------------------------------------------------
 
-    async def open_store(self, _path: Path | None, _config: NodeConfig) -> SimulatedStore:
+    async def open_store(self, _path: Path | None, _config: NodeConfig, *, brief: bool) -> SimulatedStore:
         """Return the opened log store of this machine."""
         store = _CheckedStore(self)
         await store.open()
