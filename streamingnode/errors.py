@@ -32,7 +32,6 @@ from wal.errors import StorageFailed as StorageFailed
 from wal.errors import StorageFull as StorageFull
 from wal.errors import StreamingNodeError as StreamingNodeError
 from wal.errors import TooLarge as TooLarge
-from wal.errors import TopicNotEmpty as TopicNotEmpty
 from wal.errors import TopicNotFound as TopicNotFound
 from wal.errors import Truncated as Truncated
 from wal.errors import UnsupportedFormat as UnsupportedFormat

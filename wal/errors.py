@@ -175,19 +175,13 @@ class TooLarge(InvalidArgument):
 
 
 class AlreadyExists(StreamingNodeError):
-    """The name is taken, or taken by something with another definition."""
+    """The name is taken, by something with another definition, or what has it is not empty."""
 
 
 class TopicNotFound(StreamingNodeError):
     """No topic has this name."""
 
     next_step = "create it first"
-
-
-class TopicNotEmpty(StreamingNodeError):
-    """The topic holds messages."""
-
-    next_step = "use another one, or destroy it"
 
 
 class GroupNotFound(StreamingNodeError):

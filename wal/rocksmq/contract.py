@@ -162,7 +162,7 @@ class MessageQueue(Protocol):
         """Return the last id, -1 when the topic holds no message."""
 
     async def check_topic_valid(self, topic: str) -> None:
-        """Raise `TopicNotFound`, or `TopicNotEmpty` when it holds messages."""
+        """Raise `TopicNotFound`, or `AlreadyExists` when it holds messages."""
 
     async def notify(self, topic: str, group: str) -> None:
         """Have who waits for messages of the group look again."""

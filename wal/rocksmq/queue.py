@@ -22,7 +22,6 @@ from wal.errors import (
     InvalidArgument,
     OnShutdown,
     StreamingNodeError,
-    TopicNotEmpty,
     TopicNotFound,
     Truncated,
     shown,
@@ -250,7 +249,7 @@ class RocksMQ:
     async def check_topic_valid(self, topic: str) -> None:
         """See `MessageQueue.check_topic_valid`."""
         if await self.get_latest_msg(topic) >= 0:
-            raise TopicNotEmpty(f"topic {topic!r} holds messages")
+            raise AlreadyExists(f"topic {topic!r} holds messages — use another one, or destroy it")
 
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""

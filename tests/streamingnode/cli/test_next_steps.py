@@ -39,6 +39,7 @@ SAID_TO_PROGRAMS = {
     "streamingnode/rows.py": "rows as Python objects",
     "streamingnode/columns.py": "rows as Arrow data",
     "streamingnode/schema.py": "schemas as Python objects",
+    "wal/rocksmq": "messages and their ids as Python objects",
     "streamingnode/batching.py": "arguments and use of its classes",
     "streamingnode/remote/client.py": "use of readers and producers",
     "streamingnode/remote/link.py": "use of a client",

@@ -14,7 +14,6 @@ from wal.errors import (
     OnShutdown,
     Overloaded,
     TooLarge,
-    TopicNotEmpty,
     TopicNotFound,
     Truncated,
 )
@@ -163,7 +162,7 @@ async def test_the_latest_message_and_an_empty_topic_are_told_apart(mq: RocksMQ)
     await mq.check_topic_valid("t")
     ids = await mq.produce("t", [b"0", b"1"])
     assert await mq.get_latest_msg("t") == ids[-1]
-    with pytest.raises(TopicNotEmpty):
+    with pytest.raises(AlreadyExists):
         await mq.check_topic_valid("t")
     with pytest.raises(TopicNotFound):
         await mq.check_topic_valid("other")
