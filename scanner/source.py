@@ -6,8 +6,10 @@ so a switch, which an eviction takes back, can neither lose nor repeat an entry.
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 from scanner.deliver_policy import DeliverPolicy, Start
 from wal.entry import LogEntry
@@ -56,6 +58,60 @@ class Closing:
             await asyncio.wait(self._abandoned)
 
 
+SHARED_BYTES_MAX = 16 << 20
+"""Entries of one log that are kept because they were read last: readers this near to each other share their reads."""
+SHARED_READ_BYTES_MIN = 4_096
+"""Smaller reads look for one entry, and nobody follows them."""
+
+
+class SharedReads:
+    """The batches that readers of one log read last. What is synced never changes: they are right as long as it is kept."""
+
+    _of_logs: ClassVar[WeakKeyDictionary[Log, "SharedReads"]] = WeakKeyDictionary()
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[tuple[int, int], list[LogEntry]] = OrderedDict()
+        """By position and size asked for, those used last at the end."""
+        self._under_way: dict[tuple[int, int], asyncio.Event] = {}
+        self._bytes = 0
+
+    @classmethod
+    def of(cls, log: Log) -> "SharedReads":
+        """Return those of a log."""
+        return cls._of_logs.setdefault(log, cls())
+
+    async def read(self, log: Log, position: int, bytes_max: int) -> tuple[list[LogEntry], bool]:
+        """Return what `log.read` does, and whether it did; while another reader reads the same, wait for that."""
+        key = position, bytes_max
+        while position >= log.first_position:
+            batch = self._batches.get(key)
+            if batch is not None and (_size_of(batch) >= bytes_max or batch[-1].last_position == log.durable_position):
+                self._batches.move_to_end(key)
+                return batch, False
+            if (ended := self._under_way.get(key)) is None:
+                break
+            await ended.wait()  # one that failed, or was cancelled, left nothing: then this one reads
+        self._under_way[key] = ended = asyncio.Event()
+        try:
+            entries = await log.read(position, bytes_max=bytes_max)
+        finally:
+            self._under_way.pop(key, None)
+            ended.set()
+        if entries:
+            self._keep(key, entries)
+        return entries, True
+
+    def _keep(self, key: tuple[int, int], entries: list[LogEntry]) -> None:
+        self._bytes += _size_of(entries) - _size_of(self._batches.pop(key, []))
+        self._batches[key] = entries
+        while self._bytes > SHARED_BYTES_MAX:
+            self._bytes -= _size_of(self._batches.popitem(last=False)[1])
+
+
+def _size_of(entries: list[LogEntry]) -> int:
+    return sum([entry.size_bytes for entry in entries])
+
+
 READ_TRIES_MAX = 8
 READ_PAUSE_FIRST_S, READ_PAUSE_MAX_S = 0.1, 5.0
 """Pauses between tries double from the first to the longest; after the last try the failure is the caller's."""
@@ -68,8 +124,9 @@ class LogReads:
     """
 
     def __init__(self, log: Log) -> None:
-        self.log = log
+        self.log, self._shared = log, SharedReads.of(log)
         self.seconds = Histogram()
+        """Of the reads that others had not made before."""
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Read as `Log.read` does; raises what the last try raised."""
@@ -103,8 +160,12 @@ class LogReads:
 
     async def _read(self, position: int, bytes_max: int) -> list[LogEntry]:
         started = time.perf_counter()
-        entries = await self.log.read(position, bytes_max=bytes_max)
-        self.seconds.record(time.perf_counter() - started)
+        if bytes_max < SHARED_READ_BYTES_MIN:
+            entries, is_own = await self.log.read(position, bytes_max=bytes_max), True
+        else:
+            entries, is_own = await self._shared.read(self.log, position, bytes_max)
+        if is_own:
+            self.seconds.record(time.perf_counter() - started)
         return entries
 
 

@@ -39,7 +39,7 @@ class Budget(NamedTuple):
 LINES = {
     "wal": Budget(8_150, 7_000),
     "interceptors": Budget(3_240, 3_240),
-    "scanner": Budget(1_050, 1_050),
+    "scanner": Budget(1_100, 1_100),
     "flusher": Budget(2_490, 2_200),
     "spark_sink": Budget(2_100, 2_100),
     "streamingnode": Budget(13_910, 13_500),
