@@ -10,6 +10,7 @@ from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from wal.codec import crc32c
 from wal.errors import ProtocolError
@@ -20,6 +21,8 @@ FRAME_BYTES_MAX = 8 << 20
 """Of one frame, header and all: an append group, and what is around it."""
 GREETING_BYTES_MAX = 64 << 10
 """Of a frame before the two sides have agreed."""
+RECEIVED_BYTES = 64 << 10
+"""What is received at a time; a longer frame is received into a buffer of its own."""
 
 _FRAMED = struct.Struct("<II")
 _CHECKED = struct.Struct("<QHHI")
@@ -66,46 +69,64 @@ class Frame(NamedTuple):
             raise ProtocolError(f"a frame of kind {self.kind} does not decode: {error}") from error
 
 
-def encode_frame(
-    kind: int, number: int, meta: object = None, payload: bytes | memoryview = b""
-) -> list[bytes | memoryview]:
-    """Return the bytes of a frame in parts, for `writelines`; the payload is not copied. `ProtocolError` if too long."""
+def encode_frame(kind: int, number: int, meta: object = None, *payload: bytes | memoryview) -> list[bytes | memoryview]:
+    """Return the bytes of a frame in parts, for `writelines`; the payload, of any parts itself, is not copied.
+
+    Raises `ProtocolError` if it is too long.
+    """
     encoded = b"" if meta is None else msgspec.msgpack.encode(meta)
-    length = len(encoded) + len(payload)
+    length = len(encoded) + sum(map(len, payload))
     if FRAME_HEADER_BYTES + length > FRAME_BYTES_MAX:
         raise ProtocolError(f"a frame of {length} bytes does not fit {FRAME_BYTES_MAX} — send less at a time")
     checked = _CHECKED.pack(number, kind, 0, len(encoded)) + encoded
-    head = _FRAMED.pack(length, crc32c(payload, crc32c(checked))) + checked
-    return [head, payload] if payload else [head]
+    checksum = crc32c(checked)
+    for part in payload:
+        checksum = crc32c(part, checksum)
+    return [_FRAMED.pack(length, checksum) + checked, *filter(len, payload)]
 
 
 class FrameReader:
-    """Makes frames of what a connection received, in whatever pieces it comes. Holds at most one frame that is not whole."""
+    """Makes frames of what a connection received, in whatever pieces it comes. Holds at most one frame that is not whole.
+
+    `room` is where the next bytes go, and `received` says how many came: so those of a long frame are received where they
+    stay, and nobody copies them.
+    """
 
     def __init__(self, frame_bytes_max: int = GREETING_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
         """To be raised when both sides have agreed."""
-        self._received = bytearray()
+        self.held_bytes = 0
+        """What of a frame is there that is not whole yet."""
+        self._buffer = memoryview(b"")
         self._has_preface = False
 
-    @property
-    def held_bytes(self) -> int:
-        """What of a frame is there that is not whole yet."""
-        return len(self._received)
+    def room(self) -> memoryview:
+        """Return where the next bytes go, never nothing: the rest of a long frame, or room for several that are not."""
+        if not self.held_bytes:  # who is quiet holds nothing
+            self._buffer = _allocate(RECEIVED_BYTES)
+        return self._buffer[self.held_bytes :]
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
+        """Yield the frames that bytes make whole, as `received` does."""
+        view = memoryview(data)
+        while view:
+            room = self.room()
+            taken, view = view[: len(room)], view[len(room) :]
+            room[: len(taken)] = taken
+            yield from self.received(len(taken))
+
+    def received(self, size_bytes: int) -> Iterator[Frame]:
         """Yield the frames that are whole now, to be taken all before the next call.
 
         Raises `ProtocolError` for a preface, a length or a checksum that is wrong; the connection is of no use then.
         """
-        received = self._received
-        received += data
-        at = 0
+        received, at = self._buffer[: self.held_bytes + size_bytes], 0
+        wanted = FRAME_HEADER_BYTES
         try:
             if not self._has_preface:
-                found = received[: len(PREFACE)]
+                found = bytes(received[: len(PREFACE)])
                 if not PREFACE.startswith(found):
-                    raise ProtocolError(f"what came first is no part of this protocol: {bytes(found)!r}")
+                    raise ProtocolError(f"what came first is no part of this protocol: {found!r}")
                 if len(found) < len(PREFACE):
                     return
                 self._has_preface, at = True, len(PREFACE)
@@ -115,9 +136,11 @@ class FrameReader:
                     raise ProtocolError(f"a frame of {length} bytes, over {self.frame_bytes_max} with its header")
                 end = at + FRAME_HEADER_BYTES + length
                 if end > len(received):
+                    wanted = end - at
                     return
-                # Copied once, so that nothing refers to what the next bytes are received into.
-                whole = bytes(memoryview(received)[at + _FRAMED.size : end])
+                # What has a buffer of its own stays there. Others are copied out of theirs, or each would keep all of it.
+                whole = received[at + _FRAMED.size : end]
+                whole = whole.toreadonly() if len(self._buffer) > RECEIVED_BYTES else memoryview(bytes(whole))
                 at = end
                 if crc32c(whole) != checksum:
                     raise ProtocolError("a frame fails its checksum")
@@ -125,6 +148,15 @@ class FrameReader:
                 if meta_length > length:
                     raise ProtocolError(f"a frame of {length} bytes has a meta of {meta_length}")
                 payload_at = _CHECKED.size + meta_length
-                yield Frame(kind, number, whole[_CHECKED.size : payload_at], memoryview(whole)[payload_at:])
+                yield Frame(kind, number, bytes(whole[_CHECKED.size : payload_at]), whole[payload_at:])
         finally:
-            del received[:at]
+            rest = received[at:]
+            self.held_bytes = len(rest)
+            if wanted > len(self._buffer):
+                self._buffer, at = _allocate(wanted), wanted
+            if at:
+                self._buffer[: len(rest)] = rest
+
+
+def _allocate(size_bytes: int) -> memoryview:
+    return memoryview(np.empty(size_bytes, np.uint8))  # of bytes that nobody has to make zeros first

@@ -1,21 +1,21 @@
 """One connection, either end of it, over Unix sockets, TCP and TLS: bytes to frames, frames to bytes, and back-pressure."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from wal.errors import OnShutdown, ProtocolError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 
-PART_BYTES = 1 << 20
-"""What a long reply is cut into, so that others get between its parts."""
+PART_BYTES = 2 << 20
+"""What a long reply is cut into, so that others get between its parts. Most batches of messages are shorter."""
 PARTS_MAX = 64
 """Long frames of which a side may have sent a part and not the end."""
 SEND_BUFFER_BYTES = 4 << 20
 """With more waiting for the other side to read, `drain` waits."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A connection, from when it is made until it is lost; lives on the event loop.
 
     `on_frame` is told of every frame that is whole, long ones put together again, in order; what it raises closes the
@@ -54,11 +54,15 @@ class Connection(asyncio.Protocol):
         self._transport.write(PREFACE)
         self._on_made()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Receive where the next bytes of a frame belong."""
+        return self._reader.room()
+
+    def buffer_updated(self, size_bytes: int) -> None:
         """Pass on the frames that are whole now."""
         self.received_at = asyncio.get_running_loop().time()
         try:
-            for frame in self._reader.feed(data):
+            for frame in self._reader.received(size_bytes):
                 whole = self._whole(frame)
                 if whole is not None and self.is_open:
                     self._on_frame(whole)
@@ -91,26 +95,29 @@ class Connection(asyncio.Protocol):
         """Take frames of full size from now on: both sides know each other."""
         self._reader.frame_bytes_max, self._has_agreed = FRAME_BYTES_MAX, True
 
-    def send(self, kind: FrameKind, number: int = 0, meta: object = None, payload: bytes | memoryview = b"") -> None:
+    def send(
+        self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview
+    ) -> None:
         """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises `ProtocolError` if too long."""
-        self.send_encoded(encode_frame(kind, number, meta, payload))
+        self.send_encoded(encode_frame(kind, number, meta, *payload))
 
     def send_encoded(self, frame: list[bytes | memoryview]) -> None:
         """Send what `encode_frame` returned."""
         if self.is_open and self._transport is not None:
             self._transport.writelines(frame)
 
-    async def send_long(self, kind: FrameKind, number: int, payload: bytes, meta: object = None) -> None:
+    async def send_long(
+        self, kind: FrameKind, number: int, *payload: bytes | memoryview, meta: object = None
+    ) -> None:
         """Send a frame of any length in parts, each when the other side has read most of those before."""
-        view = memoryview(payload)
-        while len(view) > PART_BYTES:
+        *parts, last = _parts(payload)
+        for part in parts:
             async with self._sending:  # one part at a time, or each of a thousand streams would have one waiting
                 await self.drain()
-                self.send(FrameKind.PART, number, None, view[:PART_BYTES])
-            view = view[PART_BYTES:]
+                self.send(FrameKind.PART, number, None, *part)
         async with self._sending:
             await self.drain()
-            self.send(kind, number, meta, view)
+            self.send(kind, number, meta, *last)
 
     async def drain(self) -> None:
         """Return once the other side has read most of what was sent, or is gone. Raises `OnShutdown` then."""
@@ -151,3 +158,16 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"over {self._parts_bytes_max} bytes of long frames that are not whole")
         self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
         return None
+
+
+def _parts(payload: Sequence[bytes | memoryview]) -> list[list[memoryview]]:
+    """Return what a payload is cut into, as views: full parts, and the rest."""
+    parts, room = [list[memoryview]()], PART_BYTES
+    for view in map(memoryview, payload):
+        while len(view) > room:
+            parts[-1].append(view[:room])
+            view, room = view[room:], PART_BYTES
+            parts.append([])
+        parts[-1].append(view)
+        room -= len(view)
+    return parts

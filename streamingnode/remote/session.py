@@ -458,9 +458,9 @@ class Session:
             while True:
                 batch = await reading.next_batch()
                 payload = encode_batch(batch)
-                await stream.spend(len(payload))
+                await stream.spend(sum(map(len, payload)))
                 stream.upto = batch.resume_position, batch.confirmed_tick
-                await self.connection.send_long(FrameKind.MESSAGES, number, payload)
+                await self.connection.send_long(FrameKind.MESSAGES, number, *payload)
         finally:
             self._streams.pop(number, None)
             self.work(reading.close())

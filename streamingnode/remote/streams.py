@@ -71,12 +71,12 @@ class _Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 
 
-def encode_batch(batch: ScanBatch) -> bytes:
-    """Return a batch: the length of what describes it, that, and the payloads in order."""
+def encode_batch(batch: ScanBatch) -> list[bytes | memoryview]:
+    """Return a batch in parts: the length of what describes it and that, and the payloads in order, which are not copied."""
     payloads: list[bytes | memoryview] = []
     visible = tuple([_described(each, payloads) for each in batch.visible])
     head = _encode(_Batch(batch.confirmed_tick, batch.resume_position, visible))
-    return b"".join((len(head).to_bytes(4, "little"), head, *payloads))
+    return [len(head).to_bytes(4, "little") + head, *payloads]
 
 
 def decode_batch(data: memoryview, wal_name: str) -> ScanBatch:

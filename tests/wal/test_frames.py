@@ -100,8 +100,8 @@ def test_a_giant_length_is_refused_before_anything_is_kept_for_it(length: int) -
 def test_a_frame_over_the_bound_is_not_sent_and_the_largest_one_is() -> None:
     largest = FRAME_BYTES_MAX - FRAME_HEADER_BYTES
     with pytest.raises(ProtocolError, match="send less"):
-        encode_frame(FrameKind.CALL, 1, payload=bytes(largest + 1))
-    sent = PREFACE + b"".join(encode_frame(FrameKind.CALL, 1, payload=bytes(largest)))
+        encode_frame(FrameKind.CALL, 1, None, bytes(largest + 1))
+    sent = PREFACE + b"".join(encode_frame(FrameKind.CALL, 1, None, bytes(largest)))
     (frame,) = read(sent, FrameReader(FRAME_BYTES_MAX))
     assert len(frame.payload) == largest
 

@@ -53,7 +53,7 @@ async def joined() -> AsyncIterator[tuple[End, End]]:
 async def test_a_long_frame_arrives_as_it_was_sent(size: int) -> None:
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
     async with joined() as (here, there):
-        await here.connection.send_long(FrameKind.REPLY, 7, payload, "tea")
+        await here.connection.send_long(FrameKind.REPLY, 7, payload, meta="tea")
         await there.has(1)
         (frame,) = there.frames
         assert (frame.kind, frame.number, frame.value()) == (FrameKind.REPLY, 7, "tea")
@@ -113,7 +113,8 @@ async def test_frames_behind_one_that_closed_the_connection_are_not_acted_on() -
     _, writer = await asyncio.open_connection(*listener.sockets[0].getsockname())
     writer.write(PREFACE + b"\xff" * 100)
     await end.ended.wait()
-    end.connection.data_received(b"more")
+    end.connection.get_buffer(-1)[:4] = b"more"
+    end.connection.buffer_updated(4)
     assert end.frames == []
     assert len(end.lost) == 1
     writer.close()

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 import streamingnode as sn
 from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch
-from streamingnode.remote.streams import _Batch, _Message, _Packed, decode_batch, encode_batch
+from streamingnode.remote import streams
+from streamingnode.remote.streams import _Batch, _Message, _Packed, decode_batch
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, SHARDS, rows
 from wal.entry import PackedRows, RowBatch
@@ -25,6 +26,11 @@ from wal.errors import ProtocolError
 from wal.message import Message, TransactionMessage
 
 WAL_NAME = "rocks"
+
+
+def encode_batch(batch: ScanBatch) -> bytes:
+    """Return a batch as it is on the wire."""
+    return b"".join(streams.encode_batch(batch))
 
 
 async def scanned() -> list[ScanBatch]:
