@@ -142,13 +142,7 @@ class FrameReader:
                 whole = received[at + _FRAMED.size : end]
                 whole = whole.toreadonly() if len(self._buffer) > RECEIVED_BYTES else memoryview(bytes(whole))
                 at = end
-                if crc32c(whole) != checksum:
-                    raise ProtocolError("a frame fails its checksum")
-                number, kind, _, meta_length = _CHECKED.unpack_from(whole)
-                if meta_length > length:
-                    raise ProtocolError(f"a frame of {length} bytes has a meta of {meta_length}")
-                payload_at = _CHECKED.size + meta_length
-                yield Frame(kind, number, bytes(whole[_CHECKED.size : payload_at]), whole[payload_at:])
+                yield _checked(whole, length, checksum)
         finally:
             rest = received[at:]
             self.held_bytes = len(rest)
@@ -158,5 +152,16 @@ class FrameReader:
                 self._buffer[: len(rest)] = rest
 
 
+def _checked(whole: memoryview, length: int, checksum: int) -> Frame:
+    """Return the frame that has these bytes behind its length and checksum. Raises `ProtocolError`."""
+    if crc32c(whole) != checksum:
+        raise ProtocolError("a frame fails its checksum")
+    number, kind, _, meta_length = _CHECKED.unpack_from(whole)
+    if meta_length > length:
+        raise ProtocolError(f"a frame of {length} bytes has a meta of {meta_length}")
+    payload_at = _CHECKED.size + meta_length
+    return Frame(kind, number, bytes(whole[_CHECKED.size : payload_at]), whole[payload_at:])
+
+
 def _allocate(size_bytes: int) -> memoryview:
-    return memoryview(np.empty(size_bytes, np.uint8))  # of bytes that nobody has to make zeros first
+    return np.empty(size_bytes, np.uint8).data  # of bytes that nobody has to make zeros first

@@ -95,9 +95,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take frames of full size from now on: both sides know each other."""
         self._reader.frame_bytes_max, self._has_agreed = FRAME_BYTES_MAX, True
 
-    def send(
-        self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview
-    ) -> None:
+    def send(self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview) -> None:
         """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises `ProtocolError` if too long."""
         self.send_encoded(encode_frame(kind, number, meta, *payload))
 
@@ -106,9 +104,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_open and self._transport is not None:
             self._transport.writelines(frame)
 
-    async def send_long(
-        self, kind: FrameKind, number: int, *payload: bytes | memoryview, meta: object = None
-    ) -> None:
+    async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview, meta: object = None) -> None:
         """Send a frame of any length in parts, each when the other side has read most of those before."""
         *parts, last = _parts(payload)
         for part in parts:
@@ -163,11 +159,12 @@ class Connection(asyncio.BufferedProtocol):
 def _parts(payload: Sequence[bytes | memoryview]) -> list[list[memoryview]]:
     """Return what a payload is cut into, as views: full parts, and the rest."""
     parts, room = [list[memoryview]()], PART_BYTES
-    for view in map(memoryview, payload):
-        while len(view) > room:
-            parts[-1].append(view[:room])
-            view, room = view[room:], PART_BYTES
+    for each in payload:
+        rest = memoryview(each)
+        while len(rest) > room:
+            parts[-1].append(rest[:room])
+            rest, room = rest[room:], PART_BYTES
             parts.append([])
-        parts[-1].append(view)
-        room -= len(view)
+        parts[-1].append(rest)
+        room -= len(rest)
     return parts
