@@ -29,7 +29,7 @@ from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.rocks.layout import Durability
-from wal.rocksmq.contract import MessageQueue
+from wal.rocksmq.contract import NO_TOPICS, MessageQueue
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
 
@@ -99,11 +99,12 @@ class Node:
     def mq(self) -> MessageQueue:
         """The node's topics, for messages that consumer groups share; they live and end with the node.
 
-        Raises `InvalidArgument` for a node in memory and one of another process.
+        Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers hold, and what it
+        consumed, comes back when that is lost; `produce` takes up to 8 MiB, and raises `Indeterminate` when it is lost.
         """
         self._check_open()
         if self._backend.mq is None:
-            raise InvalidArgument("this node has no topics — open one with a directory, in this process")
+            raise InvalidArgument(NO_TOPICS)
         return self._backend.mq
 
     # --- rows -----------------------------------------------------------------------------------------------------------

@@ -189,6 +189,7 @@ class SyncConsumer(Blocking):
 
     consume = blocking(Consumer.consume)
     ack = blocking(Consumer.ack)
+    give_back = blocking(Consumer.give_back)
 
     def __exit__(self, *raised: object) -> None:
         if not self._loop.is_closed:  # a closed node has ended its consumers

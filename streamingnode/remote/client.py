@@ -28,6 +28,7 @@ from streamingnode.node import Node
 from streamingnode.remote.address import Address
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, error_from_wire
 from streamingnode.remote.link import Link, LinkOptions
+from streamingnode.remote.queue import RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
 from streamingnode.statistics import NodeStatistics
@@ -85,10 +86,9 @@ class _Named:
 class RemoteBackend:
     """A node of another process; see `Backend`."""
 
-    mq: MessageQueue | None = None
-
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
+        self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
         self.catalog = Catalog()
         self.config: NodeConfig
         self.pending: PendingBytes

@@ -16,6 +16,7 @@ from streamingnode.errors import AccessDenied
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights
 from streamingnode.remote.calls import (
     CALLS,
+    TOPICS,
     VERSIONS,
     Access,
     AckCall,
@@ -31,6 +32,7 @@ from streamingnode.remote.calls import (
 )
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.streams import encode_batch
+from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import FIRST_EPOCH, Targets, WireResult, WireTarget, checked_rows, result_to_wire
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
@@ -122,6 +124,7 @@ class Session:
         self._streams: dict[int, Stream] = {}
         self._held: dict[int, Place] = {}
         """The places of writes that the client has begun and not sent."""
+        self._topics = ClientTopics(server.backend.mq)
         self._told_catalog: Catalog | None = None
         self._told_version = 0
         self._telling, self._catalogs, self._calls_bytes = asyncio.Lock(), 0, 0
@@ -209,8 +212,9 @@ class Session:
         self.connection.send(FrameKind.LEAVING)
 
     def calls(self) -> list["asyncio.Task[None]"]:
-        """Return the calls under way, without the streams, which have no end."""
-        return [task for number, task in self._calls.items() if number not in self._streams]
+        """Return the calls under way, without streams, which have no end, and who waits for messages of a topic."""
+        endless = self._streams.keys() | self._topics.waiting
+        return [task for number, task in self._calls.items() if number not in endless]
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it. Its writes go on, and it may ask for them again."""
@@ -219,6 +223,7 @@ class Session:
         for task in list(self._calls.values()):
             task.cancel()
         self._held.clear()
+        self.work(self._topics.close())
         mine = [txn_id for txn_id, session in self._server.transactions.items() if session is self]
         for txn_id in mine:
             del self._server.transactions[txn_id]
@@ -275,7 +280,7 @@ class Session:
                 await self._ack(decode(payload, AckCall))
                 reply = None
             elif (call := CALLS.get(name)) is not None:
-                reply = await self._call(call, decode(payload, call.request))
+                reply = await self._call(number, call, decode(payload, call.request))
             else:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
             await self.connection.send_long(FrameKind.REPLY, number, encode(reply))
@@ -285,13 +290,15 @@ class Session:
             _log.exception("call_failed", call=name[:80])
             self._refuse(number, error)
 
-    async def _call(self, call: Call, request: msgspec.Struct) -> object:
+    async def _call(self, number: int, call: Call, request: msgspec.Struct) -> object:
         arguments: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
         named = arguments.get(call.of_collection)
         collection = named.name if isinstance(named, Definition) else named
         self._check(call.access, collection or (EVERYTHING if call.access is Access.ADMIN else None))
         if call.access is Access.ADMIN and self.rights is not None:
             _log.info("admin_call", client=self.rights.name, call=call.name, collection=collection)
+        if call.name.startswith(TOPICS):
+            return await self._topics.call(number, call.name.removeprefix(TOPICS), arguments)
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")
@@ -309,6 +316,7 @@ class Session:
 
     def _on_cancel(self, number: int) -> None:
         self._held.pop(number, None)
+        self._topics.cancelled(number, self.work)
         if (call := self._calls.get(number)) is not None:
             call.cancel()
         elif self.rights is not None:

@@ -169,9 +169,9 @@ class RocksMQ:
             )
         owner = next(self._owners)
 
-        async def give_back() -> None:
-            if topic in self._topics and group in self._topics[topic].groups:
-                self._topics[topic].groups[group].close(owner)
+        async def give_back(ids: Sequence[int] | None) -> None:
+            if topic in self._topics and (state := self._topics[topic].groups.get(group)):
+                state.give_back_of(owner, list(state.held) if ids is None else ids)
                 self._wake(topic, group)
 
         deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s)
