@@ -271,6 +271,10 @@ class RocksMQ:
     async def info(self) -> dict[str, TopicInfo]:
         """See `MessageQueue.info`."""
         await self._ready()
+        return self.statistics()
+
+    def statistics(self) -> dict[str, TopicInfo]:
+        """Return what is known of the topics now, also while the log comes back."""
         return {name: info_of(topic) for name, topic in self._topics.items()}
 
     async def close(self) -> None:

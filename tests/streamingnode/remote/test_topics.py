@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -303,7 +304,8 @@ async def test_each_right_allows_its_calls_on_its_topics_only(
 
 
 def test_topics_of_another_process_work_without_async(tmp_path: Path) -> None:
-    with sn.sync.open_node(tmp_path / "node", **{"serve.listen": True}) as owner:
+    settings: dict[str, Any] = {"serve.listen": True}
+    with sn.sync.open_node(tmp_path / "node", **settings) as owner:
         owner.mq.create_topic("t")
         owner.mq.create_consumer_group("t", "g")
         with sn.sync.connect(f"unix:{tmp_path}/node/node.sock") as client:
