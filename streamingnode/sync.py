@@ -249,6 +249,7 @@ class SyncNode(Blocking):
     drop_partition = blocking(Node.drop_partition)
     collections = blocking(Node.collections)
     collection = blocking(Node.collection)
+    bridge = blocking(Node.bridge)
     flush = blocking(Node.flush)
     backup = blocking(Node.backup)
     verify = blocking(Node.verify)

@@ -1,4 +1,4 @@
-"""Topics on the command line: `topic` and `group`."""
+"""Topics on the command line: `topic`, `group` and `bridge`."""
 
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_bytes, format_count
+from streamingnode.progress import show_progress
 from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, Truncated, shown
 
 if TYPE_CHECKING:
+    from streamingnode.bridging import BridgeReport
     from streamingnode.node import Node
     from wal.rocksmq.contract import GroupInfo, TopicInfo
 
@@ -127,6 +129,39 @@ def group(
     else:
         output.line(f"{'would remove' if dry_run else 'removed'} group {group}: lag {info.groups[group].lag}")
         output.document({"topic": topic, "removed": not dry_run, **_group_line(group, info.groups[group])})
+
+
+@command(
+    PLACE,
+    argument("topic", help="where messages come from"),
+    argument("collection", help="where their rows go"),
+    argument("--name", help="of the consumer group and producer (default: bridge.TOPIC.COLLECTION)"),
+    argument("--once", action="store_true", help="end when the topic is drained"),
+    examples=(
+        "streamingnode bridge data events orders",
+        "streamingnode bridge data events orders --once --json",
+        "streamingnode bridge tcp://127.0.0.1:7600 events orders --name orders-2",
+    ),
+)
+def bridge(output: Output, *, place: Path | str, topic: str, collection: str, name: str | None, once: bool) -> None:
+    """Bring the messages of a topic into a collection, each exactly once.
+
+    A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic TOPIC.dead, with the error
+    and where it came from in its properties. Can be interrupted and run again at any moment: it goes on where it was.
+    Started twice, the first one ends. To bring the same messages again, give it another --name.
+    """
+    with show_progress(output.stderr) as progress:
+        progress.stage("bridging")
+
+        def tell(report: "BridgeReport") -> None:
+            progress.advance(report.messages, f"{report.rows} rows, {report.dead} dead letters")
+
+        report = with_node(place, lambda node: node.bridge(topic, collection, name=name, once=once, on_progress=tell))
+    output.line(
+        f"{format_count(report.messages, 'message')}: {format_count(report.rows, 'row')} in {collection}, "
+        f"{format_count(report.dead, 'dead letter')}"
+    )
+    output.document(report)
 
 
 def _target(to: str, info: "TopicInfo") -> int:

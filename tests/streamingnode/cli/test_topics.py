@@ -115,3 +115,13 @@ def test_info_and_statistics_tell_the_lag_of_every_group(data: Path, ids: range,
     with sn.sync.open_node(data) as node:
         node.mq.info()
         assert node.statistics().topics["events"].groups["billing"].lag == 2
+
+
+def test_a_bridge_drains_a_topic_into_a_collection_once(place: Path, run: "Run") -> None:
+    done = run("bridge", place, "events", "orders", "--once", "--json")
+    assert done.code == 0, done.err
+    assert (done.document["messages"], done.document["rows"], done.document["dead"]) == (3, 0, 3)
+    assert run("bridge", place, "events", "orders", "--once").out == "0 messages: 0 rows in orders, 0 dead letters\n"
+    dead: Any = run("topic", "info", place, "events.dead", "--json").document
+    assert dead["messages"] == 3
+    assert run("bridge", place, "no", "orders", "--once").err.startswith(TopicNotFound.code)
