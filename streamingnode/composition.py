@@ -109,13 +109,14 @@ async def compose(
     supervisor.spawn(flusher.reclaim_space(channel.request_cut))
     supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
-    statistics = partial(node_statistics, channel, flusher, appends, now_ms=now_ms, opened_s=time.monotonic())
-    backend = EmbeddedBackend(path, channel, flusher, readers, statistics)
+    mq = None
     if isinstance(store, RocksStore):
         mq = RocksMQ(store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term)
-        backend.mq = mq
         closing.push_async_callback(mq.close)
         supervisor.spawn(keep_topics(mq, config.mq.retention_s))
+    statistics = partial(node_statistics, channel, flusher, appends, mq, now_ms=now_ms, opened_s=time.monotonic())
+    backend = EmbeddedBackend(path, channel, flusher, readers, statistics)
+    backend.mq = mq
     if path is not None:
         supervisor.spawn(keep_statistics(path, statistics))
         if config.serve.listen:

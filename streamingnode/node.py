@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 from anyio import to_thread
@@ -29,9 +29,12 @@ from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.rocks.layout import Durability
-from wal.rocksmq.contract import MessageQueue
+from wal.rocksmq.contract import NO_TOPICS, MessageQueue
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
+
+if TYPE_CHECKING:
+    from streamingnode.bridging import BridgeReport
 
 T = TypeVar("T")
 
@@ -104,12 +107,37 @@ class Node:
     def mq(self) -> MessageQueue:
         """The node's topics, for messages that consumer groups share; they live and end with the node.
 
-        Raises `InvalidArgument` for a node in memory and one of another process.
+        Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers hold, and what it
+        consumed, comes back when that is lost; `produce` takes up to 8 MiB, and raises `Indeterminate` when it is lost.
         """
         self._check_open()
         if self._backend.mq is None:
-            raise InvalidArgument("this node has no topics — open one with a directory, in this process")
+            raise InvalidArgument(NO_TOPICS)
         return self._backend.mq
+
+    async def bridge(
+        self,
+        topic: str,
+        collection: str,
+        *,
+        name: str | None = None,
+        once: bool = False,
+        on_progress: Callable[["BridgeReport"], None] = lambda _: None,
+    ) -> "BridgeReport":
+        """Bring the messages of a topic into a collection, each exactly once, in order, until cancelled.
+
+        A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic `<topic>.dead`, with
+        `error`, `topic`, `id` and `bridge` in its properties. It may be stopped at any point, also by a crash, and goes
+        on when it is called again. `name` is that of its consumer group and its producer, `bridge.<topic>.<collection>`
+        by default; who starts it again fences the one before. With `once` it returns when the topic is drained.
+
+        Raises `TopicNotFound`, `CollectionNotFound`, `ProducerFenced`, `Overloaded` while others consume from its group,
+        and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes on by itself.
+        """
+        from streamingnode.bridging import bridge
+
+        self._check_open()
+        return await bridge(self, topic, collection, name=name, once=once, on_progress=on_progress)
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ from wal.files import create_file, read_regular
 from wal.lifecycle import LogStatus
 from wal.measure import Distribution, Histogram, Rate
 from wal.rocks.store import RocksStore
+from wal.rocksmq.contract import TopicInfo
+from wal.rocksmq.queue import RocksMQ
 from wal.timetick import physical_ms
 
 
@@ -121,6 +123,7 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     readers: tuple[ScanStatistics, ...]
     flusher: FlusherStatistics
     spool: SpoolStatistics | None = None
+    topics: dict[str, TopicInfo] = {}
 
 
 UNCOUNTED_MAX = 256
@@ -191,7 +194,13 @@ class AppendMeter:
 
 
 def node_statistics(
-    channel: Channel, flusher: Flusher, appends: AppendMeter, *, now_ms: Callable[[], int], opened_s: float
+    channel: Channel,
+    flusher: Flusher,
+    appends: AppendMeter,
+    mq: RocksMQ | None,
+    *,
+    now_ms: Callable[[], int],
+    opened_s: float,
 ) -> NodeStatistics:
     """Ask the parts of a node, on their event loop; `now_ms` is the clock that ticks follow."""
     at_ms, term, store, pending = now_ms(), channel.term, channel.store, channel.pending
@@ -233,6 +242,7 @@ def node_statistics(
         else None,
         readers=channel.scanners.statistics(),
         flusher=flusher.statistics(),
+        topics={} if mq is None else mq.statistics(),
     )
 
 

@@ -190,6 +190,7 @@ class SyncConsumer(Blocking):
 
     consume = blocking(Consumer.consume)
     ack = blocking(Consumer.ack)
+    give_back = blocking(Consumer.give_back)
 
     def __exit__(self, *raised: object) -> None:
         if not self._loop.is_closed:  # a closed node has ended its consumers
@@ -250,6 +251,7 @@ class SyncNode(Blocking):
     drop_partition = blocking(Node.drop_partition)
     collections = blocking(Node.collections)
     collection = blocking(Node.collection)
+    bridge = blocking(Node.bridge)
     flush = blocking(Node.flush)
     backup = blocking(Node.backup)
     verify = blocking(Node.verify)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from streamingnode.care.findings import OnStep, Report
     from streamingnode.care.inspect import BackupRecord
     from streamingnode.node import Node
+    from wal.rocksmq.group import Topic
 
 
 def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
@@ -213,7 +214,7 @@ def doctor(output: Output, *, directory: Path | None) -> int:
 
 @command(PLACE, examples=("streamingnode info data", "streamingnode info data --json"))
 def info(output: Output, *, place: Path | str) -> None:
-    """Show a node's identity, owner, ticks, cuts, readers and leases.
+    """Show a node's identity, owner, ticks, cuts, readers, leases and topics.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
     counted and measured until a few seconds ago. At an address it asks for that alone. Times are UTC.
@@ -274,9 +275,15 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
             {"reader": name, "pchannel": at.pchannel, "position": at.position, **when(at.tick)}
             for name, at in records.readers.items()
         ],
+        "topics": [_topic(name, topic) for name, topic in records.topics.items()],
         "leases": [
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, **when(lease.tick)}
             for _, lease in lease_files(cuts.directory)
             if isinstance(lease, Lease)
         ],
     }
+
+
+def _topic(name: str, topic: "Topic") -> dict[str, object]:
+    lag = {group: state.lag(topic.end_id) for group, state in topic.groups.items()}
+    return {"topic": name, "begin_id": topic.begin_id, "end_id": topic.end_id, "bytes": topic.kept_bytes, "lag": lag}

@@ -1,18 +1,15 @@
 """Rows from a file or a pipe in batches of bounded size, JSON lines or Parquet. Everything here blocks."""
 
 import codecs
-import datetime as dt
 import hashlib
-import re
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import chain
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +18,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.schema import AnyArray, AnyField, child_fields, has_leaf, is_bytes, is_list, is_text, with_leaves
+from streamingnode.rows_json import FINER_TIME, Row, json_type, row_decoder
+from streamingnode.schema import AnyArray, AnyField, child_fields, is_list, with_leaves
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 ROWS_MAX = 10_000
@@ -41,19 +39,6 @@ SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 
 _BLOCK_BYTES = 1 << 18
 """More than a buffered reader holds, so that nothing stays in it that `select` does not see."""
-_FINER_TIME = re.compile(rb":\d\d\.\d{6}\d*[1-9]")
-_EXACT_TIME = Annotated[str, msgspec.Meta(pattern=r"^[^.]*(\.\d{1,6}0*(\D.*)?)?$")]
-_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
-    (pt.is_boolean, bool),
-    (pt.is_integer, int),
-    (pt.is_floating, float),
-    (pt.is_decimal, Decimal),
-    (is_text, str),
-    (is_bytes, bytes),
-    (pt.is_date32, dt.date),
-)
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +121,7 @@ class JsonLines:
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows. Raises `SchemaMismatch` naming a line, when nothing of its batch came out yet."""
-        decode = _row_decoder(schema)
+        decode = row_decoder(schema)
         read, self._ahead = self._ahead or self._read(), None
         while read:
             rows = _decoded(read, decode)
@@ -203,53 +188,12 @@ def _inferred(name: str, values: list[Any]) -> AnyField:
     except (pa.ArrowException, OverflowError, RecursionError) as error:
         said = brief(str(error))
         raise SchemaMismatch(f"column {name!r} of the first lines: {said} — give it values of one kind") from None
-    if pt.is_string(kind) and not any(_FINER_TIME.search(value.encode()) for value in values if value):
+    if pt.is_string(kind) and not any(FINER_TIME.search(value.encode()) for value in values if value):
         for times in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
             with suppress(msgspec.ValidationError):
-                msgspec.convert(values, list[_json_type(times)])  # type: ignore[misc]  # made from a column's type
+                msgspec.convert(values, list[json_type(times)])  # type: ignore[misc]  # made from a column's type
                 found = times
     return pa.field(name, found)
-
-
-def _row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
-    """Return what makes a line a row of `schema`; what a column refuses of values of its kind, the node says."""
-    decoder = msgspec.json.Decoder(_object_type(schema))
-    exact = msgspec.json.Decoder(_object_type(schema, time=_EXACT_TIME))
-    has_times = any(has_leaf(field.type, pt.is_timestamp) for field in schema)
-
-    def decode(line: bytes) -> Row:
-        row = decoder.decode(line)
-        if has_times and (b"\\" in line or _FINER_TIME.search(line)):  # a `datetime` is rounded
-            try:
-                exact.decode(line)
-            except msgspec.ValidationError:
-                raise msgspec.ValidationError("a time is finer than microseconds") from None
-        made: Row = msgspec.to_builtins(row, builtin_types=(bytes, dt.date, dt.datetime, Decimal))
-        return made
-
-    return decode
-
-
-def _object_type(fields: Iterable[AnyField], time: Any = None) -> Any:
-    """Return the type of an object with these fields, each of which may be left out, and no others."""
-    names = {f"field_{number}": field for number, field in enumerate(fields)}  # a column may be called `class`
-    return msgspec.defstruct(
-        "Row",
-        [(name, _json_type(field.type, time), None) for name, field in names.items()],
-        rename={name: field.name for name, field in names.items()},
-        forbid_unknown_fields=True,
-    )
-
-
-def _json_type(kind: pa.DataType, time: Any = None) -> Any:
-    """Return the type of a column's values in JSON, null being one; `time` is that of times, if not `datetime`."""
-    if is_list(kind):
-        return list[_json_type(kind.field(0).type, time)] | None  # type: ignore[misc]  # made from a column's type
-    if pt.is_struct(kind):
-        return _object_type(child_fields(kind), time) | None
-    if isinstance(kind, pa.TimestampType):
-        return (time or Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]) | None
-    return next(python for matches, python in _PYTHON_TYPES if matches(kind)) | None
 
 
 class ParquetRows:

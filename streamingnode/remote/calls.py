@@ -11,8 +11,10 @@ import pyarrow as pa
 
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
+from streamingnode.remote.topics import ClientTopics
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.headers import MessageType
+from wal.rocksmq.contract import MessageQueue
 
 VERSIONS = (1,)
 """Of the protocol, that this release speaks; the highest that both sides do is taken."""
@@ -31,12 +33,14 @@ class Access(Enum):
     ADMIN = "admin"
 
 
+TOPICS = "mq."
+"""Names of calls of topics begin so."""
 WireReport = tuple[list[Finding], dict[str, int], int]
 """A verification's report, without whom it told of its steps."""
 
 
 class Call(NamedTuple):
-    """One call: the arguments of `Backend`'s method of this name, and what that returns.
+    """One call: the arguments of the method of this name, and what that returns. One of topics begins with `TOPICS`.
 
     One that `repeats` may be sent again when the connection was lost before its answer came.
     """
@@ -56,14 +60,19 @@ class Call(NamedTuple):
         return self.access is not Access.CONSUME
 
 
-def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "") -> Call:
-    method: Callable[..., object] = getattr(Backend, name)
+def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "", of: type = Backend) -> Call:
+    method: Callable[..., object] = getattr(of, name.removeprefix(TOPICS))
     hints = get_type_hints(method)
     reply, has_timeout = hints.pop("return"), "timeout" in hints
     hints.pop("timeout", None)
     arguments = [(argument, hints[argument]) for argument in inspect.signature(method).parameters if argument in hints]
     request = msgspec.defstruct(f"{name}_request", arguments, array_like=True, frozen=True)
     return Call(name, access, repeats, request, WireReport if reply is Report else reply, has_timeout, of_collection)
+
+
+def _topic_call(name: str, access: Access, *, repeats: bool, of: type = MessageQueue) -> Call:
+    of_collection = "topic" if "topic" in inspect.signature(getattr(of, name)).parameters else ""
+    return _call(TOPICS + name, access, repeats=repeats, of_collection=of_collection, of=of)
 
 
 CALLS = {
@@ -84,6 +93,23 @@ CALLS = {
         _call("verify", Access.ADMIN, repeats=True),
         _call("statistics", Access.CONSUME, repeats=True),
         _call("hand_over", Access.ADMIN, repeats=True),
+        _topic_call("create_topic", Access.ADMIN, repeats=True),
+        _topic_call("destroy_topic", Access.ADMIN, repeats=False),
+        _topic_call("create_consumer_group", Access.ADMIN, repeats=False),
+        _topic_call("destroy_consumer_group", Access.ADMIN, repeats=False),
+        _topic_call("exist_consumer_group", Access.CONSUME, repeats=True),
+        _topic_call("produce", Access.PRODUCE, repeats=False),
+        _topic_call("ack", Access.CONSUME, repeats=True),
+        _topic_call("seek", Access.CONSUME, repeats=True),
+        _topic_call("force_seek", Access.CONSUME, repeats=True),
+        _topic_call("seek_to_latest", Access.CONSUME, repeats=True),
+        _topic_call("get_latest_msg", Access.CONSUME, repeats=True),
+        _topic_call("check_topic_valid", Access.CONSUME, repeats=True),
+        _topic_call("notify", Access.CONSUME, repeats=True),
+        _topic_call("info", Access.CONSUME, repeats=True),
+        _topic_call("register", Access.CONSUME, repeats=True, of=ClientTopics),
+        _topic_call("deliver", Access.CONSUME, repeats=True, of=ClientTopics),
+        _topic_call("give_back", Access.CONSUME, repeats=True, of=ClientTopics),
     )
 }
 """By name. What is not here has frames of its own: writes and streams."""
@@ -181,6 +207,8 @@ def _encode_other(value: object) -> object:
             return sink.getvalue().to_pybytes()
         case Path():
             return str(value)
+        case range():
+            return value.start, value.stop
         case _:
             pass
     raise NotImplementedError(f"{type(value).__name__} does not cross a connection")
@@ -190,6 +218,8 @@ def _decode_other(kind: type, value: Any) -> Any:
     if kind is Path:
         return Path(value)
     try:
+        if kind is range:
+            return range(*value)
         if kind is pa.Schema:
             return pa.ipc.read_schema(pa.py_buffer(value))
         if kind is pa.Table:

@@ -25,6 +25,7 @@ from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, error_from_wire
 from streamingnode.remote.link import Link
+from streamingnode.remote.queue import RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
 from streamingnode.statistics import SpoolStatistics
@@ -108,10 +109,9 @@ def _asked(name: str, *, changes: str = "") -> Any:
 class RemoteBackend:
     """A node of another process; see `Backend`."""
 
-    mq: MessageQueue | None = None
-
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
+        self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
         self.catalog = Catalog()
         self.config: NodeConfig
         self.pending: PendingBytes

@@ -17,6 +17,7 @@ from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights
 from streamingnode.remote.calls import (
     CALLS,
+    TOPICS,
     VERSIONS,
     Access,
     AckCall,
@@ -32,6 +33,7 @@ from streamingnode.remote.calls import (
 )
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.streams import encode_batch
+from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import FIRST_EPOCH, Targets, WireResult, WireTarget, checked_rows, result_to_wire
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
@@ -128,6 +130,7 @@ class Session:
         self._streams: dict[int, Stream] = {}
         self._held: dict[int, Place] = {}
         """The places of writes that the client has begun and not sent."""
+        self._topics = ClientTopics(server.backend.mq)
         self._told_catalog: Catalog | None = None
         self._told_version = 0
         self._telling, self._catalogs, self._calls_bytes = asyncio.Lock(), 0, 0
@@ -219,8 +222,9 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the client waits for calls or writes; streams have no end."""
-        return len(self._calls) > len(self._streams) or (self.rights is not None and self._writes.is_busy)
+        """Whether the client waits for calls or writes; streams have no end, nor has who waits for messages of a topic."""
+        endless = self._streams.keys() | self._topics.waiting
+        return bool(self._calls.keys() - endless) or (self.rights is not None and self._writes.is_busy)
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it. Its writes go on, and it may ask for them again."""
@@ -229,6 +233,7 @@ class Session:
         for task in list(self._calls.values()):
             task.cancel()
         self._held.clear()
+        self.work(self._topics.close())
         mine = [txn_id for txn_id, session in self._server.transactions.items() if session is self]
         for txn_id in mine:
             del self._server.transactions[txn_id]
@@ -285,7 +290,7 @@ class Session:
                 await self._ack(decode(payload, AckCall))
                 reply = None
             elif (call := CALLS.get(name)) is not None:
-                reply = await self._call(call, decode(payload, call.request))
+                reply = await self._call(number, call, decode(payload, call.request))
             else:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
             await self.connection.send_long(FrameKind.REPLY, number, encode(reply))
@@ -295,17 +300,17 @@ class Session:
             _log.exception("call_failed", call=name[:80])
             self._refuse(number, error)
 
-    async def _call(self, call: Call, request: msgspec.Struct) -> object:
+    async def _call(self, number: int, call: Call, request: msgspec.Struct) -> object:
         arguments: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
         named = arguments.get(call.of_collection)
         collection = named.name if isinstance(named, Definition) else named
         if call.access is not Access.ADMIN:
             self._check(call.access, collection)
-            return await self._answer(call, arguments)
+            return await self._answer(number, call, arguments)
         outcome = "done"
         try:
             self._check(call.access, collection or EVERYTHING)
-            return await self._answer(call, arguments)
+            return await self._answer(number, call, arguments)
         except BaseException as error:
             outcome = error.code if isinstance(error, StreamingNodeError) else type(error).__name__
             raise
@@ -313,7 +318,9 @@ class Session:
             who, what = shown(self.rights and self.rights.name), shown(collection or EVERYTHING)
             _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
 
-    async def _answer(self, call: Call, arguments: dict[str, Any]) -> object:
+    async def _answer(self, number: int, call: Call, arguments: dict[str, Any]) -> object:
+        if call.name.startswith(TOPICS):
+            return await self._topics.call(number, call.name.removeprefix(TOPICS), arguments)
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await to_thread.run_sync(definition.checked)
         stamp = arguments.get("stamp")
@@ -333,6 +340,7 @@ class Session:
 
     def _on_cancel(self, number: int) -> None:
         self._held.pop(number, None)
+        self._topics.cancelled(number, self.work)
         if (call := self._calls.get(number)) is not None:
             call.cancel()
         elif self.rights is not None:

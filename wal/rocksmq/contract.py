@@ -15,6 +15,7 @@ ITERATED_AT_ONCE = 100
 """Messages that an iterating consumer takes together."""
 ITERATION_WAIT_S = 60.0
 """How long it waits before it asks again."""
+NO_TOPICS = "this node has no topics — open one with a directory"
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ class Consumer:
         self,
         deliver: Callable[[int, float], Awaitable[list[ConsumerMessage]]],
         ack: Callable[[Sequence[int]], Awaitable[None]],
-        give_back: Callable[[], Awaitable[None]],
+        give_back: Callable[[Sequence[int] | None], Awaitable[None]],
     ) -> None:
         self._deliver, self._ack, self._give_back = deliver, ack, give_back
         self._closed = False
@@ -92,11 +93,15 @@ class Consumer:
         """As `MessageQueue.ack`."""
         await self._ack(ids)
 
+    async def give_back(self, ids: Sequence[int]) -> None:
+        """Have messages that it holds come again, to whoever asks first; what it does not hold is passed over."""
+        await self._give_back(ids)
+
     async def close(self) -> None:
         """Give back what is not acknowledged, so that others get it at once; idempotent."""
         if not self._closed:
             self._closed = True
-            await self._give_back()
+            await self._give_back(None)
 
 
 class MessageQueue(Protocol):

@@ -155,10 +155,11 @@ class Group:
                 del self.held[each]
                 heapq.heappush(self._returned, each)
 
-    def close(self, owner: int) -> None:
-        """Have everything that a consumer holds come again."""
-        for each, lease in [item for item in self.held.items() if item[1].owner == owner]:
-            self.give_back(lease, (each,))
+    def give_back_of(self, owner: int, ids: Iterable[int]) -> None:
+        """Have those messages that a consumer still holds come again."""
+        for each in ids:
+            if (lease := self.held.get(each)) is not None and lease.owner == owner:
+                self.give_back(lease, (each,))
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""

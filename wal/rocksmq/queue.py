@@ -156,9 +156,9 @@ class RocksMQ:
             )
         owner = next(self._owners)
 
-        async def give_back() -> None:
-            if topic in self._topics and group in self._topics[topic].groups:
-                self._topics[topic].groups[group].close(owner)
+        async def give_back(ids: Sequence[int] | None) -> None:
+            if topic in self._topics and (state := self._topics[topic].groups.get(group)):
+                state.give_back_of(owner, list(state.held) if ids is None else ids)
                 self._wake(topic, group)
 
         deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s)
@@ -259,6 +259,10 @@ class RocksMQ:
     async def info(self) -> dict[str, TopicInfo]:
         """See `MessageQueue.info`."""
         await self._ready()
+        return self.statistics()
+
+    def statistics(self) -> dict[str, TopicInfo]:
+        """Return what is known of the topics now, also while the log comes back."""
         return {name: info_of(topic) for name, topic in self._topics.items()}
 
     async def close(self) -> None:

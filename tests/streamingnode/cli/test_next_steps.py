@@ -44,6 +44,7 @@ SAID_TO_PROGRAMS = {
     "streamingnode/remote/client.py": "use of readers and producers",
     "streamingnode/remote/link.py": "use of a client",
     "streamingnode/remote/calls.py": "use of readers",
+    "streamingnode/remote/queue.py": "arguments of its methods",
     "streamingnode/writing": "arguments and use of transactions and producers",
     "streamingnode/snapshot.py": "as_of",
     "spark_sink/cut_request.py": "nodes as Python objects",

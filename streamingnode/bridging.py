@@ -1,0 +1,231 @@
+"""From a topic into a collection, exactly once: bodies that are Arrow IPC streams or JSON objects become rows.
+
+A batch of messages is one write of a named producer, and its sequence is the id of the last one: ids of a topic are never
+used again. So the producer says where to go on, whatever the group has acknowledged. Messages that do not fit go to the
+topic `<topic>.dead`; before, the producer notes from which of them on, and behind which letter, so that after a crash
+between the two the letters that are there are found, and not sent twice.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import pyarrow as pa
+from anyio import to_thread
+
+from interceptors.errors import SchemaMismatch
+from streamingnode.collections import check_name
+from streamingnode.rows import RowShape, row_shape, to_batches
+from streamingnode.rows_json import Row, row_decoder
+from streamingnode.writing.write import check_rows_fit
+from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge
+from wal.rocksmq.contract import Consumer
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+
+if TYPE_CHECKING:
+    from streamingnode.node import Node
+    from streamingnode.writing.producer import Producer
+
+MESSAGES_MAX = 1_000
+"""Of one write."""
+WAIT_S = 60.0
+"""How long the bridge waits before it asks again."""
+DEAD_SUFFIX = ".dead"
+DEAD_BYTES = 1 << 20
+"""About so many bytes of dead letters go in one call."""
+CONTESTS_MAX = 10
+"""So often in a row the bridge takes its messages back from other consumers of its group."""
+ERROR_CHARACTERS_MAX = 1_000
+"""Of the text of an error that goes with a dead letter."""
+
+
+_UNFIT = (
+    *(SchemaMismatch, InvalidArgument, TooLarge),
+    *(msgspec.DecodeError, UnicodeDecodeError, RecursionError),
+    *(pa.ArrowException, OSError),
+)
+"""What a body raises that has no rows for the collection."""
+
+
+class BridgeReport(msgspec.Struct):
+    """What a bridge brought since it was started: messages, their rows, and those that went to the dead letters.
+
+    All up to `last_id` are done.
+    """
+
+    messages: int = 0
+    rows: int = 0
+    dead: int = 0
+    last_id: int = 0
+
+
+class _Note(msgspec.Struct, frozen=True, array_like=True):
+    """Dead letters of messages from `first_id` on are sent next, and are above `behind` in their topic."""
+
+    first_id: int
+    behind: int
+
+
+class _Fitted(NamedTuple):
+    """A message, and its rows, or why it has none."""
+
+    message: ConsumerMessage
+    batches: list[pa.RecordBatch]
+    error: str
+
+
+async def bridge(
+    node: "Node",
+    topic: str,
+    collection: str,
+    *,
+    name: str | None,
+    once: bool,
+    on_progress: Callable[[BridgeReport], None],
+) -> BridgeReport:
+    """See `Node.bridge`."""
+    name = check_name("producer", f"bridge.{topic}.{collection}" if name is None else name)
+    report, shape = BridgeReport(), node.collection(collection)
+    fit = _Fitting(row_shape(shape.schema, primary_key=shape.primary_key), node.config.wal.group_bytes_max)
+    while True:
+        crossing = _Crossing(node, topic, collection, name, report, fit)
+        with suppress(Indeterminate):  # the producer knows what became of it, once it is opened again
+            await crossing.run(once=once, on_progress=on_progress)
+            return report
+
+
+class _Fitting:
+    """Makes rows of messages, in a thread."""
+
+    def __init__(self, shape: RowShape, group_bytes_max: int) -> None:
+        self._shape, self._bytes_max = shape, group_bytes_max
+        self._decode: Callable[[bytes], Row] = row_decoder(shape.schema)
+
+    def __call__(self, messages: Sequence[ConsumerMessage]) -> list[_Fitted]:
+        return [self._fitted(message) for message in messages]
+
+    def _fitted(self, message: ConsumerMessage) -> _Fitted:
+        body = message.payload
+        try:
+            rows = [self._decode(body)] if body.lstrip()[:1] == b"{" else pa.ipc.open_stream(body).read_all()
+            if isinstance(rows, pa.Table):
+                rows.validate(full=True)
+            batches = to_batches(rows, self._shape)
+            check_rows_fit(batches, self._bytes_max)
+        except _UNFIT as error:
+            return _Fitted(message, [], f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX])
+        return _Fitted(message, batches, "")
+
+
+class _Crossing:
+    """One opening of a bridge: it goes on where the producer is, and fences whoever had the bridge before."""
+
+    def __init__(
+        self, node: "Node", topic: str, collection: str, name: str, report: BridgeReport, fit: _Fitting
+    ) -> None:
+        self._node, self._mq, self._topic, self._collection = node, node.mq, topic, collection
+        self._name, self._dead, self._report, self._fit = name, topic + DEAD_SUFFIX, report, fit
+        self._next_id, self._behind = 0, -1
+        self._sent: set[int] = set()
+        """Messages whose dead letters an earlier opening sent, when it did not come to acknowledge them."""
+
+    async def run(self, *, once: bool, on_progress: Callable[[BridgeReport], None]) -> None:
+        """Bring messages until cancelled, or with `once` until there are no more."""
+        with suppress(AlreadyExists):
+            await self._mq.create_consumer_group(self._topic, self._name)
+        producer = await self._node.producer(self._name)
+        await self._go_to(max(await self._current_id(), producer.last_sequence + 1))
+        if producer.note and (note := msgspec.msgpack.decode(producer.note, type=_Note)).first_id >= self._next_id:
+            self._behind, self._sent = note.behind, await self._letters(note.behind)
+        async with await self._mq.register_consumer(self._topic, self._name, ack_timeout_s=None) as consumer:
+            while messages := await self._take(consumer, once=once):
+                fitted = await to_thread.run_sync(self._fit, messages)
+                for is_dead, run in groupby(fitted, key=self._is_dead):
+                    await (self._bury if is_dead else self._insert)(producer, found := list(run))
+                    await consumer.ack([each.message.message_id for each in found])
+                    self._report.messages += len(found)
+                    self._report.last_id = found[-1].message.message_id
+                    on_progress(self._report)
+
+    def _is_dead(self, fitted: _Fitted) -> bool:
+        return bool(fitted.error) or fitted.message.message_id in self._sent
+
+    async def _current_id(self) -> int:
+        info = (await self._mq.info()).get(self._topic)
+        if info is None or self._name not in info.groups:
+            raise GroupNotFound(f"topic {self._topic!r} has no group {self._name!r} any more — start the bridge again")
+        return info.groups[self._name].current_id
+
+    async def _go_to(self, message_id: int) -> None:
+        """Have the messages from here on come to this bridge, also those that other consumers hold."""
+        await self._mq.force_seek(self._topic, self._name, message_id)
+        self._next_id = await self._current_id()
+
+    async def _take(self, consumer: Consumer, *, once: bool) -> list[ConsumerMessage]:
+        """Return the next messages, none of them left out: a sequence says that all before it are done.
+
+        Another bridge of the name, fenced by now, may have taken some on its way out. None with `once` at the end.
+        """
+        contests = 0
+        while contests <= CONTESTS_MAX:
+            messages = await consumer.consume(MESSAGES_MAX, wait_s=0 if once else WAIT_S)
+            ids = range(self._next_id, self._next_id + len(messages))
+            if messages and [message.message_id for message in messages] == [*ids]:
+                self._next_id = ids.stop
+                return messages
+            if messages or self._next_id <= await self._mq.get_latest_msg(self._topic):
+                contests += 1
+                await self._go_to(self._next_id)
+            elif once:
+                return []
+        raise Overloaded(f"others consume from group {self._name!r} — stop them, or give the bridge another name")
+
+    async def _insert(self, producer: "Producer", run: Sequence[_Fitted]) -> None:
+        batches = [batch for each in run for batch in each.batches]
+        if batches:
+            rows = pa.Table.from_batches(batches)
+            await producer.insert(self._collection, rows, sequence=run[-1].message.message_id)
+            self._report.rows += rows.num_rows
+
+    async def _bury(self, producer: "Producer", run: Sequence[_Fitted]) -> None:
+        first_id = run[0].message.message_id
+        await self._mq.create_topic(self._dead)
+        if first_id > max(self._sent, default=0):  # else letters of this run may be where the last note says
+            self._behind = await self._mq.get_latest_msg(self._dead)
+        await producer.put_note(msgspec.msgpack.encode(_Note(first_id, self._behind)))
+        for letters in _parts_of([self._letter(each) for each in run if each.message.message_id not in self._sent]):
+            await self._mq.produce(self._dead, letters)
+            self._report.dead += len(letters)
+
+    def _letter(self, fitted: _Fitted) -> ProducerMessage:
+        origin = {"error": fitted.error, "topic": self._topic, "id": str(fitted.message.message_id)}
+        return ProducerMessage(fitted.message.payload, {**fitted.message.properties, **origin, "bridge": self._name})
+
+    async def _letters(self, behind: int) -> set[int]:
+        """Return which messages have a dead letter of this bridge behind that id."""
+        if self._dead not in await self._mq.info():
+            return set()
+        with suppress(AlreadyExists):  # of a try that was cut off
+            await self._mq.create_consumer_group(self._dead, self._name)
+        await self._mq.force_seek(self._dead, self._name, behind + 1)
+        found: set[int] = set()
+        while letters := await self._mq.consume(self._dead, self._name, MESSAGES_MAX):
+            mine = (each.properties for each in letters if each.properties.get("bridge") == self._name)
+            found.update(int(properties["id"]) for properties in mine if properties["topic"] == self._topic)
+            await self._mq.ack(self._dead, self._name, [each.message_id for each in letters])
+        await self._mq.destroy_consumer_group(self._dead, self._name)
+        return found
+
+
+def _parts_of(letters: Sequence[ProducerMessage]) -> Iterator[list[ProducerMessage]]:
+    part, size_bytes = list[ProducerMessage](), 0
+    for letter in letters:
+        if part and size_bytes + len(letter.payload) > DEAD_BYTES:
+            yield part
+            part, size_bytes = [], 0
+        part.append(letter)
+        size_bytes += len(letter.payload)
+    if part:
+        yield part

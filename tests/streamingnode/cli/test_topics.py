@@ -1,0 +1,127 @@
+"""`topic` and `group`, in a closed node's directory and beside a process that has it open."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import streamingnode as sn
+from wal.errors import AlreadyOwned, InvalidArgument, TopicNotFound
+
+if TYPE_CHECKING:
+    from tests.streamingnode.cli.conftest import Printed
+
+    Run = Callable[..., Printed]
+
+
+def listening(takes_clients: bool) -> dict[str, Any]:
+    return {"serve.listen": takes_clients}
+
+
+@pytest.fixture
+def ids(data: Path) -> range:
+    """The ids of three messages in topic `events`; group `billing` has acknowledged the first."""
+    with sn.sync.open_node(data) as node:
+        node.mq.create_topic("events")
+        node.mq.create_consumer_group("events", "billing")
+        found: range = node.mq.produce("events", [b"0", b"1", b"2"])
+        node.mq.ack("events", "billing", [found[0]])
+        return found
+
+
+@pytest.fixture(params=["closed", "open"])
+def place(data: Path, ids: range, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A node, closed, or open in this process with clients let in."""
+    if request.param == "closed":
+        yield data
+    else:
+        with sn.sync.open_node(data, **listening(True)):
+            yield data
+
+
+def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> None:
+    assert run("topic", "create", place, "news", "--dry-run").out == "topic news would be there\n"
+    assert run("topic", "create", place, "news", "--json").document == {"topic": "news", "exists": True}
+    assert run("topic", "create", place, "news").code == 0
+    listed: Any = run("topic", "ls", place, "--json").document["topics"]
+    assert [(each["topic"], each["messages"], each["lag"]) for each in listed] == [
+        ("events", 3, {"billing": 2}),
+        ("news", 0, {}),
+    ]
+    shown: Any = run("topic", "info", place, "events", "--json").document
+    assert (shown["messages"], shown["groups"][0]["group"], shown["groups"][0]["lag"]) == (3, "billing", 2)
+    assert (
+        "would remove topic events: 3 messages, 3 B, groups: billing"
+        in run("topic", "rm", place, "events", "--dry-run").out
+    )
+    assert run("topic", "rm", place, "events").out.startswith("removed topic events")
+    assert "events" not in run("topic", "ls", place).out
+
+
+def test_a_group_is_listed_moved_and_removed(place: Path, ids: range, run: "Run") -> None:
+    listed: Any = run("group", "ls", place, "events", "--json").document["groups"]
+    assert listed == [{"group": "billing", "current_id": ids[1], "lag": 2, "held": 0}]
+    told = f"group billing would go from {ids[1]} to {ids[2]}: lag 2 to 1\n"
+    assert run("group", "seek", place, "events", "billing", ids[2], "--dry-run").out == told
+    assert run("group", "info", place, "events", "billing", "--json").document["lag"] == 2
+    assert run("group", "seek", place, "events", "billing", "latest", "--json").document["lag"] == 0
+    assert run("group", "seek", place, "events", "billing", "earliest").out.endswith("lag 0 to 3\n")
+    assert run("group", "rm", place, "events", "billing", "--dry-run").out == "would remove group billing: lag 3\n"
+    assert run("group", "rm", place, "events", "billing").out == "removed group billing: lag 3\n"
+    assert run("group", "ls", place, "events", "--json").document["groups"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments, code",
+    [
+        (("topic", "info", "no"), TopicNotFound.code),
+        (("topic", "rm", "no"), TopicNotFound.code),
+        (("topic", "ls", "events"), InvalidArgument.code),
+        (("topic", "info"), InvalidArgument.code),
+        (("topic", "create", "a/b"), InvalidArgument.code),
+        (("group", "ls", "no"), TopicNotFound.code),
+        (("group", "info", "events", "no"), "GROUP_NOT_FOUND"),
+        (("group", "seek", "events", "billing"), InvalidArgument.code),
+        (("group", "seek", "events", "billing", "soon"), InvalidArgument.code),
+        (("group", "seek", "events", "billing", 1, "--dry-run"), "TRUNCATED"),
+        (("group", "seek", "events", "billing", 1 << 62), InvalidArgument.code),
+        (("group", "rm", "events"), InvalidArgument.code),
+    ],
+)
+def test_wrong_use_is_refused_and_changes_nothing(
+    data: Path, ids: range, run: "Run", arguments: tuple[object, ...], code: str
+) -> None:
+    verb, action, *rest = arguments
+    ended = run(verb, action, data, *rest)
+    assert ended.code == (2 if code == InvalidArgument.code else 1)
+    assert ended.err.startswith(f"{code}: ")
+    shown: Any = run("topic", "ls", data, "--json").document["topics"]
+    assert [(each["topic"], each["lag"]) for each in shown] == [("events", {"billing": 2})]
+
+
+def test_beside_a_node_that_takes_no_clients_the_verbs_end_with_the_exit_code_for_that(
+    data: Path, ids: range, run: "Run"
+) -> None:
+    with sn.sync.open_node(data, **listening(False)):
+        assert run("topic", "ls", data).code == AlreadyOwned.exit_code
+
+
+def test_info_and_statistics_tell_the_lag_of_every_group(data: Path, ids: range, run: "Run") -> None:
+    shown: Any = run("info", data, "--json").document["topics"]
+    assert shown == [
+        {"topic": "events", "begin_id": ids[0], "end_id": ids[2], "bytes": 3, "lag": {"billing": 2}},
+    ]
+    with sn.sync.open_node(data) as node:
+        node.mq.info()
+        assert node.statistics().topics["events"].groups["billing"].lag == 2
+
+
+def test_a_bridge_drains_a_topic_into_a_collection_once(place: Path, run: "Run") -> None:
+    done = run("bridge", place, "events", "orders", "--once", "--json")
+    assert done.code == 0, done.err
+    assert (done.document["messages"], done.document["rows"], done.document["dead"]) == (3, 0, 3)
+    assert run("bridge", place, "events", "orders", "--once").out == "0 messages: 0 rows in orders, 0 dead letters\n"
+    dead: Any = run("topic", "info", place, "events.dead", "--json").document
+    assert dead["messages"] == 3
+    assert run("bridge", place, "no", "orders", "--once").err.startswith(TopicNotFound.code)

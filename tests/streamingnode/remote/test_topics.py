@@ -1,0 +1,315 @@
+"""`node.mq`, of a node of this process and of a client: the same cases; and what only a connection can do to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamingnode as sn
+from streamingnode.errors import AccessDenied, Indeterminate
+from streamingnode.node import Node
+from streamingnode.remote.answers import Rights
+from streamingnode.remote.calls import Access
+from streamingnode.remote.server import Server
+from streamingnode.remote.topics import CONSUMERS_MAX
+from tests.parts_of import parts_of
+from tests.streamingnode.remote.nodes import Served, node_behind_proxy
+from tests.streamingnode.remote.proxy import Passing, Way, until
+from wal.errors import (
+    AlreadyExists,
+    GroupNotFound,
+    InvalidArgument,
+    OnShutdown,
+    Overloaded,
+    TooLarge,
+    TopicNotFound,
+    Truncated,
+)
+from wal.frames import FrameKind
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    """A served node with a topic `t` and a group `g`, of whose clients nothing is left in the end."""
+    async with node_behind_proxy(tmp_path / "node") as served:
+        await served.owner.mq.create_topic("t")
+        await served.owner.mq.create_consumer_group("t", "g")
+        yield served
+        await served.all_gone()
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[Node]:
+    """A client of it."""
+    async with served.client() as client:
+        yield client
+
+
+@pytest.fixture(params=["embedded", "remote"])
+async def node(served: Served, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    """The node itself, and a client of it."""
+    if request.param == "embedded":
+        yield served.owner
+    else:
+        async with served.client() as client:
+            yield client
+
+
+def payloads(messages: list[ConsumerMessage]) -> list[bytes]:
+    return [message.payload for message in messages]
+
+
+# --- the same, embedded and remote --------------------------------------------------------------------------------------
+
+
+async def test_what_was_produced_is_consumed_with_its_properties_and_gone_once_acknowledged(node: Node) -> None:
+    ids = await node.mq.produce("t", [ProducerMessage(b"a", {"kind": "x"}), b"b"])
+    assert isinstance(ids, range)
+    found = await node.mq.consume("t", "g", 10)
+    assert found == [ConsumerMessage(ids[0], b"a", {"kind": "x"}), ConsumerMessage(ids[1], b"b", {})]
+    await node.mq.ack("t", "g", list(ids))
+    info = (await node.mq.info())["t"]
+    assert (info.end_id, info.produced, info.acked, info.groups["g"].lag) == (ids[-1], 2, 2, 0)
+    assert await node.mq.get_latest_msg("t") == ids[-1]
+    with pytest.raises(AlreadyExists):
+        await node.mq.check_topic_valid("t")
+
+
+async def test_topics_and_groups_are_made_and_removed(node: Node) -> None:
+    await node.mq.create_topic("u")
+    await node.mq.create_topic("u")
+    await node.mq.create_consumer_group("u", "h")
+    with pytest.raises(AlreadyExists):
+        await node.mq.create_consumer_group("u", "h")
+    assert await node.mq.exist_consumer_group("u", "h")
+    await node.mq.destroy_consumer_group("u", "h")
+    assert not await node.mq.exist_consumer_group("u", "h")
+    await node.mq.destroy_topic("u")
+    assert set(await node.mq.info()) == {"t"}
+
+
+async def test_seeking_goes_in_both_directions(node: Node) -> None:
+    ids = await node.mq.produce("t", [b"0", b"1", b"2"])
+    await node.mq.seek("t", "g", ids[2])
+    assert payloads(await node.mq.consume("t", "g", 9)) == [b"2"]
+    await node.mq.seek("t", "g", ids[1])
+    assert payloads(await node.mq.consume("t", "g", 9)) == [b"1", b"2"]
+    await node.mq.force_seek("t", "g", 0)
+    assert payloads(await node.mq.consume("t", "g", 9)) == [b"0", b"1", b"2"]
+    await node.mq.seek_to_latest("t", "g")
+    assert await node.mq.consume("t", "g", 9) == []
+    with pytest.raises(Truncated) as told:
+        await node.mq.seek("t", "g", ids[0] - 1)
+    assert told.value.fields()["earliest"] == ids[0]
+
+
+async def test_what_cannot_be_is_refused_with_the_same_errors(node: Node) -> None:
+    mq = node.mq
+    for call, kind in (
+        (mq.produce("no", [b"a"]), TopicNotFound),
+        (mq.consume("t", "no", 1), GroupNotFound),
+        (mq.register_consumer("t", "no"), GroupNotFound),
+        (mq.consume("t", "g", 0), InvalidArgument),
+        (mq.consume("t", "g", "many"), InvalidArgument),  # type: ignore[arg-type]
+        (mq.seek("t", "g", "there"), InvalidArgument),  # type: ignore[arg-type]
+        (mq.produce("t", []), InvalidArgument),
+        (mq.produce("t", [bytearray(b"a")]), InvalidArgument),  # type: ignore[list-item]
+        (mq.produce("t", [bytes(17 << 20)]), TooLarge),
+        (mq.create_topic("a/b"), InvalidArgument),
+        (mq.ack("t", "g", [1 << 62]), InvalidArgument),
+        (mq.register_consumer("t", "g", ack_timeout_s=0), InvalidArgument),
+    ):
+        with pytest.raises(kind):
+            await call
+    assert (await mq.info())["t"].produced == 0
+
+
+async def test_consumers_of_a_group_compete_and_what_one_gives_back_goes_to_another(node: Node) -> None:
+    await node.mq.produce("t", [b"0", b"1", b"2"])
+    async with await node.mq.register_consumer("t", "g", ack_timeout_s=None) as one:
+        mine = await one.consume(2)
+        async with await node.mq.register_consumer("t", "g") as other:
+            assert payloads(await other.consume(9)) == [b"2"]
+            await one.give_back([mine[0].message_id])
+            assert payloads(await other.consume(9)) == [b"0"]
+        await one.ack([mine[1].message_id])
+    assert sorted(payloads(await node.mq.consume("t", "g", 9))) == [b"0", b"2"]
+    with pytest.raises(OnShutdown):
+        await one.consume(1)
+
+
+async def test_a_consumer_that_waits_gets_what_is_produced_then(node: Node) -> None:
+    async with await node.mq.register_consumer("t", "g") as consumer:
+        waiting = asyncio.ensure_future(anext(aiter(consumer)))
+        await node.mq.produce("t", [b"news"])
+        assert (await waiting).payload == b"news"
+
+
+async def test_a_wait_that_is_cancelled_loses_nothing(node: Node) -> None:
+    async with await node.mq.register_consumer("t", "g", ack_timeout_s=None) as consumer:
+        for turns in range(12):
+            waiting = asyncio.ensure_future(consumer.consume(1, wait_s=60))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            producing = asyncio.ensure_future(node.mq.produce("t", [b"%d" % turns]))
+            for _ in range(2 * turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            got = await asyncio.gather(waiting, return_exceptions=True)
+            await producing
+            found = got[0] if isinstance(got[0], list) else await consumer.consume(1, wait_s=60)
+            assert payloads(found) == [b"%d" % turns]
+            await consumer.ack([found[0].message_id])
+
+
+# --- over a connection --------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_lost_client_held_comes_to_others_at_once(served: Served) -> None:
+    await served.owner.mq.produce("t", [b"0", b"1"])
+    async with served.client() as lost:
+        consumer = await lost.mq.register_consumer("t", "g", ack_timeout_s=None)
+        assert payloads(await consumer.consume(1)) == [b"0"]
+        assert payloads(await lost.mq.consume("t", "g", 1)) == [b"1"]
+        waiting = asyncio.ensure_future(served.owner.mq.consume("t", "g", 2, wait_s=60))
+        served.proxy.is_refusing = True
+        served.proxy.cut()
+        found = payloads(await waiting)
+        while len(found) < 2:
+            found += payloads(await served.owner.mq.consume("t", "g", 2, wait_s=60))
+        assert found == [b"0", b"1"]
+
+
+async def test_a_consumer_goes_on_over_the_next_connection(served: Served, client: Node) -> None:
+    consumer = await client.mq.register_consumer("t", "g", ack_timeout_s=None)
+    waiting = asyncio.ensure_future(consumer.consume(1, wait_s=60))
+    await until(lambda: any(session._topics.waiting for session in served.server.shared.sessions))
+    served.proxy.cut()
+    await until(lambda: served.proxy.open_connections)
+    await served.owner.mq.produce("t", [b"news"])
+    found = await waiting
+    assert payloads(found) == [b"news"]
+    await consumer.ack([found[0].message_id])
+    assert (await served.owner.mq.info())["t"].groups["g"].lag == 0
+    await consumer.close()
+
+
+async def test_a_cancelled_wait_ends_at_the_node(served: Served, client: Node) -> None:
+    waiting = asyncio.ensure_future(client.mq.consume("t", "g", 1, wait_s=60))
+    [session] = served.server.shared.sessions
+    await until(lambda: session._topics.waiting)
+    waiting.cancel()
+    await until(lambda: not session._topics.waiting)
+    assert await served.owner.mq.produce("t", [b"a"])
+    assert payloads(await served.owner.mq.consume("t", "g", 1)) == [b"a"]
+
+
+async def test_an_answer_that_crosses_the_cancellation_comes_again(served: Served, client: Node) -> None:
+    consumer = await client.mq.register_consumer("t", "g", ack_timeout_s=None)
+    await served.owner.mq.produce("t", [b"a"])
+    served.proxy.stop(Way.TO_CLIENT)
+    asked = asyncio.ensure_future(consumer.consume(1))
+    [session] = served.server.shared.sessions
+    await until(lambda: session._topics._delivered)
+    asked.cancel()
+    await until(lambda: not session._topics._delivered)
+    assert payloads(await served.owner.mq.consume("t", "g", 1, wait_s=60)) == [b"a"]
+    served.proxy.go_on()
+
+
+async def test_a_produce_whose_answer_was_lost_is_left_open_and_not_repeated(served: Served, client: Node) -> None:
+    def no_replies(passing: Passing) -> bool:
+        return passing.kind != FrameKind.REPLY
+
+    served.proxy.on_frame = no_replies
+    producing = asyncio.ensure_future(client.mq.produce("t", [b"once"]))
+    served_info = served.owner.mq.info
+    async with asyncio.timeout(20):
+        while (await served_info())["t"].produced == 0:  # noqa: ASYNC110 - what it waits for is asked anew
+            await asyncio.sleep(0)
+    served.proxy.on_frame = lambda _: True
+    served.proxy.cut()
+    with pytest.raises(Indeterminate):
+        await producing
+    assert await client.mq.get_latest_msg("t") > 0
+    assert (await served_info())["t"].produced == 1
+
+
+async def test_a_node_that_closes_does_not_wait_for_who_waits_for_messages(tmp_path: Path) -> None:
+    async with node_behind_proxy(tmp_path / "node") as served, served.client() as client:
+        await client.mq.create_topic("t")
+        await client.mq.create_consumer_group("t", "g")
+        waiting = asyncio.ensure_future(client.mq.consume("t", "g", 1, wait_s=60))
+        [session] = served.server.shared.sessions
+        await until(lambda: session._topics.waiting)
+        assert not session.is_busy
+        waiting.cancel()
+
+
+async def test_consumers_of_a_connection_are_bounded(client: Node) -> None:
+    for _ in range(CONSUMERS_MAX):
+        await client.mq.register_consumer("t", "g")
+    with pytest.raises(Overloaded, match="close some"):
+        await client.mq.register_consumer("t", "g")
+
+
+async def test_a_client_of_a_node_in_memory_hears_that_it_has_no_topics() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        with pytest.raises(InvalidArgument, match="directory"):
+            await client.mq.info()
+
+
+@pytest.mark.parametrize(
+    "access, refused",
+    [
+        (Access.CONSUME, {"produce", "create", "destroy"}),
+        (Access.PRODUCE, {"consume", "ack", "seek", "create", "destroy"}),
+        (Access.ADMIN, {"consume", "ack", "seek", "produce"}),
+    ],
+)
+async def test_each_right_allows_its_calls_on_its_topics_only(
+    served: Served, access: Access, refused: set[str]
+) -> None:
+    server = Server(parts_of(served.owner), connections_max=2)
+    port = await server.listen_tcp(
+        "127.0.0.1", 0, lambda _hello, _connection: Rights("some", {access: frozenset({"t"})}), None
+    )
+    try:
+        async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
+            denied = set()
+            mq = client.mq
+            for topic in ("t", "other"):
+                for name, call in (
+                    ("produce", mq.produce(topic, [b"a"])),
+                    ("consume", mq.consume(topic, "g", 1)),
+                    ("ack", mq.ack(topic, "g", [])),
+                    ("seek", mq.seek_to_latest(topic, "g")),
+                    ("create", mq.create_topic(topic)),
+                    ("destroy", mq.destroy_consumer_group(topic, "g")),
+                ):
+                    try:
+                        await call
+                    except AccessDenied:
+                        denied.add((topic, name))
+            names = {"produce", "consume", "ack", "seek", "create", "destroy"}
+            assert denied == {("t", name) for name in refused} | {("other", name) for name in names}
+    finally:
+        await server.close()
+
+
+def test_topics_of_another_process_work_without_async(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"serve.listen": True}
+    with sn.sync.open_node(tmp_path / "node", **settings) as owner:
+        owner.mq.create_topic("t")
+        owner.mq.create_consumer_group("t", "g")
+        with sn.sync.connect(f"unix:{tmp_path}/node/node.sock") as client:
+            client.mq.produce("t", [b"a", b"b"])
+            with client.mq.register_consumer("t", "g") as consumer:
+                message = next(iter(consumer))
+                consumer.ack([message.message_id])
+        assert [each.payload for each in owner.mq.consume("t", "g", 5)] == [b"b"]

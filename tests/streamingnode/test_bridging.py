@@ -1,0 +1,281 @@
+"""A bridge from a topic into a collection: every message once, whatever ends it and wherever."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pytest
+
+import streamingnode as sn
+from streamingnode import bridging
+from streamingnode.bridging import BridgeReport, bridge
+from streamingnode.node import Node
+from tests.streamingnode.remote.nodes import keys_in_log, node_behind_proxy
+from tests.streamingnode.remote.proxy import until
+from wal.errors import InvalidArgument, Overloaded, TopicNotFound
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+
+pytestmark = pytest.mark.anyio
+
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)]).append(pa.field("item", pa.string()))
+NAME = "bridge.t.c"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with sn.open_node(tmp_path / "node", cut_interval_s=None) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id", shards=2)
+        await node.mq.create_topic("t")
+        yield node
+
+
+def as_json(*keys: int) -> list[bytes]:
+    return [json.dumps({"id": key, "item": "tea"}).encode() for key in keys]
+
+
+def as_arrow(*keys: int) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist([{"id": key, "item": "tea"} for key in keys], schema=SCHEMA))
+    return bytes(sink.getvalue())
+
+
+async def letters(node: Node) -> list[ConsumerMessage]:
+    await node.mq.create_consumer_group("t.dead", "look")
+    try:
+        return await node.mq.consume("t.dead", "look", 10_000)
+    finally:
+        await node.mq.destroy_consumer_group("t.dead", "look")
+
+
+async def run_once(node: Any, **options: Any) -> BridgeReport:
+    return await bridge(node, "t", "c", **{"name": None, "once": True, "on_progress": lambda _: None} | options)
+
+
+async def test_json_and_arrow_bodies_become_rows_and_the_report_counts_them(node: Node) -> None:
+    ids = await node.mq.produce("t", [*as_json(1), as_arrow(2, 3), as_arrow(), *as_json(4)])
+    report = await node.bridge("t", "c", once=True)
+    assert report == BridgeReport(messages=4, rows=4, dead=0, last_id=ids[-1])
+    assert await keys_in_log(node) == [1, 2, 3, 4]
+    assert (await node.mq.info())["t"].groups[NAME].lag == 0
+    assert await node.bridge("t", "c", once=True) == BridgeReport()
+    assert "t.dead" not in await node.mq.info()
+
+
+WRONG = {
+    "no json": b"{",
+    "no arrow": b"tea",
+    "nothing": b"",
+    "an unknown column": b'{"id": 1, "price": 2}',
+    "no key": b'{"item": "tea"}',
+    "a wrong type": b'{"id": "one"}',
+    "a list": b'[{"id": 1}]',
+    "no text": b'{"id": 1, "item": "\xff"}',
+    "a row over a group": as_json(1)[0][:-1] + b" " * 9 + b',"item": "' + b"x" * (5 << 20) + b'"}',
+    "half a stream": as_arrow(1, 2)[:-40],
+}
+
+
+async def test_a_body_that_does_not_fit_goes_to_the_dead_letters_with_its_error_and_origin(node: Node) -> None:
+    first = await node.mq.produce("t", as_json(100))
+    ids = [(await node.mq.produce("t", [ProducerMessage(body, {"kind": kind})]))[0] for kind, body in WRONG.items()]
+    last = await node.mq.produce("t", as_json(101))
+    report = await node.bridge("t", "c", once=True)
+    assert (report.messages, report.rows, report.dead, report.last_id) == (2 + len(WRONG), 2, len(WRONG), last[0])
+    assert await keys_in_log(node) == [100, 101]
+    assert first[0] < ids[0]
+    found = await letters(node)
+    assert [each.payload for each in found] == [*WRONG.values()]
+    assert [each.properties["kind"] for each in found] == [*WRONG]
+    assert [(each.properties["topic"], int(each.properties["id"])) for each in found] == [("t", each) for each in ids]
+    assert all(each.properties["error"] and each.properties["bridge"] == NAME for each in found)
+
+
+async def test_a_running_bridge_brings_what_is_produced_and_ends_when_it_is_cancelled(node: Node) -> None:
+    told: list[int] = []
+    running = asyncio.ensure_future(node.bridge("t", "c", on_progress=lambda report: told.append(report.messages)))
+    await node.mq.produce("t", as_json(1))
+    await until(lambda: told == [1])
+    await node.mq.produce("t", as_json(2))
+    await until(lambda: told == [1, 2])
+    running.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert await keys_in_log(node) == [1, 2]
+
+
+async def test_a_topic_made_anew_is_bridged_from_its_beginning(node: Node) -> None:
+    await node.mq.produce("t", as_json(1, 2))
+    await node.bridge("t", "c", once=True)
+    await node.mq.destroy_topic("t")
+    await node.mq.create_topic("t")
+    await node.mq.produce("t", as_json(3))
+    await node.bridge("t", "c", once=True)
+    assert await keys_in_log(node) == [1, 2, 3]
+
+
+async def test_seeking_back_brings_nothing_twice_and_another_name_brings_it_again(node: Node) -> None:
+    await node.mq.produce("t", as_json(1, 2))
+    await node.bridge("t", "c", once=True)
+    await node.mq.force_seek("t", NAME, 0)
+    assert (await node.bridge("t", "c", once=True)).messages == 0
+    assert (await node.bridge("t", "c", once=True, name="again")).rows == 2
+
+
+async def test_a_second_bridge_fences_the_first_and_nothing_is_lost_or_doubled(node: Node) -> None:
+    first = asyncio.ensure_future(node.bridge("t", "c"))
+    for key in range(30):
+        await node.mq.produce("t", as_json(key))
+    report = await node.bridge("t", "c", once=True)
+    await node.mq.produce("t", as_json(30))
+    outcome = await asyncio.gather(first, return_exceptions=True)
+    assert isinstance(outcome[0], sn.errors.ProducerFenced)
+    await node.bridge("t", "c", once=True)
+    assert await keys_in_log(node) == [*range(31)]
+    assert report.last_id > 0
+
+
+async def test_others_who_consume_from_the_group_are_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.mq.produce("t", as_json(*range(5)))
+    go_to = bridging._Crossing._go_to
+
+    async def and_another_consumes(crossing: Any, message_id: int) -> None:
+        await go_to(crossing, message_id)
+        await node.mq.consume("t", NAME, 1)
+
+    monkeypatch.setattr(bridging._Crossing, "_go_to", and_another_consumes)
+    with pytest.raises(Overloaded, match="another name"):
+        await node.bridge("t", "c", once=True)
+    monkeypatch.undo()
+    await node.bridge("t", "c", once=True)
+    assert await keys_in_log(node) == [*range(5)]
+
+
+async def test_what_cannot_be_is_refused(node: Node) -> None:
+    for arguments, kind in ((("no", "c"), TopicNotFound), (("t", "no"), sn.errors.CollectionNotFound)):
+        with pytest.raises(kind):
+            await node.bridge(*arguments, once=True)
+    with pytest.raises(InvalidArgument):
+        await node.bridge("t", "c", once=True, name="a/b")
+
+
+# --- killed between its steps -------------------------------------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """The process of the bridge is gone."""
+
+
+class Steps:
+    """Counts the steps of a bridge, and ends it before or after one of them."""
+
+    def __init__(self, last: int, *, is_done: bool) -> None:
+        self.left, self.is_done, self.is_killed = last, is_done, False
+        self.names: list[str] = []
+
+
+class Mortal:
+    """Passes every call on; the call at which the bridge is killed is done, or it is not, and its answer is lost."""
+
+    def __init__(self, original: Any, steps: Steps) -> None:
+        self._original, self._steps = original, steps
+
+    def __getattr__(self, name: str) -> Any:
+        found, steps = getattr(self._original, name), self._steps
+        if name == "mq":
+            return Mortal(found, steps)
+        if not asyncio.iscoroutinefunction(found):
+            return found
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            steps.names.append(name)
+            steps.left -= 1
+            if not steps.left:
+                steps.is_killed = True
+                if steps.is_done:
+                    await found(*arguments, **options)
+                raise KilledError
+            result = await found(*arguments, **options)
+            return Mortal(result, steps) if name in {"producer", "register_consumer"} else result
+
+        return call
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._steps.is_killed:  # who is killed closes nothing
+            await self._original.close()
+
+
+async def test_a_bridge_that_is_killed_at_any_step_neither_loses_nor_doubles(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round is killed at one step further than the one before, twice, with the step done and not done."""
+    monkeypatch.setattr(bridging, "MESSAGES_MAX", 7)
+    monkeypatch.setattr(bridging, "DEAD_BYTES", 4)
+    keys, dead, killed_at, key = list[int](), list[bytes](), set[tuple[str, bool]](), 0
+    for step in range(1, 45):
+        for is_done in (False, True):
+            for _ in range(2):
+                good, key = [key, key + 1], key + 2
+                bad = [b"bad %d" % number for number in range(key, key + 3)]
+                await node.mq.produce("t", [as_json(good[0])[0], *bad, as_json(good[1])[0]])
+                keys, dead = keys + good, dead + bad
+                steps = Steps(step, is_done=is_done)
+                try:
+                    await run_once(Mortal(node, steps))
+                except KilledError:
+                    killed_at.add((steps.names[-1], is_done))
+    await run_once(node)
+    assert await keys_in_log(node) == keys
+    found = await letters(node)
+    assert [each.payload for each in found] == dead
+    named = {name for name, _ in killed_at}
+    assert named >= {"create_consumer_group", "producer", "info", "force_seek", "register_consumer", "consume"}
+    assert named >= {"create_topic", "get_latest_msg", "put_note", "produce", "insert", "ack", "destroy_consumer_group"}
+    exact = {(name, is_done) for name in ("put_note", "produce", "insert", "ack") for is_done in (False, True)}
+    assert killed_at >= exact
+
+
+@pytest.mark.may_block
+def test_a_process_that_is_killed_again_and_again_brings_every_message_once(tmp_path: Path) -> None:
+    with sn.sync.open_node(tmp_path / "node", cut_interval_s=None) as node:
+        node.create_collection("c", SCHEMA, primary_key="id")
+        node.mq.create_topic("t")
+        for key in range(60):
+            node.mq.produce("t", [as_json(key)[0], b"bad %d" % key])
+    for _ in range(4):
+        command = [sys.executable, "-m", "tests.streamingnode.killed_bridge", str(tmp_path / "node")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as process:
+            assert process.stdout is not None
+            said = [process.stdout.readline() for _ in range(8)]
+            process.kill()
+        assert said[-1].strip().isdigit()
+    with sn.sync.open_node(tmp_path / "node", cut_interval_s=None) as node:
+        assert node.bridge("t", "c", once=True).messages > 0
+        assert sorted(node.snapshot("c")["id"].to_pylist()) == [*range(60)]
+        node.mq.create_consumer_group("t.dead", "look")
+        found = [each.payload for each in node.mq.consume("t.dead", "look", 1000)]
+        assert found == [b"bad %d" % key for key in range(60)]
+
+
+async def test_a_bridge_over_a_connection_goes_on_when_that_is_lost(tmp_path: Path) -> None:
+    async with node_behind_proxy(tmp_path / "node") as served, served.client() as client:
+        await served.owner.mq.create_topic("t")
+        told: list[int] = []
+        running = asyncio.ensure_future(client.bridge("t", "c", on_progress=lambda report: told.append(report.last_id)))
+        for key in range(5):
+            ids = await served.owner.mq.produce("t", [*as_json(key), b"bad %d" % key])
+            await until(lambda last=ids[-1]: told and told[-1] == last)
+            served.proxy.cut()
+        running.cancel()
+        await asyncio.wait([running])
+        assert await keys_in_log(served.owner) == [*range(5)]
+        assert [each.payload for each in await letters(served.owner)] == [b"bad %d" % key for key in range(5)]
