@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from scanner.deliver_policy import DeliverPolicy
     from streamingnode import config, errors, sync
+    from streamingnode.bridging import bridge
     from streamingnode.channel import FlushResult
     from streamingnode.collections import Collection
     from streamingnode.config import NodeConfig, load_config
@@ -42,6 +43,7 @@ __all__ = [
     "StreamingNodeError",
     "Transaction",
     "WriteResult",
+    "bridge",
     "config",
     "connect",
     "errors",
@@ -66,6 +68,7 @@ _PLACES = {
     "StreamingNodeError": "wal.errors",
     "Transaction": "streamingnode.writing.transaction",
     "WriteResult": "streamingnode.writing.write",
+    "bridge": "streamingnode.bridging",
     "connect": "streamingnode.opening",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",

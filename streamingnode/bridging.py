@@ -81,11 +81,20 @@ async def bridge(
     topic: str,
     collection: str,
     *,
-    name: str | None,
-    once: bool,
-    on_progress: Callable[[BridgeReport], None],
+    name: str | None = None,
+    once: bool = False,
+    on_progress: Callable[[BridgeReport], None] = lambda _: None,
 ) -> BridgeReport:
-    """See `Node.bridge`."""
+    """Bring the messages of a topic into a collection, each exactly once, in order, until cancelled.
+
+    A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic `<topic>.dead`, with
+    `error`, `topic`, `id` and `bridge` in its properties. It may be stopped at any point, also by a crash, and goes
+    on when it is called again. `name` is that of its consumer group and its producer, `bridge.<topic>.<collection>`
+    by default; who starts it again fences the one before. With `once` it returns when the topic is drained.
+
+    Raises `TopicNotFound`, `CollectionNotFound`, `ProducerFenced`, `Overloaded` while others consume from its group,
+    and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes on by itself.
+    """
     name = check_name("producer", f"bridge.{topic}.{collection}" if name is None else name)
     report, shape = BridgeReport(), node.collection(collection)
     fit = _Fitting(row_shape(shape.schema, primary_key=shape.primary_key), node.config.wal.group_bytes_max)

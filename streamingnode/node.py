@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 from anyio import to_thread
@@ -32,9 +32,6 @@ from wal.rocks.layout import Durability
 from wal.rocksmq.contract import NO_TOPICS, MessageQueue
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
-
-if TYPE_CHECKING:
-    from streamingnode.bridging import BridgeReport
 
 T = TypeVar("T")
 
@@ -114,30 +111,6 @@ class Node:
         if self._backend.mq is None:
             raise InvalidArgument(NO_TOPICS)
         return self._backend.mq
-
-    async def bridge(
-        self,
-        topic: str,
-        collection: str,
-        *,
-        name: str | None = None,
-        once: bool = False,
-        on_progress: Callable[["BridgeReport"], None] = lambda _: None,
-    ) -> "BridgeReport":
-        """Bring the messages of a topic into a collection, each exactly once, in order, until cancelled.
-
-        A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic `<topic>.dead`, with
-        `error`, `topic`, `id` and `bridge` in its properties. It may be stopped at any point, also by a crash, and goes
-        on when it is called again. `name` is that of its consumer group and its producer, `bridge.<topic>.<collection>`
-        by default; who starts it again fences the one before. With `once` it returns when the topic is drained.
-
-        Raises `TopicNotFound`, `CollectionNotFound`, `ProducerFenced`, `Overloaded` while others consume from its group,
-        and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes on by itself.
-        """
-        from streamingnode.bridging import bridge
-
-        self._check_open()
-        return await bridge(self, topic, collection, name=name, once=once, on_progress=on_progress)
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 

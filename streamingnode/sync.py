@@ -20,6 +20,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 from anyio.from_thread import start_blocking_portal
 
 from streamingnode import opening as asynchronous
+from streamingnode.bridging import BridgeReport
+from streamingnode.bridging import bridge as asynchronous_bridge
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
@@ -251,7 +253,6 @@ class SyncNode(Blocking):
     drop_partition = blocking(Node.drop_partition)
     collections = blocking(Node.collections)
     collection = blocking(Node.collection)
-    bridge = blocking(Node.bridge)
     flush = blocking(Node.flush)
     backup = blocking(Node.backup)
     verify = blocking(Node.verify)
@@ -321,3 +322,10 @@ def connect(
     )
     loop = BlockingLoop()
     return SyncNode(loop.enter(opening), loop)
+
+
+def bridge(node: SyncNode, topic: str, collection: str, *, name: str | None = None, once: bool = True) -> BridgeReport:
+    """Bring the messages of a topic into a collection, until it is drained unless told otherwise; see `sn.bridge`."""
+    bringing = partial(asynchronous_bridge, node._original, topic, collection, name=name, once=once)  # noqa: SLF001
+    report: BridgeReport = node._loop.call(bringing)  # noqa: SLF001 - the blocking side of both
+    return report

@@ -150,13 +150,17 @@ def bridge(output: Output, *, place: Path | str, topic: str, collection: str, na
     and where it came from in its properties. Can be interrupted and run again at any moment: it goes on where it was.
     Started twice, the first one ends. To bring the same messages again, give it another --name.
     """
+    import streamingnode as sn
+
     with show_progress(output.stderr) as progress:
         progress.stage("bridging")
 
         def tell(report: "BridgeReport") -> None:
             progress.advance(report.messages, f"{report.rows} rows, {report.dead} dead letters")
 
-        report = with_node(place, lambda node: node.bridge(topic, collection, name=name, once=once, on_progress=tell))
+        report = with_node(
+            place, lambda node: sn.bridge(node, topic, collection, name=name, once=once, on_progress=tell)
+        )
     output.line(
         f"{format_count(report.messages, 'message')}: {format_count(report.rows, 'row')} in {collection}, "
         f"{format_count(report.dead, 'dead letter')}"

@@ -11,7 +11,7 @@ async def main(directory: str) -> None:
     bridging.MESSAGES_MAX = 3
     async with sn.open_node(directory, cut_interval_s=None) as node:
         print("open", flush=True)
-        await node.bridge("t", "c", on_progress=lambda report: print(report.messages, flush=True))
+        await sn.bridge(node, "t", "c", on_progress=lambda report: print(report.messages, flush=True))
 
 
 if __name__ == "__main__":
