@@ -23,6 +23,7 @@ from streamingnode.config import NodeConfig
 from streamingnode.ddl import CatalogChanges
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
+from streamingnode.streams.channels import ChannelService
 from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
@@ -56,6 +57,7 @@ class EmbeddedBackend:
         self.pending, self.measure = channel.pending, statistics
         self.listener: StopsListening | None = None
         self.mq: MessageQueue | None = None
+        self.channels: ChannelService | None = ChannelService(channel)
         self._directory = path
 
     @property

@@ -20,6 +20,8 @@ from spark_sink.errors import TableAhead as TableAhead
 from wal.errors import AlreadyExists as AlreadyExists
 from wal.errors import AlreadyOwned as AlreadyOwned
 from wal.errors import ChannelFenced as ChannelFenced
+from wal.errors import ChannelIdle as ChannelIdle
+from wal.errors import ChannelNotFound as ChannelNotFound
 from wal.errors import Corrupt as Corrupt
 from wal.errors import GroupNotFound as GroupNotFound
 from wal.errors import Indeterminate as Indeterminate
@@ -27,6 +29,7 @@ from wal.errors import InvalidArgument as InvalidArgument
 from wal.errors import LogReopening as LogReopening
 from wal.errors import OnShutdown as OnShutdown
 from wal.errors import Overloaded as Overloaded
+from wal.errors import ProduceDenied as ProduceDenied
 from wal.errors import ProtocolError as ProtocolError
 from wal.errors import StorageFailed as StorageFailed
 from wal.errors import StorageFull as StorageFull
