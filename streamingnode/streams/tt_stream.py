@@ -8,7 +8,7 @@ from typing import Protocol
 from streamingnode.streams.messages import MessagePlace, MsgPack, MsgPosition, place_of
 from streamingnode.streams.stream import MsgStream, StreamOptions, Subscribed
 from streamingnode.streams.ticks import Arrived, TickMerge
-from streamingnode.streams.unmarshal import DispatcherFactory, ProtoDispatcherFactory, UnmarshalDispatcher
+from streamingnode.streams.unmarshal import DispatcherFactory, UnmarshalDispatcher, proto_dispatcher
 from wal.errors import ChannelIdle, GroupNotFound, InvalidArgument, Overloaded, TopicNotFound
 from wal.rocksmq.contract import MessageQueue
 from wal.rocksmq.group import HELD_MAX
@@ -110,26 +110,26 @@ class MsgStreamFactory(Protocol):
 class RmqMsgStreamFactory:
     """Streams over the topics of a node: `RmqMsgStreamFactory(node.mq)`. What is written is kept with the topics.
 
-    `dispatchers` makes the templates of each stream; those of a channel have to agree.
+    `new_dispatcher` makes the templates of each stream; those of a channel have to agree.
     """
 
     def __init__(
         self,
         queue: MessageQueue,
         *,
-        dispatchers: DispatcherFactory | None = None,
+        new_dispatcher: DispatcherFactory = proto_dispatcher,
         options: StreamOptions | None = None,
     ) -> None:
-        self._queue, self._dispatchers = queue, dispatchers or ProtoDispatcherFactory()
+        self._queue, self._new_dispatcher = queue, new_dispatcher
         self._options = options or StreamOptions()
 
     def new_msg_stream(self) -> MsgStream:
         """See `MsgStreamFactory.new_msg_stream`."""
-        return MsgStream(self._queue, self._dispatchers.new_dispatcher(), self._options)
+        return MsgStream(self._queue, self._new_dispatcher(), self._options)
 
     def new_tt_msg_stream(self) -> TtMsgStream:
         """See `MsgStreamFactory.new_tt_msg_stream`."""
-        return TtMsgStream(self._queue, self._dispatchers.new_dispatcher(), self._options)
+        return TtMsgStream(self._queue, self._new_dispatcher(), self._options)
 
     def new_disposer(self, channels: Sequence[str], subscription: str) -> Disposer:
         """See `MsgStreamFactory.new_disposer`."""

@@ -1,14 +1,15 @@
 """Messages as bytes: a dispatcher has one template for each type of message, a factory makes dispatchers. Pure."""
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from streamingnode.streams import tsmsg_pb2 as pb
-from streamingnode.streams.messages import AnyType, MessageType, MsgType, TsMsg, check_message, type_of
+from streamingnode.streams.messages import AnyType, MsgType, TsMsg, check_message, type_of
 from wal.errors import Corrupt, InvalidArgument, TooLarge, shown
+from wal.headers import MessageType
 
 MESSAGE_BYTES_MAX = 8 << 20
 """Of one message, encoded."""
@@ -33,21 +34,12 @@ class Template(Protocol):
 
 
 class ProtoTemplate:
-    """Protocol buffers: the `TsMsg` of `tsmsg.proto`."""
+    """Protocol buffers, for what is kept: the `TsMsg` of `tsmsg.proto`."""
 
     def marshal(self, message: TsMsg) -> bytes:
         """See `Template.marshal`."""
         try:
-            return pb.TsMsg(
-                id=message.id,
-                begin_ts=message.begin_ts,
-                end_ts=message.end_ts,
-                type=message.type,
-                hash_keys=message.hash_keys,
-                payload=message.payload,
-                rows=message.rows,
-                part=message.part,
-            ).SerializeToString()
+            return pb.TsMsg(**msgspec.structs.asdict(message)).SerializeToString()
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"message {message.id} cannot be encoded: {error} — correct its fields") from error
 
@@ -55,18 +47,10 @@ class ProtoTemplate:
         """See `Template.unmarshal`."""
         try:
             found = pb.TsMsg.FromString(data)
-            return TsMsg(
-                id=found.id,
-                begin_ts=found.begin_ts,
-                end_ts=found.end_ts,
-                type=type_of(found.type),
-                hash_keys=tuple(found.hash_keys),
-                payload=found.payload,
-                rows=tuple(found.rows),
-                part=found.part,
-            )
-        except (DecodeError, InvalidArgument) as error:
+        except DecodeError as error:
             raise Corrupt(f"{len(data)} bytes are no message: {error}") from error
+        values = (found.id, found.begin_ts, found.end_ts, found.type, found.hash_keys, found.payload, found.rows)
+        return _message(*values, found.part)
 
 
 class InMemoryTemplate:
@@ -85,20 +69,18 @@ class InMemoryTemplate:
     def unmarshal(self, data: bytes) -> TsMsg:
         """See `Template.unmarshal`."""
         try:
-            id_, begin_ts, end_ts, number, hash_keys, payload, rows, part = self._decoder.decode(data)
-            kind = type_of(number)
-        except (msgspec.DecodeError, InvalidArgument) as error:
+            return _message(*self._decoder.decode(data))
+        except msgspec.DecodeError as error:
             raise Corrupt(f"{len(data)} bytes are no message: {error}") from error
-        return TsMsg(
-            id=id_,
-            begin_ts=begin_ts,
-            end_ts=end_ts,
-            type=kind,
-            hash_keys=hash_keys,
-            payload=payload,
-            rows=rows,
-            part=part,
-        )
+
+
+def _message(*fields: Any) -> TsMsg:
+    values = dict(zip(TsMsg.__struct_fields__, fields, strict=True))
+    try:
+        kind = type_of(values["type"])
+    except InvalidArgument as error:
+        raise Corrupt(error.happened) from error
+    return TsMsg(**values | {"type": kind, "hash_keys": tuple(values["hash_keys"]), "rows": tuple(values["rows"])})
 
 
 class UnmarshalDispatcher:
@@ -159,24 +141,15 @@ class UnmarshalDispatcher:
         return found
 
 
-class DispatcherFactory(Protocol):
-    """Makes dispatchers: every stream has one of its own."""
-
-    def new_dispatcher(self) -> UnmarshalDispatcher:
-        """Return a dispatcher with the default templates: every type has one."""
+DispatcherFactory = Callable[[], UnmarshalDispatcher]
+"""Makes dispatchers in which every type has the default template: each stream has one of its own."""
 
 
-class ProtoDispatcherFactory:
-    """Dispatchers of protocol buffers, for what is kept."""
-
-    def new_dispatcher(self) -> UnmarshalDispatcher:
-        """See `DispatcherFactory.new_dispatcher`."""
-        return UnmarshalDispatcher(dict.fromkeys([*MsgType, *MessageType], ProtoTemplate()))
+def proto_dispatcher() -> UnmarshalDispatcher:
+    """Return a dispatcher of protocol buffers, for what is kept."""
+    return UnmarshalDispatcher(dict.fromkeys([*MsgType, *MessageType], ProtoTemplate()))
 
 
-class InMemoryDispatcherFactory:
-    """Dispatchers for streams that end with their process."""
-
-    def new_dispatcher(self) -> UnmarshalDispatcher:
-        """See `DispatcherFactory.new_dispatcher`."""
-        return UnmarshalDispatcher(dict.fromkeys([*MsgType, *MessageType], InMemoryTemplate()))
+def in_memory_dispatcher() -> UnmarshalDispatcher:
+    """Return a dispatcher for streams that end with their process."""
+    return UnmarshalDispatcher(dict.fromkeys([*MsgType, *MessageType], InMemoryTemplate()))

@@ -10,7 +10,7 @@ import streamingnode as sn
 from streamingnode.streams.messages import MessagePlace, MsgPack, MsgPosition, place_of, tick
 from streamingnode.streams.stream import StreamOptions, SubscriptionPosition
 from streamingnode.streams.tt_stream import RmqMsgStreamFactory
-from streamingnode.streams.unmarshal import InMemoryDispatcherFactory
+from streamingnode.streams.unmarshal import in_memory_dispatcher
 from tests.streamingnode.streams.stream_cases import VECTOR, VECTOR_PACKS, factory_of, message, send, summary
 from wal.errors import (
     ChannelIdle,
@@ -330,7 +330,7 @@ async def test_packs_of_an_iterator_end_with_the_stream(tmp_path: Path) -> None:
 
 async def test_a_disposed_subscription_is_gone_and_disposing_may_be_repeated(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path / "node") as node:
-        factory = RmqMsgStreamFactory(node.mq, dispatchers=InMemoryDispatcherFactory(), options=StreamOptions())
+        factory = RmqMsgStreamFactory(node.mq, new_dispatcher=in_memory_dispatcher, options=StreamOptions())
         async with factory.new_msg_stream() as stream:
             await stream.as_consumer(["a"], "g")
         dispose = factory.new_disposer(["a", "b"], "g")
