@@ -104,12 +104,12 @@ _ID = struct.Struct(">QII")
 class MessagePlace(NamedTuple):
     """What the bytes of a message id say: message of the queue, which of those in it, and of how many.
 
-    Places sort as messages do. A count of 0 is all that the message of the queue holds.
+    Places sort as messages do. `of` 0 is all that the message of the queue holds.
     """
 
     queue_id: int
-    index: int = 0
-    count: int = 0
+    at: int = 0
+    of: int = 0
 
     @property
     def message_id(self) -> bytes:
@@ -119,8 +119,8 @@ class MessagePlace(NamedTuple):
     @property
     def behind(self) -> "MessagePlace":
         """The place right behind it."""
-        if self.index + 1 < self.count:
-            return MessagePlace(self.queue_id, self.index + 1, self.count)
+        if self.at + 1 < self.of:
+            return MessagePlace(self.queue_id, self.at + 1, self.of)
         return MessagePlace(self.queue_id + 1)
 
 
@@ -142,5 +142,7 @@ def check_message(message: TsMsg) -> None:
     for name, value in (("id", message.id), ("begin_ts", message.begin_ts), ("end_ts", message.end_ts)):
         if type(value) is not int or not 0 <= value <= UINT64_MAX:
             raise InvalidArgument(f"{name}={shown(value)} is not from 0 to {UINT64_MAX} — correct the message")
+    if not all(type(each) is bytes for each in (message.payload, *message.rows)):
+        raise InvalidArgument(f"payload and rows of message {message.id} are not all bytes — encode them")
     if message.begin_ts > message.end_ts:
         raise InvalidArgument(f"begin_ts={message.begin_ts} is above end_ts={message.end_ts} — swap them")

@@ -368,7 +368,7 @@ class MsgStream:
             for at, message in enumerate(messages)
         ]
         skip = channel.skip
-        return found if skip is None or queue_id != skip.queue_id else found[skip.index :]
+        return found if skip is None or queue_id != skip.queue_id else found[skip.at :]
 
     async def _acknowledge(self) -> None:
         while self._handed:

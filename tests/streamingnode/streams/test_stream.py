@@ -62,7 +62,7 @@ async def test_broadcast_returns_ids_for_each_channel(tmp_path: Path) -> None:
     async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
         await stream.as_producer(["a", "b", "c"])
         ids = await stream.broadcast(MsgPack(msgs=[message(1), message(2)]))
-        indexes = {name: [place_of(MsgPosition(name, each)).index for each in found] for name, found in ids.items()}
+        indexes = {name: [place_of(MsgPosition(name, each)).at for each in found] for name, found in ids.items()}
         assert indexes == {"a": [0, 1], "b": [0, 1], "c": [0, 1]}
         last = place_of(MsgPosition("a", ids["a"][1]))
         assert await stream.get_latest_msg_id("a") == MessagePlace(last.queue_id).message_id
