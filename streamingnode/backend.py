@@ -57,8 +57,10 @@ class Backend(Protocol):
     pending: PendingBytes
     mq: MessageQueue | None
     """Its topics; None where there are none."""
-    channels: ChannelService | None
-    """Its channel service; None for a node of another process."""
+
+    @property
+    def channels(self) -> ChannelService | None:
+        """Its channel service; None for a node of another process."""
 
     @property
     def path(self) -> str | None:

@@ -57,7 +57,6 @@ class EmbeddedBackend:
         self.pending, self.measure = channel.pending, statistics
         self.listener: StopsListening | None = None
         self.mq: MessageQueue | None = None
-        self.channels: ChannelService | None = ChannelService(channel)
         self._directory = path
 
     @property
@@ -84,6 +83,11 @@ class EmbeddedBackend:
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
         return self.channel.catalog
+
+    @cached_property
+    def channels(self) -> ChannelService:
+        """The channel service of its store."""
+        return ChannelService(self.channel)
 
     @cached_property
     def _changes(self) -> CatalogChanges:

@@ -37,17 +37,17 @@ class Budget(NamedTuple):
 
 
 LINES = {
-    "wal": Budget(8_060, 8_060),
+    "wal": Budget(8_080, 8_080),
     "interceptors": Budget(3_240, 3_240),
     "scanner": Budget(1_050, 1_050),
     "flusher": Budget(2_490, 2_200),
     "spark_sink": Budget(2_100, 2_100),
-    "streamingnode": Budget(13_040, 13_040),
+    "streamingnode": Budget(14_380, 14_380),
 }
-LINES_IN_ALL = Budget(29_840, 29_840)
-FILES = Budget(149, 149)
+LINES_IN_ALL = Budget(31_190, 31_190)
+FILES = Budget(155, 155)
 SETTINGS = Budget(43, 43)
-ERROR_CLASSES = Budget(35, 35)
+ERROR_CLASSES = Budget(38, 38)
 
 COROUTINES_MAX = 10
 
@@ -65,7 +65,7 @@ DOORS = {
 
 def product_files() -> Iterator[Path]:
     for package in ROOT_PACKAGES:
-        yield from (ROOT / package).rglob("*.py")
+        yield from (path for path in (ROOT / package).rglob("*.py") if not path.name.endswith("_pb2.py"))  # generated
 
 
 def own_files() -> Iterator[Path]:

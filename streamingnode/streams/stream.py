@@ -392,6 +392,8 @@ class MsgStream:
             if not kept:
                 places[channel] = MessagePlace(topic.end_id + 1)
         self._arrived = deque(each for each in self._arrived if each[0] not in places)
+        for channel in places:
+            self._subscribed[channel].seek_first = True  # a seek that is cut short has to be made again
         for channel, place in places.items():
             subscribed = self._subscribed[channel]
             await self._end([subscribed.reading])

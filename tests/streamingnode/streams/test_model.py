@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import streamingnode as sn
 from streamingnode.streams.messages import MsgPack, TsMsg, tick
-from streamingnode.streams.stream import SubscriptionPosition
-from streamingnode.streams.tt_stream import RmqMsgStreamFactory, StreamOptions, TtMsgStream
+from streamingnode.streams.stream import StreamOptions, SubscriptionPosition
+from streamingnode.streams.tt_stream import RmqMsgStreamFactory, TtMsgStream
 from tests.streamingnode.streams.stream_cases import message
 
 CHANNELS = ["a", "b"]
