@@ -16,6 +16,7 @@ from streamingnode.channel import FlushResult
 from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
+from streamingnode.streams.channels import ChannelService
 from wal.append import Append
 from wal.headers import MessageType
 from wal.position import MessageId, Place, ProducerStamp
@@ -60,6 +61,10 @@ class Backend(Protocol):
     @property
     def spool(self) -> SpoolStatistics | None:
         """As `Node.spool`."""
+
+    @property
+    def channels(self) -> ChannelService | None:
+        """Its channel service; None for a node of another process."""
 
     @property
     def path(self) -> str | None:

@@ -23,6 +23,7 @@ from streamingnode.config import NodeConfig
 from streamingnode.ddl import CatalogChanges
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import check_note
 from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
@@ -86,6 +87,11 @@ class EmbeddedBackend:
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
         return self.channel.catalog
+
+    @cached_property
+    def channels(self) -> ChannelService:
+        """The channel service of its store."""
+        return ChannelService(self.channel)
 
     @cached_property
     def _changes(self) -> CatalogChanges:

@@ -22,6 +22,7 @@ from streamingnode.config import NodeConfig, check_path
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
@@ -111,6 +112,14 @@ class Node:
         if self._backend.mq is None:
             raise InvalidArgument(NO_TOPICS)
         return self._backend.mq
+
+    @property
+    def channels(self) -> ChannelService:
+        """The node's channel service, which names channels for streams. Raises `InvalidArgument` in another process."""
+        self._check_open()
+        if self._backend.channels is None:
+            raise InvalidArgument("this node has no channel service — open one in this process")
+        return self._backend.channels
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 

@@ -37,17 +37,17 @@ class Budget(NamedTuple):
 
 
 LINES = {
-    "wal": Budget(8_190, 7_000),
+    "wal": Budget(8_220, 7_000),
     "interceptors": Budget(3_240, 3_240),
     "scanner": Budget(1_100, 1_100),
     "flusher": Budget(2_490, 2_200),
     "spark_sink": Budget(2_100, 2_100),
-    "streamingnode": Budget(13_910, 13_500),
+    "streamingnode": Budget(16_010, 13_500),
 }
-LINES_IN_ALL = Budget(31_000, 31_000)
-FILES = Budget(149, 149)
+LINES_IN_ALL = Budget(33_050, 32_000)
+FILES = Budget(163, 163)
 SETTINGS = Budget(43, 43)
-ERROR_CLASSES = Budget(34, 34)
+ERROR_CLASSES = Budget(36, 34)
 
 COROUTINES_MAX = 10
 
@@ -65,7 +65,7 @@ DOORS = {
 
 def product_files() -> Iterator[Path]:
     for package in ROOT_PACKAGES:
-        yield from (ROOT / package).rglob("*.py")
+        yield from (path for path in (ROOT / package).rglob("*.py") if not path.name.endswith("_pb2.py"))  # generated
 
 
 def own_files() -> Iterator[Path]:

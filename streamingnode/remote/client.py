@@ -29,6 +29,7 @@ from streamingnode.remote.queue import RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
 from streamingnode.statistics import SpoolStatistics
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
@@ -108,6 +109,8 @@ def _asked(name: str, *, changes: str = "") -> Any:
 
 class RemoteBackend:
     """A node of another process; see `Backend`."""
+
+    channels: ChannelService | None = None
 
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
