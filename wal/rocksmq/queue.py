@@ -57,7 +57,7 @@ from wal.rocksmq.records import (
     page_key,
     topic_key,
 )
-from wal.rocksmq.upkeep import info_of, watched
+from wal.rocksmq.upkeep import fail, info_of, watched
 from wal.timetick import IdAllocator, TickAllocator
 
 CONSUME_BYTES_MAX = 16 << 20
@@ -405,7 +405,7 @@ class RocksMQ:
         try:
             outcome = self._store.write_meta(changes, entries=stored, dropped=batch.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
-            _fail(batch.durable, error)
+            fail(batch.durable, error)
             return
         outcome.add_done_callback(partial(self._landed, batch.durable, produced))
 
@@ -417,7 +417,7 @@ class RocksMQ:
     ) -> None:
         """The disk has a batch: consumers may see it, then who waits for it is told."""
         if error := outcome.exception():
-            _fail(durable, error)
+            fail(durable, error)
             return
         for name, topic, entries in produced:
             for entry in entries:
@@ -495,8 +495,3 @@ def _damaged(engine: Engine, topics: dict[str, Topic]) -> dict[str, Corrupt]:
         if topic.begin_id <= topic.end_id and reached != (topic.end_id, topic.crc32c):
             found[name] = Corrupt(f"topic {name!r} reaches id {reached[0]}, and {topic.end_id} was acknowledged")
     return found
-
-
-def _fail(outcome: asyncio.Future[None], error: BaseException) -> None:
-    outcome.set_exception(error)
-    outcome.exception()  # counts as heard, when nobody is left who waits

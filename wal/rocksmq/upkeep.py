@@ -72,3 +72,9 @@ def watched(what: str, topic: str) -> Iterator[Callable[[str], None]]:
     if monotonic() - began > SLOW_S:
         passed("took")
         _log.warning(f"slow_{what}", topic=topic, **steps)
+
+
+def fail(outcome: asyncio.Future[None], error: BaseException) -> None:
+    """Tell who waits for a write that it failed."""
+    outcome.set_exception(error)
+    outcome.exception()  # counts as heard, when nobody is left who waits
