@@ -405,14 +405,10 @@ async def _measure_readers(settings: Settings) -> list[Measurement]:
             for count in (1, many):
                 with serving_node(path) as served:  # anew: what the one has read is still in memory
                     async with connections(served.url, CHANGES_CONNECTIONS) as nodes:
-                        reads.append(await read(_each_of(nodes, count)))
+                        reads.append(await read([*itertools.islice(itertools.cycle(nodes), count)]))
             case = f"log reads of {many} readers that {what}"
             found.append(_at_most(case, reads[1:], [max(reads[0], 1)], READERS_AIM, "one reader", "reads"))
     return found
-
-
-def _each_of(nodes: Sequence[Node], count: int) -> list[Node]:
-    return list(itertools.islice(itertools.cycle(nodes), count))
 
 
 async def _log_reads_catching_up(nodes: Sequence[Node]) -> int:

@@ -132,13 +132,12 @@ async def test_a_second_bridge_fences_the_first_and_nothing_is_lost_or_doubled(n
     first = asyncio.ensure_future(bridge(node, "t", "c"))
     for key in range(30):
         await node.mq.produce("t", as_json(key))
-    report = await bridge(node, "t", "c", once=True)
+    await bridge(node, "t", "c", once=True)
     await node.mq.produce("t", as_json(30))
     outcome = await asyncio.gather(first, return_exceptions=True)
     assert isinstance(outcome[0], sn.errors.ProducerFenced)
     await bridge(node, "t", "c", once=True)
     assert await keys_in_log(node) == [*range(31)]
-    assert report.last_id > 0
 
 
 async def test_others_who_consume_from_the_group_are_noticed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
