@@ -194,11 +194,15 @@ def letters_of(
 ) -> dict[str, bytes]:
     """Return writes that were refused as Arrow files, by their names: one for the rows or keys of each collection."""
     infos = {(each.id, each.schema_version): each for each in (*known.former, *known.collections)}
-    lanes, at, letters = [], 0, {}
+    lanes, at, letters = list[tuple[pa.RecordBatch | memoryview, dict[str, str]]](), 0, dict[str, bytes]()
     for wire in writes.targets:
-        target, is_delete = WriteTarget(infos[wire.collection_id, wire.schema_version]), wire.type == MessageType.DELETE
-        into = target.deletes if is_delete else target.inserts(wire.partition_id)
         data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
+        info = infos.get((wire.collection_id, wire.schema_version))
+        if info is None:  # made and dropped between two catalogs: its rows as they were sent
+            lanes.append((data, {}))
+            continue
+        target, is_delete = WriteTarget(info), wire.type == MessageType.DELETE
+        into = target.deletes if is_delete else target.inserts(wire.partition_id)
         said = {"kind": "delete" if is_delete else "insert", "collection": target.info.name}
         said["partition"] = "".join([each.name for each in target.info.partitions if each.id == wire.partition_id])
         lanes.append((into.joined([Lane(into, data, is_plain=wire.is_plain).rows]), said))
@@ -207,7 +211,11 @@ def letters_of(
         for piece, (lane, length) in enumerate(group.pieces):
             (batch, said), start = lanes[lane], starts[lane]
             starts[lane] += length
-            if (error := refused.get(index)) is not None:
+            if (error := refused.get(index)) is None:
+                continue
+            if isinstance(batch, memoryview):
+                letters[f"{group.sequence}-{piece}.rows"] = bytes(batch)
+            else:
                 sink = pa.BufferOutputStream()
                 schema = batch.schema.with_metadata(said | {"code": error.code, "error": str(error)})
                 with pa.ipc.new_file(sink, schema) as file:

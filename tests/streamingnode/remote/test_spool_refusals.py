@@ -13,7 +13,9 @@ import pytest
 import streamingnode as sn
 from streamingnode.errors import AlreadyOwned, Corrupt, InvalidArgument, Overloaded, StorageFull, Unreachable
 from streamingnode.remote.answers import ClientWrites
-from streamingnode.remote.spool import LEFT_OUT_BITS, LETTERS_NAME, LOG_NAME
+from streamingnode.remote.calls import Welcome
+from streamingnode.remote.spool import LEFT_OUT_BITS, LETTERS_NAME, LOG_NAME, Known, letters_of
+from streamingnode.remote.writes import WireGroup, WireTarget, WireWrites
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
     keys_in_log,
@@ -22,6 +24,7 @@ from tests.streamingnode.remote.nodes import (
 )
 from tests.streamingnode.remote.proxy import Way, until
 from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, spool_of
+from wal.headers import MessageType
 
 pytestmark = pytest.mark.anyio
 
@@ -265,3 +268,9 @@ def test_a_blocking_client_has_a_spool_too(tmp_path: Path) -> None:
         assert client.insert("c", rows(2)).spooled
         assert client.spool is not None
         assert client.spool.writes == 1
+
+
+def test_a_refused_write_to_a_collection_that_nobody_told_of_is_kept_as_it_was_sent() -> None:
+    writes = WireWrites(0, (WireTarget(int(MessageType.INSERT), 7, 1, 1, 3),), (WireGroup(5, False, ((0, 1),)),))
+    known = Known("spool-x", Welcome(1, "node", None, "rocks", 1, {}), ())
+    assert letters_of(writes, memoryview(b"abc"), {0: Overloaded("no")}, known) == {"5-0.rows": b"abc"}
