@@ -27,9 +27,9 @@ def result(number: int) -> AppendResult:
 class Log:
     """Where packs go: each ends when the test says so, unless it is not `held`; groups are numbered as they end."""
 
-    def __init__(self, *, held: bool = True, memory: int = 1 << 30, repeats: bool = True) -> None:
+    def __init__(self, *, held: bool = True, memory: int = 1 << 30, repeats: bool = True, company: int = 1) -> None:
         self.memory = Budget(memory)
-        self.packer = Packer(self._send, self.memory, repeats=repeats)
+        self.packer = Packer(self._send, self.memory, repeats=repeats, company=company)
         self.held = held
         self.packs: list[list[AppendGroup]] = []
         """What each pack was when it came."""

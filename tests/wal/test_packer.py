@@ -6,8 +6,9 @@ import pytest
 
 from tests.wal.manual_log import settle
 from tests.wal.packs_under_way import Log, result, write
+from wal.append import AppendGroup, AppendTicket
 from wal.errors import TooLarge
-from wal.packer import PACK_BYTES_MAX, PACK_GROUPS_MAX, PACKS_IN_FLIGHT_MAX
+from wal.packer import ALONE_BYTES_MIN, JOINED_MIN, PACK_BYTES_MAX, PACK_GROUPS_MAX, PACKS_IN_FLIGHT_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -54,6 +55,84 @@ async def test_after_several_together_the_next_one_waits_a_turn_for_company_and_
         await log.packer.append(write())
     assert [len(groups) for groups in log.packs] == [1, 2, 2, 1, 1]
     assert [task is asyncio.current_task() for task in log.tasks] == [False, False, False, False, True]
+
+
+# --- company ----------------------------------------------------------------------------------------------------------
+
+
+async def test_fewer_writes_than_the_company_wait_for_the_pack_on_its_way_and_go_when_it_ends() -> None:
+    log, groups = Log(company=4), [write() for _ in range(4)]
+    await log.start(*groups)
+    assert log.packs == [groups[:1]]
+    await log.end()
+    assert log.packs == [groups[:1], groups[1:]]
+    await log.end_all()
+    assert log.memory.held_bytes == 0
+
+
+async def test_as_many_writes_as_the_company_do_not_wait_and_the_next_few_do() -> None:
+    log, groups = Log(company=4), [write() for _ in range(8)]
+    await log.start(*groups[:5])
+    await log.start(*groups[5:])
+    assert log.packs == [groups[:1], groups[1:5]]
+    await log.end()
+    assert len(log.packs) == 2, "one is still on its way"
+    await log.end()
+    assert log.packs[2:] == [groups[5:]]
+    await log.end_all()
+
+
+async def test_a_large_write_waits_for_no_company() -> None:
+    log, groups = Log(company=4), [write(), write(ALONE_BYTES_MIN)]
+    await log.start(*groups)
+    assert log.packs == [groups[:1], groups[1:]]
+    await log.end_all()
+
+
+async def joined(log: Log, *groups: AppendGroup) -> None:
+    """Have writes of a connection wait."""
+    for group in groups:
+        group.waiter = asyncio.get_running_loop().create_future()
+    assert log.packer.try_join(groups)
+    await settle()
+
+
+def queued() -> AppendTicket:
+    """Return the ticket of a pack in the log's queue."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    return AppendTicket(1, 0, 100, done, done)
+
+
+async def test_writes_of_connections_wait_for_a_pack_that_only_the_disk_keeps_and_for_no_other() -> None:
+    log, groups = Log(), [write() for _ in range(4)]
+    for group in groups[:3]:  # what has no place in the log may wait for a lock, and long
+        await joined(log, group)
+    assert log.packs == [[group] for group in groups[:3]]
+    log.under_way[0][0].ticket = queued()
+    await joined(log, groups[3])
+    assert len(log.packs) == 3
+    await log.end()
+    assert log.packs[3:] == [groups[3:]]
+    await log.end_all()
+
+
+async def test_many_writes_of_connections_wait_for_none() -> None:
+    log, groups = Log(), [write() for _ in range(JOINED_MIN + 1)]
+    await joined(log, groups[0])
+    log.under_way[0][0].ticket = queued()
+    await joined(log, *groups[1:])
+    assert log.packs == [groups[:1], groups[1:]]
+    await log.end_all()
+
+
+async def test_writes_of_a_connection_join_all_or_none() -> None:
+    log, groups = Log(memory=250), [write(100) for _ in range(3)]
+    assert not log.packer.try_join(groups)
+    assert (log.memory.held_bytes, log.packs) == (0, [])
+    await joined(log, *groups[:2])
+    assert log.packs == [groups[:2]]
+    await log.end_all()
+    assert log.memory.held_bytes == 0
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------

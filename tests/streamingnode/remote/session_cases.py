@@ -7,8 +7,9 @@ import msgspec
 import pyarrow as pa
 
 import streamingnode as sn
+from streamingnode.remote.calls import WireError
 from streamingnode.remote.session import Session
-from streamingnode.remote.writes import WireWrites
+from streamingnode.remote.writes import WireResult, WireWrites
 from tests.streamingnode.remote.nodes import SCHEMA, Served, contents, rows
 from tests.streamingnode.remote.raw import Raw, frame_bytes, hello, raw_client
 from wal.frames import GREETING_BYTES_MAX, PREFACE, FrameKind
@@ -61,6 +62,19 @@ async def greeted(served: Served) -> AsyncIterator[Raw]:
     async with raw_client(served.port) as client:
         await client.greet()
         yield client
+
+
+async def told_of(client: Raw, writes: int) -> tuple[set[int], set[str]]:
+    """Return which of so many writes a client is told are in the log, and the codes of what the others are refused with."""
+    told, failed = set[int](), list[str]()
+    while len(told) + len(failed) < writes:
+        payload = (await client.expect(FrameKind.RESULTS)).payload
+        results, failures = msgspec.msgpack.decode(
+            payload, type=tuple[list[WireResult], list[tuple[int, int, WireError]]]
+        )
+        told |= {each.group for each in results}
+        failed += [error.code for _, _, error in failures]
+    return told, set(failed)
 
 
 def session_of(served: Served) -> Session:

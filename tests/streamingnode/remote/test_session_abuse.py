@@ -17,6 +17,7 @@ from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCal
 from streamingnode.remote.connection import SEND_BUFFER_BYTES
 from streamingnode.remote.writes import WireGroup, WireResult, WireWrites
 from streamingnode.writing.producer import NOTE_BYTES_MAX
+from streamingnode.writing.target import PLAIN_DECODED_ROWS_MAX
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, Served, contents, node_behind_proxy, rows, serving
 from tests.streamingnode.remote.proxy import Way, until
@@ -28,6 +29,7 @@ from tests.streamingnode.remote.session_cases import (
     serves,
     session_of,
     squeezed,
+    told_of,
     waiting_bytes,
 )
 from wal.frames import Frame, FrameKind
@@ -365,17 +367,63 @@ async def test_rows_of_another_schema_version_are_refused_and_those_beside_them_
     both = WireWrites(1, (wrong, writes.targets[0]), (WireGroup(1, False, ((0, 1),)), WireGroup(2, False, ((1, 1),))))
     async with greeted(served) as client:
         client.say(FrameKind.WRITES, 1, both, data + data)
-        told = set[int]()
-        failed = set[str]()
-        while len(told) + len(failed) < 2:
-            payload = (await client.expect(FrameKind.RESULTS)).payload
-            results, failures = msgspec.msgpack.decode(
-                payload, type=tuple[list[WireResult], list[tuple[int, int, WireError]]]
-            )
-            told |= {each.group for each in results}
-            failed |= {error.code for _, _, error in failures}
-        assert (told, failed) == ({1}, {"SCHEMA_MISMATCH"})
+        assert await told_of(client, 2) == ({1}, {"SCHEMA_MISMATCH"})
     assert (await contents(served.owner)).keys() == {1}
+
+
+MISFITS = {
+    "a null key": [[None, "tea"]],
+    "a key over 64 bits": [[1 << 63, "tea"]],
+    "a key that is text": [["1", "tea"]],
+    "a key that is a truth": [[True, "tea"]],
+    "a text that is bytes": [[1, b"tea"]],
+    "a text that is no UTF-8": msgspec.Raw(b"\x91\x92\x01\xa1\xff"),
+    "a cell too few": [[1]],
+    "a cell too many": [[1, "tea", 2]],
+    "no rows": [],
+    "no array": {"id": 1},
+    "something behind": msgspec.Raw(b"\x91\x92\x01\xa1a\x00"),
+    "an array that is shorter than it says": msgspec.Raw(b"\xdd\xff\xff\xff\xff\x92\x01\xa1a"),
+    "more rows than are taken": [[key, "tea"] for key in range(PLAIN_DECODED_ROWS_MAX + 1)],
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+async def test_plain_rows_that_do_not_fit_are_refused_and_those_beside_them_written(
+    served: Served, misfit: str
+) -> None:
+    encoded = msgspec.msgpack.encode
+    writes, wrong = writes_of(served.owner, [], payload=encoded(MISFITS[misfit]), is_plain=True)
+    right = encoded([[7, "tea 7"]])
+    targets = (*writes.targets, msgspec.structs.replace(writes.targets[0], payload_bytes=len(right)))
+    both = WireWrites(1, targets, (WireGroup(1, False, ((0, 1),)), WireGroup(2, False, ((1, 1),))))
+    async with greeted(served) as client:
+        client.say(FrameKind.WRITES, 1, both, wrong + right)
+        assert await told_of(client, 2) == ({1}, {"SCHEMA_MISMATCH"})
+    assert await contents(served.owner) == {7: "tea 7"}
+
+
+async def test_a_write_of_more_plain_rows_than_there_are_ends_the_connection(served: Served) -> None:
+    writes, data = writes_of(
+        served.owner, [], WireGroup(1, False, ((0, 2),)), payload=msgspec.msgpack.encode([[7, "tea"]]), is_plain=True
+    )
+    async with greeted(served) as client:
+        client.say(FrameKind.WRITES, 1, writes, data)
+        await client.ended()
+    assert await contents(served.owner) == {}
+
+
+async def test_plain_rows_of_columns_that_have_none_are_refused(served: Served) -> None:
+    schema = SCHEMA.append(pa.field("when", pa.timestamp("us")))
+    await served.owner.create_collection("d", schema, primary_key="id")
+    batch = pa.RecordBatch.from_pylist([{"id": 1, "item": "tea", "when": None}], schema=schema)
+    payload = msgspec.msgpack.encode([[1, "tea", None]])
+    writes, data = writes_of(served.owner, [], collection="d", batch=batch, payload=payload, is_plain=True)
+    async with greeted(served) as client:
+        client.say(FrameKind.WRITES, 1, writes, data)
+        outcome = await client.result()
+        assert isinstance(outcome, WireError)
+        assert outcome.code == "SCHEMA_MISMATCH"
 
 
 async def test_a_frame_of_no_writes_ends_the_connection(served: Served) -> None:

@@ -61,14 +61,14 @@ def target_of(shards: int) -> WriteTarget:
     return WriteTarget(catalog().collection_by_name(f"c{shards}"))
 
 
-def groups(made: list[Made], target: WriteTarget) -> list[AppendGroup]:
-    """Return the groups of writes, some plain and some Arrow."""
+def groups(made: list[Made], target: WriteTarget, *, is_plain: bool = False) -> list[AppendGroup]:
+    """Return the groups of writes, some plain and some Arrow, or all plain."""
     inserts = target.inserts(target.partition_id(None))
     found = []
     for number, (kind, producer, keys) in enumerate(made):
         cells = tuple((key, f"item {number}") for key in keys)
         batch = pa.RecordBatch.from_pylist([{"id": key, "item": item} for key, item in cells], schema=SCHEMA)
-        added = Piece(inserts, cells if number % 2 else batch, 1_000)
+        added = Piece(inserts, cells if is_plain or number % 2 else batch, 1_000)
         removed = Piece(target.deletes, tuple((key,) for key in keys), 500)
         pieces = {
             "insert": [added],
@@ -82,7 +82,7 @@ def groups(made: list[Made], target: WriteTarget) -> list[AppendGroup]:
     return found
 
 
-def framed(made: list[Made], target: WriteTarget) -> FrameOfWrites:
+def framed(made: list[Made], target: WriteTarget, *, is_plain: bool = False) -> FrameOfWrites:
     """Return the frame of writes."""
     sequences = count(1)
 
@@ -92,7 +92,7 @@ def framed(made: list[Made], target: WriteTarget) -> FrameOfWrites:
         assert group.producer is not None
         return group.producer
 
-    return frame_of(4, groups(made, target), stamp, settled=lambda: 1, unit_bytes_max=UNIT_BYTES_MAX)
+    return frame_of(4, groups(made, target, is_plain=is_plain), stamp, settled=lambda: 1, unit_bytes_max=UNIT_BYTES_MAX)
 
 
 def taken(frame: FrameOfWrites) -> tuple[WireWrites, memoryview]:
@@ -121,9 +121,9 @@ def told(group: AppendGroup) -> list[tuple[MessageType, list[dict[str, Any]]]]:
     return found
 
 
-@given(made=writes_drawn, shards=st.sampled_from([1, 3]))
-def test_a_frame_has_the_rows_of_each_write_and_its_stamp(made: list[Made], shards: int) -> None:
-    frame = framed(made, target_of(shards))
+@given(made=writes_drawn, shards=st.sampled_from([1, 3]), is_plain=st.booleans())
+def test_a_frame_has_the_rows_of_each_write_and_its_stamp(made: list[Made], shards: int, is_plain: bool) -> None:
+    frame = framed(made, target_of(shards), is_plain=is_plain)
     found, own = made_again(*taken(frame)), count(1)
     assert len(found) == len(frame.units)
     for unit, group in zip(frame.units, found, strict=True):
@@ -161,7 +161,7 @@ numbers = st.sampled_from([-1, 0, 1, 2, 7, 2**31, 2**32, 2**53, 2**63 - 1]) | st
 def test_writes_that_say_something_else_are_refused_or_take_no_more_rows_than_there_are(
     made: list[Made], data: st.DataObject
 ) -> None:
-    wire, payload = taken(framed(made, target_of(3)))
+    wire, payload = taken(framed(made, target_of(3), is_plain=data.draw(st.booleans())))
     targets, wired = list(wire.targets), list(wire.groups)
     for _ in range(data.draw(st.integers(1, 3))):
         if data.draw(st.booleans()):
@@ -197,7 +197,7 @@ def test_writes_that_say_something_else_are_refused_or_take_no_more_rows_than_th
 
 @given(made=writes_drawn, data=st.data())
 def test_rows_with_flipped_bits_are_refused_or_rows(made: list[Made], data: st.DataObject) -> None:
-    wire, payload = taken(framed(made, target_of(3)))
+    wire, payload = taken(framed(made, target_of(3), is_plain=data.draw(st.booleans())))
     damaged = bytearray(payload)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
