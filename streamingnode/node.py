@@ -30,7 +30,7 @@ from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
 from wal.rocks.layout import Durability
-from wal.rocksmq.contract import NO_TOPICS, MessageQueue
+from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor, outlast
 from wal.timetick import tick_given
 
@@ -110,7 +110,7 @@ class Node:
         """
         self._check_open()
         if self._backend.mq is None:
-            raise InvalidArgument(NO_TOPICS)
+            raise InvalidArgument("this node has no topics — open one with a directory")
         return self._backend.mq
 
     @property

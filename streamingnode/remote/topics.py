@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from wal.errors import InvalidArgument, Overloaded
-from wal.rocksmq.contract import NO_TOPICS, Consumer, MessageQueue
+from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage
 
 CONSUMERS_MAX = 1_024
@@ -29,7 +29,7 @@ class ClientTopics:
     async def call(self, number: int, name: str, arguments: dict[str, Any]) -> object:
         """Make a call of the table: one of these here, or the queue's own. Raises `InvalidArgument` without topics."""
         if self._mq is None:
-            raise InvalidArgument(NO_TOPICS)
+            raise InvalidArgument("this node has no topics — open one with a directory")
         if name != "deliver":
             return await getattr(self if hasattr(ClientTopics, name) else self._mq, name)(**arguments)
         self.waiting.add(number)

@@ -15,7 +15,6 @@ ITERATED_AT_ONCE = 100
 """Messages that an iterating consumer takes together."""
 ITERATION_WAIT_S = 60.0
 """How long it waits before it asks again."""
-NO_TOPICS = "this node has no topics — open one with a directory"
 
 
 class GroupInfo(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ SAID_TO_PROGRAMS = {
     "streamingnode/columns.py": "rows as Arrow data",
     "streamingnode/schema.py": "schemas as Python objects",
     "wal/rocksmq": "messages and their ids as Python objects",
+    "streamingnode/streams": "use of streams and channels",
     "streamingnode/batching.py": "arguments and use of its classes",
     "streamingnode/remote/client.py": "use of readers and producers",
     "streamingnode/remote/link.py": "use of a client",

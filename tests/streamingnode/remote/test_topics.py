@@ -275,7 +275,7 @@ async def test_a_client_of_a_node_in_memory_hears_that_it_has_no_topics() -> Non
 async def test_each_right_allows_its_calls_on_its_topics_only(
     served: Served, access: Access, refused: set[str]
 ) -> None:
-    server = Server(parts_of(served.owner), connections_max=2)
+    server = Server(parts_of(served.owner), connections_max=100)
     port = await server.listen_tcp(
         "127.0.0.1", 0, lambda _hello, _connection: Rights("some", {access: frozenset({"t"})}), None
     )
