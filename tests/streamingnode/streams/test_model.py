@@ -127,6 +127,9 @@ class TicksModel(RuleBasedStateMachine):
 
 TestTicksModel = TicksModel.TestCase
 TestTicksModel.settings = settings(
-    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=settings().max_examples // 5,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestTicksModel = pytest.mark.may_block(TestTicksModel)
