@@ -16,6 +16,7 @@ from wal.frames import (
     FRAME_HEADER_BYTES,
     GREETING_BYTES_MAX,
     PREFACE,
+    RECEIVED_BYTES,
     Frame,
     FrameKind,
     FrameReader,
@@ -139,3 +140,12 @@ def test_the_documented_frames_are_byte_for_byte_what_is_sent() -> None:
     for offset, found, *_ in lines:
         assert int(offset) == at
         at += len(bytes.fromhex(found))
+
+
+@pytest.mark.parametrize("payload", [b"short", bytes(3 * RECEIVED_BYTES)])
+def test_a_connection_that_is_quiet_holds_no_buffer(payload: bytes) -> None:
+    reader = FrameReader(FRAME_BYTES_MAX)
+    frames = list(reader.feed(PREFACE + b"".join(encode_frame(FrameKind.CALL, 1, None, payload))))
+    assert [bytes(frame.payload) for frame in frames] == [payload]
+    assert not reader.held_bytes
+    assert not reader._buffer
