@@ -16,6 +16,7 @@ from streamingnode.channel import FlushResult
 from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig
 from streamingnode.statistics import NodeStatistics
+from streamingnode.streams.channels import ChannelService
 from wal.append import Append
 from wal.headers import MessageType
 from wal.position import MessageId, Place, ProducerStamp
@@ -56,6 +57,10 @@ class Backend(Protocol):
     pending: PendingBytes
     mq: MessageQueue | None
     """Its topics; None where there are none."""
+
+    @property
+    def channels(self) -> ChannelService | None:
+        """Topics that are handed out by name; None where there are none."""
 
     @property
     def path(self) -> str | None:

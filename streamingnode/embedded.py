@@ -23,6 +23,7 @@ from streamingnode.config import NodeConfig
 from streamingnode.ddl import CatalogChanges
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics
+from streamingnode.streams.channels import ChannelService
 from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
@@ -57,6 +58,11 @@ class EmbeddedBackend:
         self.listener: StopsListening | None = None
         self.mq: MessageQueue | None = None
         self._directory = path
+
+    @cached_property
+    def channels(self) -> ChannelService | None:
+        """Topics that are handed out by name; None where there are none."""
+        return None if self.mq is None else ChannelService(self.channel.store, self.mq)
 
     @property
     def append(self) -> Append:

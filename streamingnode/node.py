@@ -22,6 +22,7 @@ from streamingnode.config import NodeConfig, check_path
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
@@ -105,6 +106,14 @@ class Node:
         if self._backend.mq is None:
             raise InvalidArgument("this node has no topics — open one with a directory, in this process")
         return self._backend.mq
+
+    @property
+    def channels(self) -> ChannelService:
+        """What hands out topics of the node as channels for message streams. Raises as `mq` does."""
+        self._check_open()
+        if self._backend.channels is None:
+            raise InvalidArgument("this node has no channels — open one with a directory, in this process")
+        return self._backend.channels
 
     # --- rows -----------------------------------------------------------------------------------------------------------
 

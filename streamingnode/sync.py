@@ -24,6 +24,7 @@ from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
@@ -221,6 +222,14 @@ class SyncQueue(Blocking):
     info = blocking(MessageQueue.info)
 
 
+class SyncChannels(Blocking):
+    """Hands out channels; see `streamingnode.streams.channels.ChannelService`. Any thread may call it."""
+
+    create_channels = blocking(ChannelService.create_channels)
+    destroy_channels = blocking(ChannelService.destroy_channels)
+    describe_channels = blocking(ChannelService.describe_channels)
+
+
 class SyncNode(Blocking):
     """An open node; see `streamingnode.node.Node`. Any thread may call it."""
 
@@ -257,6 +266,11 @@ class SyncNode(Blocking):
     def mq(self) -> SyncQueue:
         """See `Node.mq`."""
         return SyncQueue(self._loop.call(getattr, self._original, "mq"), self._loop)
+
+    @property
+    def channels(self) -> SyncChannels:
+        """See `Node.channels`."""
+        return SyncChannels(self._loop.call(getattr, self._original, "channels"), self._loop)
 
     def __repr__(self) -> str:
         return repr(self._original).replace("Node", "SyncNode", 1)

@@ -31,6 +31,7 @@ from streamingnode.remote.link import Link, LinkOptions
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
 from streamingnode.statistics import NodeStatistics
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
@@ -86,6 +87,7 @@ class RemoteBackend:
     """A node of another process; see `Backend`."""
 
     mq: MessageQueue | None = None
+    channels: ChannelService | None = None
 
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)

@@ -1,0 +1,461 @@
+"""Message streams: producing to channels by hash keys, and consuming packs from many channels under one subscription.
+
+A channel is a topic of a `MessageQueue`, a subscription a consumer group of it. What decides is pure (`repack`, `merge`);
+here is what waits. Nothing runs in the background but the reads that a `consume` has begun, so a stream takes from its
+queue no more than it is asked for, and a few batches.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from time import monotonic
+from types import TracebackType
+from typing import Self, TypeVar
+
+from streamingnode.errors import AccessDenied, ChannelIdle
+from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
+from streamingnode.streams.messages import (
+    CONTENT_TYPE,
+    MsgPack,
+    MsgPosition,
+    TsMsg,
+    UnmarshalDispatcher,
+)
+from streamingnode.streams.repack import RepackFunc, repack
+from wal.errors import GroupNotFound, InvalidArgument, OnShutdown, Overloaded, StreamingNodeError, TopicNotFound, shown
+from wal.headers import MessageType
+from wal.rocksmq.contract import Consumer, MessageQueue
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.runtime import event_log, mark_heard
+
+FETCHED_AT_ONCE = 16
+"""Batches that are taken of a channel together; they wait in memory until a pack needs them."""
+FETCH_WAIT_S = 60.0
+"""How long a read waits in the queue before it is begun again."""
+PRODUCE_BYTES_TARGET = 8 << 20
+"""Of one call of the queue: what is produced to a channel together is there or not, up to this size."""
+ACK_EVERY_S = 0.1
+"""How often a busy stream acknowledges; one that waits does before it waits."""
+DECODED_BYTES_AT_ONCE = 1 << 20
+"""So much is decoded before other tasks of the event loop have their turn."""
+
+T = TypeVar("T")
+_log = event_log(__name__)
+
+
+class StartPosition(Enum):
+    """Where a new subscription begins; one that exists goes on where it was.
+
+    Of a new one that begins at an unknown place nothing is consumed before `seek` says where.
+    """
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """How a stream consumes.
+
+    It holds at most `buffer_bytes_max` (and what it has just fetched) of messages that are in no pack yet. Channels it
+    waits for are named in the event log after `idle_after_s`. With `ignore_bad_position`, `seek` to a place that is not
+    there goes to the latest instead.
+    """
+
+    buffer_bytes_max: int = 256 << 20
+    idle_after_s: float = 10.0
+    ignore_bad_position: bool = False
+
+
+class _Subscription:
+    """One channel of a consumer: the reader of its group, what it has fetched, and what may be acknowledged."""
+
+    def __init__(self, channel: str, consumer: Consumer, *, placed: bool) -> None:
+        self.channel, self.consumer, self.placed = channel, consumer, placed
+        self.fetched: deque[ConsumerMessage] = deque()
+        self.fetch: asyncio.Task[list[ConsumerMessage]] | None = None
+        self.merged: deque[int] = deque()
+        self.handed_on: list[int] = []
+
+    async def stop_fetching(self) -> None:
+        """Forget what was fetched; the queue has it still, since it is not acknowledged."""
+        if self.fetch is not None:
+            self.fetch.cancel()
+            await asyncio.wait([self.fetch])
+            mark_heard(self.fetch)
+            self.fetch = None
+        self.fetched.clear()
+        self.merged.clear()
+        self.handed_on.clear()
+
+
+class MsgStream:
+    """Producer and consumer of channels. Used in `async with`; every pack is one batch of one channel.
+
+    Calls may come from several tasks of one event loop. Each pack is consumed once while the stream is open, and counts as
+    worked off when the next one is asked for, or at `close`: a subscription that is opened again begins with what was not.
+    """
+
+    def __init__(
+        self, queue: MessageQueue, dispatcher: UnmarshalDispatcher, options: StreamOptions | None = None
+    ) -> None:
+        self._queue, self._options = queue, options or StreamOptions()
+        self.dispatcher = dispatcher
+        self._merge = self._new_merge()
+        self._produced: list[str] = []
+        self._repack_func: RepackFunc | None = None
+        self._produce_enabled = True
+        self._subscription = ""
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._turn = asyncio.Lock()
+        self._last: Sequence[MsgPosition] = ()
+        self._acked_s, self._decoded_bytes = monotonic(), 0
+        self._closed = False
+
+    @staticmethod
+    def _new_merge() -> Merge:
+        return PlainMerge()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._last = ()  # who knows whether that was worked off: it comes again
+        await self.close()
+
+    async def start(self) -> None:
+        """Begin to read the channels that are subscribed, before the first pack is asked for."""
+        self._check_open()
+        async with self._turn:
+            self._begin_fetches(name for name, each in self._subscriptions.items() if each.placed)
+
+    async def close(self) -> None:
+        """Acknowledge what was consumed, and give back what was not; idempotent. Subscriptions stay: see `Disposer`."""
+        self._closed = True
+        for each in self._subscriptions.values():
+            if each.fetch is not None:
+                each.fetch.cancel()  # whoever waits for it hears that the stream is closed
+        async with self._turn:
+            try:
+                self._note_handed_on()
+                with suppress(
+                    TopicNotFound, GroupNotFound, OnShutdown
+                ):  # gone before the stream: nobody asks for it again
+                    await self._acknowledge()
+            finally:
+                for each in self._subscriptions.values():
+                    await each.stop_fetching()
+                    await each.consumer.close()
+                self._subscriptions.clear()
+
+    # --- producing --------------------------------------------------------------------------------------------------------
+
+    async def as_producer(self, channels: Sequence[str]) -> None:
+        """Produce to these channels as well, made if they are new; their order, from all calls, is that of the buckets."""
+        self._check_open()
+        names = _names(channels)
+        for name in names:
+            await self._queue.create_topic(name)
+        self._produced += [name for name in names if name not in self._produced]
+
+    def get_produce_channels(self) -> list[str]:
+        """Return the channels that are produced to, in the order of buckets."""
+        return list(self._produced)
+
+    def set_repack_func(self, repack_func: RepackFunc | None) -> None:
+        """Have `repack_func` say where messages go; None: the rules of their types."""
+        self._repack_func = repack_func
+
+    def force_enable_produce(self, enabled: bool) -> None:  # noqa: FBT001  (the name asks for it)
+        """Let the stream produce, or not, as one does whose messages another producer writes meanwhile."""
+        self._produce_enabled = enabled
+
+    async def produce(self, pack: MsgPack) -> dict[str, list[int]]:
+        """Give each message to the channel that its hash keys say; return the ids of the batches there, durable.
+
+        In each channel they have the order of the pack. Across channels it is not atomic: after an error some may have
+        their part. Raises `InvalidArgument` and `TooLarge` before anything was produced, `AccessDenied` while producing is
+        not enabled.
+        """
+        self._check_producer(enabled=self._produce_enabled)
+        if not pack.messages:
+            return {}
+        buckets = repack(pack.messages, len(self._produced), self._repack_func)
+        return await self._send({self._produced[bucket]: messages for bucket, messages in buckets.items()})
+
+    async def broadcast(self, pack: MsgPack) -> dict[str, list[int]]:
+        """Give every message to every channel; as `produce`, but an empty pack is an error.
+
+        While producing is not enabled one message that creates a collection still goes through.
+        """
+        creates = [message.type for message in pack.messages] == [MessageType.CREATE_COLLECTION]
+        self._check_producer(enabled=self._produce_enabled or creates)
+        if not pack.messages:
+            raise InvalidArgument("an empty pack says nothing to anybody — broadcast at least one message")
+        return await self._send(dict.fromkeys(self._produced, pack.messages))
+
+    async def _send(self, messages: Mapping[str, list[TsMsg]]) -> dict[str, list[int]]:
+        encoded: dict[int, list[bytes]] = {}
+        for each in messages.values():  # a broadcast is encoded once; nothing is sent before everything is encoded
+            if id(each) not in encoded:
+                encoded[id(each)] = self.dispatcher.encode(each)
+        sends = [self._send_to(channel, encoded[id(each)]) for channel, each in messages.items()]
+        return dict(zip(messages, await _all_of(sends), strict=True))
+
+    async def _send_to(self, channel: str, batches: Sequence[bytes]) -> list[int]:
+        ids: list[int] = []
+        part: list[ProducerMessage] = []
+        for at, batch in enumerate(batches, 1):
+            part.append(ProducerMessage(batch, CONTENT_TYPE))
+            if sum(len(each.payload) for each in part) >= PRODUCE_BYTES_TARGET or at == len(batches):
+                ids += await self._queue.produce(channel, part)
+                part = []
+        return ids
+
+    # --- consuming --------------------------------------------------------------------------------------------------------
+
+    async def as_consumer(
+        self, channels: Sequence[str], subscription: str, position: StartPosition = StartPosition.EARLIEST
+    ) -> None:
+        """Consume these channels as well, for one subscription, whose place in each of them the queue keeps.
+
+        `position` is where it begins if it is new. Raises `TopicNotFound`, before anything is subscribed, for a channel that
+        is not there.
+        """
+        self._check_open()
+        if self._subscription not in {"", subscription}:
+            raise InvalidArgument(
+                f"the stream consumes as {self._subscription!r} — open another one for {subscription!r}"
+            )
+        names = [name for name in _names(channels) if name not in self._subscriptions]
+        exist = {name: await self._queue.exist_consumer_group(name, subscription) for name in names}
+        for name in names:
+            if not exist[name]:
+                await self._queue.create_consumer_group(name, subscription)
+                if position is StartPosition.LATEST:
+                    await self._queue.seek_to_latest(name, subscription)
+            consumer = await self._queue.register_consumer(name, subscription, ack_timeout_s=None)
+            placed = exist[name] or position is not StartPosition.UNKNOWN
+            self._subscriptions[name] = _Subscription(name, consumer, placed=placed)
+            self._merge.add(name)
+        self._subscription = subscription
+
+    @property
+    def waiting_for(self) -> Collection[str]:
+        """The channels of which something has to come before there is another pack."""
+        return self._merge.behind()
+
+    async def consume(self, *, timeout: float | None = None) -> MsgPack:
+        """Return the next pack, waiting for it up to `timeout` seconds, which is an error that names the idle channels.
+
+        Cancelling loses nothing. An error of the queue, or of a message that cannot be read, is raised again and again
+        until it is mended; the message waits. Raises `Overloaded` when more is held than may be and channels have no tick in
+        common, `OnShutdown` once the stream is closed.
+        """
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                return await self._next_pack()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise ChannelIdle(sorted(self.waiting_for)) from None
+
+    async def chan(self) -> AsyncIterator[MsgPack]:
+        """Yield packs until the stream is closed."""
+        while not self._closed:
+            try:
+                pack = await self.consume()
+            except OnShutdown:
+                if self._closed:
+                    return
+                raise
+            yield pack
+
+    async def seek(self, positions: Sequence[MsgPosition], *, include_current: bool = False) -> None:
+        """Go on from these positions, one for a channel at most; other channels stay where they are.
+
+        Start and end positions of packs are places of both kinds of stream: with end positions the packs that follow come
+        once more, exactly as they were. `include_current` begins with the message itself also at a plain stream's position.
+        Raises `InvalidArgument` for a channel that is not subscribed, before any has moved, and for a message that is yet to
+        come; `Truncated` for one that is no longer kept.
+        """
+        channels = [position.channel for position in positions]
+        if len(set(channels)) < len(channels) or not positions:
+            raise InvalidArgument("give one position for each channel — or none for those that stay where they are")
+        if unknown := set(channels) - self._subscriptions.keys():
+            raise InvalidArgument(
+                f"a position is of channel {shown(min(unknown))}, which is not consumed — subscribe with as_consumer() first"
+            )
+        async with self._turn:
+            self._check_open()
+            for position in positions:
+                each = self._subscriptions[position.channel]
+                await each.stop_fetching()
+                self._last = [other for other in self._last if other.channel != position.channel]
+                await self._seek_queue(position, include_current=include_current)
+                each.placed = True
+            self._merge.seek(positions)
+
+    async def _seek_queue(self, position: MsgPosition, *, include_current: bool) -> None:
+        # Ids of a queue are dense: behind a message is its id and one, which may be yet to come.
+        message_id = position.message_id + (not (position.inclusive or include_current))
+        try:
+            await self._queue.seek(position.channel, self._subscription, message_id)
+        except (InvalidArgument, StreamingNodeError) as error:
+            if not self._options.ignore_bad_position or isinstance(error, OnShutdown) or error.retryable != "no":
+                raise
+            _log.warning("bad_position_ignored", channel=position.channel, message_id=position.message_id)
+            await self._queue.seek_to_latest(position.channel, self._subscription)
+
+    async def get_latest_msg_id(self, channel: str) -> int:
+        """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
+        return await self._queue.get_latest_msg(channel)
+
+    async def check_topic_valid(self, channel: str) -> None:
+        """Raise `TopicNotFound` for a channel that is not there, `TopicNotEmpty` for one that holds messages."""
+        await self._queue.check_topic_valid(channel)
+
+    async def _next_pack(self) -> MsgPack:
+        told = False
+        while True:
+            async with self._turn:
+                self._check_consumer()
+                self._note_handed_on()
+                if monotonic() - self._acked_s > ACK_EVERY_S:
+                    await self._acknowledge()
+                pack = await self._pack_at_hand()
+                if pack is not None:
+                    self._last = pack.end_positions
+                    return pack
+                await self._acknowledge()
+                fetches = self._begin_fetches(self._merge.behind())
+            done, _ = await asyncio.wait(
+                fetches,
+                timeout=None if told else self._options.idle_after_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done:
+                told = True
+                _log.warning("stream_waits", channels=sorted(self.waiting_for), subscription=self._subscription)
+
+    async def _pack_at_hand(self) -> MsgPack | None:
+        """Return the next pack of what the queue has, None when it has not all of it."""
+        while (pack := self._merge.pop()) is None:
+            if self._merge.held_bytes > self._options.buffer_bytes_max:
+                raise Overloaded(
+                    f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — write the same ticks to all "
+                    "channels, and more of them, or raise buffer_bytes_max"
+                )
+            came = [await self._receive(self._subscriptions[channel]) for channel in self._merge.behind()]
+            if not any(came):
+                return None
+        return pack
+
+    async def _receive(self, of: _Subscription) -> bool:
+        """Decode one batch of a channel, and return whether there was one."""
+        if not of.fetched:
+            if of.fetch is None:
+                of.fetched.extend(await of.consumer.consume(FETCHED_AT_ONCE))
+            elif of.fetch.done():
+                fetch, of.fetch = of.fetch, None
+                of.fetched.extend(fetch.result())
+        if not of.fetched:
+            return False
+        self._decoded_bytes += len(of.fetched[0].payload)
+        if self._decoded_bytes > DECODED_BYTES_AT_ONCE:
+            self._decoded_bytes = 0
+            await asyncio.sleep(0)
+        message = of.fetched[0]
+        try:
+            batch = self.dispatcher.decode(message.payload, message.properties)
+        except StreamingNodeError as error:
+            error.add_note(f"in message {message.message_id} of channel {of.channel}")
+            raise
+        of.fetched.popleft()
+        of.merged.append(message.message_id)
+        self._merge.push(of.channel, message.message_id, batch)
+        return True
+
+    def _begin_fetches(self, channels: Iterable[str]) -> list[asyncio.Task[list[ConsumerMessage]]]:
+        fetches = []
+        for each in (self._subscriptions[channel] for channel in channels):
+            if each.fetch is None and not each.fetched:
+                fetch = each.consumer.consume(FETCHED_AT_ONCE, wait_s=FETCH_WAIT_S)
+                each.fetch = asyncio.get_running_loop().create_task(fetch)
+            if each.fetch is not None:
+                fetches.append(each.fetch)
+        return fetches
+
+    def _note_handed_on(self) -> None:
+        """The last pack is worked off: everything before its end positions may be acknowledged."""
+        for position in self._last:
+            each = self._subscriptions[position.channel]
+            behind = position.message_id + (not position.inclusive)
+            while each.merged and each.merged[0] < behind:
+                each.handed_on.append(each.merged.popleft())
+        self._last = ()
+
+    async def _acknowledge(self) -> None:
+        self._acked_s = monotonic()
+        due = [each for each in self._subscriptions.values() if each.handed_on]
+        if due:
+            await _all_of([each.consumer.ack(each.handed_on) for each in due])
+            for each in due:
+                each.handed_on.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise OnShutdown("the stream is closed — open another one")
+
+    def _check_producer(self, *, enabled: bool) -> None:
+        self._check_open()
+        if not self._produced:
+            raise InvalidArgument("the stream has no channels to produce to — as_producer() comes first")
+        if not enabled:
+            raise AccessDenied("producing is off in this stream — force_enable_produce(True) turns it on")
+
+    def _check_consumer(self) -> None:
+        self._check_open()
+        if not self._subscriptions:
+            raise InvalidArgument("the stream has no channels to consume — as_consumer() comes first")
+        if lost := [name for name, each in self._subscriptions.items() if not each.placed]:
+            raise InvalidArgument(f"the place in {shown(lost)} is unknown — seek() comes first")
+
+
+class TtMsgStream(MsgStream):
+    """A stream whose packs are the messages of one time tick, over all channels that it consumes.
+
+    A pack is there when all channels have its tick: a `Ticker` of the producer writes ticks, and without one the stream
+    stands still. To go on later exactly where one was, save the `end_positions` of the last pack and `seek` to them: the
+    subscription alone keeps what is not acknowledged, of which messages above the tick may be a part of a batch below.
+    """
+
+    @staticmethod
+    def _new_merge() -> Merge:
+        return TickMerge()
+
+
+def _names(channels: Sequence[str]) -> list[str]:
+    if isinstance(channels, str) or not all(isinstance(name, str) and name for name in channels):
+        raise InvalidArgument(f"channels={shown(channels)} — give a list of names")
+    return list(dict.fromkeys(channels))
+
+
+async def _all_of(calls: Sequence[Awaitable[T]]) -> list[T]:
+    """Return what all calls return; when some fail, raise the first error when all have ended."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
