@@ -210,8 +210,8 @@ class TickMerge:
 
 def without_repeats(messages: list[TsMsg]) -> list[TsMsg]:
     """Return inserts and deletes of one id and part once, the first of them, and everything else as it is."""
-    keys = [(each.id, each.part) for each in messages if each.id]
-    if len(set(keys)) == len(keys):
+    ids = [each.id for each in messages if each.id]
+    if len(set(ids)) == len(ids):  # as a rule
         return messages
     seen: set[tuple[int, int]] = set()
     once = []

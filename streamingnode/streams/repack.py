@@ -31,7 +31,8 @@ def repack(messages: Sequence[TsMsg], buckets: int, repack_func: RepackFunc | No
     for bucket, pack in packs.items():
         if type(bucket) is not int:
             raise InvalidArgument(f"a RepackFunc returned the bucket {shown(bucket)} — return whole numbers")
-        found.setdefault(bucket % buckets, []).extend(pack.messages)
+        if pack.messages:
+            found.setdefault(bucket % buckets, []).extend(pack.messages)
     return found
 
 

@@ -25,11 +25,21 @@ from streamingnode.streams.messages import (
     UnmarshalDispatcher,
 )
 from streamingnode.streams.repack import RepackFunc, repack
-from wal.errors import GroupNotFound, InvalidArgument, OnShutdown, Overloaded, StreamingNodeError, TopicNotFound, shown
+from wal.errors import (
+    AlreadyExists,
+    GroupNotFound,
+    InvalidArgument,
+    OnShutdown,
+    Overloaded,
+    StreamingNodeError,
+    TopicNotFound,
+    Truncated,
+    shown,
+)
 from wal.headers import MessageType
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
-from wal.runtime import event_log, mark_heard
+from wal.runtime import event_log, outlast
 
 FETCHED_AT_ONCE = 16
 """Batches that are taken of a channel together; they wait in memory until a pack needs them."""
@@ -82,12 +92,16 @@ class _Subscription:
         self.handed_on: list[int] = []
 
     async def stop_fetching(self) -> None:
-        """Forget what was fetched; the queue has it still, since it is not acknowledged."""
+        """End the read that was begun; what it has is kept, for the queue does not give it to this consumer again."""
         if self.fetch is not None:
             self.fetch.cancel()
             await asyncio.wait([self.fetch])
-            mark_heard(self.fetch)
+            if not self.fetch.cancelled() and self.fetch.exception() is None:
+                self.fetched.extend(self.fetch.result())
             self.fetch = None
+
+    def forget(self) -> None:
+        """Forget what was fetched: the group goes on elsewhere."""
         self.fetched.clear()
         self.merged.clear()
         self.handed_on.clear()
@@ -138,7 +152,13 @@ class MsgStream:
             self._begin_fetches(name for name, each in self._subscriptions.items() if each.placed)
 
     async def close(self) -> None:
-        """Acknowledge what was consumed, and give back what was not; idempotent. Subscriptions stay: see `Disposer`."""
+        """Acknowledge what was consumed, and give back what was not; idempotent. Subscriptions stay: see `Disposer`.
+
+        Not cut short by cancellation, which is raised when it has ended.
+        """
+        await outlast(self._close())
+
+    async def _close(self) -> None:
         self._closed = True
         for each in self._subscriptions.values():
             if each.fetch is not None:
@@ -239,9 +259,10 @@ class MsgStream:
         exist = {name: await self._queue.exist_consumer_group(name, subscription) for name in names}
         for name in names:
             if not exist[name]:
-                await self._queue.create_consumer_group(name, subscription)
-                if position is StartPosition.LATEST:
-                    await self._queue.seek_to_latest(name, subscription)
+                with suppress(AlreadyExists):  # of another stream that begins at this moment
+                    await self._queue.create_consumer_group(name, subscription)
+                    if position is StartPosition.LATEST:
+                        await self._queue.seek_to_latest(name, subscription)
             consumer = await self._queue.register_consumer(name, subscription, ack_timeout_s=None)
             placed = exist[name] or position is not StartPosition.UNKNOWN
             self._subscriptions[name] = _Subscription(name, consumer, placed=placed)
@@ -285,8 +306,8 @@ class MsgStream:
 
         Start and end positions of packs are places of both kinds of stream: with end positions the packs that follow come
         once more, exactly as they were. `include_current` begins with the message itself also at a plain stream's position.
-        Raises `InvalidArgument` for a channel that is not subscribed, before any has moved, and for a message that is yet to
-        come; `Truncated` for one that is no longer kept.
+        Raises `InvalidArgument` for a channel that is not subscribed, before any has moved; for a message yet to come,
+        or, `Truncated`, is no longer kept, when those named before it have.
         """
         channels = [position.channel for position in positions]
         if len(set(channels)) < len(channels) or not positions:
@@ -297,21 +318,27 @@ class MsgStream:
             )
         async with self._turn:
             self._check_open()
-            for position in positions:
-                each = self._subscriptions[position.channel]
-                await each.stop_fetching()
-                self._last = [other for other in self._last if other.channel != position.channel]
-                await self._seek_queue(position, include_current=include_current)
-                each.placed = True
-            self._merge.seek(positions)
+            moved: list[MsgPosition] = []
+            try:
+                for position in positions:
+                    each = self._subscriptions[position.channel]
+                    await each.stop_fetching()  # else it might take what comes behind the new place, and be forgotten
+                    await self._seek_queue(position, include_current=include_current)
+                    each.forget()
+                    each.placed = True
+                    self._last = [other for other in self._last if other.channel != position.channel]
+                    moved.append(position)
+            finally:
+                if moved:
+                    self._merge.seek(moved)
 
     async def _seek_queue(self, position: MsgPosition, *, include_current: bool) -> None:
         # Ids of a queue are dense: behind a message is its id and one, which may be yet to come.
         message_id = position.message_id + (not (position.inclusive or include_current))
         try:
             await self._queue.seek(position.channel, self._subscription, message_id)
-        except (InvalidArgument, StreamingNodeError) as error:
-            if not self._options.ignore_bad_position or isinstance(error, OnShutdown) or error.retryable != "no":
+        except (InvalidArgument, Truncated):
+            if not self._options.ignore_bad_position:
                 raise
             _log.warning("bad_position_ignored", channel=position.channel, message_id=position.message_id)
             await self._queue.seek_to_latest(position.channel, self._subscription)
@@ -352,8 +379,8 @@ class MsgStream:
         while (pack := self._merge.pop()) is None:
             if self._merge.held_bytes > self._options.buffer_bytes_max:
                 raise Overloaded(
-                    f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — write the same ticks to all "
-                    "channels, and more of them, or raise buffer_bytes_max"
+                    f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — write the same ticks to "
+                    "all channels, and more of them, or raise buffer_bytes_max"
                 )
             came = [await self._receive(self._subscriptions[channel]) for channel in self._merge.behind()]
             if not any(came):

@@ -1,5 +1,6 @@
 """Batches of many channels in, packs out: vectors, and properties over any interleaving and any restart."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -157,6 +158,36 @@ def test_a_plain_merge_forgets_only_the_channels_that_are_sought() -> None:
     merge.seek([MsgPosition("a", 1)])
     pack = merge.pop()
     assert (pack is not None and pack.end_positions[0].channel, merge.pop(), merge.held_bytes) == ("b", None, 0)
+
+
+def test_work_grows_with_batches_and_ticks_and_not_with_channels_times_either() -> None:
+    assert _calls_per_batch(64) < 1.5 * _calls_per_batch(4)
+
+
+def _calls_per_batch(channels: int) -> float:
+    """Return how many functions are called for each batch, of which as many come, by however many channels."""
+    names = [f"c{number}" for number in range(channels)]
+    merge, calls, packs = tick_merge(*names), 0, 0
+    rounds = 1280 // channels
+    batches = [batch_of(inserts(*[tick * 10 + 1] * 5)) for tick in range(rounds)]
+    ends_of = [batch_of([tick_of(tick * 10 + 9)]) for tick in range(rounds)]
+
+    def count(_frame: object, event: str, _value: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        for number in range(rounds):
+            for batch in (batches[number], ends_of[number]):
+                for name in merge.behind():
+                    merge.push(name, number, batch)
+                packs += merge.pop() is not None
+    finally:
+        sys.setprofile(before)
+    assert packs == rounds
+    return calls / (2 * 1280)
 
 
 # --- properties ----------------------------------------------------------------------------------------------------------

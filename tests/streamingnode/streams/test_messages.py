@@ -1,5 +1,8 @@
 """The registry of types, dispatchers, and batches as bytes."""
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,6 +16,7 @@ from streamingnode.streams.messages import (
     TYPES,
     MsgPosition,
     MsgType,
+    StreamType,
     Template,
     TsMsg,
     new_memory_dispatcher,
@@ -179,3 +183,17 @@ def test_a_position_survives_being_saved_as_json() -> None:
 def test_a_pack_of_every_kind_goes_through_the_protobuf_dispatcher() -> None:
     [data] = PROTO.encode([insert(1), tick_of(2), creation(3)])
     assert PROTO.decode(data, CONTENT_TYPE).ticks == [1]
+
+
+def test_the_page_has_every_type_with_its_number_and_body() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "streams.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \| `(\w+)\.(\w+)` \| `?(\w+)`? \|$", page, re.MULTILINE)
+    found = {(str(int(each)), type(each).__name__, each.name, _body_of(each)) for each in TYPES.values()}
+    assert (set(rows), len(rows)) == (found, len(TYPES))
+
+
+def _body_of(type_: StreamType) -> str:
+    try:
+        return type(PROTO.unmarshal(b"", type_).body).__name__
+    except UnsupportedFormat:
+        return "none"

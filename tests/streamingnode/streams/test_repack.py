@@ -62,7 +62,7 @@ def test_a_repack_func_is_given_the_keys_and_says_where_messages_go() -> None:
 
     def by_count(messages: Sequence[TsMsg], hash_keys: Sequence[Sequence[int]]) -> Mapping[int, MsgPack]:
         seen.append(hash_keys)
-        return {5: MsgPack(list(messages)), 1: MsgPack([])}
+        return {5: MsgPack(list(messages)), 0: MsgPack([])}
 
     message = insert(1, keys=(9, 8))
     assert repack([message], 2, by_count) == {1: [message]}

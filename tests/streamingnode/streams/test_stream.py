@@ -341,3 +341,38 @@ async def test_a_disposer_removes_the_subscription_and_may_run_twice(tmp_path: P
             await disposer.dispose()
             with pytest.raises(GroupNotFound):
                 await consumer.consume(timeout=20)
+
+
+async def test_streams_that_subscribe_at_the_same_moment_share_the_subscription(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        streams_of = [streams.factory().new_msg_stream() for _ in range(3)]
+        await asyncio.gather(*[each.as_consumer(["a", "b"], "g") for each in streams_of])
+        await send(producer, inserts(1))
+        assert await consumed(streams_of[0], 1) == [[1]]
+        for each in streams_of:
+            await each.close()
+
+
+async def test_a_channel_that_cannot_seek_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        ids = [await producer.broadcast(MsgPack(inserts(number))) for number in (1, 2, 3)]
+        async with streams.consumer("a", "b") as consumer:
+            await consumed(consumer, 2)
+            bad = MsgPosition("b", ids[2]["b"][0] + 1000)
+            with pytest.raises(InvalidArgument, match="yet to come"):
+                await consumer.seek([MsgPosition("a", ids[1]["a"][0]), bad])
+            assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]  # a from its new place, b from its old one
+
+
+async def test_a_close_that_is_cancelled_gives_everything_back(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2))
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 1) == [[1]]
+            closing = asyncio.ensure_future(consumer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 1) == [[2]]
