@@ -5,7 +5,7 @@
 #   make test        the whole test suite but crashes and long runs
 #   make test-crash  kills, power cuts, failing disks, flipped bits: a few of each; Linux, and root for some of it
 #   make test-long   the long tests; with GATE=kill MINUTES=60 one gate for so long, kept in docs/reliability.md
-#   make check       format, lint, types, layers, spelling, tidiness, budgets
+#   make check       format, lint, types, layers, spelling, tidiness, budgets, generated code
 #   make bench       the benchmarks, each against its baseline
 #   make lock        resolve requirements.lock again
 #   make clean       remove caches and build output; .venv and data stay
@@ -51,7 +51,7 @@ check: $(VENV)/.installed
 	$(IN)/python -m mypy
 	$(IN)/lint-imports --no-logo
 	$(IN)/codespell
-	$(IN)/python -m pytest -q tests/test_tidy.py tests/test_budgets.py
+	$(IN)/python -m pytest -q tests/test_tidy.py tests/test_budgets.py tests/streamingnode/streams/test_generated.py
 
 bench: $(VENV)/.installed
 	$(IN)/python -m bench $(ARGS)

@@ -160,9 +160,6 @@ class MsgStream:
 
     async def _close(self) -> None:
         self._closed = True
-        for each in self._subscriptions.values():
-            if each.fetch is not None:
-                each.fetch.cancel()  # whoever waits for it hears that the stream is closed
         async with self._turn:
             try:
                 self._note_handed_on()
@@ -172,7 +169,7 @@ class MsgStream:
                     await self._acknowledge()
             finally:
                 for each in self._subscriptions.values():
-                    await each.stop_fetching()
+                    await each.stop_fetching()  # whoever waits for it hears that the stream is closed
                     await each.consumer.close()
                 self._subscriptions.clear()
 

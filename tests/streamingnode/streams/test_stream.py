@@ -367,12 +367,55 @@ async def test_a_channel_that_cannot_seek_goes_on_where_it_was(tmp_path: Path) -
 async def test_a_close_that_is_cancelled_gives_everything_back(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, inserts(1), inserts(2))
-        async with streams.consumer("a") as consumer:
-            assert await consumed(consumer, 1) == [[1]]
-            closing = asyncio.ensure_future(consumer.close())
+        stream = streams.factory().new_msg_stream()
+        await stream.as_consumer(["a"], "g")
+        assert await consumed(stream, 1) == [[1]]
+        async with stream._turn:  # as while another task consumes
+            closing = asyncio.ensure_future(stream.close())
             await asyncio.sleep(0)
             closing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await closing
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await closing
         async with streams.consumer("a") as consumer:
             assert await consumed(consumer, 1) == [[2]]
+
+
+async def test_what_was_worked_off_before_a_seek_back_counts_no_more(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2), inserts(3))
+        async with streams.consumer("a") as consumer:
+            first, _, _ = [await consumer.consume(timeout=20) for _ in range(3)]
+            await consumer.seek(first.end_positions, include_current=True)
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 3) == [[1], [2], [3]]
+
+
+async def test_what_was_read_ahead_is_forgotten_by_a_seek_and_kept_by_one_that_fails(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        ids = [(await producer.produce(MsgPack(inserts(number))))["a"][0] for number in (1, 2, 3)]
+        async with streams.consumer("a") as consumer:
+            await consumer.start()
+            await until(consumer._subscriptions["a"].fetch.done)  # type: ignore[union-attr]
+            with pytest.raises(InvalidArgument, match="yet to come"):
+                await consumer.seek([MsgPosition("a", ids[2] + 1000)])
+            assert await consumed(consumer, 1) == [[1]]
+            await consumer.seek([MsgPosition("a", ids[1])])
+            assert await consumed(consumer, 1) == [[3]]
+            await consumer.seek([MsgPosition("a", ids[0])])
+            await consumer.start()
+            await until(consumer._subscriptions["a"].fetch.done)  # type: ignore[union-attr]
+            await consumer.seek([MsgPosition("a", ids[1])])
+            assert await consumed(consumer, 1) == [[3]]
+
+
+async def test_a_stream_that_waits_has_acknowledged_what_was_worked_off(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1))
+        async with streams.consumer("a") as consumer:
+            await consumed(consumer, 1)
+            assert (await streams.queue.info())["a"].groups["g"].lag == 1
+            waiting = asyncio.ensure_future(consumer.consume())
+            await until(lambda: consumer._subscriptions["a"].fetch)
+            assert (await streams.queue.info())["a"].groups["g"].lag == 0
+            waiting.cancel()
