@@ -5,8 +5,6 @@ Each has a stable `code`, ends with what to do next, and says with `retryable` w
 named producer, or it may make a second write.
 """
 
-from collections.abc import Sequence
-
 from interceptors.errors import CollectionNotFound as CollectionNotFound
 from interceptors.errors import InvalidTransactionState as InvalidTransactionState
 from interceptors.errors import PartitionNotFound as PartitionNotFound
@@ -38,7 +36,6 @@ from wal.errors import TopicNotEmpty as TopicNotEmpty
 from wal.errors import TopicNotFound as TopicNotFound
 from wal.errors import Truncated as Truncated
 from wal.errors import UnsupportedFormat as UnsupportedFormat
-from wal.errors import brief
 
 
 class DeadlineExceeded(Indeterminate, TimeoutError):
@@ -55,18 +52,6 @@ class Unreachable(StreamingNodeError):
     retryable = "yes"
     exit_code = 4
     next_step = "start the node with `streamingnode serve`, or correct the address"
-
-
-class ChannelIdle(StreamingNodeError, TimeoutError):
-    """A stream had no pack in time, because nothing, or no tick, came from `channels`; what came from others waits."""
-
-    retryable = "yes"
-
-    def __init__(self, channels: Sequence[str]) -> None:
-        self.channels = list(channels)
-        super().__init__(
-            f"nothing has come from {brief(', '.join(channels))} — see whether its producer and its ticker run"
-        )
 
 
 class Unauthenticated(StreamingNodeError):

@@ -25,7 +25,7 @@ from wal.files import disk_errors_typed
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import check_place
 
-REQUIRED = ("anyio", "google_crc32c", "msgspec", "numpy", "pyarrow", "rocksdict", "stamina", "structlog")
+REQUIRED = ("anyio", "google_crc32c", "msgspec", "numpy", "protobuf", "pyarrow", "rocksdict", "stamina", "structlog")
 OPTIONAL = {"pyspark": "spark", "deltalake": "tables", "psutil": "demo", "matplotlib": "demo", "uvloop": "speed"}
 
 FSYNCS = 50

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from wal.errors import InvalidArgument, TopicNotEmpty, TopicNotFound, shown
+from wal.errors import Corrupt, InvalidArgument, TopicNotEmpty, TopicNotFound, shown
 from wal.rocksmq.contract import MessageQueue
 
 CHANNELS_MAX = 4096
@@ -97,7 +97,10 @@ class ChannelService:
         records = await self._store.scan_meta(CHANNEL_KEY)
         if unknown := [name for name in names if CHANNEL_KEY + name not in records]:
             raise TopicNotFound(f"there is no channel {shown(unknown[0])} — create_channels() says the names it made")
-        return {name: msgspec.msgpack.decode(records[CHANNEL_KEY + name], type=OwnerDescription) for name in names}
+        try:
+            return {name: msgspec.msgpack.decode(records[CHANNEL_KEY + name], type=OwnerDescription) for name in names}
+        except msgspec.MsgspecError as error:
+            raise Corrupt(f"the record of a channel does not decode: {error}") from error
 
     async def _is_free(self, name: str) -> bool:
         """Whether a name is no topic of somebody else: an empty one may be what a crash left of a creation."""

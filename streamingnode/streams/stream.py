@@ -15,7 +15,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Self, TypeVar
 
-from streamingnode.errors import AccessDenied, ChannelIdle
+from streamingnode.errors import AccessDenied, DeadlineExceeded
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
 from streamingnode.streams.messages import (
     CONTENT_TYPE,
@@ -34,6 +34,7 @@ from wal.errors import (
     StreamingNodeError,
     TopicNotFound,
     Truncated,
+    brief,
     shown,
 )
 from wal.headers import MessageType
@@ -285,7 +286,8 @@ class MsgStream:
         except TimeoutError:
             if not deadline.expired():
                 raise
-            raise ChannelIdle(sorted(self.waiting_for)) from None
+            named = brief(", ".join(sorted(self.waiting_for)))
+            raise DeadlineExceeded(f"nothing came in time from {named} — see whether producer and ticker run") from None
 
     async def chan(self) -> AsyncIterator[MsgPack]:
         """Yield packs until the stream is closed."""

@@ -17,7 +17,7 @@ from wal.errors import AlreadyOwned, Corrupt, StorageFull, StreamingNodeError, T
 
 ROOT = Path(__file__).resolve().parents[2]
 DASH = " — "
-CLASSES_MAX = 32
+CLASSES_MAX = 35
 """A class is worth its name when callers tell it from others by what they do next."""
 
 QUOTED = {"error", "why", "text", "other", "reason"}

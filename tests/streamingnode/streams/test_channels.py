@@ -8,9 +8,9 @@ import anyio
 import pytest
 
 import streamingnode as sn
-from streamingnode.streams.channels import ChannelService, OwnerDescription
+from streamingnode.streams.channels import CHANNEL_KEY, ChannelService, OwnerDescription
 from tests.wal.rocksmq.queues import open_queue
-from wal.errors import InvalidArgument, StorageFailed, TopicNotFound
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, TopicNotFound
 
 pytestmark = pytest.mark.anyio
 
@@ -162,3 +162,13 @@ async def test_a_node_in_memory_has_no_channels() -> None:
     async with sn.open_node(None) as node:
         with pytest.raises(InvalidArgument, match="channels"):
             _ = node.channels
+
+
+async def test_a_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path / "node") as node:
+        [name] = await node.channels.create_channels(OWNER, 1)
+        assert not (await node.verify()).findings
+        await node.channels._store.put_meta({CHANNEL_KEY + name: b"\xc1"})
+        with pytest.raises(Corrupt, match="channel"):
+            await node.channels.describe_channels([name])
+        assert [CHANNEL_KEY in str(each) for each in (await node.verify()).findings] == [True]
