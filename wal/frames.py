@@ -5,12 +5,11 @@ connection carried wrongly is never acted on, and ends it.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum, unique
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from wal.codec import crc32c
 from wal.errors import ProtocolError
@@ -89,12 +88,14 @@ class FrameReader:
     """Makes frames of what a connection received, in whatever pieces it comes. Holds at most one frame that is not whole.
 
     `room` is where the next bytes go, and `received` says how many came: so those of a long frame are received where they
-    stay, and nobody copies them.
+    stay, and nobody copies them; `allocate` makes a buffer for one, of bytes that need not be zeros.
     """
 
-    def __init__(self, frame_bytes_max: int = GREETING_BYTES_MAX) -> None:
-        self.frame_bytes_max = frame_bytes_max
-        """To be raised when both sides have agreed."""
+    def __init__(
+        self, frame_bytes_max: int = GREETING_BYTES_MAX, *, allocate: Callable[[int], Any] = bytearray
+    ) -> None:
+        self.frame_bytes_max, self._allocate = frame_bytes_max, allocate
+        """The bound is to be raised when both sides have agreed."""
         self.held_bytes = 0
         """What of a frame is there that is not whole yet."""
         self._buffer = memoryview(b"")
@@ -103,7 +104,7 @@ class FrameReader:
     def room(self) -> memoryview:
         """Return where the next bytes go, never nothing: the rest of a long frame, or room for several that are not."""
         if not self.held_bytes:  # who is quiet holds nothing
-            self._buffer = _allocate(RECEIVED_BYTES)
+            self._buffer = memoryview(bytearray(RECEIVED_BYTES))
         return self._buffer[self.held_bytes :]
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
@@ -153,10 +154,6 @@ class FrameReader:
             rest = received[at:]
             self.held_bytes = len(rest)
             if wanted > len(self._buffer):
-                self._buffer, at = _allocate(wanted), wanted
+                self._buffer, at = memoryview(self._allocate(wanted)).cast("B"), wanted
             if at:
                 self._buffer[: len(rest)] = rest
-
-
-def _allocate(size_bytes: int) -> memoryview:
-    return memoryview(np.empty(size_bytes, np.uint8))  # of bytes that nobody has to make zeros first

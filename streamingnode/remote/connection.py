@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import pyarrow as pa
+
 from wal.errors import OnShutdown, ProtocolError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 
@@ -33,7 +35,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._on_frame, self._on_lost, self._on_made = on_frame, on_lost, on_made
         self._parts_bytes_max = parts_bytes_max
-        self._reader = FrameReader()
+        self._reader = FrameReader(allocate=pa.allocate_buffer)  # from memory that Arrow keeps for the next one
         self._parts: dict[int, bytearray] = {}
         self._parts_bytes = 0
         self._transport: asyncio.Transport | None = None

@@ -22,6 +22,8 @@ from wal.rocks.group_commit import EntryWrite, GroupCommit, RecordWrite
 from wal.rocks.layout import decode_number, encode_number, entry_key, first_position_key, split_entry_key
 
 WAL_NAME = RocksMessageId.wal_name
+READ_ENDS_MAX = 256
+"""Ends of reads that are remembered: a few for each reader that catches up."""
 
 
 class LogEnds(NamedTuple):
@@ -71,6 +73,8 @@ class RocksLog:
         self.first_position, self.next_position = ends.first_position, ends.last_position + 1
         self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
         self._synced.advance(ends.last_position)
+        self._read_ends: dict[int, int] = {}
+        """Checksums of the entries that reads ended with, by last position: who goes on there needs no second look at them."""
 
     @property
     def durable_position(self) -> int:
@@ -97,11 +101,15 @@ class RocksLog:
             return []
         first_position = self.first_position
         try:
-            return await self._engine.read(self._read_range, position, first_position, bytes_max)
+            entries = await self._engine.read(self._read_range, position, first_position, bytes_max)
         except Corrupt as error:
             if self.first_position > first_position:  # a truncation that overtook this read looks like a gap to it
                 return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
+        self._read_ends[entries[-1].last_position] = entries[-1].crc32c
+        if len(self._read_ends) > READ_ENDS_MAX:
+            del self._read_ends[next(iter(self._read_ends))]
+        return entries
 
     async def truncate(self, position: int) -> None:
         """Give up all before the entry that holds `position`, and its space; cancelling may leave that to a later call."""
@@ -130,11 +138,15 @@ class RocksLog:
         `first_position` is the earliest kept. Raises `Corrupt` for damage, a gap or an early end.
         """
         iterator, end_position = self._engine.entries.iter(), self.durable_position
-        previous_crc32c: int | None = None
         # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
-        iterator.seek_for_prev(entry_key(self.log_id, position - 1))
-        before = current_entry(iterator, self.log_id)
-        if before is None:
+        previous_crc32c = self._read_ends.get(position - 1)
+        if previous_crc32c is None:
+            iterator.seek_for_prev(entry_key(self.log_id, position - 1))
+            before = current_entry(iterator, self.log_id)
+        if previous_crc32c is not None:  # it was read just before
+            iterator.seek(entry_key(self.log_id, position))
+            expected = position
+        elif before is None:
             iterator.seek(entry_key(self.log_id, first_position))
             expected = first_position
         else:
