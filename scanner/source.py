@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from scanner.deliver_policy import DeliverPolicy, Start
 from wal.entry import LogEntry
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed, Truncated
-from wal.live_tail import LiveTail
+from wal.live_tail import LiveTail, SharedReads
 from wal.log import Log
 from wal.measure import Histogram
 from wal.position import FIRST_POSITION, MessageId, message_id_kind
@@ -64,11 +64,11 @@ READ_PAUSE_FIRST_S, READ_PAUSE_MAX_S = 0.1, 5.0
 class LogReads:
     """Timed reads of a log, tried again where the storage failed without saying anything about the data.
 
-    `Corrupt` and `Truncated` are facts and come through at once.
+    `Corrupt` and `Truncated` are facts and come through at once. What others have just read, or are reading, is not read again.
     """
 
-    def __init__(self, log: Log) -> None:
-        self.log = log
+    def __init__(self, log: Log, shared: SharedReads | None = None) -> None:
+        self.log, self.shared = log, shared or SharedReads()
         self.seconds = Histogram()
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
@@ -102,8 +102,23 @@ class LogReads:
         return before, first
 
     async def _read(self, position: int, bytes_max: int) -> list[LogEntry]:
+        shared = self.shared
+        while position >= self.log.first_position:  # what is below is gone, whoever has it still in memory
+            if entries := shared.find(position):
+                return entries
+            if (others := shared.under_way.get(position)) is None:
+                break
+            await others.wait()
+        under_way = shared.under_way
+        over = under_way[position] = asyncio.Event()
         started = time.perf_counter()
-        entries = await self.log.read(position, bytes_max=bytes_max)
+        try:
+            entries = await self.log.read(position, bytes_max=bytes_max)
+            if shared.under_way is under_way:  # else a new term has begun, which shares nothing of the one before
+                shared.keep(entries)
+        finally:
+            under_way.pop(position, None)
+            over.set()  # however it ended: who waits would wait for ever for a reader that was closed meanwhile
         self.seconds.record(time.perf_counter() - started)
         return entries
 
@@ -298,6 +313,7 @@ class EntrySource:
         return entries
 
     def _start_reading(self) -> asyncio.Task[list[LogEntry]]:
+        self._reads.shared.join(self)
         position, reads = self._position, self._reads
 
         async def read() -> list[LogEntry]:
@@ -308,5 +324,6 @@ class EntrySource:
         return asyncio.get_running_loop().create_task(read())
 
     def _stop_reading(self) -> None:
+        self._reads.shared.leave(self)
         self._closing.abandon(self._reading)
         self._reading = None

@@ -26,6 +26,8 @@ class BackToLog(Exception):
 
 
 class OtherLog:
+    first_position = 1
+
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         raise BackToLog(position)
 

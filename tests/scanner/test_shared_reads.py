@@ -1,0 +1,210 @@
+"""Readers that catch up near each other read the log once for all of them, and each gets what it would have read alone."""
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scanner.deliver_policy import DeliverPolicy
+from scanner.scanner import Scanner
+from scanner.source import LogReads
+from tests.scanner.faulty_log import Doors, FaultyLog
+from tests.scanner.journal import Bounds, Journal, later_than, read_until, seen, tailed_journal
+from wal import live_tail
+from wal.errors import Corrupt, OnShutdown, Truncated
+from wal.live_tail import SharedReads
+from wal.message import AnyMessage
+
+pytestmark = pytest.mark.anyio
+
+SMALL = Bounds(batch_bytes=300, batch_messages=5)
+
+
+async def filled(rows: int = 60) -> tuple[Journal, FaultyLog]:
+    """Return a journal whose readers have to begin in the log."""
+    journal = await tailed_journal(capacity_bytes=1)
+    for _ in range(rows):
+        journal.insert(b"row")
+    return journal, FaultyLog(journal.log)
+
+
+def scanner_of(journal: Journal, log: FaultyLog, policy: DeliverPolicy | None = None) -> Scanner:
+    return Scanner(log.as_log, journal.tail, policy or DeliverPolicy.all(), **SMALL)
+
+
+async def shared(journal: Journal, log: FaultyLog) -> LogReads:
+    """Return reads that are shared, of somebody who catches up."""
+    assert journal.tail is not None
+    journal.tail.behind.join(journal)
+    return LogReads(log.as_log, journal.tail.behind)
+
+
+async def test_many_readers_that_catch_up_together_read_the_log_as_often_as_one() -> None:
+    journal, log = await filled()
+    alone = scanner_of(journal, log)
+    await read_until(alone, journal.tick)
+    await alone.close()
+    once, log.reads = log.reads, 0
+    readers = [scanner_of(journal, log) for _ in range(20)]
+    found = await asyncio.gather(*[read_until(reader, journal.tick) for reader in readers])
+    assert all(seen(messages) == journal.visible for messages in found)
+    assert once > 5
+    assert log.reads == once
+    for reader in readers:
+        await reader.close()
+
+
+@given(rng=st.randoms(use_true_random=False), shared_bytes=st.sampled_from([1, 700, 5000]))
+async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random, shared_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(live_tail, "SHARED_BYTES", shared_bytes)
+        journal, log = await filled(30)
+        readers: list[tuple[Scanner, int, list[AnyMessage]]] = []
+        assert journal.tail is not None
+        for _ in range(40):
+            match rng.choice(["open", "read", "read", "read", "append", "truncate", "term"]):
+                case "open":
+                    tick = rng.randrange(journal.log.first_position - 1, journal.tick)
+                    readers.append((scanner_of(journal, log, DeliverPolicy.start_after(tick)), tick, []))
+                case "read":
+                    some = rng.sample(readers, min(len(readers), 5))
+                    behind = [each for each in some if not each[2] or each[2][-1].time_tick < journal.tick]
+                    batches = await asyncio.gather(
+                        *[reader.next_batch() for reader, _, _ in behind], return_exceptions=True
+                    )
+                    for (reader, tick, messages), batch in zip(behind, batches, strict=True):
+                        if isinstance(batch, Truncated):
+                            readers.remove((reader, tick, messages))
+                            await reader.close()
+                        else:
+                            assert not isinstance(batch, BaseException)
+                            messages += batch.messages
+                case "append":
+                    journal.insert(b"more")
+                case "truncate":
+                    await journal.log.truncate(journal.log.first_position + rng.randrange(4))
+                case _:
+                    journal.tail.behind.clear()
+            entries = list(journal.tail.behind._ranges.values())
+            assert journal.tail.behind.size_bytes == sum(each.size_bytes for part in entries for each in part)
+            assert journal.tail.behind.size_bytes <= shared_bytes or len(entries) == 1
+        for reader, tick, messages in readers:
+            if not messages or messages[-1].time_tick < journal.tick:
+                try:
+                    messages += await read_until(reader, journal.tick)
+                except Truncated:
+                    await reader.close()
+                    continue
+            assert seen(messages) == later_than(journal, tick)
+            await reader.close()
+        assert journal.tail.behind.size_bytes == 0, "nobody catches up any more"
+
+
+async def test_a_reader_that_begins_in_the_middle_of_what_was_read_gets_the_rest_of_it() -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    whole = await reads.read(1, bytes_max=1000)
+    assert len(whole) > 3
+    assert await reads.read(3, bytes_max=1) == whole[2:]
+    assert log.reads == 1
+
+
+async def test_damage_is_told_to_each_reader_and_kept_for_none() -> None:
+    journal, log = await filled()
+    log.gate = doors = Doors()
+    readers = [scanner_of(journal, log) for _ in range(3)]
+    waiting = [asyncio.create_task(reader.next_batch()) for reader in readers]
+    for number in range(3):
+        log.failures.append(Corrupt(f"damaged, found by reader {number}"))
+        doors.open_next()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sorted(str(outcome)[:26] for outcome in outcomes) == [f"damaged, found by reader {n}" for n in range(3)]
+    log.gate = None
+    assert seen(await read_until(scanner_of(journal, log), journal.tick)) == journal.visible
+
+
+async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_the_read_to_them() -> None:
+    journal, log = await filled()
+    may_read = asyncio.Event()
+
+    async def gate() -> None:
+        await may_read.wait()
+
+    log.gate = gate
+    first, second = scanner_of(journal, log), scanner_of(journal, log)
+    waiting = [asyncio.create_task(reader.next_batch()) for reader in (first, second)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert log.reads == 1
+    await first.close()
+    with pytest.raises(OnShutdown):
+        await waiting[0]
+    may_read.set()
+    assert seen((await waiting[1]).messages)
+    assert log.reads >= 2
+
+
+async def test_what_was_truncated_is_gone_although_it_is_in_memory() -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    await reads.read(1, bytes_max=1000)
+    await journal.log.truncate(3)
+    with pytest.raises(Truncated):
+        await reads.read(2, bytes_max=1)
+    assert (await reads.read(3, bytes_max=1))[0].first_position == 3
+
+
+async def test_a_new_term_forgets_what_was_read_and_what_is_being_read() -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    await reads.read(1, bytes_max=1)
+    log.gate = doors = Doors()
+    reading = asyncio.create_task(reads.read(2, bytes_max=1))
+    await asyncio.sleep(0)
+    assert journal.tail is not None
+    journal.tail.start(next_position=journal.log.next_position, confirmed_tick=journal.tick)
+    doors.open_next()
+    await reading
+    assert journal.tail.behind.size_bytes == 0
+    log.gate = None
+    for position in (1, 2):
+        await reads.read(position, bytes_max=1)
+    assert log.reads == 4
+
+
+async def test_nothing_is_kept_for_readers_that_are_up_to_the_tail() -> None:
+    journal, log = await filled()
+    reader = scanner_of(journal, log)
+    assert journal.tail is not None
+    await reader.next_batch()
+    assert journal.tail.behind.size_bytes > 0
+    await read_until(reader, journal.tick)
+    journal.insert(b"tailed")
+    await read_until(reader, journal.tick)
+    assert journal.tail.behind.size_bytes == 0
+    await reader.close()
+
+
+async def test_what_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    (entry,) = await reads.read(1, bytes_max=1)
+    monkeypatch.setattr(live_tail, "SHARED_BYTES", 2 * entry.size_bytes)
+    for position in (2, 1, 3):  # 2 has not been used for the longest time when there is no room for it
+        await reads.read(position, bytes_max=1)
+    before = log.reads
+    await reads.read(1, bytes_max=1)
+    assert log.reads == before
+    await reads.read(2, bytes_max=1)
+    assert log.reads == before + 1
+
+
+async def test_a_range_that_is_read_again_counts_once() -> None:
+    kept, journal = SharedReads(), (await filled())[0]
+    kept.join(journal)
+    entries = await journal.log.read(1, bytes_max=500)
+    for part in (entries, entries[:1], entries):
+        kept.keep(part)
+    assert kept.size_bytes == sum(entry.size_bytes for entry in entries)
