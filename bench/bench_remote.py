@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
@@ -403,14 +404,11 @@ async def _measure_readers(settings: Settings) -> list[Measurement]:
                 found = []
                 for what, read in (("catch up", _log_reads_catching_up), ("follow", _log_reads_following)):
                     note(f"remote, {many} readers that {what}")
-                    one, all_of_them = await read(nodes[:1]), await read(_each_of(nodes, many))
+                    one = await read(nodes[:1])
+                    all_of_them = await read(list(itertools.islice(itertools.cycle(nodes), many)))
                     case = f"log reads of {many} readers that {what}"
                     found.append(_at_most(case, [all_of_them], [max(one, 1)], READERS_AIM, "one reader", "reads"))
     return found
-
-
-def _each_of(nodes: Sequence[Node], count: int) -> list[Node]:
-    return list(itertools.islice(itertools.cycle(nodes), count))
 
 
 async def _log_reads_catching_up(nodes: Sequence[Node]) -> int:
@@ -424,7 +422,7 @@ async def _log_reads_catching_up(nodes: Sequence[Node]) -> int:
                 pass
 
         await asyncio.gather(*[read(node) for node in nodes])
-        return await _log_reads(nodes[0]) - before
+        return (await _log_reads(nodes[0]) - before).total()
 
 
 async def _log_reads_following(nodes: Sequence[Node]) -> int:
@@ -445,11 +443,11 @@ async def _log_reads_following(nodes: Sequence[Node]) -> int:
         for _ in range(FOLLOWED_BATCHES):
             await insert()
         await reading
-        return await _log_reads(nodes[0]) - before
+        return (await _log_reads(nodes[0]) - before).total()
 
 
-async def _log_reads(node: Node) -> int:
-    return sum(reader.read_s.count for reader in (await node.statistics()).readers)
+async def _log_reads(node: Node) -> Counter[str]:
+    return Counter({reader.name: reader.read_s.count for reader in (await node.statistics()).readers})
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

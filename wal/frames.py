@@ -103,7 +103,7 @@ class FrameReader:
 
     def room(self) -> memoryview:
         """Return where the next bytes go, never nothing: the rest of a long frame, or room for several that are not."""
-        if not self.held_bytes:  # who is quiet holds nothing
+        if not self.held_bytes:  # of a quiet connection nothing is kept, of which there may be a thousand
             self._buffer = memoryview(bytearray(RECEIVED_BYTES))
         return self._buffer[self.held_bytes :]
 
@@ -153,7 +153,9 @@ class FrameReader:
         finally:
             rest = received[at:]
             self.held_bytes = len(rest)
-            if wanted > len(self._buffer):
+            if not rest:
+                self._buffer = memoryview(b"")
+            elif wanted > len(self._buffer):
                 self._buffer, at = memoryview(self._allocate(wanted)).cast("B"), wanted
-            if at:
+            if rest and at:
                 self._buffer[: len(rest)] = rest

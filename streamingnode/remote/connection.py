@@ -1,6 +1,7 @@
 """One connection, either end of it, over Unix sockets, TCP and TLS: bytes to frames, frames to bytes, and back-pressure."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ PARTS_MAX = 64
 """Long frames of which a side may have sent a part and not the end."""
 SEND_BUFFER_BYTES = 4 << 20
 """With more waiting for the other side to read, `drain` waits."""
+SOCKET_BYTES = 1 << 20
+"""What the kernel takes of a batch at once over a Unix socket: by its default a fifth of that, and each side wakes so often."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -53,6 +56,9 @@ class Connection(asyncio.BufferedProtocol):
         """Begin, as each side does."""
         self._transport, self.is_open = cast("asyncio.Transport", transport), True  # uvloop's is none by its class
         self._transport.set_write_buffer_limits(SEND_BUFFER_BYTES)
+        wire = self.peer("socket")
+        if wire is not None and wire.family == socket.AF_UNIX:  # TCP finds a size by itself
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._transport.write(PREFACE)
         self._on_made()
 

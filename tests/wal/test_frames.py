@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wal import frames as frames_module
 from wal.errors import ProtocolError
 from wal.frames import (
     FRAME_BYTES_MAX,
@@ -45,14 +46,41 @@ def read(data: bytes, reader: FrameReader | None = None) -> list[Frame]:
     return list((reader or FrameReader()).feed(data))
 
 
+@pytest.mark.parametrize("received_bytes", [FRAME_HEADER_BYTES + len(PREFACE), 100, frames_module.RECEIVED_BYTES])
 @given(spoken=st.lists(frames, max_size=5), data=st.data())
-def test_frames_are_read_as_they_were_sent_however_the_bytes_are_cut(spoken: list[Spoken], data: st.DataObject) -> None:
-    sent, reader, found = on_the_wire(spoken), FrameReader(), list[Frame]()
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
-    for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
-        found += reader.feed(sent[start:end])
-    assert [heard(frame) for frame in found] == spoken
-    assert reader.held_bytes == 0
+def test_frames_are_read_as_they_were_sent_however_the_bytes_are_cut(
+    received_bytes: int, spoken: list[Spoken], data: st.DataObject
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames_module, "RECEIVED_BYTES", received_bytes)
+        sent, reader, found = on_the_wire(spoken), FrameReader(), list[Frame]()
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
+        for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+            found += reader.feed(sent[start:end])
+        assert [heard(frame) for frame in found] == spoken
+        assert reader.held_bytes == 0
+
+
+def test_a_long_frame_is_received_where_it_stays_and_a_short_one_keeps_no_more_than_itself() -> None:
+    made = list[bytearray]()
+
+    def allocate(size_bytes: int) -> bytearray:
+        made.append(bytearray(size_bytes))
+        return made[-1]
+
+    reader = FrameReader(FRAME_BYTES_MAX, allocate=allocate)
+    spoken: list[Spoken] = [(3, 1, None, b"short"), (3, 2, "tea", bytes(2 * frames_module.RECEIVED_BYTES))]
+    short, long = read(on_the_wire(spoken), reader)
+    assert [memoryview(long.payload).obj] == made
+    assert memoryview(long.payload).readonly
+    assert isinstance(held := memoryview(short.payload).obj, bytes)
+    assert len(held) < 2 * FRAME_HEADER_BYTES
+
+
+def test_a_quiet_connection_keeps_no_buffer() -> None:
+    reader = FrameReader()
+    assert len(read(on_the_wire([(3, 1, None, b"abc")]), reader)) == 1
+    assert len(reader._buffer) == 0
 
 
 @given(spoken=st.lists(frames, min_size=1, max_size=3), data=st.data())

@@ -5,7 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from streamingnode.remote import connection
 from streamingnode.remote.connection import PART_BYTES, Connection
 from tests.streamingnode.remote.proxy import until
 from wal.errors import OnShutdown, ProtocolError
@@ -58,6 +61,16 @@ async def test_a_long_frame_arrives_as_it_was_sent(size: int) -> None:
         (frame,) = there.frames
         assert (frame.kind, frame.number, frame.value()) == (FrameKind.REPLY, 7, "tea")
         assert bytes(frame.payload) == payload
+
+
+@given(pieces=st.lists(st.binary(max_size=40), max_size=12))
+def test_a_payload_in_pieces_is_cut_into_full_parts_and_the_rest(pieces: list[bytes]) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(connection, "PART_BYTES", 16)
+        *parts, rest = [b"".join(part) for part in connection._parts(pieces)]
+    assert b"".join(parts) + rest == b"".join(pieces)
+    assert all(len(part) == 16 for part in parts)
+    assert 0 < len(rest) <= 16 or not any(pieces)
 
 
 async def test_frames_with_other_numbers_come_between_the_parts_of_long_ones() -> None:

@@ -202,6 +202,13 @@ def test_a_payload_of_a_negative_length_is_refused() -> None:
         decode_batch(memoryview(len(head).to_bytes(4, "little") + head), WAL_NAME)
 
 
+def test_payloads_are_sent_without_a_copy() -> None:
+    for batch in batches():
+        parts = [id(part) for part in streams.encode_batch(batch)]
+        rows = [each for each in batch.visible if isinstance(each, PackedRows)]
+        assert {id(each.payload) for part in rows for each in part.batches} <= set(parts)
+
+
 def test_arrow_of_a_batch_is_read_without_a_copy_of_its_payload() -> None:
     batch = next(batch for batch in batches() if any(isinstance(each, PackedRows) for each in batch.visible))
     data = encode_batch(batch)
