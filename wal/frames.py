@@ -103,16 +103,15 @@ class FrameReader:
 
     def room(self) -> memoryview:
         """Return where the next bytes go, never nothing: the rest of a long frame, or room for several that are not."""
-        if not self.held_bytes:  # of a quiet connection nothing is kept, of which there may be a thousand
+        if not self.held_bytes:
             self._buffer = memoryview(bytearray(RECEIVED_BYTES))
         return self._buffer[self.held_bytes :]
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
         """Yield the frames that bytes make whole, as `received` does."""
-        view = memoryview(data)
-        while view:
+        while data:
             room = self.room()
-            taken, view = view[: len(room)], view[len(room) :]
+            taken, data = data[: len(room)], data[len(room) :]
             room[: len(taken)] = taken
             yield from self.received(len(taken))
 
@@ -121,8 +120,7 @@ class FrameReader:
 
         Raises `ProtocolError` for a preface, a length or a checksum that is wrong; the connection is of no use then.
         """
-        received, at = self._buffer[: self.held_bytes + size_bytes], 0
-        wanted = FRAME_HEADER_BYTES
+        received, at, wanted = self._buffer[: self.held_bytes + size_bytes], 0, 0
         try:
             if not self._has_preface:
                 found = bytes(received[: len(PREFACE)])
@@ -154,8 +152,8 @@ class FrameReader:
             rest = received[at:]
             self.held_bytes = len(rest)
             if not rest:
-                self._buffer = memoryview(b"")
-            elif wanted > len(self._buffer):
-                self._buffer, at = memoryview(self._allocate(wanted)).cast("B"), wanted
-            if rest and at:
+                self._buffer = memoryview(b"")  # of a quiet connection nothing is kept, and there may be a thousand
+            elif at or wanted > len(self._buffer):
+                if wanted > len(self._buffer):
+                    self._buffer = memoryview(self._allocate(wanted)).cast("B")
                 self._buffer[: len(rest)] = rest

@@ -21,12 +21,20 @@ class SharedReads:
     """
 
     def __init__(self) -> None:
-        self._ranges: dict[int, list[LogEntry]] = {}
-        """By first position, in the order of their last use."""
         self._catching_up: set[object] = set()
+        self.clear()
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is kept."""
+        return sum([size_bytes for size_bytes, _ in self._ranges])
+
+    def clear(self) -> None:
+        """Forget everything; what is being read is not kept."""
+        self._ranges: list[tuple[int, list[LogEntry]]] = []
+        """In the order of their last use, with their sizes."""
         self.under_way: dict[int, asyncio.Event] = {}
         """Reads that have begun, by position; set when they are over, however they ended."""
-        self.size_bytes = 0
 
     def join(self, reader: object) -> None:
         """Keep what is read from now on, for as long as this reader catches up; idempotent."""
@@ -38,34 +46,20 @@ class SharedReads:
         if not self._catching_up:
             self.clear()
 
-    def clear(self) -> None:
-        """Forget everything; what is being read is not kept."""
-        self._ranges, self.size_bytes, self.under_way = {}, 0, {}
-
     def find(self, position: int) -> list[LogEntry]:
         """Return entries from the one that holds `position` on, none if it is not kept."""
-        for first, entries in self._ranges.items():
-            if first <= position <= entries[-1].last_position:
-                self._ranges[first] = self._ranges.pop(first)
+        for at, (_, entries) in enumerate(self._ranges):
+            if entries[0].first_position <= position <= entries[-1].last_position:
+                self._ranges.append(self._ranges.pop(at))
                 return entries[bisect_left(entries, position, key=attrgetter("last_position")) :]
         return []
 
     def keep(self, entries: list[LogEntry]) -> None:
         """Keep what was read, in the place of what has not been used for the longest time."""
-        if not self._catching_up or not entries:
-            return
-        self._remove(entries[0].first_position)
-        self._ranges[entries[0].first_position] = entries
-        self.size_bytes += _size_bytes(entries)
-        while self.size_bytes > SHARED_BYTES and len(self._ranges) > 1:
-            self._remove(next(iter(self._ranges)))
-
-    def _remove(self, first: int) -> None:
-        self.size_bytes -= _size_bytes(self._ranges.pop(first, []))
-
-
-def _size_bytes(entries: list[LogEntry]) -> int:
-    return sum([entry.size_bytes for entry in entries])
+        if self._catching_up and entries:
+            self._ranges.append((sum([entry.size_bytes for entry in entries]), entries))
+            while self.size_bytes > SHARED_BYTES and len(self._ranges) > 1:
+                del self._ranges[0]
 
 
 class LiveTail:

@@ -103,9 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         """Take frames of full size from now on: both sides know each other."""
         self._reader.frame_bytes_max, self._has_agreed = FRAME_BYTES_MAX, True
 
-    def send(
-        self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview
-    ) -> None:
+    def send(self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview) -> None:
         """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises `ProtocolError` if too long."""
         self.send_encoded(encode_frame(kind, number, meta, *payload))
 
@@ -114,9 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_open and self._transport is not None:
             self._transport.writelines(frame)
 
-    async def send_long(
-        self, kind: FrameKind, number: int, *payload: bytes | memoryview, meta: object = None
-    ) -> None:
+    async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview, meta: object = None) -> None:
         """Send a frame of any length in parts, each when the other side has read most of those before."""
         *parts, last = _parts(payload)
         for part in parts:

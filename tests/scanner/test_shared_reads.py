@@ -14,7 +14,6 @@ from tests.scanner.faulty_log import Doors, FaultyLog
 from tests.scanner.journal import Bounds, Journal, later_than, read_until, seen, tailed_journal
 from wal import live_tail
 from wal.errors import Corrupt, OnShutdown, Truncated
-from wal.live_tail import SharedReads
 from wal.message import AnyMessage
 
 pytestmark = pytest.mark.anyio
@@ -87,9 +86,8 @@ async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random
                     await journal.log.truncate(journal.log.first_position + rng.randrange(4))
                 case _:
                     journal.tail.behind.clear()
-            entries = list(journal.tail.behind._ranges.values())
-            assert journal.tail.behind.size_bytes == sum(each.size_bytes for part in entries for each in part)
-            assert journal.tail.behind.size_bytes <= shared_bytes or len(entries) == 1
+            kept = [entries for _, entries in journal.tail.behind._ranges]
+            assert sum(entry.size_bytes for entries in kept for entry in entries) <= shared_bytes or len(kept) == 1
         for reader, tick, messages in readers:
             if not messages or messages[-1].time_tick < journal.tick:
                 try:
@@ -199,12 +197,3 @@ async def test_what_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatc
     assert log.reads == before
     await reads.read(2, bytes_max=1)
     assert log.reads == before + 1
-
-
-async def test_a_range_that_is_read_again_counts_once() -> None:
-    kept, journal = SharedReads(), (await filled())[0]
-    kept.join(journal)
-    entries = await journal.log.read(1, bytes_max=500)
-    for part in (entries, entries[:1], entries):
-        kept.keep(part)
-    assert kept.size_bytes == sum(entry.size_bytes for entry in entries)

@@ -139,19 +139,18 @@ class RocksLog:
         """
         iterator, end_position = self._engine.entries.iter(), self.durable_position
         # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
-        previous_crc32c = self._read_ends.get(position - 1)
-        if previous_crc32c is None:
+        previous_crc32c, expected = self._read_ends.get(position - 1), position
+        if previous_crc32c is not None:  # it was, when it was read
+            iterator.seek(entry_key(self.log_id, position))
+        else:
             iterator.seek_for_prev(entry_key(self.log_id, position - 1))
             before = current_entry(iterator, self.log_id)
-        if previous_crc32c is not None:  # it was read just before
-            iterator.seek(entry_key(self.log_id, position))
-            expected = position
-        elif before is None:
-            iterator.seek(entry_key(self.log_id, first_position))
-            expected = first_position
-        else:
-            iterator.next()
-            previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
+            if before is None:
+                iterator.seek(entry_key(self.log_id, first_position))
+                expected = first_position
+            else:
+                iterator.next()
+                previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
         found: list[LogEntry] = []
         size = 0
         while size < bytes_max and expected <= end_position:
