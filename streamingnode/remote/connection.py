@@ -167,7 +167,8 @@ class Connection(asyncio.BufferedProtocol):
 def _parts(payload: Sequence[bytes | memoryview]) -> list[list[memoryview]]:
     """Return what a payload is cut into, as views: full parts, and the rest."""
     parts, room = [list[memoryview]()], PART_BYTES
-    for view in map(memoryview, payload):
+    for piece in payload:
+        view = memoryview(piece)
         while len(view) > room:
             parts[-1].append(view[:room])
             view, room = view[room:], PART_BYTES
