@@ -64,7 +64,7 @@ READ_PAUSE_FIRST_S, READ_PAUSE_MAX_S = 0.1, 5.0
 class LogReads:
     """Timed reads of a log, tried again where the storage failed without saying anything about the data.
 
-    `Corrupt` and `Truncated` are facts and come through at once. What others have just read, or are reading, is not read again.
+    `Corrupt` and `Truncated` are facts and come through at once. What others read just before or now is not read again.
     """
 
     def __init__(self, log: Log, shared: SharedReads | None = None) -> None:

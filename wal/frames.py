@@ -133,27 +133,32 @@ class FrameReader:
                 length, checksum = _FRAMED.unpack_from(received, at)
                 if FRAME_HEADER_BYTES + length > self.frame_bytes_max:
                     raise ProtocolError(f"a frame of {length} bytes, over {self.frame_bytes_max} with its header")
-                end = at + FRAME_HEADER_BYTES + length
-                if end > len(received):
+                if (end := at + FRAME_HEADER_BYTES + length) > len(received):
                     wanted = end - at
                     return
+                whole, at = received[at + _FRAMED.size : end], end
                 # What has a buffer of its own stays there. Others are copied out of theirs, or each would keep all of it.
-                whole = received[at + _FRAMED.size : end]
-                whole = whole.toreadonly() if len(self._buffer) > RECEIVED_BYTES else memoryview(bytes(whole))
-                at = end
-                if crc32c(whole) != checksum:
-                    raise ProtocolError("a frame fails its checksum")
-                number, kind, _, meta_length = _CHECKED.unpack_from(whole)
-                if meta_length > length:
-                    raise ProtocolError(f"a frame of {length} bytes has a meta of {meta_length}")
-                payload_at = _CHECKED.size + meta_length
-                yield Frame(kind, number, bytes(whole[_CHECKED.size : payload_at]), whole[payload_at:])
+                is_alone = len(self._buffer) > RECEIVED_BYTES
+                yield _decode(whole.toreadonly() if is_alone else memoryview(bytes(whole)), checksum)
         finally:
-            rest = received[at:]
-            self.held_bytes = len(rest)
-            if not rest:
-                self._buffer = memoryview(b"")  # of a quiet connection nothing is kept, and there may be a thousand
-            elif at or wanted > len(self._buffer):
-                if wanted > len(self._buffer):
-                    self._buffer = memoryview(self._allocate(wanted)).cast("B")
-                self._buffer[: len(rest)] = rest
+            self._hold(received, at, wanted)
+
+    def _hold(self, received: memoryview, at: int, wanted: int) -> None:
+        """Keep the beginning of a frame, where there is room for all of it; of a quiet connection nothing is kept."""
+        self.held_bytes = len(rest := received[at:])
+        if not rest:
+            self._buffer, at = memoryview(b""), 0
+        elif wanted > len(self._buffer):
+            self._buffer, at = memoryview(self._allocate(wanted)).cast("B"), wanted
+        if at:
+            self._buffer[: len(rest)] = rest
+
+
+def _decode(whole: memoryview, checksum: int) -> Frame:
+    if crc32c(whole) != checksum:
+        raise ProtocolError("a frame fails its checksum")
+    number, kind, _, meta_length = _CHECKED.unpack_from(whole)
+    payload_at = _CHECKED.size + meta_length
+    if payload_at > len(whole):
+        raise ProtocolError(f"a frame of {len(whole) - _CHECKED.size} bytes has a meta of {meta_length}")
+    return Frame(kind, number, bytes(whole[_CHECKED.size : payload_at]), whole[payload_at:])

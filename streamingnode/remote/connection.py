@@ -17,7 +17,7 @@ PARTS_MAX = 64
 SEND_BUFFER_BYTES = 4 << 20
 """With more waiting for the other side to read, `drain` waits."""
 SOCKET_BYTES = 1 << 20
-"""What the kernel takes of a batch at once over a Unix socket: by its default a fifth of that, and each side wakes so often."""
+"""What the kernel takes of a batch at once over a Unix socket; by default a fifth, and both sides wake for each piece."""
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -55,12 +55,30 @@ async def test_many_readers_that_catch_up_together_read_the_log_as_often_as_one(
         await reader.close()
 
 
+Reader = tuple[Scanner, int, list[AnyMessage]]
+"""Where it started, and what it got."""
+
+
+async def read_some(readers: list[Reader], journal: Journal, *, count: int = 5) -> list[Reader]:
+    """Let some readers read one batch at the same time; return those for which nothing was truncated away."""
+    behind = [each for each in readers[:count] if not each[2] or each[2][-1].time_tick < journal.tick]
+    batches = await asyncio.gather(*[reader.next_batch() for reader, _, _ in behind], return_exceptions=True)
+    for each, batch in zip(behind, batches, strict=True):
+        if isinstance(batch, Truncated):
+            readers = [other for other in readers if other is not each]
+            await each[0].close()
+        else:
+            assert not isinstance(batch, BaseException)
+            each[2].extend(batch.messages)
+    return readers
+
+
 @given(rng=st.randoms(use_true_random=False), shared_bytes=st.sampled_from([1, 700, 5000]))
 async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random, shared_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(live_tail, "SHARED_BYTES", shared_bytes)
         journal, log = await filled(30)
-        readers: list[tuple[Scanner, int, list[AnyMessage]]] = []
+        readers = list[Reader]()
         assert journal.tail is not None
         for _ in range(40):
             match rng.choice(["open", "read", "read", "read", "append", "truncate", "term"]):
@@ -68,18 +86,8 @@ async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random
                     tick = rng.randrange(journal.log.first_position - 1, journal.tick)
                     readers.append((scanner_of(journal, log, DeliverPolicy.start_after(tick)), tick, []))
                 case "read":
-                    some = rng.sample(readers, min(len(readers), 5))
-                    behind = [each for each in some if not each[2] or each[2][-1].time_tick < journal.tick]
-                    batches = await asyncio.gather(
-                        *[reader.next_batch() for reader, _, _ in behind], return_exceptions=True
-                    )
-                    for (reader, tick, messages), batch in zip(behind, batches, strict=True):
-                        if isinstance(batch, Truncated):
-                            readers.remove((reader, tick, messages))
-                            await reader.close()
-                        else:
-                            assert not isinstance(batch, BaseException)
-                            messages += batch.messages
+                    at = rng.randrange(len(readers) + 1)
+                    readers = await read_some(readers[at:] + readers[:at], journal)
                 case "append":
                     journal.insert(b"more")
                 case "truncate":
@@ -88,13 +96,9 @@ async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random
                     journal.tail.behind.clear()
             kept = [entries for _, entries in journal.tail.behind._ranges]
             assert sum(entry.size_bytes for entries in kept for entry in entries) <= shared_bytes or len(kept) == 1
+        for _ in range(journal.tick):
+            readers = await read_some(readers, journal, count=len(readers))
         for reader, tick, messages in readers:
-            if not messages or messages[-1].time_tick < journal.tick:
-                try:
-                    messages += await read_until(reader, journal.tick)
-                except Truncated:
-                    await reader.close()
-                    continue
             assert seen(messages) == later_than(journal, tick)
             await reader.close()
         assert journal.tail.behind.size_bytes == 0, "nobody catches up any more"

@@ -74,7 +74,7 @@ class RocksLog:
         self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
         self._synced.advance(ends.last_position)
         self._read_ends: dict[int, int] = {}
-        """Checksums of the entries that reads ended with, by last position: who goes on there needs no second look at them."""
+        """Checksums of entries that reads ended with, by last position: who goes on there needs no second look at them."""
 
     @property
     def durable_position(self) -> int:
