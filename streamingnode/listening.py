@@ -76,7 +76,7 @@ class Listener:
             with suppress(OSError):
                 await to_thread.run_sync(path.unlink)
 
-    def _connected(self) -> asyncio.Protocol:
+    def _connected(self) -> asyncio.BufferedProtocol:
         return self.server.connected_here()
 
 
