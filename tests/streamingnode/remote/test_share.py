@@ -45,16 +45,22 @@ class Worker:
 
     def end(self) -> str:
         """Let it close its node; return what it said last."""
-        said, _ = self.process.communicate()
-        *lines, last = said.splitlines()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        *lines, last = self._rest().splitlines()
         self.acknowledged += map(int, lines)
         return last
 
     def kill(self) -> None:
         """End it as a crash would, and note what it had said."""
         self.process.kill()
-        said, _ = self.process.communicate()
-        self.acknowledged += [int(line) for line in said.splitlines()[:-1]]
+        self.acknowledged += [int(line) for line in self._rest().splitlines()[:-1]]
+
+    def _rest(self) -> str:
+        """Return all that it said and that was not read, once it has ended."""
+        assert self.process.stdout is not None
+        with self.process:
+            return self.process.stdout.read()  # `communicate` passes over what `readline` has taken and not returned
 
 
 def owner_of(directory: Path, workers: list[Worker]) -> Worker:
