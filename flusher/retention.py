@@ -102,7 +102,8 @@ class Retention:
             bound = self.bound(checkpoint, self.newest_old(checkpoint.history, log_age_s))
             if bound > log.first_position:
                 failpoint("flush.truncating")
-                await log.truncate(bound)
+                # A reader that takes its place while this waits for the entry at the bound is asked for once more.
+                await log.truncate(bound, needed=self._context.reader_floor)
             if old is None or self._holds:
                 return 0
             collections = state.catalog.collections(dropped=True)

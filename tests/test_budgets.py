@@ -37,7 +37,7 @@ class Budget(NamedTuple):
 
 
 LINES = {
-    "wal": Budget(8_220, 7_000),
+    "wal": Budget(8_240, 7_000),
     "interceptors": Budget(3_240, 3_240),
     "scanner": Budget(1_100, 1_100),
     "flusher": Budget(2_490, 2_200),

@@ -3,7 +3,7 @@
 `tests/wal/log_contract.py` is the contract as tests; every store passes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from wal.append import AppendPack, AppendTicket, Pack
@@ -57,8 +57,11 @@ class Log(Protocol):
     async def wait_beyond(self, position: int) -> None:
         """Wait, without polling, until a message after `position` is synced. Raises `OnShutdown` on close."""
 
-    async def truncate(self, position: int) -> None:
-        """Give up everything before the entry that holds `position`, and its disk space; idempotent."""
+    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
+        """Give up everything before the entry that holds `position`, and its disk space; idempotent.
+
+        Nothing goes when by then something from before it is `needed`: who asks for less may have come meanwhile.
+        """
 
 
 class LogStore(Protocol):
@@ -112,6 +115,12 @@ class LogStore(Protocol):
 
     async def close(self) -> None:
         """Write what is queued, sync, and release the directory; idempotent."""
+
+
+def is_needed(kept: int, needed: Callable[[], int | None] | None) -> bool:
+    """Whether something before the position that a log would be cut to is needed now; asked in the step of the cut."""
+    floor = None if needed is None else needed()
+    return floor is not None and floor < kept
 
 
 def log_end(log: Log) -> AppendPack:

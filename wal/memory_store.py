@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -11,6 +11,7 @@ from wal.append import AppendTicket, Pack
 from wal.codec import decode_entry, entry_crc32c
 from wal.entry import LogEntry
 from wal.errors import OnShutdown, StorageFull, Truncated
+from wal.log import is_needed
 from wal.position import FIRST_POSITION, MemoryMessageId
 from wal.queue import SyncedPosition
 
@@ -86,11 +87,11 @@ class MemoryLog:
                 break
         return entries
 
-    async def truncate(self, position: int) -> None:
+    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
         """Give up everything before the entry that holds `position`; the last entry always stays."""
         self._store.check_open()
         count = min(self._index_of(position), len(self._entries) - 1)
-        if count > 0:
+        if count > 0 and not is_needed(self._entries[count - 1][0] + 1, needed):
             self._store.used_bytes -= sum(len(data) for _, data in self._entries[:count])
             self.first_position = self._entries[count - 1][0] + 1
             del self._entries[:count]

@@ -198,6 +198,13 @@ class LogContract:
         entries = await read_all(log)
         assert (entries[0].first_position, entries[0].last_position, len(entries)) == (13, 15, 6)
 
+    async def test_what_somebody_came_to_need_meanwhile_is_kept(self, log: Log) -> None:
+        await fill(log, 6)
+        await log.truncate(5, needed=lambda: 3)
+        assert log.first_position == 1
+        await log.truncate(5, needed=lambda: 5)
+        assert log.first_position == 5
+
     async def test_reading_what_was_truncated_names_the_earliest_position(self, log: Log) -> None:
         await fill(log, 10)
         await log.truncate(5)

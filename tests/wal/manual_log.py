@@ -1,6 +1,7 @@
 """A log whose writes end when and how a test says; positions and tickets as any log gives them."""
 
 import asyncio
+from collections.abc import Callable
 
 from tests.wal.packed import FakeTarget, lay_out, piece, rows_group
 from wal.append import AppendGroup, AppendTicket, Pack
@@ -102,7 +103,7 @@ class ManualLog:
     async def wait_beyond(self, position: int) -> None:
         raise NotImplementedError
 
-    async def truncate(self, position: int) -> None:
+    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
         raise NotImplementedError
 
 

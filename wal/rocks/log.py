@@ -16,6 +16,7 @@ from wal.codec import decode_entry, entry_crc32c
 from wal.entry import LogEntry
 from wal.errors import Corrupt, Truncated
 from wal.failpoint import failpoint
+from wal.log import is_needed
 from wal.position import FIRST_POSITION, POSITION_MAX, RocksMessageId
 from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
@@ -103,7 +104,7 @@ class RocksLog:
                 return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
 
-    async def truncate(self, position: int) -> None:
+    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
         """Give up all before the entry that holds `position`, and its space; cancelling may leave that to a later call."""
         async with self._truncating:
             self._commit.check_readable()
@@ -112,7 +113,7 @@ class RocksLog:
                 return
             [entry] = await self._engine.read(self._read_range, position, self.first_position, 1)
             kept = entry.first_position
-            if kept <= self.first_position:
+            if kept <= self.first_position or is_needed(kept, needed):
                 return
             begin, end = entry_key(self.log_id, self.first_position), entry_key(self.log_id, kept)
             record = {first_position_key(self.log_id): encode_number(kept)}

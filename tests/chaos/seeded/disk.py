@@ -56,8 +56,8 @@ def _readable_when_written(right: Right) -> Right:
 
 
 def _one_entry_more_dropped(right: Right) -> Right:
-    async def truncate(log: SimulatedLog, position: int) -> None:
-        await right(log, position + 1)
+    async def truncate(log: SimulatedLog, position: int, **needed: Any) -> None:
+        await right(log, position + 1, **needed)
 
     return truncate
 

@@ -8,7 +8,7 @@ that `syncs_late` acknowledges what is written, as durability `os` does, and syn
 import asyncio
 import random
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.chaos.simulation.disk import (
@@ -26,6 +26,7 @@ from wal.append import AppendTicket, Pack
 from wal.codec import decode_entry, entry_crc32c
 from wal.entry import LogEntry
 from wal.errors import Indeterminate, OnShutdown, Truncated
+from wal.log import is_needed
 from wal.position import RocksMessageId
 from wal.queue import SyncedPosition
 
@@ -403,10 +404,12 @@ class SimulatedLog:
         """Wait for a synced message after `position`."""
         await self._synced.wait_beyond(position)
 
-    async def truncate(self, position: int) -> None:
+    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
         """Give up everything before the entry that holds `position`."""
         self._store.check_writable()
         position = min(position, self.durable_position)
+        if is_needed(position, needed):
+            return
         self._store.on_truncate(position)
         await asyncio.shield(self._store.submit(RangeDropped(self.name, position), log=self).durable)
 
