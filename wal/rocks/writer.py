@@ -8,7 +8,7 @@ from time import monotonic
 
 from rocksdict import WriteBatch
 
-from wal.errors import ChannelFenced, Indeterminate
+from wal.errors import ChannelFenced, Indeterminate, StorageFailed
 from wal.failpoint import failpoint
 from wal.rocks.database import Engine
 from wal.rocks.group_commit import GroupCommit, Write
@@ -43,7 +43,8 @@ class Writer:
         self._failure: Exception | None = None
         self._stopping = False
         self._ending = threading.Event()
-        self._unlooked_bytes = self._unasked_bytes = self._table_failures = 0
+        self._unlooked_bytes = self._unasked_bytes = 0
+        self._ask_after_bytes = min(WRITE_BYTES_MAX, owned.options.memtable_bytes)  # before several of them are full
         self._sync_due = self._floor_due = self._space_due = monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
@@ -190,17 +191,17 @@ class Writer:
     def _wait_for_tables(self, size_bytes: int) -> None:
         """Wait while RocksDB makes tables slower than they fill: its own wait would hold the interpreter lock.
 
-        Appends are held back meanwhile, by the queue that fills up. Closing does not wait; nor does it when a table could
-        not be written: RocksDB may never try that again, and says so at the next write.
+        Appends are held back meanwhile, by the queue that fills up. Closing does not wait. Raises `StorageFailed` when a
+        table could not be written: RocksDB may never try that again, and a write that finds no room would wait for good.
         """
         self._unasked_bytes += size_bytes
-        if self._unasked_bytes < WRITE_BYTES_MAX:
+        if self._unasked_bytes < self._ask_after_bytes:
             return
         self._unasked_bytes = 0
-        while self._failure is None and self.is_behind() and not self._ending.wait(TABLES_CHECK_S):
-            failures = self.table_failures()
-            if failures > self._table_failures:
-                self._table_failures = failures
+        while self._failure is None and self.is_behind():
+            if self.table_failures():
+                raise StorageFailed(f"RocksDB could not write a table at {self._engine.path} — look after the disk")
+            if self._ending.wait(TABLES_CHECK_S):
                 return
             self._tend()
 

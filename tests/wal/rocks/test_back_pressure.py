@@ -75,14 +75,16 @@ async def test_closing_writes_what_is_queued_and_does_not_wait_for_tables(tmp_pa
     assert ticket.durable.exception() is None
 
 
-async def test_table_that_could_not_be_written_ends_the_wait(
-    store: RocksStore, tables: Tables, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("tables")
+async def test_table_that_could_not_be_written_fails_the_write_that_would_wait_for_it(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Writer, "table_failures", lambda _: 1)
     log = await store.open_log("p0")
     with anyio.fail_after(HANGS_S):
-        await log.append(stamped_pack(bytes(WRITE_BYTES_MAX))).written
-    tables.caught_up.set()
+        with pytest.raises(Indeterminate, match="could not write a table"):
+            await log.append(stamped_pack(bytes(WRITE_BYTES_MAX))).written
+        await store.wait_failed()
 
 
 async def test_rocksdb_that_cannot_say_whether_it_is_behind_fails_the_write_and_not_the_writer(
