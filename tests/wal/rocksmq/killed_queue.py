@@ -7,19 +7,26 @@ import asyncio
 import random
 import subprocess
 import sys
-import time
+import threading
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from tests.wal.rocksmq.queues import open_queue, opened
+from wal.errors import Indeterminate, LogReopening, StorageFailed, StorageFull
 from wal.rocks.layout import RocksOptions
 from wal.rocksmq.contract import MqOptions
 from wal.rocksmq.queue import RocksMQ
 from wal.runtime import unix_ms
 
+T = TypeVar("T")
+
 TOPICS, GROUPS = ("t0", "t1"), ("g0", "g1")
 ROOT = Path(__file__).parents[3]
 OPTIONS = MqOptions(page_bytes=2000, retention_s=0)
+FULL_PAUSE_S = 0.02
 
 
 def say(*words: object) -> None:
@@ -27,11 +34,20 @@ def say(*words: object) -> None:
     print(*words, flush=True)
 
 
+async def tried(call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call again for as long as the disk is full."""
+    while True:
+        try:
+            return await call()
+        except (StorageFull, StorageFailed, LogReopening, Indeterminate):
+            await asyncio.sleep(FULL_PAUSE_S)
+
+
 async def produce(mq: RocksMQ, chance: random.Random) -> None:
     """Produce for ever."""
     while True:
         topic, payload = chance.choice(TOPICS), b"%d" % chance.getrandbits(64)
-        ids = await mq.produce(topic, [payload] * chance.randint(1, 5))
+        ids = await tried(partial(mq.produce, topic, [payload] * chance.randint(1, 5)))
         say("produced", topic, ids[0], ids[-1], payload.decode())
 
 
@@ -43,9 +59,9 @@ async def consume(mq: RocksMQ, chance: random.Random) -> None:
         say("consumed", topic, group, *ids)
         taken = [each for each in ids if chance.random() < 0.95]
         say("acking", topic, group, *taken)
-        await mq.ack(topic, group, taken)
+        await tried(partial(mq.ack, topic, group, taken))
         say("acked", topic, group, *taken)
-        await mq.retain()
+        await tried(mq.retain)
 
 
 async def work_until_killed(path: Path, seed: int, durability: str) -> None:
@@ -67,6 +83,8 @@ class Told:
 
     def __init__(self, directory: Path, durability: str) -> None:
         self.findings: list[str] = []
+        self.lines = 0
+        """That the last process said."""
         self.produced: dict[str, dict[int, bytes]] = {topic: {} for topic in TOPICS}
         self.begun, self.acked = (
             defaultdict[tuple[str, str], set[int]](set),
@@ -74,18 +92,28 @@ class Told:
         )
         self._directory, self._durability = directory, durability
 
-    def run_until_killed(self, seed: int, *, lines: int = 1 << 60, seconds: float = 60.0) -> None:
-        """Run the process, kill it after so many lines or seconds after the first, and take in what it said."""
+    def run_until_killed(
+        self, seed: int, kill: Callable[["subprocess.Popen[str]", Callable[[int], None]], None]
+    ) -> None:
+        """Run the process, and take in what it says until `kill` ends it, which may wait for so many lines."""
         command = [sys.executable, "-m", "tests.wal.rocksmq.killed_queue", str(self._directory), str(seed)]
+        self.lines, began = 0, threading.Condition()
+
+        def wait_lines(lines: int) -> None:
+            with began:
+                began.wait_for(lambda: self.lines >= lines or process.poll() is not None, timeout=60)
+
         with subprocess.Popen([*command, self._durability], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
             assert process.stdout is not None
-            end_s = None
-            for number, line in enumerate(process.stdout):  # to the end: what was said just before the kill counts too
-                end_s = end_s or time.monotonic() + seconds
-                if number == lines or time.monotonic() > end_s:
-                    process.kill()
+            killer = threading.Thread(target=kill, args=(process, wait_lines))
+            killer.start()
+            for line in process.stdout:  # to the end: what was said just before the kill counts too
                 if line.endswith("\n"):
                     self.hear(*line.split())
+                with began:
+                    self.lines += 1
+                    began.notify_all()
+            killer.join()
         if process.returncode >= 0:
             self.findings.append(f"the process ended by itself, with {process.returncode}")
 

@@ -1,6 +1,8 @@
 """A queue whose process is killed loses nothing it told of, and delivers nothing again that was acknowledged."""
 
 import random
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,14 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 async def test_sigkill_loses_no_message_and_no_acknowledgement(tmp_path: Path, durability: str) -> None:
     chance, told = random.Random(5), Told(tmp_path / "node", durability)
-    for kill in range(KILLS):
-        told.run_until_killed(kill, lines=chance.randint(100, 1500))
+    for seed in range(KILLS):
+        lines = chance.randint(100, 1500)
+
+        def kill(process: "subprocess.Popen[str]", wait_lines: Callable[[int], None], lines: int = lines) -> None:
+            wait_lines(lines)
+            process.kill()
+
+        told.run_until_killed(seed, kill)
     await told.look()
     assert told.findings == []
     assert len(told.begun) == len(TOPICS) * len(GROUPS)
