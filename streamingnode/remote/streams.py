@@ -1,5 +1,6 @@
 """What a reader gets, as it crosses a connection: a scan's batch, its rows still packed. Pure."""
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,19 +18,17 @@ _headers = {
     for (kind, version), header in HEADERS.items()
     if version == MESSAGE_VERSION
 }
+_FACTS = ("vchannel", "position", "last_confirmed_position", "time_tick", "txn_id", "wal_term", "first_row")
+_PLACE = ("collection_id", "partition_id", "schema_version", "segment_id")
+_ARRAYS: dict[str, np.dtype[Any]] = {"groups": U4, "places": U4, "parts": U2, "starts": U4, "counts": U4, "offsets": U8}
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
     kind: int
     header: bytes
-    vchannel: str
     payload_bytes: int
-    position: int
-    last_confirmed: int
-    time_tick: int
-    txn_id: int
-    wal_term: int
-    first_row: int
+    facts: tuple[str, int, int, int, int, int, int]
+    """As `_FACTS` names them."""
 
 
 class _Transaction(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
@@ -41,14 +40,10 @@ class _Rows(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
     kind: int
     vchannel: str
     place: tuple[int, int, int, int]
-    """Collection, partition, schema version, segment."""
+    """As `_PLACE` names it."""
     payload_bytes: int
-    groups: bytes
-    places: bytes
-    parts: bytes
-    starts: bytes
-    counts: bytes
-    offsets: bytes
+    arrays: tuple[bytes, ...]
+    """As `_ARRAYS` names them."""
 
 
 class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
@@ -99,10 +94,8 @@ def _described(visible: Visible, payloads: list[bytes | memoryview]) -> _Message
     batches = []
     for batch in visible.batches:
         payloads.append(batch.payload)
-        place = batch.collection_id, batch.partition_id, batch.schema_version, batch.segment_id
-        arrays = batch.groups, batch.places, batch.parts, batch.starts, batch.counts, batch.offsets
-        columns = [array.tobytes() for array in arrays]
-        batches.append(_Rows(batch.type, batch.vchannel, place, len(batch.payload), *columns))
+        place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
+        batches.append(_Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays))
     return _Packed(
         visible.wal_term,
         visible.last_confirmed_position,
@@ -117,18 +110,7 @@ def _described(visible: Visible, payloads: list[bytes | memoryview]) -> _Message
 
 def _message(message: Message, payloads: list[bytes | memoryview]) -> _Message:
     payloads.append(message.payload)
-    return _Message(
-        message.type,
-        _encode(message.header),
-        message.vchannel,
-        len(message.payload),
-        message.position,
-        message.last_confirmed_position,
-        message.time_tick,
-        message.txn_id,
-        message.wal_term,
-        message.first_row,
-    )
+    return _Message(message.type, _encode(message.header), len(message.payload), attrgetter(*_FACTS)(message))
 
 
 class _Maker:
@@ -167,38 +149,17 @@ class _Maker:
         )
 
     def _rows(self, rows: _Rows) -> RowBatch:
-        collection_id, partition_id, schema_version, segment_id = rows.place
-        return RowBatch(
-            type=MessageType(rows.kind),
-            vchannel=rows.vchannel,
-            collection_id=collection_id,
-            partition_id=partition_id,
-            schema_version=schema_version,
-            segment_id=segment_id,
-            payload=self._payload(rows.payload_bytes),
-            groups=np.frombuffer(rows.groups, U4),
-            places=np.frombuffer(rows.places, U4),
-            parts=np.frombuffer(rows.parts, U2),
-            starts=np.frombuffer(rows.starts, U4),
-            counts=np.frombuffer(rows.counts, U4),
-            offsets=np.frombuffer(rows.offsets, U8),
-        )
+        named: dict[str, Any] = dict(zip(_PLACE, rows.place, strict=True))
+        for (name, kind), array in zip(_ARRAYS.items(), rows.arrays, strict=True):
+            named[name] = np.frombuffer(array, kind)
+        payload = self._payload(rows.payload_bytes)
+        return RowBatch(type=MessageType(rows.kind), vchannel=rows.vchannel, payload=payload, **named)
 
     def _message(self, message: _Message) -> Message:
+        facts: dict[str, Any] = dict(zip(_FACTS, message.facts, strict=True))
         header: Any = _headers[message.kind].decode(message.header)
-        return Message(
-            type=MessageType(message.kind),
-            header=header,
-            vchannel=message.vchannel,
-            payload=self._payload(message.payload_bytes),
-            wal_term=message.wal_term,
-            first_row=message.first_row,
-            wal_name=self._wal_name,
-            position=message.position,
-            last_confirmed_position=message.last_confirmed,
-            time_tick=message.time_tick,
-            txn_id=message.txn_id,
-        )
+        payload = self._payload(message.payload_bytes)
+        return Message(type=MessageType(message.kind), header=header, payload=payload, wal_name=self._wal_name, **facts)
 
     def _payload(self, size_bytes: int) -> memoryview:
         start, self._at = self._at, self._at + size_bytes
