@@ -178,7 +178,7 @@ def connect(
     from streamingnode.remote.address import parse_address
     from streamingnode.remote.client import compose_remote
     from streamingnode.remote.link import GIVE_UP_S_MAX
-    from streamingnode.remote.spool import SpoolingBackend
+    from streamingnode.remote.spool import CONFIG, SpoolingBackend
     from streamingnode.writing.write import check_seconds
 
     address = parse_address(url)
@@ -193,7 +193,8 @@ def connect(
         directory = check_path("directory", spool).absolute()
         if not isinstance(spool_bytes_max, int) or spool_bytes_max < SPOOL_BYTES_MIN:
             raise InvalidArgument(f"spool_bytes_max={spool_bytes_max!r} — pass a number of at least {SPOOL_BYTES_MIN}")
-        make = partial(SpoolingBackend, directory=directory, bytes_max=spool_bytes_max)
+        own = open_node(directory, config=CONFIG)
+        make = partial(SpoolingBackend, directory=directory, own=own, bytes_max=spool_bytes_max)
 
     async def compose(_path: Path | None, _config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack) -> Node:
         return await compose_remote(address, options, file, supervisor, closing, make)

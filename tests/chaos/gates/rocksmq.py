@@ -23,7 +23,7 @@ from tests.chaos.nursery import Nursery
 from tests.chaos.report import GateReport
 from tests.chaos.small_disk import lacking as lacking_for_full
 from tests.chaos.small_disk import small_disk
-from tests.wal.rocksmq.killed_queue import Told
+from tests.chaos.topic_life import Told
 
 ENDS_IN_A_LIFE = 10
 WORKING_S_MAX = 0.35

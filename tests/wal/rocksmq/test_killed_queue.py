@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wal.rocksmq.killed_queue import GROUPS, TOPICS, Told
+from tests.chaos.topic_life import GROUPS, TOPICS, Told
 
 KILLS = 3
 

@@ -24,7 +24,7 @@ from wal.runtime import unix_ms
 T = TypeVar("T")
 
 TOPICS, GROUPS = ("t0", "t1"), ("g0", "g1")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 OPTIONS = MqOptions(page_bytes=2000, retention_s=0)
 FULL_PAUSE_S = 0.02
 
@@ -96,7 +96,7 @@ class Told:
         self, seed: int, kill: Callable[["subprocess.Popen[str]", Callable[[int], None]], None]
     ) -> None:
         """Run the process, and take in what it says until `kill` ends it, which may wait for so many lines."""
-        command = [sys.executable, "-m", "tests.wal.rocksmq.killed_queue", str(self._directory), str(seed)]
+        command = [sys.executable, "-m", "tests.chaos.topic_life", str(self._directory), str(seed)]
         self.lines, began = 0, threading.Condition()
 
         def wait_lines(lines: int) -> None:
