@@ -32,7 +32,6 @@ from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocksmq.queue import RocksMQ
-from wal.rocksmq.upkeep import keep as keep_topics
 from wal.runtime import Supervisor, elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
@@ -113,7 +112,7 @@ async def compose(
     if isinstance(store, RocksStore):
         mq = RocksMQ(store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term)
         closing.push_async_callback(mq.close)
-        supervisor.spawn(keep_topics(mq, config.mq.retention_s))
+        supervisor.spawn(mq.keep())
     statistics = partial(node_statistics, channel, flusher, appends, mq, now_ms=now_ms, opened_s=time.monotonic())
     backend = EmbeddedBackend(path, channel, flusher, readers, statistics)
     backend.mq = mq

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamingnode.care.findings import OnStep, Report
     from streamingnode.care.inspect import BackupRecord
     from streamingnode.node import Node
-    from wal.rocksmq.group import Topic
+    from wal.rocksmq.topic import Topic
 
 
 def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
