@@ -286,4 +286,4 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
 
 def _topic(name: str, topic: "Topic") -> dict[str, object]:
     lag = {group: state.lag(topic.end_id) for group, state in topic.groups.items()}
-    return {"topic": name, "begin_id": topic.begin_id, "end_id": topic.end_id, "bytes": topic.kept_bytes, "lag": lag}
+    return {"topic": name, "begin_id": topic.begin_id, "end_id": topic.end_id, "bytes": topic.info.bytes, "lag": lag}
