@@ -122,7 +122,9 @@ class Group:
                 room -= self.next_id - start
                 if not room:
                     break
-        self.held.update(dict.fromkeys(ids, lease))
+        held = self.held
+        for each in ids:
+            held[each] = lease
         if ids and lease.deadline is not None:
             self.due = lease.deadline if self.due is None else min(self.due, lease.deadline)
         return ids
@@ -152,8 +154,11 @@ class Group:
         """
         acked, ordered, held_before = self.acked, sorted(set(ids)), len(self.held)
         runs = [(max(start, self.floor), stop) for start, stop in runs_of(ordered) if stop > self.floor]
-        added = [run for run in runs if run[0] > self.floor and not acked.touches(*run)]
-        if len(acked.starts) + len(added) > GAPS_MAX:
+        room = GAPS_MAX - len(acked.starts)
+        if (
+            len(runs) > room
+            and sum(start > self.floor and not acked.touches(start, stop) for start, stop in runs) > room
+        ):
             raise Overloaded(
                 f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
             )

@@ -130,7 +130,6 @@ class RocksMQ:
         found = await self._find(topic, changes=True)
         self._flush()  # what was produced before is in the write before
         del self._topics[topic]
-        self._cache.forget(found.log_id)
         self.ids.update_id(found.next_id)
         write = self._write()
         write.changes |= found.removal(topic)
@@ -193,7 +192,8 @@ class RocksMQ:
         first = found.next_id + len(found.bodies)
         found.bodies += bodies
         await write.done()
-        _tell_slow("produce", topic, began, admitted=admitted, written=monotonic())
+        if (written := monotonic()) - began > SLOW_S:
+            _tell_slow("produce", topic, began, admitted=admitted, written=written)
         return range(first, first + len(bodies))
 
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
@@ -227,7 +227,7 @@ class RocksMQ:
         found, state = await self._find_group(topic, group, changes=True)
         if not ids:
             return
-        if not all(type(each) is int for each in ids) or max(ids) > found.end_id:
+        if set(map(type, ids)) != {int} or max(ids) > found.end_id:
             raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
         found.acked += state.ack(ids)
         await self._changed(found, topic, group)
@@ -326,18 +326,17 @@ class RocksMQ:
             await self._ready()
         if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
             self._store.check_admitted(makes_room=True)
-        if topic not in self._topics:
+        if (found := self._topics.get(topic)) is None:
             raise TopicNotFound(f"there is no topic {shown(topic)}")
-        found = self._topics[topic]
         if found.damage:
             raise Corrupt(found.damage)
         return found
 
     async def _find_group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
         found = await self._find(topic, changes=changes)
-        if group not in found.groups:
+        if (state := found.groups.get(group)) is None:
             raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
-        return found, found.groups[group]
+        return found, state
 
     @property
     def _is_ready(self) -> bool:
@@ -432,8 +431,8 @@ class RocksMQ:
                     read = monotonic()
                 if entry is None:
                     break
-                wanted, at = ids[len(messages) : bisect_right(ids, entry.last_position)], entry.first_position
-                part = [entry.messages()[each - at] for each in wanted]
+                known, at = entry.messages(), entry.first_position
+                part = [known[each - at] for each in ids[len(messages) : bisect_right(ids, entry.last_position)]]
                 size_bytes += sum([len(message.payload) for message in part])
                 messages += part
             taken = len(messages)
@@ -441,7 +440,8 @@ class RocksMQ:
             if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):
                 state.give_back(ids[taken:], lease=lease)  # of now: a failed write may have come between
                 self._signals[topic].wake()
-        _tell_slow("consume", topic, began, read=read, taken=monotonic())
+        if (ended := monotonic()) - began > SLOW_S:
+            _tell_slow("consume", topic, began, read=read, taken=ended)
         found.delivered += taken
         return messages
 
@@ -473,10 +473,8 @@ class RocksMQ:
 
 
 def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:
-    """Log a call that took over `SLOW_S`, with the time up to each of its steps."""
-    if max(steps.values()) - began > SLOW_S:
-        took_ms = {f"{step}_ms": int((passed - began) * 1000) for step, passed in steps.items()}
-        _log.warning(f"slow_{what}", topic=topic, **took_ms)
+    """Log a slow call with the time up to each of its steps."""
+    _log.warning(f"slow_{what}", topic=topic, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()})
 
 
 def _check_ends(engine: Engine, topics: Mapping[str, Topic]) -> None:
