@@ -55,8 +55,10 @@ class Backend(Protocol):
     """
 
     pending: PendingBytes
-    mq: MessageQueue | None
-    """Its topics; None where there are none."""
+
+    @property
+    def mq(self) -> MessageQueue | None:
+        """Its topics; None where there are none."""
 
     @property
     def spool(self) -> SpoolStatistics | None:

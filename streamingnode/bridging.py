@@ -88,9 +88,10 @@ async def bridge(
     """Bring the messages of a topic into a collection, each exactly once, in order, until cancelled.
 
     A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic `<topic>.dead`, with
-    `error`, `topic`, `id` and `bridge` in its properties. It may be stopped at any point, also by a crash, and goes
-    on when it is called again. `name` is that of its consumer group and its producer, `bridge.<topic>.<collection>`
-    by default; who starts it again fences the one before. With `once` it returns when the topic is drained.
+    `error`, `topic`, `id` and `bridge` in its properties; of a body too large for that `left_out_bytes` tells the size.
+    It may be stopped at any point, also by a crash, and goes on when it is called again. `name` is that of its consumer
+    group and its producer, `bridge.<topic>.<collection>` by default; who starts it again fences the one before. With
+    `once` it returns when the topic is drained.
 
     Raises `TopicNotFound`, `CollectionNotFound`, `ProducerFenced`, `Overloaded` while others consume from its group,
     and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes on by itself.
@@ -205,7 +206,10 @@ class _Crossing:
             self._behind = await self._mq.get_latest_msg(self._dead)
         await producer.put_note(msgspec.msgpack.encode(_Note(first_id, self._behind)))
         for letters in _parts_of([self._letter(each) for each in run if each.message.message_id not in self._sent]):
-            await self._mq.produce(self._dead, letters)
+            try:
+                await self._mq.produce(self._dead, letters)
+            except TooLarge:  # with its error, or over a connection, where a call takes less
+                await self._mq.produce(self._dead, [_without_body(letter) for letter in letters])
             self._report.dead += len(letters)
 
     def _letter(self, fitted: _Fitted) -> ProducerMessage:
@@ -226,6 +230,11 @@ class _Crossing:
             await self._mq.ack(self._dead, self._name, [each.message_id for each in letters])
         await self._mq.destroy_consumer_group(self._dead, self._name)
         return found
+
+
+def _without_body(letter: ProducerMessage) -> ProducerMessage:
+    origin = {name: letter.properties[name] for name in ("error", "topic", "id", "bridge")}
+    return ProducerMessage(b"", origin | {"left_out_bytes": str(len(letter.payload))})
 
 
 def _parts_of(letters: Sequence[ProducerMessage]) -> Iterator[list[ProducerMessage]]:

@@ -32,7 +32,7 @@ from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocksmq.queue import RocksMQ
-from wal.rocksmq.upkeep import keep as keep_topics
+from wal.rocksmq.topic import PREFIX
 from wal.runtime import Supervisor, elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
@@ -109,14 +109,24 @@ async def compose(
     supervisor.spawn(flusher.reclaim_space(channel.request_cut))
     supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
-    mq = None
-    if isinstance(store, RocksStore):
-        mq = RocksMQ(store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term)
-        closing.push_async_callback(mq.close)
-        supervisor.spawn(keep_topics(mq, config.mq.retention_s))
-    statistics = partial(node_statistics, channel, flusher, appends, mq, now_ms=now_ms, opened_s=time.monotonic())
-    backend = EmbeddedBackend(path, channel, flusher, readers, statistics)
-    backend.mq = mq
+    topics = list[RocksMQ]()  # made when they are first used, or if there are some
+
+    def make_topics() -> RocksMQ | None:
+        if isinstance(store, RocksStore):
+            mq = RocksMQ(store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term)
+            topics.append(mq)
+            supervisor.spawn(mq.keep())
+        return topics[0] if topics else None
+
+    async def close_topics() -> None:
+        for mq in topics:
+            await mq.close()
+
+    closing.push_async_callback(close_topics)
+    statistics = partial(node_statistics, channel, flusher, appends, topics, now_ms=now_ms, opened_s=time.monotonic())
+    backend = EmbeddedBackend(path, channel, flusher, readers, statistics, make_topics)
+    if await store.scan_meta(PREFIX):
+        assert backend.mq, "what has topics is on disk"  # retention works also where nobody uses them
     if path is not None:
         supervisor.spawn(keep_statistics(path, statistics))
         if config.serve.listen:

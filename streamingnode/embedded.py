@@ -52,6 +52,7 @@ class EmbeddedBackend:
         flusher: Flusher,
         readers: NamedReaders,
         statistics: Callable[[], NodeStatistics],
+        make_topics: Callable[[], MessageQueue | None],
     ) -> None:
         self.path = None if path is None else str(path)
         self.channel, self.flusher, self.readers = channel, flusher, readers
@@ -60,8 +61,12 @@ class EmbeddedBackend:
         self.spool: SpoolStatistics | None = None
         self.on_wanted: Callable[[], object] = lambda: None
         """Gives the directory up, where a command has it for long."""
-        self.mq: MessageQueue | None = None
-        self._directory = path
+        self._directory, self._make_topics = path, make_topics
+
+    @cached_property
+    def mq(self) -> MessageQueue | None:
+        """Its topics, made when they are first used."""
+        return self._make_topics()
 
     @property
     def append(self) -> Append:

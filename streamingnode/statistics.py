@@ -7,7 +7,7 @@ last ten seconds; levels are of now. Times are seconds, sizes bytes, unless a na
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -197,7 +197,7 @@ def node_statistics(
     channel: Channel,
     flusher: Flusher,
     appends: AppendMeter,
-    mq: RocksMQ | None,
+    mq: Sequence[RocksMQ],
     *,
     now_ms: Callable[[], int],
     opened_s: float,
@@ -242,7 +242,7 @@ def node_statistics(
         else None,
         readers=channel.scanners.statistics(),
         flusher=flusher.statistics(),
-        topics={} if mq is None else mq.statistics(),
+        topics=mq[0].statistics() if mq else {},
     )
 
 

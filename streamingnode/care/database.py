@@ -65,9 +65,8 @@ from wal.rocks.recovery import (
     survey,
     torn_bytes,
 )
-from wal.rocksmq.group import Topic
-from wal.rocksmq.records import PREFIX as TOPICS
-from wal.rocksmq.records import decode_records
+from wal.rocksmq.topic import PREFIX as TOPICS
+from wal.rocksmq.topic import Topic, decode_records
 
 PCHANNEL = "p0"
 STATE_MAP = f"{DATABASE_NAME}, state map"

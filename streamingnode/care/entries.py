@@ -16,9 +16,9 @@ from wal.errors import Corrupt, StreamingNodeError
 from wal.position import RocksMessageId
 from wal.rocks.layout import entry_key, split_entry_key
 from wal.rocks.log import read_range
-from wal.rocksmq.group import Topic
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.messages import decode_entry as decode_topic_entry
+from wal.rocksmq.topic import Topic
 
 PROBES_MAX = 1 << 20
 """Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""

@@ -33,9 +33,8 @@ from wal.log import Log, LogStore
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, meta_key
 from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.store import RocksStore
-from wal.rocksmq.group import Topic
 from wal.rocksmq.messages import TopicEntry
-from wal.rocksmq.records import PREFIX, decode_records
+from wal.rocksmq.topic import PREFIX, Topic, decode_records
 
 STEP_BYTES = 1 << 20
 """Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""

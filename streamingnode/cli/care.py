@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamingnode.care.findings import OnStep, Report
     from streamingnode.care.inspect import BackupRecord
     from streamingnode.node import Node
-    from wal.rocksmq.group import Topic
+    from wal.rocksmq.topic import Topic
 
 
 def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
@@ -286,4 +286,4 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
 
 def _topic(name: str, topic: "Topic") -> dict[str, object]:
     lag = {group: state.lag(topic.end_id) for group, state in topic.groups.items()}
-    return {"topic": name, "begin_id": topic.begin_id, "end_id": topic.end_id, "bytes": topic.kept_bytes, "lag": lag}
+    return {"topic": name, "begin_id": topic.begin_id, "end_id": topic.end_id, "bytes": topic.info.bytes, "lag": lag}

@@ -18,7 +18,7 @@ from streamingnode.node import Node
 from tests.streamingnode.remote.nodes import keys_in_log, node_behind_proxy
 from tests.streamingnode.remote.proxy import until
 from wal.errors import InvalidArgument, Overloaded, TopicNotFound
-from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.rocksmq.messages import PRODUCE_BYTES_MAX, ConsumerMessage, ProducerMessage
 
 pytestmark = pytest.mark.anyio
 
@@ -95,6 +95,16 @@ async def test_a_body_that_does_not_fit_goes_to_the_dead_letters_with_its_error_
     assert [each.properties["kind"] for each in found] == [*WRONG]
     assert [(each.properties["topic"], int(each.properties["id"])) for each in found] == [("t", each) for each in ids]
     assert all(each.properties["error"] and each.properties["bridge"] == NAME for each in found)
+
+
+async def test_a_body_too_large_for_a_dead_letter_leaves_its_size_and_the_bridge_goes_on(node: Node) -> None:
+    [big] = await node.mq.produce("t", [ProducerMessage(bytes(PRODUCE_BYTES_MAX - 20), {"kind": "zeros"})])
+    await node.mq.produce("t", as_json(1))
+    assert (await bridge(node, "t", "c", once=True)).dead == 1
+    assert await keys_in_log(node) == [1]
+    [found] = await letters(node)
+    assert (found.payload, found.properties["left_out_bytes"]) == (b"", str(PRODUCE_BYTES_MAX - 20))
+    assert (found.properties["topic"], found.properties["id"]) == ("t", str(big))
 
 
 async def test_a_running_bridge_brings_what_is_produced_and_ends_when_it_is_cancelled(node: Node) -> None:
@@ -280,3 +290,13 @@ async def test_a_bridge_over_a_connection_goes_on_when_that_is_lost(tmp_path: Pa
         await asyncio.wait([running])
         assert await keys_in_log(served.owner) == [*range(5)]
         assert [each.payload for each in await letters(served.owner)] == [b"bad %d" % key for key in range(5)]
+
+
+async def test_over_a_connection_a_bad_body_larger_than_a_call_takes_does_not_stop_a_bridge(tmp_path: Path) -> None:
+    async with node_behind_proxy(tmp_path / "node") as served, served.client() as client:
+        await served.owner.mq.create_topic("t")
+        await served.owner.mq.produce("t", [bytes(9 << 20)])
+        await served.owner.mq.produce("t", as_json(1))
+        assert (await bridge(client, "t", "c", once=True)).dead == 1
+        assert await keys_in_log(served.owner) == [1]
+        assert [each.properties["left_out_bytes"] for each in await letters(served.owner)] == [str(9 << 20)]

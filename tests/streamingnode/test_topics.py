@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import anyio
 import pyarrow as pa
 import pytest
 
 import streamingnode as sn
 from wal.errors import InvalidArgument, OnShutdown
+from wal.rocksmq.queue import RocksMQ
 
 pytestmark = pytest.mark.anyio
 
@@ -45,3 +47,24 @@ def test_topics_work_without_async(tmp_path: Path) -> None:
             found = [next(iter(consumer)).payload]
         assert found == [b"a"]
         assert [message.payload for message in node.mq.consume("events", "g", 5)] == [b"a", b"b"]
+
+
+async def test_retention_looks_after_topics_that_nobody_uses_and_a_node_without_topics_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = anyio.Event()
+
+    async def keep(_queue: RocksMQ) -> None:
+        looked.set()
+
+    async with sn.open_node(tmp_path / "node") as node:
+        await node.mq.create_topic("t")
+    monkeypatch.setattr(RocksMQ, "keep", keep)
+    async with sn.open_node(tmp_path / "node") as node:
+        with anyio.fail_after(10):
+            await looked.wait()
+        await node.mq.destroy_topic("t")
+    looked = anyio.Event()
+    async with sn.open_node(tmp_path / "empty") as node:
+        await node.flush()
+    assert not looked.is_set()

@@ -1,4 +1,4 @@
-"""What a topic is beside its messages: how far each group has come, who holds what, and pages. Pure: no I/O, no clock.
+"""How far a consumer group of a topic has come, and who holds what. Pure: no I/O, no clock.
 
 For one group a message is ahead, held, returned or acknowledged:
 
@@ -10,6 +10,7 @@ For one group a message is ahead, held, returned or acknowledged:
 import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -28,21 +29,9 @@ class Ranges:
         pairs = list(ranges)
         self.starts, self.stops = [start for start, _ in pairs], [stop for _, stop in pairs]
 
-    def __len__(self) -> int:
-        return len(self.starts)
-
     def __contains__(self, number: int) -> bool:
         at = bisect_right(self.starts, number) - 1
         return at >= 0 and number < self.stops[at]
-
-    def pairs(self) -> list[tuple[int, int]]:
-        """Return each range as where it starts and where it stops."""
-        return list(zip(self.starts, self.stops, strict=True))
-
-    @property
-    def count(self) -> int:
-        """How many ids there are."""
-        return sum(self.stops) - sum(self.starts)
 
     def add(self, start: int, stop: int) -> None:
         """Add a range, and join what it touches."""
@@ -55,14 +44,6 @@ class Ranges:
         """Whether adding a range makes no further one."""
         return bisect_left(self.stops, start) < bisect_right(self.starts, stop)
 
-    def drop_below(self, floor: int) -> int:
-        """Forget what is below `floor`, and return where the ids that follow on it stop."""
-        at = bisect_left(self.stops, floor)
-        if at < len(self.starts) and self.starts[at] <= floor:
-            floor, at = self.stops[at], at + 1
-        del self.starts[:at], self.stops[:at]
-        return floor
-
     def free(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the ranges between two ids that have none of these."""
         at = bisect_right(self.stops, start)
@@ -73,17 +54,15 @@ class Ranges:
             start, at = (self.stops[at] if at < len(self.stops) else stop), at + 1
 
 
-def runs_of(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield where each run of ids that follow each other starts and stops; ids ascend."""
-    start = stop = None
-    for each in ids:
-        if start is None or stop is None or each > stop:
-            if start is not None and stop is not None:
-                yield start, stop
-            start = each
-        stop = each + 1
-    if start is not None and stop is not None:
-        yield start, stop
+def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where each run of ids that follow each other starts and stops; ids ascend, and none comes twice."""
+    start = ids[0]
+    if ids[-1] - start >= len(ids):
+        for each, following in pairwise(ids):
+            if following != each + 1:
+                yield start, each + 1
+                start = following
+    yield start, ids[-1] + 1
 
 
 class Lease(msgspec.Struct, eq=False, gc=False):
@@ -122,14 +101,14 @@ class Group:
     @property
     def record(self) -> GroupRecord:
         """What is stored of it."""
-        return GroupRecord(self.floor, tuple(self.acked.pairs()))
+        return GroupRecord(self.floor, tuple(zip(self.acked.starts, self.acked.stops, strict=True)))
 
     def lag(self, end_id: int) -> int:
         """Return how many messages are not acknowledged."""
-        return end_id + 1 - self.floor - self.acked.count
+        return end_id + 1 - self.floor - sum(self.acked.stops) + sum(self.acked.starts)
 
     def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
-        """Hold up to `count` messages: first what was returned, then the next ones up to `end_id`; each part ascends."""
+        """Hold up to `count` messages: first what was returned, then the next ones up to `end_id`; ids ascend."""
         ids: list[int] = []
         while self._returned and len(ids) < count:
             each = heapq.heappop(self._returned)
@@ -143,23 +122,20 @@ class Group:
                 room -= self.next_id - start
                 if not room:
                     break
-        self.held.update(dict.fromkeys(ids, lease))
+        held = self.held
+        for each in ids:
+            held[each] = lease
         if ids and lease.deadline is not None:
             self.due = lease.deadline if self.due is None else min(self.due, lease.deadline)
         return ids
 
-    def give_back(self, lease: Lease, ids: Iterable[int]) -> None:
-        """Have messages that a delivery still holds come again."""
+    def give_back(self, ids: Iterable[int], *, lease: Lease | None = None, owner: int | None = None) -> None:
+        """Have those messages come again that a delivery, or else a consumer, still holds."""
         for each in ids:
-            if self.held.get(each) is lease:
+            held = self.held.get(each)
+            if held is not None and (held is lease or held.owner == owner):
                 del self.held[each]
                 heapq.heappush(self._returned, each)
-
-    def give_back_of(self, owner: int, ids: Iterable[int]) -> None:
-        """Have those messages that a consumer still holds come again."""
-        for each in ids:
-            if (lease := self.held.get(each)) is not None and lease.owner == owner:
-                self.give_back(lease, (each,))
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""
@@ -168,132 +144,33 @@ class Group:
         timed = [(each, lease, lease.deadline) for each, lease in self.held.items() if lease.deadline is not None]
         for each, lease, deadline in timed:
             if deadline <= now:
-                self.give_back(lease, (each,))
+                self.give_back((each,), lease=lease)
         self.due = min((deadline for _, _, deadline in timed if deadline > now), default=None)
 
-    def ack(self, ids: Sequence[int]) -> int:
+    def ack(self, ids: Iterable[int]) -> int:
         """Acknowledge messages, and return how many of them were held.
 
         Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
         """
-        runs = list(runs_of(sorted(ids)))
-        added = [run for run in runs if run[0] > self.floor and not self.acked.touches(*run)]
-        if len(self.acked) + len(added) > GAPS_MAX:
+        acked, ordered, held_before = self.acked, sorted(set(ids)), len(self.held)
+        runs = [(max(start, self.floor), stop) for start, stop in runs_of(ordered) if stop > self.floor]
+        room = GAPS_MAX - len(acked.starts)
+        if (
+            len(runs) > room
+            and sum(start > self.floor and not acked.touches(start, stop) for start, stop in runs) > room
+        ):
             raise Overloaded(
                 f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
             )
-        for start, stop in runs:
-            if stop > self.floor:
-                self.acked.add(max(start, self.floor), stop)
-        held_before = len(self.held)
-        for each in ids:
+        for run in runs:
+            acked.add(*run)
+        for each in ordered:
             self.held.pop(each, None)
-        self.floor = self.acked.drop_below(self.floor)
+        if acked.starts and acked.starts[0] <= self.floor:
+            self.floor = acked.stops[0]
+            del acked.starts[0], acked.stops[0]
         self.next_id = max(self.next_id, self.floor)
         return held_before - len(self.held)
 
-    def seek(self, message_id: int) -> None:
-        """Go on at a message: what is below it is acknowledged, all else is ahead."""
-        self.floor = self.next_id = message_id
-        self.acked, self.due = Ranges(), None
-        self.held.clear()
-        self._returned.clear()
-
     def _is_open(self, message_id: int) -> bool:
         return message_id >= self.floor and message_id not in self.acked
-
-
-class Page(msgspec.Struct, array_like=True):
-    """A closed page: its last id, its bytes, when it was closed and when all groups had acknowledged it, in Unix ms."""
-
-    end_id: int
-    size_bytes: int
-    closed_ms: int
-    acked_ms: int = 0
-
-
-class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A topic on disk; `end_id` is one less than `begin_id` when it holds nothing, and the checksum is its last entry's."""
-
-    log_id: int
-    begin_id: int
-    end_id: int
-    crc32c: int
-    open_bytes: int
-
-
-class Topic:
-    """One topic: where it begins and ends, its pages and its groups."""
-
-    def __init__(self, record: TopicRecord, pages: Iterable[Page] = ()) -> None:
-        self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
-        self.next_id = self.end_id + 1
-        """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
-        self.groups: dict[str, Group] = {}
-        self.pages = sorted(pages, key=lambda page: page.end_id)
-        self.acked_pages = sum(page.acked_ms > 0 for page in self.pages)
-        """So many of the first ones are acknowledged."""
-        self.kept_bytes = self.open_bytes + sum(page.size_bytes for page in self.pages)
-        self.produced = self.delivered = self.acked = 0
-
-    @property
-    def record(self) -> TopicRecord:
-        """What is stored of it, with what is on its way."""
-        return TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
-
-    def add(self, sizes: Iterable[int], *, page_bytes: int, now_ms: int) -> list[Page]:
-        """Count the sizes of the messages that get the next ids into pages, and return the pages that they close."""
-        closed: list[Page] = []
-        for size_bytes in sizes:
-            self.open_bytes += size_bytes
-            self.kept_bytes += size_bytes
-            if self.open_bytes > page_bytes:  # it closes with the message that takes it over
-                closed.append(Page(self.next_id, self.open_bytes, now_ms))
-                self.open_bytes = 0
-            self.next_id += 1
-        self.pages += closed
-        return closed
-
-    def settle(self, now_ms: int) -> list[Page]:
-        """Mark the pages that all groups have acknowledged, and no others; return those whose mark changed.
-
-        Without a group nothing changes: nobody is there who could have acknowledged.
-        """
-        if not self.groups:
-            return []
-        floor, before = min(group.floor for group in self.groups.values()), self.acked_pages
-        while self.acked_pages < len(self.pages) and self.pages[self.acked_pages].end_id < floor:
-            self.pages[self.acked_pages].acked_ms = now_ms
-            self.acked_pages += 1
-        while self.acked_pages and self.pages[self.acked_pages - 1].end_id >= floor:  # a group went back, or is new
-            self.acked_pages -= 1
-            self.pages[self.acked_pages].acked_ms = 0
-        return self.pages[min(before, self.acked_pages) : max(before, self.acked_pages)]
-
-    def close_page(self, now_ms: int) -> list[Page]:
-        """Close the open page if all groups have acknowledged what is in it: a topic that idles holds no space for ever."""
-        last = min((group.floor for group in self.groups.values()), default=0) - 1
-        if not self.open_bytes or not last == self.end_id == self.next_id - 1:
-            return []
-        self.pages.append(Page(last, self.open_bytes, now_ms))
-        self.open_bytes = 0
-        return self.settle(now_ms)
-
-    def drop(self, now_ms: int, *, retention_s: float | None, retention_bytes: int | None) -> list[Page]:
-        """Give up the acknowledged pages that are old enough, then the oldest above the size; return them."""
-        acked, count = self.pages[: self.acked_pages], 0
-        if retention_s is not None:
-            while count < len(acked) and acked[count].acked_ms + retention_s * 1000 <= now_ms:
-                count += 1
-        if retention_bytes is not None:
-            size_bytes = sum(page.size_bytes for page in acked[count:])
-            while count < len(acked) and size_bytes > retention_bytes:
-                size_bytes -= acked[count].size_bytes
-                count += 1
-        dropped = acked[:count]
-        if dropped:
-            del self.pages[:count]
-            self.acked_pages -= count
-            self.begin_id = dropped[-1].end_id + 1
-            self.kept_bytes -= sum(page.size_bytes for page in dropped)
-        return dropped

@@ -2,7 +2,6 @@
 
 import struct
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -41,7 +40,7 @@ class ProducerMessage(msgspec.Struct, frozen=True):
     properties: Mapping[str, str] = {}
 
 
-class ConsumerMessage(msgspec.Struct, frozen=True):
+class ConsumerMessage(msgspec.Struct, frozen=True, gc=False):
     """What is consumed."""
 
     message_id: int
@@ -68,7 +67,7 @@ def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[Body], 
         raise InvalidArgument("messages are a list of bytes or of ProducerMessage — pass at least one")
     if len(messages) > MESSAGES_PER_ENTRY_MAX:
         raise TooLarge(f"{len(messages)} messages in one call — produce at most {MESSAGES_PER_ENTRY_MAX} at a time")
-    bodies: list[Body] = []
+    bodies, size_bytes = list[Body](), 0
     for message in messages:
         payload, properties = message, b""
         if isinstance(message, ProducerMessage):
@@ -78,7 +77,7 @@ def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[Body], 
         if type(payload) is not bytes:
             raise InvalidArgument(f"a payload is {type(payload).__name__} — pass bytes, or a ProducerMessage of bytes")
         bodies.append((payload, properties))
-    size_bytes = sum(map(len, [part for body in bodies for part in body]))
+        size_bytes += len(payload) + len(properties)
     if size_bytes > PRODUCE_BYTES_MAX:
         raise TooLarge(f"{size_bytes} bytes in one call — produce at most {PRODUCE_BYTES_MAX} at a time")
     return bodies, size_bytes
@@ -132,7 +131,7 @@ class TopicEntry:
         """Return its messages. Raises `Corrupt`."""
         if self._data:
             try:
-                self._messages = list(self._decoded())
+                self._messages = self._decoded()
             except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise Corrupt(f"entry at id {self.first_position} does not decode: {error}") from error
             self._data = b""
@@ -176,37 +175,27 @@ class EntryCache:
     """The entries that were produced or read last, by a topic's log id and any id in them."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[int, int], TopicEntry] = OrderedDict()
-        self._ends: dict[int, list[int]] = {}
+        self._entries: dict[tuple[int, int], TopicEntry] = {}
+        self._keys: list[tuple[int, int]] = []
+        """Log id and last message id of each, ascending."""
         self._bytes = 0
 
     def find(self, log_id: int, message_id: int) -> TopicEntry | None:
         """Return the entry that holds a message."""
-        ends = self._ends.get(log_id, ())
-        at = bisect_left(ends, message_id)
-        if at == len(ends) or (entry := self._entries[log_id, ends[at]]).first_position > message_id:
+        at = bisect_left(self._keys, (log_id, message_id))
+        if at == len(self._keys) or (key := self._keys[at])[0] != log_id:
             return None
-        self._entries.move_to_end((log_id, ends[at]))
-        return entry
+        entry = self._entries[key] = self._entries.pop(key)  # the last to be forgotten
+        return entry if entry.first_position <= message_id else None
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
-        """Keep an entry, and forget what was not used for longest."""
+        """Keep an entry, and forget what was not used for longest, in time also all of a topic that is gone."""
         key = log_id, entry.last_position
         if key not in self._entries:
             self._entries[key] = entry
-            insort(self._ends.setdefault(log_id, []), entry.last_position)
+            insort(self._keys, key)
             self._bytes += entry.size_bytes
             while self._bytes > CACHE_BYTES_MAX:
-                self._forget(next(iter(self._entries)))
-
-    def forget(self, log_id: int) -> None:
-        """Forget what there is of a topic."""
-        for last in list(self._ends.get(log_id, ())):
-            self._forget((log_id, last))
-
-    def _forget(self, key: tuple[int, int]) -> None:
-        self._bytes -= self._entries.pop(key).size_bytes
-        ends = self._ends[key[0]]
-        del ends[bisect_left(ends, key[1])]
-        if not ends:
-            del self._ends[key[0]]
+                oldest = next(iter(self._entries))
+                self._bytes -= self._entries.pop(oldest).size_bytes
+                del self._keys[bisect_left(self._keys, oldest)]

@@ -6,7 +6,9 @@ write they are read again, and only what consumers hold is kept.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count as counter
@@ -32,7 +34,7 @@ from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MqOptions, TopicInfo
-from wal.rocksmq.group import Group, GroupRecord, Lease, Topic, TopicRecord, runs_of
+from wal.rocksmq.group import Group, GroupRecord, Lease
 from wal.rocksmq.messages import (
     ConsumerMessage,
     EntryCache,
@@ -41,27 +43,44 @@ from wal.rocksmq.messages import (
     bodies_of,
     check_name,
     decode_entry,
-    encode_entry,
-    parts_of,
 )
-from wal.rocksmq.records import (
-    IDS_KEY,
-    LOG_ID_FIRST,
-    PREFIX,
-    IdsRecord,
-    decode_records,
-    encode,
-    group_key,
-    page_key,
-    topic_key,
-)
-from wal.rocksmq.upkeep import Watch, WriteInTurn, info_of
+from wal.rocksmq.topic import IDS_KEY, PREFIX, IdsRecord, Topic, TopicRecord, decode_records, encode, topic_key
+from wal.runtime import event_log
 from wal.timetick import IdAllocator, TickAllocator
+
+_log = event_log(__name__)
 
 CONSUME_BYTES_MAX = 16 << 20
 """Of one call; at least one message is returned."""
 READ_BYTES = 1 << 20
 """So much is read at once, and checked: what follows is mostly asked for next."""
+SLOW_S = 0.2
+"""A produce or consume that takes longer is logged."""
+CHECK_S_MAX = 600.0
+"""How often retention is looked at, unless its time is short, and statistics are logged."""
+_CHECKS_PER_RETENTION = 10
+
+
+class _Write:
+    """All that is changed in one turn of the event loop, and who waits for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.changes: dict[str, bytes | None] = {}
+        self.dropped: list[tuple[bytes, bytes]] = []
+        self.topics: dict[str, Topic] = {}
+        self._loop, self._waiting = loop, list[asyncio.Future[None]]()
+
+    def done(self) -> asyncio.Future[None]:
+        """Return what is done with the write; each who waits has one, and may cancel it."""
+        told: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(told)
+        return told
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell who waits what became of it."""
+        for told in self._waiting:
+            if not told.done():
+                told.set_result(None) if error is None else told.set_exception(error)
 
 
 class RocksMQ:
@@ -83,13 +102,13 @@ class RocksMQ:
         self._now_ms, self._elapsed_ms = now_ms, elapsed_ms
         self.ids = IdAllocator(TickAllocator(now_ms, elapsed_ms))
         self._topics: dict[str, Topic] = {}
-        self._damaged: dict[str, Corrupt] = {}
-        self._signals: dict[tuple[str, str], Signal] = {}
+        self._signals = defaultdict[str, Signal](Signal)
+        """Of each topic: who waits for messages looks again."""
         self._cache = EntryCache()
-        self._batch: WriteInTurn | None = None
-        self._last: WriteInTurn | None = None
-        self._loading, self._openings, self._closed = asyncio.Lock(), 0, False
-        self._next_log_id, self._owners = LOG_ID_FIRST, counter(1)
+        self._next_write: _Write | None = None
+        self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
+        self._openings, self._closed = 0, False
+        self._next_log_id, self._owners = 0, counter(1)
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
@@ -98,32 +117,27 @@ class RocksMQ:
         check_name("topic", topic)
         with suppress(TopicNotFound):
             await self._find(topic, changes=True)
+        write = self._write()
         if topic not in self._topics:
             begin = self.ids.alloc_one()
             record = TopicRecord(self._next_log_id, begin, begin - 1, 0, 0)
-            self._next_log_id += 1
-            self._topics[topic] = Topic(record)
-            changes = self._pending().changes
-            changes[topic_key(topic)], changes[IDS_KEY] = encode(record), encode(IdsRecord(self._next_log_id, begin))
-        await self._written()
+            self._topics[topic], self._next_log_id = Topic(record), self._next_log_id + 1
+            write.changes |= {topic_key(topic): encode(record), IDS_KEY: encode(IdsRecord(self._next_log_id, begin))}
+        await write.done()  # also of a topic that was there: it may be on its way
 
     async def destroy_topic(self, topic: str) -> None:
         """See `MessageQueue.destroy_topic`."""
         found = await self._find(topic, changes=True)
         self._flush()  # what was produced before is in the write before
         del self._topics[topic]
-        self._cache.forget(found.log_id)
         self.ids.update_id(found.next_id)
-        batch = self._pending()
-        batch.changes |= dict.fromkeys([topic_key(topic), *(group_key(topic, group) for group in found.groups)])
-        batch.changes |= dict.fromkeys(page_key(found.log_id, page.end_id) for page in found.pages)
-        batch.changes[IDS_KEY] = encode(IdsRecord(self._next_log_id, self.ids.alloc_one()))
-        begin, end = entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)
-        batch.dropped.append((begin, end))
-        for group in found.groups:
-            self._end_waits(topic, group)
-        await self._written()
-        await self._store.engine.compact(begin, end)
+        write = self._write()
+        write.changes |= found.removal(topic)
+        write.changes[IDS_KEY] = encode(IdsRecord(self._next_log_id, self.ids.alloc_one()))
+        write.dropped.append((entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
+        self._signals.pop(topic, Signal()).wake()
+        await write.done()
+        await self._store.engine.compact(*write.dropped[-1])
 
     async def create_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.create_consumer_group`."""
@@ -132,14 +146,14 @@ class RocksMQ:
         if group in found.groups:
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
         found.groups[group] = Group(GroupRecord(found.begin_id))
-        await self._changed(topic, group)
+        await self._changed(found, topic, group)
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.destroy_consumer_group`."""
         found, _ = await self._find_group(topic, group, changes=True)
         del found.groups[group]
-        self._end_waits(topic, group)
-        await self._changed(topic, group)
+        self._signals[topic].wake()
+        await self._changed(found, topic, group)
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
         """See `MessageQueue.exist_consumer_group`."""
@@ -158,8 +172,8 @@ class RocksMQ:
 
         async def give_back(ids: Sequence[int] | None) -> None:
             if topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back_of(owner, list(state.held) if ids is None else ids)
-                self._wake(topic, group)
+                state.give_back(list(state.held) if ids is None else ids, owner=owner)
+                self._signals[topic].wake()
 
         deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s)
         return Consumer(deliver, partial(self.ack, topic, group), give_back)
@@ -169,18 +183,17 @@ class RocksMQ:
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         """See `MessageQueue.produce`."""
         bodies, size_bytes = bodies_of(messages)
-        watch = Watch("produce", topic)
+        began = monotonic()
         if not self._is_ready:
             await self._ready()
         await self._store.admit(size_bytes)
-        found = await self._find(topic)
-        watch.passed("admitted")
-        batch = self._pending()
-        waiting = batch.bodies.setdefault(topic, [])
-        first = found.next_id + len(waiting)
-        waiting += bodies
-        await batch.written()
-        watch.ended("written")
+        found, admitted = await self._find(topic), monotonic()
+        write = self._write(topic, found)
+        first = found.next_id + len(found.bodies)
+        found.bodies += bodies
+        await write.done()
+        if (written := monotonic()) - began > SLOW_S:
+            _tell_slow("produce", topic, began, admitted=admitted, written=written)
         return range(first, first + len(bodies))
 
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
@@ -207,17 +220,17 @@ class RocksMQ:
                 left = min(left, max(state.due - now, 0.001))
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):  # not `wait_for`: its task would come too late for what happens now
-                    await self._signals.setdefault((topic, group), Signal()).wait()
+                    await self._signals[topic].wait()
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
         found, state = await self._find_group(topic, group, changes=True)
         if not ids:
             return
-        if not all(type(each) is int for each in ids) or max(ids) > found.end_id:
+        if set(map(type, ids)) != {int} or max(ids) > found.end_id:
             raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
         found.acked += state.ack(ids)
-        await self._changed(topic, group)
+        await self._changed(found, topic, group)
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.seek`."""
@@ -232,10 +245,10 @@ class RocksMQ:
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.force_seek`."""
-        found, state = await self._find_group(topic, group, changes=True)
-        state.seek(min(max(message_id, found.begin_id), found.end_id + 1))
-        self._wake(topic, group)
-        await self._changed(topic, group)
+        found, _ = await self._find_group(topic, group, changes=True)
+        found.groups[group] = Group(GroupRecord(min(max(message_id, found.begin_id), found.end_id + 1)))
+        self._signals[topic].wake()
+        await self._changed(found, topic, group)
 
     async def seek_to_latest(self, topic: str, group: str) -> None:
         """See `MessageQueue.seek_to_latest`."""
@@ -254,7 +267,7 @@ class RocksMQ:
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""
         await self._find_group(topic, group)
-        self._wake(topic, group)
+        self._signals[topic].wake()
 
     async def info(self) -> dict[str, TopicInfo]:
         """See `MessageQueue.info`."""
@@ -263,7 +276,7 @@ class RocksMQ:
 
     def statistics(self) -> dict[str, TopicInfo]:
         """Return what is known of the topics now, also while the log comes back."""
-        return {name: info_of(topic) for name, topic in self._topics.items()}
+        return {name: topic.info for name, topic in self._topics.items()}
 
     async def close(self) -> None:
         """Write what was begun, and refuse all else; idempotent. The store is closed after it."""
@@ -275,23 +288,34 @@ class RocksMQ:
 
     # --- retention -------------------------------------------------------------------------------------------------------
 
+    async def keep(self) -> None:
+        """Give up pages when they may go, and log statistics, until cancelled."""
+        pause_s, retention_s, logged_s = CHECK_S_MAX, self._options.retention_s, monotonic()
+        if retention_s is not None:
+            pause_s = min(max(retention_s / _CHECKS_PER_RETENTION, 1.0), CHECK_S_MAX)
+        while True:
+            await asyncio.sleep(pause_s)
+            try:
+                await self.retain()
+            except StreamingNodeError as error:  # of the disk, or a log that does not come back: it is tried again
+                _log.warning("retention_failed", error=str(error))
+            if monotonic() - logged_s >= CHECK_S_MAX:
+                logged_s = monotonic()
+                for name, topic in self.statistics().items():
+                    _log.info("topic_statistics", topic=name, **msgspec.structs.asdict(topic))
+
     async def retain(self) -> None:
         """Give up the pages of every topic that retention allows, and their space."""
         await self._ready()
-        self._flush()  # a group that went back has its pages no longer acknowledged
-        freed, options, now_ms = [], self._options, self._now_ms()
+        options, now_ms, write = self._options, self._now_ms(), self._write()
         for name, topic in self._topics.items():
-            closed = topic.close_page(now_ms)
-            pages = topic.drop(now_ms, retention_s=options.retention_s, retention_bytes=options.retention_bytes)
-            if closed or pages:
-                batch = self._pending()
-                batch.bodies.setdefault(name, [])  # its record is written
-                batch.changes |= {page_key(topic.log_id, page.end_id): encode(page) for page in closed}
-                batch.changes |= dict.fromkeys(page_key(topic.log_id, page.end_id) for page in pages)
-            if pages:
-                freed.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
-                self._pending().dropped.append(freed[-1])
-        await self._written()
+            begin_id = topic.begin_id
+            if topic.give_up(now_ms, retention_s=options.retention_s, retention_bytes=options.retention_bytes):
+                write.topics[name] = topic
+            if topic.begin_id > begin_id:
+                write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
+        freed = list(write.dropped)
+        await write.done()
         for begin, end in freed:
             await self._store.engine.compact(begin, end)
 
@@ -302,18 +326,17 @@ class RocksMQ:
             await self._ready()
         if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
             self._store.check_admitted(makes_room=True)
-        if topic in self._damaged:
-            raise self._damaged[topic]
-        found = self._topics.get(topic)
-        if found is None:
+        if (found := self._topics.get(topic)) is None:
             raise TopicNotFound(f"there is no topic {shown(topic)}")
+        if found.damage:
+            raise Corrupt(found.damage)
         return found
 
     async def _find_group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
         found = await self._find(topic, changes=changes)
-        if group not in found.groups:
+        if (state := found.groups.get(group)) is None:
             raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
-        return found, found.groups[group]
+        return found, state
 
     @property
     def _is_ready(self) -> bool:
@@ -327,159 +350,137 @@ class RocksMQ:
             raise OnShutdown("the queue is closed")
 
     async def _load(self) -> None:
+        """Read the topics anew, and keep what consumers hold."""
         async with self._loading:
-            openings, engine = self._store.openings, self._store.engine
+            openings, engine, before = self._store.openings, self._store.engine, self._topics
             records = await self._store.scan_meta(PREFIX)
-            if openings != self._openings:
-                try:
-                    ids, topics = decode_records(records)
-                except (msgspec.MsgspecError, ValueError, KeyError) as error:
-                    raise Corrupt(f"the records of topics do not decode: {error!r}") from error
-                damaged = await engine.read(_damaged, engine, topics)
-                if openings == self._store.openings:
-                    self._install(ids, topics, damaged)
-                    self._openings = openings
+            if openings == self._openings:
+                return
+            try:
+                ids, topics = decode_records(records)
+            except (msgspec.MsgspecError, ValueError, KeyError) as error:
+                raise Corrupt(f"the records of topics do not decode: {error!r}") from error
+            await engine.read(_check_ends, engine, topics)
+            if openings != self._store.openings:
+                return
+            self._topics, self._next_log_id, self._openings = topics, ids.next_log_id, openings
+            self.ids.update_id(max(ids.used, *(topic.end_id for topic in topics.values()), 0))
+            for name, topic in topics.items():
+                if name in before and before[name].log_id == topic.log_id:  # else it was made anew
+                    for group in topic.groups.keys() & before[name].groups.keys():
+                        topic.groups[group].take_over(before[name].groups[group], end_id=topic.end_id)
+            for signal in self._signals.values():
+                signal.wake()
 
-    def _install(self, ids: IdsRecord, topics: dict[str, Topic], damaged: dict[str, Corrupt]) -> None:
-        before, self._topics, self._damaged, self._last = self._topics, topics, damaged, None
-        self._next_log_id = ids.next_log_id
-        self.ids.update_id(max(ids.used, *(topic.end_id for topic in topics.values()), 0))
-        for name, topic in topics.items():
-            if name in before and before[name].log_id == topic.log_id:  # else it was made anew
-                for group in topic.groups.keys() & before[name].groups.keys():
-                    topic.groups[group].take_over(before[name].groups[group], end_id=topic.end_id)
-        for signal in self._signals.values():
-            signal.wake()
+    def _write(self, name: str = "", topic: Topic | None = None) -> _Write:
+        """Return the write of this turn, in which what has changed of the topic is."""
+        if self._next_write is None:
+            loop = asyncio.get_running_loop()
+            self._next_write = _Write(loop)
+            loop.call_soon(self._flush)
+        if topic is not None:
+            self._next_write.topics[name] = topic
+        return self._next_write
 
-    def _pending(self) -> WriteInTurn:
-        if self._batch is None:
-            self._batch = WriteInTurn()
-            asyncio.get_running_loop().call_soon(self._flush)
-        return self._batch
-
-    async def _written(self) -> None:
-        """Return once everything that was changed up to now is on the disk."""
-        batch = self._batch or self._last
-        if batch is not None:
-            await batch.written()
-
-    async def _changed(self, topic: str, group: str) -> None:
-        self._pending().groups.add((topic, group))
-        await self._written()
-
-    def _wake(self, topic: str, group: str) -> None:
-        if signal := self._signals.get((topic, group)):
-            signal.wake()
-
-    def _end_waits(self, topic: str, group: str) -> None:
-        self._wake(topic, group)
-        self._signals.pop((topic, group), None)
+    async def _changed(self, found: Topic, topic: str, group: str) -> None:
+        found.changed_groups.add(group)
+        await self._write(topic, found).done()
 
     def _flush(self) -> None:
         """Hand what was changed in this turn to the writer thread. Never suspends, so call order is the order on disk."""
-        batch, self._batch = self._batch, None
-        if batch is None:
+        write, self._next_write = self._next_write, None
+        if write is None:
             return
-        self._last, changes, now_ms = batch, batch.changes, self._now_ms()
-        for topic, group in batch.groups:
-            if found := self._topics.get(topic):
-                state = found.groups.get(group)
-                changes[group_key(topic, group)] = None if state is None else encode(state.record)
-                changes |= {page_key(found.log_id, page.end_id): encode(page) for page in found.settle(now_ms)}
-        produced: list[tuple[str, Topic, list[TopicEntry]]] = []
-        stored: list[tuple[bytes, bytes]] = []
-        for name, bodies in batch.bodies.items():
-            found, entries = self._topics[name], []
-            for part in parts_of(bodies):
-                data = encode_entry(part, first_id=found.next_id, previous_crc32c=found.crc32c)
-                found.crc32c = entry_crc32c(data)
-                entries.append(TopicEntry(data, found.next_id, len(part)))
-                sizes = [len(payload) + len(properties) for payload, properties in part]
-                closed = found.add(sizes, page_bytes=self._options.page_bytes, now_ms=now_ms)
-                changes |= {page_key(found.log_id, page.end_id): encode(page) for page in closed}
-                stored.append((entry_key(found.log_id, found.next_id - 1), data))
-            changes[topic_key(name)] = encode(found.record)
-            produced.append((name, found, entries))
+        now_ms, stored = self._now_ms(), list[tuple[bytes, bytes]]()
+        produced: list[tuple[str, Topic, TopicEntry]] = []
+        for name, topic in write.topics.items():
+            for data, entry in topic.write(page_bytes=self._options.page_bytes, now_ms=now_ms):
+                stored.append((entry_key(topic.log_id, entry.last_position), data))
+                produced.append((name, topic, entry))
+            write.changes |= topic.changes(name, now_ms)
         try:
-            outcome = self._store.write_meta(changes, entries=stored, dropped=batch.dropped)
+            outcome = self._store.write_meta(write.changes, entries=stored, dropped=write.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
-            batch.end(error)
+            write.end(error)
             return
-        outcome.add_done_callback(partial(self._landed, batch, produced))
+        outcome.add_done_callback(partial(self._landed, write, produced))
 
     def _landed(
-        self,
-        batch: WriteInTurn,
-        produced: Sequence[tuple[str, Topic, list[TopicEntry]]],
-        outcome: asyncio.Future[None],
+        self, write: _Write, produced: Sequence[tuple[str, Topic, TopicEntry]], outcome: asyncio.Future[None]
     ) -> None:
-        """The disk has a batch: consumers may see it, then who waits for it is told."""
-        if error := outcome.exception():
-            batch.end(error)
-            return
-        for name, topic, entries in produced:
-            for entry in entries:
-                topic.end_id = entry.last_position
-                topic.produced += entry.count
-                self._cache.put(topic.log_id, entry)
-            for group in topic.groups:
-                self._wake(name, group)
-        batch.end()
+        """The disk has a write: consumers may see it, then who waits for it is told."""
+        error = outcome.exception()
+        for name, topic, entry in () if error else produced:
+            topic.end_id = entry.last_position
+            topic.produced += entry.count
+            self._cache.put(topic.log_id, entry)
+            if name in self._signals:
+                self._signals[name].wake()
+        write.end(error)
 
     async def _fetch(self, topic: str, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
-        found, messages, size_bytes, taken = self._topics[topic], list[ConsumerMessage](), 0, 0
-        watch = Watch("consume", topic)
+        found, messages, size_bytes = self._topics[topic], list[ConsumerMessage](), 0
+        taken, read = 0, (began := monotonic())
         try:
-            for first, stop in runs_of(ids):
-                start = first
-                while start < stop and size_bytes < CONSUME_BYTES_MAX:
-                    entry = self._cache.find(found.log_id, start)
-                    if entry is None:
-                        entry = await self._read(topic, group, found, start)
-                        watch.passed("read")
-                    if entry is None:
-                        break
-                    part = entry.messages()[start - entry.first_position : stop - entry.first_position]
-                    size_bytes += sum([len(message.payload) for message in part])
-                    start += len(part)
-                    messages += part
-                if start < stop:
-                    break  # what is returned is the first of `ids`, without a gap
+            while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
+                first = ids[len(messages)]
+                entry = self._cache.find(found.log_id, first)
+                if entry is None:
+                    entry = await self._read(topic, group, found, first, or_none=bool(messages))
+                    read = monotonic()
+                if entry is None:
+                    break
+                known, at = entry.messages(), entry.first_position
+                part = [known[each - at] for each in ids[len(messages) : bisect_right(ids, entry.last_position)]]
+                size_bytes += sum([len(message.payload) for message in part])
+                messages += part
             taken = len(messages)
-            watch.ended("taken")
         finally:
             if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back(lease, ids[taken:])  # of now: a failed write may have come between
-                self._wake(topic, group)
+                state.give_back(ids[taken:], lease=lease)  # of now: a failed write may have come between
+                self._signals[topic].wake()
+        if (ended := monotonic()) - began > SLOW_S:
+            _tell_slow("consume", topic, began, read=read, taken=ended)
         found.delivered += taken
         return messages
 
-    async def _read(self, topic: str, group: str, found: Topic, start: int) -> TopicEntry | None:
-        """Return the entry that holds a message from the disk, None when the message was given up meanwhile."""
+    async def _read(self, topic: str, group: str, found: Topic, start: int, *, or_none: bool) -> TopicEntry | None:
+        """Return the entry that holds a message from the disk, None when the message was given up meanwhile.
+
+        None for a damaged one, too, if `or_none`: what comes before it is delivered first.
+        """
         engine, kept = self._store.engine, (found.begin_id, found.end_id)
-
-        def read() -> list[TopicEntry]:
-            return read_range(engine.entries, found.log_id, decode_entry, start, kept, READ_BYTES)
-
+        read = partial(read_range, engine.entries, found.log_id, decode_entry, start, kept)
         try:
-            entries = await engine.read(read)
+            async with self._reading:
+                if entry := self._cache.find(
+                    found.log_id, start
+                ):  # consumers of one group want the same at the same time
+                    return entry
+                try:
+                    entries = await engine.read(read, READ_BYTES)
+                except Corrupt:
+                    entries = await engine.read(read, 1)  # this one alone may be sound
+                for each in entries:
+                    self._cache.put(found.log_id, each)
+                return entries[0]
         except Corrupt as error:
             now, _ = await self._find_group(topic, group)
-            if now.log_id != found.log_id or now.begin_id > start:  # the group has gone on, and retention after it
+            if or_none or now.log_id != found.log_id or now.begin_id > start:  # or retention has come after the group
                 return None
             raise Corrupt(f"topic {topic!r}, read from id {start}: {error}") from error
-        for entry in entries:
-            self._cache.put(found.log_id, entry)
-        return entries[0]
 
 
-def _damaged(engine: Engine, topics: dict[str, Topic]) -> dict[str, Corrupt]:
-    """Return the topics whose last entry is not the one that was written last. Reader thread."""
-    found: dict[str, Corrupt] = {}
+def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:
+    """Log a slow call with the time up to each of its steps."""
+    _log.warning(f"slow_{what}", topic=topic, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()})
+
+
+def _check_ends(engine: Engine, topics: Mapping[str, Topic]) -> None:
+    """Note with each topic whether its last entry is another one than was written last. Reader thread."""
     for name, topic in topics.items():
         last = last_entry(engine.entries, topic.log_id)
         reached = (0, 0) if last is None else (last[0], entry_crc32c(last[1]))
         if topic.begin_id <= topic.end_id and reached != (topic.end_id, topic.crc32c):
-            found[name] = Corrupt(f"topic {name!r} reaches id {reached[0]}, and {topic.end_id} was acknowledged")
-    return found
+            topic.damage = f"topic {name!r} reaches id {reached[0]}, and {topic.end_id} was acknowledged"

@@ -1,5 +1,6 @@
 """A verification walks the entries of topics, too: of a closed node and of a running one."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import streamingnode as sn
 from streamingnode.care.verify import verify_directory
 from wal.rocks.database import open_rocksdb
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions, entry_key
-from wal.rocksmq.records import LOG_ID_FIRST
+from wal.rocksmq.topic import LOG_ID_FIRST
 
 pytestmark = pytest.mark.anyio
 
@@ -56,6 +57,8 @@ async def test_an_entry_that_is_not_what_was_written_is_named_with_its_topic(
     assert damage.place.startswith("topic 'events', from id")
     async with sn.open_node(tmp_path / "node") as node:
         assert [found.place[:14] for found in (await node.verify()).damages] == ["topic 'events'"]
+        sound = [] if at == 2 else [*itertools.chain(*ids[:at])]  # a topic that ends too early is not read at all
+        assert not sound or [each.message_id for each in await node.mq.consume("events", "g", 9)] == sound
         with pytest.raises(sn.errors.Corrupt, match="events"):
             await node.mq.consume("events", "g", 9)
         await node.mq.create_topic("other")  # the rest goes on

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.wal.rocksmq.queues import opened
-from wal.rocksmq import upkeep
+from wal.rocksmq import queue
 
 pytestmark = pytest.mark.anyio
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 async def test_only_slow_calls_are_logged_and_with_where_the_time_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, slow_s: float, told: list[str]
 ) -> None:
-    monkeypatch.setattr(upkeep, "SLOW_S", slow_s)
+    monkeypatch.setattr(queue, "SLOW_S", slow_s)
     async with opened(tmp_path / "node") as mq:
         await mq.create_topic("t")
         await mq.create_consumer_group("t", "g")

@@ -1,0 +1,191 @@
+"""A topic: messages that wait to be written, pages and groups, and its records in the state map. Pure: no I/O, no clock.
+
+The records are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/group/<topic>/<name>`, and
+`mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what outlives topics.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from wal.codec import entry_crc32c
+from wal.rocksmq.contract import GroupInfo, TopicInfo
+from wal.rocksmq.group import Group, GroupRecord
+from wal.rocksmq.messages import Body, TopicEntry, encode_entry, parts_of
+
+PREFIX = "mq/"
+IDS_KEY = f"{PREFIX}ids"
+LOG_ID_FIRST = 1 << 31
+"""Log ids from here on are topics'; none is used twice."""
+_TOPIC, _GROUP, _PAGE = f"{PREFIX}topic/", f"{PREFIX}group/", f"{PREFIX}page/"
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class IdsRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The next log id, and an id that none of a destroyed topic is above."""
+
+    next_log_id: int = LOG_ID_FIRST
+    used: int = 0
+
+
+class Page(msgspec.Struct, array_like=True):
+    """A closed page: its last id, its bytes, when it was closed and when all groups had acknowledged it, in Unix ms."""
+
+    end_id: int
+    size_bytes: int
+    closed_ms: int
+    acked_ms: int = 0
+
+
+class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A topic on disk; `end_id` is one less than `begin_id` when it holds nothing, and the checksum is its last entry's."""
+
+    log_id: int
+    begin_id: int
+    end_id: int
+    crc32c: int
+    open_bytes: int
+
+
+class Topic:
+    """One topic in memory, ahead of the disk by what is on its way; `changes` is what the disk does not have yet."""
+
+    def __init__(self, record: TopicRecord, pages: Iterable[Page] = ()) -> None:
+        self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
+        self.next_id = self.end_id + 1
+        """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
+        self.bodies: list[Body] = []
+        """Messages that get the next ids when this turn of the event loop is written."""
+        self.groups: dict[str, Group] = {}
+        self.changed_groups: set[str] = set()
+        self.pages = list(pages)  # in the order of ids, as their keys are
+        self.acked_pages = sum(page.acked_ms > 0 for page in self.pages)
+        """So many of the first ones are acknowledged."""
+        self.damage = ""
+        """Why it is not to be used."""
+        self.produced = self.delivered = self.acked = 0
+        self._stored = record
+        self._changed_pages: dict[int, Page | None] = {}
+
+    @property
+    def info(self) -> TopicInfo:
+        """What is told of it."""
+        groups = {
+            name: GroupInfo(group.floor, group.lag(self.end_id), len(group.held)) for name, group in self.groups.items()
+        }
+        kept_bytes = self.open_bytes + sum(page.size_bytes for page in self.pages)
+        pages, counts = (len(self.pages), self.acked_pages), (self.produced, self.delivered, self.acked)
+        return TopicInfo(self.begin_id, self.end_id, kept_bytes, *pages, groups, *counts)
+
+    def write(self, *, page_bytes: int, now_ms: int) -> Iterator[tuple[bytes, TopicEntry]]:
+        """Give the waiting messages their ids and pages; yield the bytes of each entry of them, and the entry."""
+        bodies, self.bodies = self.bodies, []
+        for part in parts_of(bodies):
+            data = encode_entry(part, first_id=self.next_id, previous_crc32c=self.crc32c)
+            self.crc32c = entry_crc32c(data)
+            yield data, TopicEntry(data, self.next_id, len(part))
+            for payload, properties in part:
+                self.open_bytes += len(payload) + len(properties)
+                if self.open_bytes > page_bytes:  # it closes with the message that takes it over
+                    self._close_page(self.next_id, now_ms)
+                self.next_id += 1
+
+    def changes(self, name: str, now_ms: int) -> dict[str, bytes | None]:
+        """Return the records that differ from those on the disk by key, None for one that goes; they count as written."""
+        self._settle(now_ms)
+        changes: dict[str, bytes | None] = {}
+        for each in self.changed_groups:
+            group = self.groups.get(each)
+            changes[_group_key(name, each)] = None if group is None else encode(group.record)
+        for end_id, page in self._changed_pages.items():
+            changes[self._page_key(end_id)] = None if page is None else encode(page)
+        record = TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
+        if record != self._stored:
+            self._stored = record
+            changes[topic_key(name)] = encode(record)
+        self._changed_pages.clear()
+        self.changed_groups.clear()
+        return changes
+
+    def removal(self, name: str) -> dict[str, bytes | None]:
+        """Return what removes all its records."""
+        keys = [_group_key(name, group) for group in self.groups] + [self._page_key(page.end_id) for page in self.pages]
+        return dict.fromkeys([topic_key(name), *keys])
+
+    def give_up(self, now_ms: int, *, retention_s: float | None, retention_bytes: int | None) -> bool:
+        """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether it changed.
+
+        If all groups have acknowledged what is in the open page it is closed: a topic that idles holds no space for ever.
+        """
+        if self.open_bytes and self._acked_below() - 1 == self.end_id == self.next_id - 1:
+            self._close_page(self.end_id, now_ms)
+        self._settle(now_ms)
+        acked, count = self.pages[: self.acked_pages], 0
+        if retention_s is not None:
+            while count < len(acked) and acked[count].acked_ms + retention_s * 1000 <= now_ms:
+                count += 1
+        if retention_bytes is not None:
+            size_bytes = sum(page.size_bytes for page in acked[count:])
+            while count < len(acked) and size_bytes > retention_bytes:
+                size_bytes -= acked[count].size_bytes
+                count += 1
+        if count:
+            del self.pages[:count]
+            self.acked_pages -= count
+            self.begin_id = acked[count - 1].end_id + 1
+            self._changed_pages |= dict.fromkeys(page.end_id for page in acked[:count])
+        return bool(self._changed_pages)
+
+    def _acked_below(self) -> int:
+        """Below it all groups have acknowledged everything; 0 without a group: nobody is there who could have."""
+        return min([group.floor for group in self.groups.values()], default=0)
+
+    def _close_page(self, end_id: int, now_ms: int) -> None:
+        self._changed_pages[end_id] = page = Page(end_id, self.open_bytes, now_ms)
+        self.pages.append(page)
+        self.open_bytes = 0
+
+    def _settle(self, now_ms: int) -> None:
+        """Mark the pages that all groups have acknowledged, and no others; without a group nothing changes."""
+        floor = self._acked_below()
+        while self.acked_pages < len(self.pages) and self.pages[self.acked_pages].end_id < floor:
+            self._mark(self.acked_pages, now_ms)
+            self.acked_pages += 1
+        while self.groups and self.acked_pages and self.pages[self.acked_pages - 1].end_id >= floor:
+            self.acked_pages -= 1  # a group went back, or is new
+            self._mark(self.acked_pages, 0)
+
+    def _mark(self, at: int, acked_ms: int) -> None:
+        self.pages[at].acked_ms = acked_ms
+        self._changed_pages[self.pages[at].end_id] = self.pages[at]
+
+    def _page_key(self, end_id: int) -> str:
+        return f"{_PAGE}{self.log_id:08x}/{end_id:016x}"
+
+
+def topic_key(topic: str) -> str:
+    """Return the key of a topic's record."""
+    return _TOPIC + topic
+
+
+def _group_key(topic: str, group: str) -> str:
+    return f"{_GROUP}{topic}/{group}"
+
+
+def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, Topic]]:
+    """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
+    decode = msgspec.msgpack.decode
+    pages: dict[int, list[Page]] = {}
+    topics: dict[str, Topic] = {}
+    for key, value in sorted(records.items()):  # groups, ids, pages, topics
+        if key.startswith(_PAGE):
+            pages.setdefault(int(key.removeprefix(_PAGE).partition("/")[0], 16), []).append(decode(value, type=Page))
+        elif key.startswith(_TOPIC):
+            record = decode(value, type=TopicRecord)
+            topics[key.removeprefix(_TOPIC)] = Topic(record, pages.get(record.log_id, ()))
+    for key, value in records.items():
+        if key.startswith(_GROUP):
+            topic, _, group = key.removeprefix(_GROUP).partition("/")
+            topics[topic].groups[group] = Group(decode(value, type=GroupRecord))
+    return decode(records[IDS_KEY], type=IdsRecord) if IDS_KEY in records else IdsRecord(), topics
