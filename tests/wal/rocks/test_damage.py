@@ -166,6 +166,24 @@ async def test_an_entry_that_vanished_is_corrupt_wherever_it_was(tmp_path: Path,
     await store.close()
 
 
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["vanished", "of another log"])
+async def test_a_wrong_entry_behind_what_was_just_read_is_corrupt(tmp_path: Path, *, is_replaced: bool) -> None:
+    """Reading on does not look at the entry before again: what is remembered of it says as much."""
+    store = await open_rocks_store(tmp_path / "node", options=NO_LOW_WATER)
+    log, other = await store.open_log("p0"), await store.open_log("p1")
+    await fill(log, 5)
+    await fill(other, 5, payload=b"another")
+    entries = store._engine.entries
+    assert [entry.last_position for entry in await log.read(1, bytes_max=1)] == [1]
+    wrong = entries[entry_key(2, 2)]
+    entries.delete(entry_key(1, 2))
+    if is_replaced:
+        entries[entry_key(1, 2)] = wrong
+    with pytest.raises(Corrupt, match=f"position {2 if is_replaced else 3} does not follow"):
+        await log.read(2, bytes_max=1)
+    await store.close()
+
+
 async def test_a_database_without_its_floor_is_corrupt(node: Path) -> None:
     (node / FLOOR_NAME).unlink()
     with pytest.raises(Corrupt, match="no floor file"):
