@@ -28,6 +28,11 @@ READ_ENDS_MAX = 256
 """Ends of reads that are remembered: a few for each reader that catches up."""
 
 
+def decode_rocks_entry(data: bytes, previous_crc32c: int | None) -> LogEntry:
+    """Return an entry of a log on RocksDB; see `decode_entry`."""
+    return decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
+
+
 class LogEnds(NamedTuple):
     """What is known of a log without reading it; by default, of an empty one."""
 
@@ -47,10 +52,10 @@ def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
         if begin > FIRST_POSITION:
             raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
         return LogEnds()
-    earliest = decode_entry(first[1], wal_name=WAL_NAME, previous_crc32c=None)
+    earliest = decode_rocks_entry(first[1], None)
     if earliest.first_position != begin:
         raise Corrupt(f"log {name!r}: positions {begin} to {earliest.first_position - 1} are missing")
-    latest = decode_entry(last[1], wal_name=WAL_NAME, previous_crc32c=None)
+    latest = decode_rocks_entry(last[1], None)
     return LogEnds(begin, latest.last_position, latest.time_tick, latest.crc32c)
 
 
@@ -135,13 +140,9 @@ class RocksLog:
 
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
         """Return entries from the one that holds `position` on, up to the last synced one. Reader thread."""
-
-        def decode(data: bytes, previous_crc32c: int | None) -> LogEntry:
-            return decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
-
+        entries, before = self._engine.entries, self._read_ends.get(position - 1)
         kept = first_position, self.durable_position
-        before = self._read_ends.get(position - 1)
-        found = read_range(self._engine.entries, self.log_id, decode, position, kept, bytes_max, before)
+        found = read_range(entries, self.log_id, decode_rocks_entry, position, kept, bytes_max, before)
         if found and found[0].first_position < first_position:
             raise _missing(first_position, position)
         return found
@@ -175,8 +176,8 @@ def read_range(
     """Return entries from the one that holds `position` on, until `bytes_max` are reached. Reader thread.
 
     `kept` is the earliest and the last position there must be; the first entry may begin before them. `decode` gets an
-    entry's bytes and the checksum of the one before it, None when that is not kept; who has read up to `position` passes that
-    of the last as `previous_crc32c`. Raises `Corrupt` for damage, a gap or an early end.
+    entry's bytes and the checksum of the one before it, None when that is not kept; who has read up to `position` passes
+    that of the last as `previous_crc32c`. Raises `Corrupt` for damage, a gap or an early end.
     """
     iterator, (first_position, end_position) = entries.iter(), kept
     # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from rocksdict import Rdict, WriteBatch
 
-from wal.codec import crc32c, decode_entry
+from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
 from wal.rocks.database import classified, open_rocksdb
@@ -35,7 +35,7 @@ from wal.rocks.layout import (
     encode_number,
     entry_key,
 )
-from wal.rocks.log import WAL_NAME, current_entry, first_kept, last_position
+from wal.rocks.log import current_entry, decode_rocks_entry, first_kept, last_position
 from wal.runtime import event_log
 
 _log = event_log(__name__)
@@ -231,7 +231,7 @@ def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
     while (current := current_entry(iterator, log_id)) is not None:
         last_position, data = current
         try:
-            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
+            entry = decode_rocks_entry(data, previous_crc32c)
         except Corrupt:
             break
         if entry.first_position > end + 1:
