@@ -344,15 +344,12 @@ class LockInterceptor(Interceptor):
     def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
         """Return the groups of a pack whose locks are busy, none when all are."""
         scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
-        busy = {scope for scope in scopes if any(self._is_busy(name) for name in scope)}
+        locks = self._locks
+        busy = {scope for scope in scopes if any(name in locks and not locks[name].shareable for name in scope)}
         if not busy:
             return ()
         groups = [group for group in pack.groups if any(piece.target.vchannels in busy for piece in group.pieces)]
         return groups if len(groups) < len(pack.groups) else ()
-
-    def _is_busy(self, name: str) -> bool:
-        lock = self._locks.get(name)
-        return lock is not None and not lock.shareable
 
     async def _acquire(self, pack: Pack, held: list[tuple[str, RWLock]], *, exclusive: bool) -> None:
         while True:

@@ -7,6 +7,8 @@ again; `docs/format.md` has the picture.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -156,16 +158,8 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     def messages(self) -> Iterator[AnyMessage]:
         """Make the messages of the groups, in order: for who wants objects."""
-        bodies: list[Message] = []
-        group = -1
-        for at, message in self._bodies():
-            if at != group and bodies:
-                yield from self._whole(group, bodies)
-                bodies = []
-            group = at
-            bodies.append(message)
-        if bodies:
-            yield from self._whole(group, bodies)
+        for group, bodies in groupby(self._bodies(), itemgetter(0)):
+            yield from self._whole(group, [body for _, body in bodies])
 
     def _whole(self, group: int, bodies: list[Message]) -> Sequence[AnyMessage]:
         if not self.transactions[group]:

@@ -192,10 +192,6 @@ def row_offsets(batches: Iterable[RowBatch], groups: int) -> list[dict[str, tupl
             for group, offset, count in zip(
                 batch.groups.tolist(), batch.offsets.tolist(), batch.counts.tolist(), strict=True
             ):
-                of_group = found[group]
-                if vchannel in of_group:  # batches and boundaries need not ascend by offset within a group
-                    first, before = of_group[vchannel]
-                    of_group[vchannel] = min(first, offset), before + count
-                else:
-                    of_group[vchannel] = offset, count
+                first, before = found[group].get(vchannel, (offset, 0))
+                found[group][vchannel] = min(first, offset), before + count  # they need not ascend within a group
     return found

@@ -10,7 +10,7 @@ import shutil
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -148,12 +148,8 @@ def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
 
 
 def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
-    database = open_rocksdb(path, options, past_damage=past_damage)
-    try:
-        with classified(path):
-            return survey(database)
-    finally:
-        database.close()
+    with closing(open_rocksdb(path, options, past_damage=past_damage)) as database, classified(path):
+        return survey(database)
 
 
 def scan_prefix(family: Rdict, prefix: bytes) -> dict[bytes, bytes]:
@@ -188,13 +184,11 @@ def recover(path: Path, database: Rdict, options: RocksOptions, floor: Floor) ->
 
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
     """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
-    entries = database.get_column_family(ENTRY_FAMILY)
-    try:
+    # Closed here: or it would keep the database open for as long as a failure's traceback keeps this frame.
+    with closing(database.get_column_family(ENTRY_FAMILY)) as entries:
         for family in (entries, database):
             family.set_options({"write_buffer_size": str(options.memtable_bytes)})
             family.flush()
-    finally:
-        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
 
 def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
