@@ -14,7 +14,8 @@ class OneShard:
 
     def __init__(self, collection_id: int, partition_id: int, vchannel: str) -> None:
         self.type, self.collection_id, self.partition_id = MessageType.INSERT, collection_id, partition_id
-        self.schema_version, self.vchannels = 1, (vchannel,)
+        self.schema_version = 1
+        self.vchannels: tuple[str, ...] = (vchannel,)
 
     def encode(self, pieces: Sequence[tuple[bytes, int]]) -> Sequence[ShardRows]:
         """Return the payload and the number of its rows, which are one piece."""

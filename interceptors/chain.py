@@ -25,6 +25,7 @@ from wal.errors import (
     StreamingNodeError,
 )
 from wal.failpoint import failpoint
+from wal.headers import DDL, DML, MAKES_ROOM
 from wal.queue import Budget
 
 FINAL = (OnShutdown, ChannelFenced, Indeterminate, LogReopening, StorageFailed)
@@ -125,11 +126,11 @@ class RoomInterceptor(Interceptor):
         size_bytes = pack.size_bytes
         # Rows that go together hold theirs since they came to wait. Appends that hold room wait for those without rows: a
         # segment that is made, a commit or a schema change that ends. If these waited in turn, nobody would go on.
-        held_bytes = size_bytes if pack.has_bodies else 0
+        held_bytes = size_bytes if pack.first_type in DML else 0
         if held_bytes and not self._memory.try_take(held_bytes):
             await self._memory.take(held_bytes)
         try:
-            await self._admit(size_bytes, makes_room=pack.makes_room)
+            await self._admit(size_bytes, makes_room=pack.first_type in MAKES_ROOM)
             failpoint("append.admitted")
             if self._closing:
                 raise OnShutdown("the log closed while the append waited for room — reopen the node")
@@ -324,7 +325,7 @@ class LockInterceptor(Interceptor):
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
         """Append under the pack's locks. Groups whose lock is busy come again when others of the pack need not wait."""
         held: list[tuple[str, RWLock]] = []
-        exclusive = pack.exclusive
+        exclusive = pack.first_type in DDL
         if pack.come_again is not None and (busy := self._busy_in(pack)):
             freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             freed.set_result(None)
@@ -343,15 +344,12 @@ class LockInterceptor(Interceptor):
     def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
         """Return the groups of a pack whose locks are busy, none when all are."""
         scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
-        busy = {scope for scope in scopes if any(self._is_busy(name) for name in scope)}
+        locks = self._locks
+        busy = {scope for scope in scopes if any(name in locks and not locks[name].shareable for name in scope)}
         if not busy:
             return ()
         groups = [group for group in pack.groups if any(piece.target.vchannels in busy for piece in group.pieces)]
         return groups if len(groups) < len(pack.groups) else ()
-
-    def _is_busy(self, name: str) -> bool:
-        lock = self._locks.get(name)
-        return lock is not None and not lock.shareable
 
     async def _acquire(self, pack: Pack, held: list[tuple[str, RWLock]], *, exclusive: bool) -> None:
         while True:

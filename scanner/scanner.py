@@ -92,7 +92,7 @@ class Scanner:
         self._policy = policy
         self._filter = ScanFilter(vchannels=vchannels, types=types, after_tick=after_tick)
         self._batch_bytes, self._batch_messages = batch_bytes, batch_messages
-        self._reads = LogReads(log)
+        self._reads = LogReads(log, None if tail is None else tail.behind)
         self._end_position, self._end_tick = log.durable_position, 0 if tail is None else tail.confirmed_tick
         self._closing = Closing(name)
         self._opening: asyncio.Task[EntrySource] | None = None

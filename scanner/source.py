@@ -6,15 +6,13 @@ so a switch, which an eviction takes back, can neither lose nor repeat an entry.
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, TypeVar
 
 from scanner.deliver_policy import DeliverPolicy, Start
 from wal.entry import LogEntry
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed, Truncated
-from wal.live_tail import LiveTail
+from wal.live_tail import LiveTail, SharedReads
 from wal.log import Log
 from wal.measure import Histogram
 from wal.position import FIRST_POSITION, MessageId, message_id_kind
@@ -58,60 +56,6 @@ class Closing:
             await asyncio.wait(self._abandoned)
 
 
-SHARED_BYTES_MAX = 16 << 20
-"""Entries of one log that are kept because they were read last: readers this near to each other share their reads."""
-SHARED_READ_BYTES_MIN = 4_096
-"""Smaller reads look for one entry, and nobody follows them."""
-
-
-class SharedReads:
-    """The batches that readers of one log read last. What is synced never changes: they are right as long as it is kept."""
-
-    _of_logs: ClassVar[WeakKeyDictionary[Log, "SharedReads"]] = WeakKeyDictionary()
-
-    def __init__(self) -> None:
-        self._batches: OrderedDict[tuple[int, int], list[LogEntry]] = OrderedDict()
-        """By position and size asked for, those used last at the end."""
-        self._under_way: dict[tuple[int, int], asyncio.Event] = {}
-        self._bytes = 0
-
-    @classmethod
-    def of(cls, log: Log) -> "SharedReads":
-        """Return those of a log."""
-        return cls._of_logs.setdefault(log, cls())
-
-    async def read(self, log: Log, position: int, bytes_max: int) -> tuple[list[LogEntry], bool]:
-        """Return what `log.read` does, and whether it did; while another reader reads the same, wait for that."""
-        key = position, bytes_max
-        while position >= log.first_position:
-            batch = self._batches.get(key)
-            if batch is not None and (_size_of(batch) >= bytes_max or batch[-1].last_position == log.durable_position):
-                self._batches.move_to_end(key)
-                return batch, False
-            if (ended := self._under_way.get(key)) is None:
-                break
-            await ended.wait()  # one that failed, or was cancelled, left nothing: then this one reads
-        self._under_way[key] = ended = asyncio.Event()
-        try:
-            entries = await log.read(position, bytes_max=bytes_max)
-        finally:
-            self._under_way.pop(key, None)
-            ended.set()
-        if entries:
-            self._keep(key, entries)
-        return entries, True
-
-    def _keep(self, key: tuple[int, int], entries: list[LogEntry]) -> None:
-        self._bytes += _size_of(entries) - _size_of(self._batches.pop(key, []))
-        self._batches[key] = entries
-        while self._bytes > SHARED_BYTES_MAX:
-            self._bytes -= _size_of(self._batches.popitem(last=False)[1])
-
-
-def _size_of(entries: list[LogEntry]) -> int:
-    return sum([entry.size_bytes for entry in entries])
-
-
 READ_TRIES_MAX = 8
 READ_PAUSE_FIRST_S, READ_PAUSE_MAX_S = 0.1, 5.0
 """Pauses between tries double from the first to the longest; after the last try the failure is the caller's."""
@@ -120,13 +64,12 @@ READ_PAUSE_FIRST_S, READ_PAUSE_MAX_S = 0.1, 5.0
 class LogReads:
     """Timed reads of a log, tried again where the storage failed without saying anything about the data.
 
-    `Corrupt` and `Truncated` are facts and come through at once.
+    `Corrupt` and `Truncated` are facts and come through at once. What others read just before or now is not read again.
     """
 
-    def __init__(self, log: Log) -> None:
-        self.log, self._shared = log, SharedReads.of(log)
+    def __init__(self, log: Log, shared: SharedReads | None = None) -> None:
+        self.log, self.shared = log, shared or SharedReads()
         self.seconds = Histogram()
-        """Of the reads that others had not made before."""
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Read as `Log.read` does; raises what the last try raised."""
@@ -159,13 +102,25 @@ class LogReads:
         return before, first
 
     async def _read(self, position: int, bytes_max: int) -> list[LogEntry]:
+        shared = self.shared
+        while position >= self.log.first_position:  # what is below is gone, whoever has it still in memory
+            if entries := shared.find(position):
+                return entries
+            if (others := shared.under_way.get(position)) is None:
+                break
+            await others.wait()
+        under_way = shared.under_way
+        over = under_way[position] = asyncio.Event()
         started = time.perf_counter()
-        if bytes_max < SHARED_READ_BYTES_MIN:
-            entries, is_own = await self.log.read(position, bytes_max=bytes_max), True
-        else:
-            entries, is_own = await self._shared.read(self.log, position, bytes_max)
-        if is_own:
-            self.seconds.record(time.perf_counter() - started)
+        try:
+            entries = await self.log.read(position, bytes_max=bytes_max)
+            # A look at one entry is nobody else's next read, and of another term nothing is shared.
+            if bytes_max > 1 and shared.under_way is under_way:
+                shared.keep(entries)
+        finally:
+            under_way.pop(position, None)
+            over.set()  # however it ended: who waits would wait for ever for a reader that was closed meanwhile
+        self.seconds.record(time.perf_counter() - started)
         return entries
 
 
@@ -359,6 +314,7 @@ class EntrySource:
         return entries
 
     def _start_reading(self) -> asyncio.Task[list[LogEntry]]:
+        self._reads.shared.join(self)
         position, reads = self._position, self._reads
 
         async def read() -> list[LogEntry]:
@@ -369,5 +325,6 @@ class EntrySource:
         return asyncio.get_running_loop().create_task(read())
 
     def _stop_reading(self) -> None:
+        self._reads.shared.leave(self)
         self._closing.abandon(self._reading)
         self._reading = None

@@ -458,7 +458,7 @@ class Wal:
             # position, because what was open then begins at or after it, and nothing came later.
             last = (await log.read(log.next_position - 1, bytes_max=1))[0]
             last_confirmed = max(last.last_confirmed_position, log.first_position)
-        await log.admit(pack.size_bytes, makes_room=pack.makes_room)
+        await log.admit(pack.size_bytes, makes_room=True)
         pack.stamp_wal_term(self._store.term)
         pack.stamp(self._ticks.allocate(), last_confirmed)
         await self._end(pack)

@@ -12,7 +12,7 @@ import numpy as np
 from wal.codec import encode_entry, encode_rows
 from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
-from wal.headers import DDL, DML, MAKES_ROOM, Header
+from wal.headers import DML, Header, MessageType
 from wal.message import Message, MutableMessage
 from wal.position import MessageId, Place, ProducerStamp
 from wal.queue import Budget
@@ -268,22 +268,9 @@ class Pack(msgspec.Struct, eq=False):
         return self.messages[0] if self.messages else None
 
     @property
-    def has_bodies(self) -> bool:
-        """Whether it has bodies of an open transaction."""
-        message = self.message
-        return message is not None and message.type in DML
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether it takes its vchannels for itself; DDL comes with nothing else."""
-        message = self.message
-        return message is not None and message.type in DDL
-
-    @property
-    def makes_room(self) -> bool:
-        """Whether log can be given up because of it, so that a disk short of space still takes it."""
-        message = self.message
-        return message is not None and message.type in MAKES_ROOM
+    def first_type(self) -> MessageType | None:
+        """The type of its first message, in `DML` that of them all; None for rows."""
+        return self.messages[0].type if self.messages else None
 
     @property
     def size_bytes(self) -> int:
@@ -321,7 +308,7 @@ class Pack(msgspec.Struct, eq=False):
         """Give the groups their ticks, the last one of them `time_tick`, and all of them the position to resume at."""
         self.time_tick, self.last_confirmed = time_tick, last_confirmed
         for message in self.messages:
-            message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
+            message.time_tick, message.last_confirmed = time_tick, last_confirmed
 
     @property
     def first_tick(self) -> int:
@@ -334,10 +321,11 @@ class Pack(msgspec.Struct, eq=False):
         self.message_count = sum(laid_out.counts)
 
     def stamp_wal_term(self, term: int) -> None:
-        """Give the pack the term of the WAL that writes it."""
+        """Give the pack the term of the WAL that writes it; one that never had its place may come again in a later one."""
+        assert self.wal_term <= term, f"term {self.wal_term} is already stamped"
         self.wal_term = term
         for message in self.messages:
-            message.with_wal_term(term)
+            message.wal_term = term
 
     @property
     def stamp_of_entry(self) -> ProducerStamp | None:
@@ -362,9 +350,8 @@ class Pack(msgspec.Struct, eq=False):
             return ()
         batch = self.batches[0]
         header = batch.header(0, batch.rows, batch.offsets.item(0))
-        message = MutableMessage(batch.type, header, batch.vchannel, batch.payload)
-        message.with_time_tick(self.time_tick).with_last_confirmed(self.last_confirmed).with_wal_term(self.wal_term)
-        return (message,)
+        stamps = 0, self.time_tick, self.wal_term, self.last_confirmed
+        return (MutableMessage(batch.type, header, batch.vchannel, batch.payload, *stamps),)
 
     def _packed(self, wal_name: str, first_position: int) -> PackedRows:
         groups, counts = self.groups, self.message_counts
@@ -424,7 +411,7 @@ class Pack(msgspec.Struct, eq=False):
         first, durable = ticket.first_position, ticket.durable.done()
         last_confirmed = first if self.last_confirmed is None else self.last_confirmed
         message, counts = self.message, self.message_counts or (self.message_count,)
-        places = zip(accumulate(counts[:-1], initial=first), counts, self.row_offsets, strict=True)
+        places = zip(self.groups, accumulate(counts[:-1], initial=first), counts, self.row_offsets, strict=True)
         return [
             AppendResult(
                 kind=kind,
@@ -436,9 +423,7 @@ class Pack(msgspec.Struct, eq=False):
                 row_offsets=row_offsets,
                 durable=durable,
             )
-            for tick, (group, (position, count, row_offsets)) in enumerate(
-                zip(self.groups, places, strict=True), self.first_tick
-            )
+            for tick, (group, position, count, row_offsets) in enumerate(places, self.first_tick)
         ]
 
     def settle(self, kind: type[MessageId]) -> None:

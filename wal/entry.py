@@ -7,6 +7,8 @@ again; `docs/format.md` has the picture.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -156,28 +158,13 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     def messages(self) -> Iterator[AnyMessage]:
         """Make the messages of the groups, in order: for who wants objects."""
-        bodies: list[Message] = []
-        group = -1
-        for at, message in self._bodies():
-            if at != group and bodies:
-                yield from self._whole(group, bodies)
-                bodies = []
-            group = at
-            bodies.append(message)
-        if bodies:
-            yield from self._whole(group, bodies)
+        for group, bodies in groupby(self._bodies(), itemgetter(0)):
+            yield from self._whole(group, [body for _, body in bodies])
 
     def _whole(self, group: int, bodies: list[Message]) -> Sequence[AnyMessage]:
         if not self.transactions[group]:
             return bodies
-        tick, position = int(self.ticks[group]), int(self.positions[group] + self.counts[group]) - 1
-        shared: dict[str, Any] = {
-            "wal_name": self.wal_name,
-            "position": position,
-            "last_confirmed_position": self.last_confirmed_position,
-            "time_tick": tick,
-            "txn_id": tick,
-        }
+        tick = int(self.ticks[group])
         assignments = tuple(
             BodyAssignment(body.header.segment_id, body.header.first_offset)
             if isinstance(body.header, InsertHeader)
@@ -191,9 +178,13 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             vchannel=ALL_VCHANNELS,
             payload=b"",
             wal_term=self.wal_term,
-            **shared,
+            wal_name=self.wal_name,
+            position=int(self.positions[group] + self.counts[group]) - 1,
+            last_confirmed_position=self.last_confirmed_position,
+            time_tick=tick,
+            txn_id=tick,
         )
-        return (TransactionMessage(bodies=tuple(bodies), commit=commit, **shared),)
+        return (TransactionMessage.of(bodies, commit),)
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
         ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
@@ -414,12 +405,4 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
                 last_confirmed_position=commit.last_confirmed_position,
             )
         )
-    return TransactionMessage(
-        wal_name=commit.wal_name,
-        position=commit.position,
-        last_confirmed_position=commit.last_confirmed_position,
-        time_tick=commit.time_tick,
-        txn_id=commit.txn_id,
-        bodies=tuple(stamped),
-        commit=commit,
-    )
+    return TransactionMessage.of(stamped, commit)

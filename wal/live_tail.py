@@ -1,6 +1,8 @@
-"""The live tail of a log: what was just confirmed, handed to every tailing reader without touching the disk."""
+"""What many readers of a log share: its live tail, which was just confirmed, and what those behind it have just read."""
 
+import asyncio
 from bisect import bisect_left
+from operator import attrgetter
 
 from wal.entry import LogEntry
 from wal.position import FIRST_POSITION
@@ -8,6 +10,56 @@ from wal.queue import Signal
 
 CAPACITY_BYTES = 64 << 20
 """Entries kept for tailing readers: what a reader may be behind before it goes back to the disk."""
+SHARED_BYTES = 16 << 20
+"""Entries kept of what was read from the disk: what readers that catch up may be apart for one read to serve them all."""
+
+
+class SharedReads:
+    """What was last read of one log, and what is being read, while somebody catches up; nothing is kept after that.
+
+    What fails is not shared: each reader finds out by itself.
+    """
+
+    def __init__(self) -> None:
+        self._catching_up: set[object] = set()
+        self.clear()
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is kept."""
+        return sum([size_bytes for size_bytes, _ in self._ranges])
+
+    def clear(self) -> None:
+        """Forget everything; what is being read is not kept."""
+        self._ranges: list[tuple[int, list[LogEntry]]] = []
+        """In the order of their last use, with their sizes."""
+        self.under_way: dict[int, asyncio.Event] = {}
+        """Reads that have begun, by position; set when they are over, however they ended."""
+
+    def join(self, reader: object) -> None:
+        """Keep what is read from now on, for as long as this reader catches up; idempotent."""
+        self._catching_up.add(reader)
+
+    def leave(self, reader: object) -> None:
+        """Let go what only a reader that does not catch up any more would need; idempotent."""
+        self._catching_up.discard(reader)
+        if not self._catching_up:
+            self.clear()
+
+    def find(self, position: int) -> list[LogEntry]:
+        """Return entries from the one that holds `position` on, none if it is not kept."""
+        for at, (_, entries) in enumerate(self._ranges):
+            if entries[0].first_position <= position <= entries[-1].last_position:
+                self._ranges.append(self._ranges.pop(at))
+                return entries[bisect_left(entries, position, key=attrgetter("last_position")) :]
+        return []
+
+    def keep(self, entries: list[LogEntry]) -> None:
+        """Keep what was read, in the place of what has not been used for the longest time."""
+        if self._catching_up and entries:
+            self._ranges.append((sum([entry.size_bytes for entry in entries]), entries))
+            while self.size_bytes > SHARED_BYTES and len(self._ranges) > 1:
+                del self._ranges[0]
 
 
 class LiveTail:
@@ -22,6 +74,8 @@ class LiveTail:
         self._entries: dict[int, LogEntry] = {}
         """By running numbers from `_first` on: evicting one moves none of the others."""
         self._first = 0
+        self.behind = SharedReads()
+        """What the readers have read that are not up to the tail yet."""
         self.changed = Signal()
         """Wakes the readers when something is published, or the tail is closed."""
         self.closed = False
@@ -42,6 +96,7 @@ class LiveTail:
         assert confirmed_tick >= self.confirmed_tick, "a confirmed tick is a promise"
         self._first += len(self._entries)
         self._entries.clear()
+        self.behind.clear()
         self.size_bytes = 0
         self.first_position = self.next_position = next_position
         self.confirmed_tick = confirmed_tick

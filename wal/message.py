@@ -3,6 +3,7 @@
 The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
@@ -31,23 +32,7 @@ class MutableMessage:
     time_tick: int = 0
     wal_term: int = 0
     last_confirmed: int | None = None
-
-    def with_time_tick(self, time_tick: int) -> Self:
-        """Stamp the tick and return the message."""
-        assert time_tick > 0, "zero is no tick"
-        self.time_tick = time_tick
-        return self
-
-    def with_wal_term(self, term: int) -> Self:
-        """Stamp the term of the WAL that writes the message; one that never had its place may come again in a later one."""
-        assert self.wal_term <= term, f"term {self.wal_term} is already stamped"
-        self.wal_term = term
-        return self
-
-    def with_last_confirmed(self, position: int | None) -> Self:
-        """Stamp where a reader of this message resumes; None means the message's own position."""
-        self.last_confirmed = position
-        return self
+    """Where a reader of it resumes; None means its own position."""
 
     @property
     def size_bytes(self) -> int:
@@ -110,6 +95,19 @@ class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
 
     bodies: tuple[Message, ...]
     commit: Message
+
+    @classmethod
+    def of(cls, bodies: Sequence[Message], commit: Message) -> Self:
+        """Return the transaction of a commit."""
+        return cls(
+            wal_name=commit.wal_name,
+            position=commit.position,
+            last_confirmed_position=commit.last_confirmed_position,
+            time_tick=commit.time_tick,
+            txn_id=commit.txn_id,
+            bodies=tuple(bodies),
+            commit=commit,
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -23,25 +23,15 @@ class ShardRows(NamedTuple):
 class RowTarget(Protocol):
     """Where rows or keys go, and how they are encoded; one object for all writes that may share a batch."""
 
-    @property
-    def type(self) -> MessageType:
-        """`INSERT` or `DELETE`."""
-
-    @property
-    def collection_id(self) -> int:
-        """The collection."""
-
-    @property
-    def partition_id(self) -> int:
-        """The partition of inserts, 0 for deletes."""
-
-    @property
-    def schema_version(self) -> int:
-        """The version of the collection's schema that the rows are of."""
-
-    @property
-    def vchannels(self) -> tuple[str, ...]:
-        """The vchannels of the collection, by shard."""
+    type: MessageType
+    """`INSERT` or `DELETE`."""
+    collection_id: int
+    partition_id: int
+    """Of inserts; 0 for deletes."""
+    schema_version: int
+    """Of the collection's schema that the rows are of."""
+    vchannels: tuple[str, ...]
+    """Those of the collection, by shard."""
 
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of these pieces, in order, for each shard that gets some."""
@@ -202,10 +192,6 @@ def row_offsets(batches: Iterable[RowBatch], groups: int) -> list[dict[str, tupl
             for group, offset, count in zip(
                 batch.groups.tolist(), batch.offsets.tolist(), batch.counts.tolist(), strict=True
             ):
-                of_group = found[group]
-                if vchannel in of_group:  # batches and boundaries need not ascend by offset within a group
-                    first, before = of_group[vchannel]
-                    of_group[vchannel] = min(first, offset), before + count
-                else:
-                    of_group[vchannel] = offset, count
+                first, before = found[group].get(vchannel, (offset, 0))
+                found[group][vchannel] = min(first, offset), before + count  # they need not ascend within a group
     return found

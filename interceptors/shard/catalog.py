@@ -10,12 +10,7 @@ import msgspec
 
 from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMismatch
 from wal.errors import AlreadyExists, InvalidArgument
-from wal.headers import (
-    CreateCollectionHeader,
-    CreatePartitionHeader,
-    DropCollectionHeader,
-    DropPartitionHeader,
-)
+from wal.headers import CreateCollectionHeader, CreatePartitionHeader, DropCollectionHeader, DropPartitionHeader
 
 DEFAULT_PARTITION = "_default"
 """Every collection is created with it; rows go there when no partition is named, and it cannot be dropped."""

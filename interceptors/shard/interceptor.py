@@ -11,12 +11,7 @@ import anyio
 
 from interceptors.chain import FINAL, Interceptor, Redo, repeat
 from interceptors.shard.catalog import Catalog
-from interceptors.shard.decision import (
-    BodiesOf,
-    check_target,
-    decide,
-    open_segments,
-)
+from interceptors.shard.decision import BodiesOf, check_target, decide, open_segments
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.append import Append, AppendGroup, AppendPack, Pack
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError

@@ -10,7 +10,7 @@ from interceptors.chain import Chain, LockInterceptor, Redo, RedoInterceptor
 from tests.wal.packed import FakeTarget, insert_group, pack_of, transaction_group
 from wal.append import AppendGroup, AppendResult, AppendTicket, Pack
 from wal.errors import AlreadyExists, Indeterminate
-from wal.headers import CommitTxnHeader, CutHeader, DropCollectionHeader, MessageType
+from wal.headers import DDL, CommitTxnHeader, CutHeader, DropCollectionHeader, MessageType
 from wal.message import MutableMessage
 from wal.packer import Packer
 from wal.position import MemoryMessageId
@@ -304,7 +304,7 @@ class Occupancy:
         self._inside: list[tuple[bool, set[str]]] = []
 
     async def __call__(self, pack: Pack) -> None:
-        me = (pack.exclusive, set(vchannels_of(pack)))
+        me = (pack.first_type in DDL, set(vchannels_of(pack)))
         for other_exclusive, vchannels in self._inside:
             assert not (me[0] or other_exclusive) or not me[1] & vchannels
         self._inside.append(me)

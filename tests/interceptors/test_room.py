@@ -12,7 +12,7 @@ from tests.interceptors.idempotency.test_window import result_at
 from tests.wal.packed import FakeTarget, piece, rows_group, transaction_group
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import OnShutdown, StorageFull, TooLarge
-from wal.headers import BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
+from wal.headers import DML, BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
 from wal.message import MutableMessage
 from wal.position import MemoryMessageId, ProducerStamp
 from wal.queue import Budget
@@ -53,7 +53,7 @@ class Path:
             raise FULL
 
     async def end(self, pack: Pack) -> None:
-        if pack.has_bodies and self.until is not None and not self.until.done():
+        if pack.first_type in DML and self.until is not None and not self.until.done():
             raise Redo(self.until, waiting_for="a segment")
         self.appended.append(pack)
         for group in pack.groups:

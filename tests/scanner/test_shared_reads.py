@@ -1,115 +1,203 @@
-"""Readers that catch up near each other read the log once, and each hears of what is wrong with it."""
+"""Readers that catch up near each other read the log once for all of them, and each gets what it would have read alone."""
 
 import asyncio
-from collections.abc import Callable
-from typing import cast
+import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scanner import source
-from scanner.source import SHARED_READ_BYTES_MIN, LogReads
-from tests.scanner.journal import frozen, insert
-from wal.entry import LogEntry
-from wal.errors import Corrupt
-from wal.log import Log
+from scanner.deliver_policy import DeliverPolicy
+from scanner.scanner import Scanner
+from scanner.source import LogReads
+from tests.scanner.faulty_log import Doors, FaultyLog
+from tests.scanner.journal import Bounds, Journal, later_than, read_until, seen, tailed_journal
+from wal import live_tail
+from wal.errors import Corrupt, OnShutdown, Truncated
+from wal.message import AnyMessage
 
 pytestmark = pytest.mark.anyio
 
-BATCH = 100 << 10
-ENTRY = 50 << 10
+SMALL = Bounds(batch_bytes=300, batch_messages=5)
 
 
-class CountedLog:
-    """A log of entries of one size whose reads are counted, and end when they are let go."""
-
-    def __init__(self, entries: int) -> None:
-        self.first_position, self.durable_position = 1, entries
-        self.reads: list[int] = []
-        self.go_on = asyncio.Event()
-        self.go_on.set()
-        self.fail: Callable[[], Exception] | None = None
-
-    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        self.reads.append(position)
-        await self.go_on.wait()
-        if self.fail is not None:
-            raise self.fail()
-        last = min(self.durable_position, position + max(1, bytes_max // ENTRY) - 1)
-        return [frozen([insert()], 100 * each, each, size_bytes=ENTRY) for each in range(position, last + 1)]
+async def filled(rows: int = 60) -> tuple[Journal, FaultyLog]:
+    """Return a journal whose readers have to begin in the log."""
+    journal = await tailed_journal(capacity_bytes=1)
+    for _ in range(rows):
+        journal.insert(b"row")
+    return journal, FaultyLog(journal.log)
 
 
-def reads_of(log: CountedLog) -> LogReads:
-    return LogReads(cast("Log", log))
+def scanner_of(journal: Journal, log: FaultyLog, policy: DeliverPolicy | None = None) -> Scanner:
+    return Scanner(log.as_log, journal.tail, policy or DeliverPolicy.all(), **SMALL)
 
 
-async def all_of(reads: LogReads, log: CountedLog, *, first: int = 1) -> list[int]:
-    """Read from a position to the end, and return the positions of what came."""
-    seen: list[int] = []
-    while first <= log.durable_position:
-        entries = await reads.read(first, bytes_max=BATCH)
-        seen += [each.first_position for each in entries]
-        first = seen[-1] + 1
-    return seen
+async def shared(journal: Journal, log: FaultyLog) -> LogReads:
+    """Return reads that are shared, of somebody who catches up."""
+    assert journal.tail is not None
+    journal.tail.behind.join(journal)
+    return LogReads(log.as_log, journal.tail.behind)
 
 
-async def test_many_readers_that_catch_up_read_the_log_as_often_as_one() -> None:
-    log = CountedLog(7)
-    readers = [reads_of(log) for _ in range(20)]
-    seen = await asyncio.gather(*[all_of(reader, log) for reader in readers])
-    assert seen == [list(range(1, 8))] * 20
-    assert log.reads == [1, 3, 5, 7]
-    assert sum(reader.seconds.distribution().count for reader in readers) == 4
+async def test_many_readers_that_catch_up_together_read_the_log_as_often_as_one() -> None:
+    journal, log = await filled()
+    alone = scanner_of(journal, log)
+    await read_until(alone, journal.tick)
+    await alone.close()
+    once, log.reads = log.reads, 0
+    readers = [scanner_of(journal, log) for _ in range(20)]
+    found = await asyncio.gather(*[read_until(reader, journal.tick) for reader in readers])
+    assert all(seen(messages) == journal.visible for messages in found)
+    assert once > 5
+    assert log.reads == once
+    for reader in readers:
+        await reader.close()
 
 
-async def test_a_reader_that_is_given_up_does_not_take_the_read_of_others_with_it() -> None:
-    log = CountedLog(2)
-    log.go_on.clear()
-    first, second = [asyncio.ensure_future(reads_of(log).read(1, bytes_max=BATCH)) for _ in range(2)]
+Reader = tuple[Scanner, int, list[AnyMessage]]
+"""Where it started, and what it got."""
+
+
+async def read_some(readers: list[Reader], journal: Journal, *, count: int = 5) -> list[Reader]:
+    """Let some readers read one batch at the same time; return those for which nothing was truncated away."""
+    behind = [each for each in readers[:count] if not each[2] or each[2][-1].time_tick < journal.tick]
+    batches = await asyncio.gather(*[reader.next_batch() for reader, _, _ in behind], return_exceptions=True)
+    for each, batch in zip(behind, batches, strict=True):
+        if isinstance(batch, Truncated):
+            readers = [other for other in readers if other is not each]
+            await each[0].close()
+        else:
+            assert not isinstance(batch, BaseException)
+            each[2].extend(batch.messages)
+    return readers
+
+
+@given(rng=st.randoms(use_true_random=False), shared_bytes=st.sampled_from([1, 700, 5000]))
+async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random, shared_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(live_tail, "SHARED_BYTES", shared_bytes)
+        journal, log = await filled(30)
+        readers = list[Reader]()
+        assert journal.tail is not None
+        for _ in range(40):
+            match rng.choice(["open", "read", "read", "read", "append", "truncate", "term"]):
+                case "open":
+                    tick = rng.randrange(journal.log.first_position - 1, journal.tick)
+                    readers.append((scanner_of(journal, log, DeliverPolicy.start_after(tick)), tick, []))
+                case "read":
+                    at = rng.randrange(len(readers) + 1)
+                    readers = await read_some(readers[at:] + readers[:at], journal)
+                case "append":
+                    journal.insert(b"more")
+                case "truncate":
+                    await journal.log.truncate(journal.log.first_position + rng.randrange(4))
+                case _:
+                    journal.tail.behind.clear()
+            kept = [entries for _, entries in journal.tail.behind._ranges]
+            assert sum(entry.size_bytes for entries in kept for entry in entries) <= shared_bytes or len(kept) == 1
+        for _ in range(journal.tick):
+            readers = await read_some(readers, journal, count=len(readers))
+        for reader, tick, messages in readers:
+            assert seen(messages) == later_than(journal, tick)
+            await reader.close()
+        assert journal.tail.behind.size_bytes == 0, "nobody catches up any more"
+
+
+async def test_a_reader_that_begins_in_the_middle_of_what_was_read_gets_the_rest_of_it() -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    whole = await reads.read(1, bytes_max=1000)
+    assert len(whole) > 3
+    assert await reads.read(3, bytes_max=2) == whole[2:]
+    assert log.reads == 1
+
+
+async def test_damage_is_told_to_each_reader_and_kept_for_none() -> None:
+    journal, log = await filled()
+    log.gate = doors = Doors()
+    readers = [scanner_of(journal, log) for _ in range(3)]
+    waiting = [asyncio.create_task(reader.next_batch()) for reader in readers]
+    for number in range(3):
+        log.failures.append(Corrupt(f"damaged, found by reader {number}"))
+        doors.open_next()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sorted(str(outcome)[:26] for outcome in outcomes) == [f"damaged, found by reader {n}" for n in range(3)]
+    log.gate = None
+    assert seen(await read_until(scanner_of(journal, log), journal.tick)) == journal.visible
+
+
+async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_the_read_to_them() -> None:
+    journal, log = await filled()
+    may_read = asyncio.Event()
+
+    async def gate() -> None:
+        await may_read.wait()
+
+    log.gate = gate
+    first, second = scanner_of(journal, log), scanner_of(journal, log)
+    waiting = [asyncio.create_task(reader.next_batch()) for reader in (first, second)]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert log.reads == 1
+    await first.close()
+    with pytest.raises(OnShutdown):
+        await waiting[0]
+    may_read.set()
+    assert seen((await waiting[1]).messages)
+    assert log.reads >= 2
+
+
+async def test_what_was_truncated_is_gone_although_it_is_in_memory() -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    await reads.read(1, bytes_max=1000)
+    await journal.log.truncate(3)
+    with pytest.raises(Truncated):
+        await reads.read(2, bytes_max=2)
+    assert (await reads.read(3, bytes_max=2))[0].first_position == 3
+
+
+async def test_a_new_term_forgets_what_was_read_and_what_is_being_read() -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    await reads.read(1, bytes_max=2)
+    log.gate = doors = Doors()
+    reading = asyncio.create_task(reads.read(2, bytes_max=2))
     await asyncio.sleep(0)
-    first.cancel()
-    await asyncio.sleep(0)
-    log.go_on.set()
-    assert [each.first_position for each in await second] == [1, 2]
-    assert log.reads == [1, 1]
+    assert journal.tail is not None
+    journal.tail.start(next_position=journal.log.next_position, confirmed_tick=journal.tick)
+    doors.open_next()
+    await reading
+    assert journal.tail.behind.size_bytes == 0
+    log.gate = None
+    for position in (1, 2):
+        await reads.read(position, bytes_max=2)
+    assert log.reads == 4
 
 
-async def test_each_reader_hears_of_damage() -> None:
-    log = CountedLog(2)
-    log.fail = lambda: Corrupt("a flipped bit")
-    found = await asyncio.gather(*[reads_of(log).read(1, bytes_max=BATCH) for _ in range(3)], return_exceptions=True)
-    assert [type(each) for each in found] == [Corrupt] * 3
+async def test_nothing_is_kept_for_readers_that_are_up_to_the_tail() -> None:
+    journal, log = await filled()
+    reader = scanner_of(journal, log)
+    assert journal.tail is not None
+    await reader.next_batch()
+    assert journal.tail.behind.size_bytes > 0
+    await read_until(reader, journal.tick)
+    journal.insert(b"tailed")
+    await read_until(reader, journal.tick)
+    assert journal.tail.behind.size_bytes == 0
+    await reader.close()
 
 
-async def test_the_end_of_a_log_that_has_grown_is_read_again() -> None:
-    log = CountedLog(1)
-    assert await all_of(reads_of(log), log) == [1]
-    log.durable_position = 2
-    assert await all_of(reads_of(log), log) == [1, 2]
-
-
-async def test_what_was_truncated_is_asked_of_the_log_which_refuses_it() -> None:
-    log = CountedLog(4)
-    await all_of(reads_of(log), log)
-    log.first_position = 3
-    log.fail = lambda: Corrupt("asked")
-    with pytest.raises(Corrupt, match="asked"):
-        await reads_of(log).read(1, bytes_max=BATCH)
-    assert [each.first_position for each in await reads_of(log).read(3, bytes_max=BATCH)] == [3, 4]
-
-
-async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "SHARED_BYTES_MAX", 3 * BATCH)
-    log = CountedLog(20)
-    await all_of(reads_of(log), log)
-    before = len(log.reads)
-    await all_of(reads_of(log), log, first=15)
-    assert len(log.reads) == before
-    await reads_of(log).read(1, bytes_max=BATCH)
-    assert len(log.reads) == before + 1
-
-
-async def test_a_look_at_one_entry_is_not_kept() -> None:
-    log = CountedLog(2)
-    for _ in range(2):
-        await reads_of(log).read(1, bytes_max=SHARED_READ_BYTES_MIN - 1)
-    assert log.reads == [1, 1]
+async def test_what_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    (entry,) = await reads.read(1, bytes_max=2)
+    monkeypatch.setattr(live_tail, "SHARED_BYTES", 2 * entry.size_bytes)
+    for position in (2, 1, 3):  # 2 has not been used for the longest time when there is no room for it
+        await reads.read(position, bytes_max=2)
+    before = log.reads
+    await reads.read(1, bytes_max=2)
+    assert log.reads == before
+    await reads.read(2, bytes_max=2)
+    assert log.reads == before + 1

@@ -1,5 +1,6 @@
 import random
 import struct
+from dataclasses import replace
 
 import google_crc32c
 import pyarrow as pa
@@ -66,9 +67,7 @@ def stamped_messages(draw: st.DrawFn) -> list[MutableMessage]:
         )
         for kind, header in draw(st.lists(headers, min_size=1, max_size=6))
     ]
-    return [
-        message.with_time_tick(tick).with_last_confirmed(last_confirmed).with_wal_term(term) for message in messages
-    ]
+    return [replace(message, time_tick=tick, last_confirmed=last_confirmed, wal_term=term) for message in messages]
 
 
 producers = st.none() | st.builds(
@@ -82,10 +81,9 @@ def entry_head(count: int, groups: int = 1, ticks: tuple[int, int] = (1, 1), fla
 
 
 def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
-    message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 3, 4), "p0_1v0", payload)
-    return encode_entry(
-        [message.with_time_tick(99).with_wal_term(1)] * 2, first_position=5, previous_crc32c=previous_crc32c
-    )
+    header = InsertHeader(1, 2, 3, 4)
+    message = MutableMessage(MessageType.INSERT, header, "p0_1v0", payload, time_tick=99, wal_term=1)
+    return encode_entry([message] * 2, first_position=5, previous_crc32c=previous_crc32c)
 
 
 @given(

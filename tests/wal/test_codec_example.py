@@ -37,8 +37,8 @@ def decoded(kind: str) -> LogEntry:
 
 
 def example_of_messages() -> bytes:
-    message = MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms=10_000), txn_id=TICK)
-    message.with_time_tick(TICK).with_wal_term(2)
+    header = BeginTxnHeader(keepalive_ms=10_000)
+    message = MutableMessage(MessageType.BEGIN_TXN, header, txn_id=TICK, time_tick=TICK, wal_term=2)
     return encode_entry([message], first_position=1, previous_crc32c=0, producer=ProducerStamp(1, 2, 7))
 
 

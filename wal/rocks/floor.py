@@ -8,7 +8,8 @@ the higher generation counts, and in sectors of their own a promised tick and th
 import os
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -86,24 +87,20 @@ def encode_promise(tick: int) -> bytes:
     return _with_checksum(_PROMISE.pack(tick))
 
 
-def decode_promise(data: bytes) -> int:
-    """Return the promised tick, 0 when there is none or its write was cut short."""
-    return _first_number(data, _PROMISE)
-
-
 def encode_token(term: int, nonce: bytes) -> bytes:
     """Return the bytes of an owner's fencing token."""
     return _with_checksum(_TOKEN.pack(term, nonce))
 
 
-def decode_token_term(data: bytes) -> int:
-    """Return the term of a fencing token, 0 when there is none or its write was cut short."""
-    return _first_number(data, _TOKEN)
-
-
 def _first_number(data: bytes, layout: struct.Struct) -> int:
     body = _checked(data, layout.size)
     return 0 if body is None else int(layout.unpack(body)[0])
+
+
+decode_promise: Callable[[bytes], int] = partial(_first_number, layout=_PROMISE)
+"""Return the promised tick, 0 when there is none or its write was cut short."""
+decode_token_term: Callable[[bytes], int] = partial(_first_number, layout=_TOKEN)
+"""Return the term of a fencing token, 0 when there is none or its write was cut short."""
 
 
 def _with_checksum(body: bytes) -> bytes:

@@ -24,6 +24,13 @@ from wal.rocks.group_commit import EntryWrite, GroupCommit, RecordWrite
 from wal.rocks.layout import decode_number, encode_number, entry_key, first_position_key, split_entry_key
 
 WAL_NAME = RocksMessageId.wal_name
+READ_ENDS_MAX = 256
+"""Ends of reads that are remembered: a few for each reader that catches up."""
+
+
+def decode_rocks_entry(data: bytes, previous_crc32c: int | None) -> LogEntry:
+    """Return an entry of a log on RocksDB; see `decode_entry`."""
+    return decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
 
 
 class LogEnds(NamedTuple):
@@ -45,10 +52,10 @@ def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
         if begin > FIRST_POSITION:
             raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
         return LogEnds()
-    earliest = decode_entry(first[1], wal_name=WAL_NAME, previous_crc32c=None)
+    earliest = decode_rocks_entry(first[1], None)
     if earliest.first_position != begin:
         raise Corrupt(f"log {name!r}: positions {begin} to {earliest.first_position - 1} are missing")
-    latest = decode_entry(last[1], wal_name=WAL_NAME, previous_crc32c=None)
+    latest = decode_rocks_entry(last[1], None)
     return LogEnds(begin, latest.last_position, latest.time_tick, latest.crc32c)
 
 
@@ -72,6 +79,8 @@ class RocksLog:
         self.first_position, self.next_position = ends.first_position, ends.last_position + 1
         self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
         self._synced.advance(ends.last_position)
+        self._read_ends: dict[int, int] = {}
+        """Checksums of entries that reads ended with, by last position: who goes on there needs no second look at them."""
 
     @property
     def durable_position(self) -> int:
@@ -98,11 +107,15 @@ class RocksLog:
             return []
         first_position = self.first_position
         try:
-            return await self._engine.read(self._read_range, position, first_position, bytes_max)
+            entries = await self._engine.read(self._read_range, position, first_position, bytes_max)
         except Corrupt as error:
             if self.first_position > first_position:  # a truncation that overtook this read looks like a gap to it
                 return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
+        self._read_ends[entries[-1].last_position] = entries[-1].crc32c
+        if len(self._read_ends) > READ_ENDS_MAX:
+            del self._read_ends[next(iter(self._read_ends))]
+        return entries
 
     async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
         """Give up all before the entry that holds `position`, and its space; cancelling may leave that to a later call."""
@@ -127,12 +140,9 @@ class RocksLog:
 
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
         """Return entries from the one that holds `position` on, up to the last synced one. Reader thread."""
-
-        def decode(data: bytes, previous_crc32c: int | None) -> LogEntry:
-            return decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
-
+        entries, before = self._engine.entries, self._read_ends.get(position - 1)
         kept = first_position, self.durable_position
-        found = read_range(self._engine.entries, self.log_id, decode, position, kept, bytes_max)
+        found = read_range(entries, self.log_id, decode_rocks_entry, position, kept, bytes_max, before)
         if found and found[0].first_position < first_position:
             raise _missing(first_position, position)
         return found
@@ -161,24 +171,28 @@ def read_range(
     position: int,
     kept: tuple[int, int],
     bytes_max: int,
+    previous_crc32c: int | None = None,
 ) -> list[E]:
     """Return entries from the one that holds `position` on, until `bytes_max` are reached. Reader thread.
 
     `kept` is the earliest and the last position there must be; the first entry may begin before them. `decode` gets an
-    entry's bytes and the checksum of the one before it, None when that is not kept. Raises `Corrupt` for damage, a gap or an
-    early end.
+    entry's bytes and the checksum of the one before it, None when that is not kept; who has read up to `position` passes
+    that of the last as `previous_crc32c`. Raises `Corrupt` for damage, a gap or an early end.
     """
     iterator, (first_position, end_position) = entries.iter(), kept
-    previous_crc32c: int | None = None
     # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
-    iterator.seek_for_prev(entry_key(log_id, position - 1))
-    before = current_entry(iterator, log_id)
-    if before is None:
-        iterator.seek(entry_key(log_id, first_position))
-        expected = first_position
+    if previous_crc32c is not None:  # it was, when it was read
+        iterator.seek(entry_key(log_id, position))
+        expected = position
     else:
-        iterator.next()
-        previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
+        iterator.seek_for_prev(entry_key(log_id, position - 1))
+        before = current_entry(iterator, log_id)
+        if before is None:
+            iterator.seek(entry_key(log_id, first_position))
+            expected = first_position
+        else:
+            iterator.next()
+            previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
     found: list[E] = []
     size = 0
     while size < bytes_max and expected <= end_position:

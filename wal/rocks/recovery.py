@@ -10,13 +10,13 @@ import shutil
 import stat
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 from rocksdict import Rdict, WriteBatch
 
-from wal.codec import crc32c, decode_entry
+from wal.codec import crc32c
 from wal.errors import Corrupt, StreamingNodeError, UnsupportedFormat
 from wal.files import DIRECTORY_MODE, not_regular, open_binary, read_regular, sync_directory
 from wal.rocks.database import classified, open_rocksdb
@@ -35,7 +35,7 @@ from wal.rocks.layout import (
     encode_number,
     entry_key,
 )
-from wal.rocks.log import WAL_NAME, current_entry, first_kept, last_position
+from wal.rocks.log import current_entry, decode_rocks_entry, first_kept, last_position
 from wal.runtime import event_log
 
 _log = event_log(__name__)
@@ -148,12 +148,8 @@ def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
 
 
 def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
-    database = open_rocksdb(path, options, past_damage=past_damage)
-    try:
-        with classified(path):
-            return survey(database)
-    finally:
-        database.close()
+    with closing(open_rocksdb(path, options, past_damage=past_damage)) as database, classified(path):
+        return survey(database)
 
 
 def scan_prefix(family: Rdict, prefix: bytes) -> dict[bytes, bytes]:
@@ -188,13 +184,11 @@ def recover(path: Path, database: Rdict, options: RocksOptions, floor: Floor) ->
 
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
     """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
-    entries = database.get_column_family(ENTRY_FAMILY)
-    try:
+    # Closed here: or it would keep the database open for as long as a failure's traceback keeps this frame.
+    with closing(database.get_column_family(ENTRY_FAMILY)) as entries:
         for family in (entries, database):
             family.set_options({"write_buffer_size": str(options.memtable_bytes)})
             family.flush()
-    finally:
-        entries.close()  # or it would keep the database open for as long as a failure's traceback keeps this frame
 
 
 def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
@@ -231,7 +225,7 @@ def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
     while (current := current_entry(iterator, log_id)) is not None:
         last_position, data = current
         try:
-            entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous_crc32c)
+            entry = decode_rocks_entry(data, previous_crc32c)
         except Corrupt:
             break
         if entry.first_position > end + 1:

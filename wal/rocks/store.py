@@ -76,7 +76,8 @@ class RocksStore:
     def __init__(self, owned: OwnedDirectory, database: Rdict, found: Survey) -> None:
         self._owned, self._directory = owned, owned.directory
         self.node_id, self.promised_tick = found.node_id, owned.floor.known.tick
-        self._engine = Engine(owned.directory / DATABASE_NAME, database)
+        self.engine = Engine(owned.directory / DATABASE_NAME, database)
+        """The open database, for who keeps entries of its own in it."""
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
         self.admit, self.check_admitted = self._commit.admit, self._commit.check_admitted
         self._logs: dict[str, RocksLog] = {}
@@ -87,11 +88,6 @@ class RocksStore:
         """How often its database was opened: what was read before that may not be so any more."""
         self._begin(found)
         _open_stores.add(self)
-
-    @property
-    def engine(self) -> Engine:
-        """The open database, for who keeps entries of its own in it."""
-        return self._engine
 
     @property
     def queued_bytes(self) -> int:
@@ -128,21 +124,21 @@ class RocksStore:
             if name not in self._logs:
                 self._commit.check_writable()
                 log_id = self._log_ids.get(name) or await self._make_log(name)
-                ends = await self._engine.read(load_ends, self._engine, log_id, name)
-                self._logs[name] = RocksLog(self._engine, self._commit, name=name, log_id=log_id, ends=ends)
+                ends = await self.engine.read(load_ends, self.engine, log_id, name)
+                self._logs[name] = RocksLog(self.engine, self._commit, name=name, log_id=log_id, ends=ends)
             return self._logs[name]
 
     async def get_meta(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none. Raises after a failed write: what was not synced is no value."""
         self._commit.check_writable()
-        value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
+        value = await self.engine.read(lambda: self.engine.database.get(meta_key(key)))
         assert value is None or isinstance(value, bytes)
         return value
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
         self._commit.check_writable()
-        records = await self._engine.read(lambda: scan_prefix(self._engine.database, meta_key(prefix)))
+        records = await self.engine.read(lambda: scan_prefix(self.engine.database, meta_key(prefix)))
         return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
@@ -174,7 +170,7 @@ class RocksStore:
     async def link_copy(self, target: Path) -> None:
         """Make a database at `target` that has all that was acknowledged before; see `link_database`."""
         self._commit.check_readable()
-        await self._engine.read(link_database, self._engine, target)
+        await self.engine.read(link_database, self.engine, target)
 
     @property
     def condition(self) -> str:
@@ -214,7 +210,7 @@ class RocksStore:
         owned = self._owned
         self.term, self._log_ids, self._meta_version = owned.floor.token_term, dict(found.log_ids), found.meta_version
         self._commit.space_changed(owned.space.verdict)  # reopening looked, and no writer was there to tell
-        self._writer = Writer(self._engine, owned, self._commit)
+        self._writer = Writer(self.engine, owned, self._commit)
         self._commit.hand_over = self._writer.submit
         self.openings += 1
 
@@ -232,12 +228,12 @@ class RocksStore:
                 if self._commit.taken_over:  # its last batch met another owner's token
                     raise self._commit.refusal()
                 with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
-                    await self._engine.close()
+                    await self.engine.close()
                 failpoint("recovery.database_released")
                 try:
                     await self._install_next()
                 finally:
-                    self._engine.resume()
+                    self.engine.resume()
             except ChannelFenced:
                 self._commit.refuse(StoreState.FENCED)
                 raise
@@ -248,7 +244,7 @@ class RocksStore:
         """Verify what is on the disk and open it under the next term; failing that, leave what can be read."""
         # The token may be of a term that was never opened: of an attempt that failed later.
         spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
-        engine, options = self._engine, self._owned.options
+        engine, options = self.engine, self._owned.options
         try:
             database, found = await anyio.to_thread.run_sync(lambda: open_owned(self._owned, term_is_spent=spent))
             engine.install(database)
@@ -275,8 +271,8 @@ class RocksStore:
             failpoint("append.closing_written")
             try:
                 if self._commit.taken_over:
-                    await anyio.to_thread.run_sync(self._engine.leave)
-                await self._engine.close()
+                    await anyio.to_thread.run_sync(self.engine.leave)
+                await self.engine.close()
             except StorageFull as error:
                 # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
                 _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))

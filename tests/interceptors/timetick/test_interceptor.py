@@ -102,7 +102,7 @@ async def test_messages_may_be_used_again_once_the_append_returned_though_not_pu
     append = await channel.start(group)
     channel.log.write()
     tick = (await append).time_tick
-    group.messages[0].with_time_tick(tick + 100)
+    group.messages[0].time_tick = tick + 100
     channel.log.sync()
     await settle()
     assert channel.published() == [tick]

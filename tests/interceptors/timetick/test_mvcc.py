@@ -12,7 +12,7 @@ def entry(group: AppendGroup, tick: int) -> LogEntry:
     if group.pieces:
         return packed_entry(group, tick=tick, first_position=tick)
     for message in group.messages:
-        message.with_time_tick(tick)
+        message.time_tick = tick
     return into_entry(group.messages, first_position=tick)
 
 

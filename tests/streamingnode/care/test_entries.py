@@ -23,8 +23,7 @@ def chain(
         term = terms[index] if terms else 1
         tick = ticks[index] if ticks else TICK + position
         messages = [
-            MutableMessage(MessageType.TIME_TICK, TimeTickHeader()).with_time_tick(tick).with_wal_term(term)
-            for _ in range(count)
+            MutableMessage(MessageType.TIME_TICK, TimeTickHeader(), time_tick=tick, wal_term=term) for _ in range(count)
         ]
         data = encode_entry(messages, first_position=position, previous_crc32c=crc32c)
         crc32c, position = entry_crc32c(data), position + count
