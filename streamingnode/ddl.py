@@ -30,40 +30,37 @@ class CatalogChanges:
     """The changes of one node's catalog; lives on its event loop. Timeouts and errors are those of `Node`.
 
     One message for each vchannel, all at one tick. What a caller was told of is durable: the catalog knows of changes that
-    are still on their way to the disk, so whoever finds a change already made waits until it is durable too.
+    are still on their way to the disk, so whoever finds a change already made waits until it is durable too. Under a
+    `stamp`, a try that is repeated finds what became of the first.
     """
 
-    def __init__(self, channel: Channel, stamp: ProducerStamp | None = None) -> None:
-        self._channel, self._stamp = channel, stamp
-
-    def once(self, stamp: ProducerStamp | None) -> "CatalogChanges":
-        """Return what makes one change, under a stamp: a try that is repeated finds what became of the first."""
-        return self if stamp is None else CatalogChanges(self._channel, stamp)
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
 
     async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None
+        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
     ) -> CollectionInfo:
         """Make a collection, or find one that will do, and return it as it was made or found. Raises `AlreadyExists`."""
         tried: list[AppendGroup] = []
 
         async def create() -> CollectionInfo:
-            if (made := await self._first_try()) is not None:
+            if (made := await self._first_try(stamp)) is not None:
                 return next(
                     info
-                    for info in self._channel.catalog.collections(dropped=True)
+                    for info in self.channel.catalog.collections(dropped=True)
                     if (info.name, info.created_tick) == (definition.name, made.time_tick)
                 )
             while True:  # once more for each time that others make it and drop it again meanwhile
-                living = self._channel.catalog.collections()
+                living = self.channel.catalog.collections()
                 existing = next((info for info in living if info.name == definition.name), None)
                 if existing is not None:
                     _check_same(existing, definition, if_not_exists=if_not_exists)
                     await self._settle(None)
                     return existing
                 header = self._header(definition)
-                tried.append(self._on_each(header.vchannels, MessageType.CREATE_COLLECTION, header))
+                tried.append(_on_each(header.vchannels, MessageType.CREATE_COLLECTION, header, stamp))
                 try:
-                    made = await self._channel.append(tried[-1])
+                    made = await self.channel.append(tried[-1])
                 except AlreadyExists:
                     if not if_not_exists:
                         raise
@@ -72,22 +69,30 @@ class CatalogChanges:
 
         return await within(timeout, create, "the collection", begun=lambda: any(group.begun for group in tried))
 
-    async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
+    async def drop_collection(
+        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+    ) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
-        if await self._first_try() is not None:
+        if await self._first_try(stamp) is not None:
             return
         async with self._done_already(CollectionNotFound if if_exists else (), timeout):
-            info = self._channel.catalog.collection_by_name(name)
-            group = self._on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id))
+            info = self.channel.catalog.collection_by_name(name)
+            group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), stamp)
             await self._append(timeout, group, "the drop")
 
     async def create_partition(
-        self, collection: str, partition: str, *, if_not_exists: bool, timeout: float | None
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_not_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
-        if await self._first_try() is not None:
+        if await self._first_try(stamp) is not None:
             return
-        info = self._channel.catalog.collection_by_name(collection)
+        info = self.channel.catalog.collection_by_name(collection)
         live = [each.name for each in info.partitions if not each.dropped_tick]
         if not (if_not_exists and partition in live):  # as `_default` is, whose name nobody else may give
             check_name("partition", partition)
@@ -98,18 +103,26 @@ class CatalogChanges:
                 )
             if len(live) >= PARTITIONS_MAX:
                 raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
-            header = CreatePartitionHeader(info.id, self._channel.shards.allocate_id(), partition)
-            group = self._on_each(info.vchannels, MessageType.CREATE_PARTITION, header)
+            header = CreatePartitionHeader(info.id, self.channel.shards.allocate_id(), partition)
+            group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header, stamp)
             await self._append(timeout, group, "the partition")
 
-    async def drop_partition(self, collection: str, partition: str, *, if_exists: bool, timeout: float | None) -> None:
+    async def drop_partition(
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_exists: bool,
+        timeout: float | None,
+        stamp: ProducerStamp | None = None,
+    ) -> None:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
-        if await self._first_try() is not None:
+        if await self._first_try(stamp) is not None:
             return
-        info = self._channel.catalog.collection_by_name(collection)
+        info = self.channel.catalog.collection_by_name(collection)
         async with self._done_already(PartitionNotFound if if_exists else (), timeout):
             header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
-            group = self._on_each(info.vchannels, MessageType.DROP_PARTITION, header)
+            group = _on_each(info.vchannels, MessageType.DROP_PARTITION, header, stamp)
             await self._append(timeout, group, "the drop")
 
     @asynccontextmanager
@@ -122,23 +135,19 @@ class CatalogChanges:
         except said_by:
             await self._settle(timeout)
 
-    async def _first_try(self) -> AppendResult | None:
+    async def _first_try(self, stamp: ProducerStamp | None) -> AppendResult | None:
         """Return what an earlier try of this change came to, once that has ended; None when there is none in the log."""
-        return None if self._stamp is None else await self._channel.outcome(self._stamp)
-
-    def _on_each(self, vchannels: Sequence[str], kind: MessageType, header: Header) -> AppendGroup:
-        messages = [MutableMessage(kind, header, vchannel) for vchannel in vchannels]
-        return AppendGroup(messages, producer=self._stamp)
+        return None if stamp is None else await self.channel.outcome(stamp)
 
     def _append(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
-        return within(timeout, partial(self._channel.append, group), what, begun=lambda: group.begun)
+        return within(timeout, partial(self.channel.append, group), what, begun=lambda: group.begun)
 
     async def _settle(self, timeout: float | None) -> None:
         """Wait until what the catalog says is durable."""
-        await within(timeout, self._channel.consistent_tick, "the look at the catalog", changes=False)
+        await within(timeout, self.channel.consistent_tick, "the look at the catalog", changes=False)
 
     def _header(self, definition: Definition) -> CreateCollectionHeader:
-        allocate_id = self._channel.shards.allocate_id
+        allocate_id = self.channel.shards.allocate_id
         collection_id = allocate_id()
         return CreateCollectionHeader(
             collection_id=collection_id,
@@ -146,9 +155,13 @@ class CatalogChanges:
             schema=encode_schema(definition.schema),
             schema_version=FIRST_SCHEMA_VERSION,
             primary_key=definition.primary_key,
-            vchannels=tuple(f"{self._channel.log.name}_{collection_id}v{shard}" for shard in range(definition.shards)),
+            vchannels=tuple(f"{self.channel.log.name}_{collection_id}v{shard}" for shard in range(definition.shards)),
             partitions=tuple((allocate_id(), name) for name in (DEFAULT_PARTITION, *definition.partitions)),
         )
+
+
+def _on_each(vchannels: Sequence[str], kind: MessageType, header: Header, stamp: ProducerStamp | None) -> AppendGroup:
+    return AppendGroup([MutableMessage(kind, header, vchannel) for vchannel in vchannels], producer=stamp)
 
 
 def _check_same(existing: CollectionInfo, definition: Definition, *, if_not_exists: bool) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 import pyarrow as pa
@@ -18,17 +18,15 @@ from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
-from streamingnode.collections import Definition, check_name
-from streamingnode.config import NodeConfig
+from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import check_note
-from wal.append import Append
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
-from wal.position import MessageId, Place, ProducerStamp, message_id_kind
+from wal.position import MessageId, Place, message_id_kind
 from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
@@ -42,7 +40,7 @@ class StopsListening(Protocol):
         """Take no more, and end those there are."""
 
 
-class EmbeddedBackend:
+class EmbeddedBackend(CatalogChanges):
     """A node's own parts; see `Backend`."""
 
     def __init__(
@@ -54,9 +52,12 @@ class EmbeddedBackend:
         statistics: Callable[[], NodeStatistics],
         make_topics: Callable[[], MessageQueue | None],
     ) -> None:
+        super().__init__(channel)
         self.path = None if path is None else str(path)
-        self.channel, self.flusher, self.readers = channel, flusher, readers
-        self.pending, self.measure = channel.pending, statistics
+        self.flusher, self.readers, self.measure = flusher, readers, statistics
+        self.append, self.pending, self.config = channel.append, channel.pending, channel.config
+        self.node_id, self.wal_name = channel.store.node_id, channel.log.wal_name
+        self.read = partial(EmbeddedReading, channel, readers)
         self.listener: StopsListening | None = None
         self.spool: SpoolStatistics | None = None
         self.on_wanted: Callable[[], object] = lambda: None
@@ -69,26 +70,6 @@ class EmbeddedBackend:
         return self._make_topics()
 
     @property
-    def append(self) -> Append:
-        """Append a group to the node's log."""
-        return self.channel.append
-
-    @property
-    def node_id(self) -> str:
-        """Identity of the node's data."""
-        return self.channel.store.node_id
-
-    @property
-    def config(self) -> NodeConfig:
-        """The settings the node runs with."""
-        return self.channel.config
-
-    @property
-    def wal_name(self) -> str:
-        """The kind of its log."""
-        return self.channel.log.wal_name
-
-    @property
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
         return self.channel.catalog
@@ -99,24 +80,8 @@ class EmbeddedBackend:
         return ChannelService(self.channel)
 
     @cached_property
-    def _changes(self) -> CatalogChanges:
-        return CatalogChanges(self.channel)
-
-    @cached_property
     def _upkeep(self) -> Upkeep:
         return Upkeep(self._directory, self.channel, self.flusher)
-
-    def read(
-        self,
-        info: CollectionInfo,
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-    ) -> "EmbeddedReading":
-        """Return a way through the node's log."""
-        return EmbeddedReading(self.channel, self.readers, info, policy, until=until, name=name, types=types)
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 for none."""
@@ -147,28 +112,6 @@ class EmbeddedBackend:
             vchannel for name in set(collections) for vchannel in self.catalog.collection_by_name(name).vchannels
         ]
         return await self.channel.consistent_tick(vchannels)
-
-    async def create_collection(
-        self, definition: Definition, *, stamp: ProducerStamp | None = None, **options: Any
-    ) -> CollectionInfo:
-        """As `Node.create_collection`."""
-        return await self._changes.once(stamp).create_collection(definition, **options)
-
-    async def drop_collection(self, name: str, *, stamp: ProducerStamp | None = None, **options: Any) -> None:
-        """As `Node.drop_collection`."""
-        await self._changes.once(stamp).drop_collection(name, **options)
-
-    async def create_partition(
-        self, collection: str, partition: str, *, stamp: ProducerStamp | None = None, **options: Any
-    ) -> None:
-        """As `Node.create_partition`."""
-        await self._changes.once(stamp).create_partition(collection, partition, **options)
-
-    async def drop_partition(
-        self, collection: str, partition: str, *, stamp: ProducerStamp | None = None, **options: Any
-    ) -> None:
-        """As `Node.drop_partition`."""
-        await self._changes.once(stamp).drop_partition(collection, partition, **options)
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""

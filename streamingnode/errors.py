@@ -13,9 +13,7 @@ from interceptors.errors import SchemaMismatch as SchemaMismatch
 from interceptors.errors import SequenceTooOld as SequenceTooOld
 from interceptors.errors import TransactionExpired as TransactionExpired
 from scanner.deliver_policy import ReaderBusy as ReaderBusy
-from spark_sink.errors import JavaNotFound as JavaNotFound
 from spark_sink.errors import PackageMissing as PackageMissing
-from spark_sink.errors import SparkLost as SparkLost
 from spark_sink.errors import TableAhead as TableAhead
 from wal.errors import AlreadyExists as AlreadyExists
 from wal.errors import AlreadyOwned as AlreadyOwned

@@ -6,6 +6,7 @@ nanoseconds and times of day are not among them, and a column that came back dif
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -35,6 +36,8 @@ KEY_TYPES = (
 
 COLUMNS_MAX = 2_000
 """Columns a row may have, nested fields included: every column costs each message metadata."""
+SCHEMAS_MAX = 256
+"""Decoded schemas that are kept: each reader and each look at a collection asks for one."""
 NESTING_MAX = 16
 """Lists and structs inside each other; readers of Parquet recurse."""
 
@@ -85,6 +88,7 @@ def encode_schema(schema: pa.Schema) -> bytes:
     return schema.serialize().to_pybytes()
 
 
+@lru_cache(SCHEMAS_MAX)
 def decode_schema(data: bytes) -> pa.Schema:
     """Return the schema `encode_schema` wrote. Raises `Corrupt` for other bytes."""
     try:

@@ -10,7 +10,6 @@ is said in the asynchronous class. All of it runs on an event loop in a thread o
 import atexit
 import ctypes
 import os
-import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -31,7 +30,6 @@ from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
-from wal.append import AppendObserver
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed
 from wal.rocks.layout import Durability
 from wal.rocksmq.contract import Consumer, MessageQueue
@@ -292,50 +290,23 @@ class SyncNode(Blocking):
         self._loop.close(*raised)
 
 
-def open_node(
-    path: str | os.PathLike[str] | None,
-    *,
-    config: NodeConfig | None = None,
-    config_file: str | os.PathLike[str] | None = None,
-    observer: AppendObserver | None = None,
-    share: bool = False,
-    **settings: object,
-) -> SyncNode:
-    """Open a node, for a `with` block or until `close`; see `streamingnode.open_node`.
+def _opened(opening: Callable[P, asynchronous.OpenNode]) -> Callable[P, SyncNode]:
+    """Return what opens the same node with the same arguments, for a `with` block or until `close`."""
 
-    An `observer` is called in the thread of the node's event loop.
-    """
-    opening = asynchronous.open_node(
-        path, config=config, config_file=config_file, observer=observer, share=share, **settings
+    @wraps(opening)
+    def call(*arguments: P.args, **options: P.kwargs) -> SyncNode:
+        node = opening(*arguments, **options)
+        loop = BlockingLoop()
+        return SyncNode(loop.enter(node), loop)
+
+    call.__doc__ = (
+        f"See `streamingnode.{opening.__name__}`; an `observer` is called in the thread of the node's event loop."
     )
-    loop = BlockingLoop()
-    return SyncNode(loop.enter(opening), loop)
+    return call
 
 
-def connect(
-    url: str,
-    *,
-    name: str = "",
-    token: str | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls: ssl.SSLContext | None = None,
-    give_up_s: float = 30.0,
-    spool: str | os.PathLike[str] | None = None,
-    spool_bytes_max: int = asynchronous.SPOOL_BYTES_MAX,
-) -> SyncNode:
-    """Connect to a node of another process, for a `with` block or until `close`; see `streamingnode.connect`."""
-    opening = asynchronous.connect(
-        url,
-        name=name,
-        token=token,
-        token_file=token_file,
-        tls=tls,
-        give_up_s=give_up_s,
-        spool=spool,
-        spool_bytes_max=spool_bytes_max,
-    )
-    loop = BlockingLoop()
-    return SyncNode(loop.enter(opening), loop)
+open_node = _opened(asynchronous.open_node)
+connect = _opened(asynchronous.connect)
 
 
 def bridge(node: SyncNode, topic: str, collection: str, *, name: str | None = None, once: bool = True) -> BridgeReport:

@@ -20,8 +20,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.cuts import refuse_mixed
-from flusher.directory import CutLog, NodeDirectory, cut_numbers, manifest_path
+from flusher.directory import CutLog, NodeDirectory, cut_numbers, manifest_path, refuse_mixed
 from flusher.manifest import NO_CHECKPOINT, Checkpoint, arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
 from interceptors.shard.catalog import Catalog, CollectionInfo

