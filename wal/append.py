@@ -308,7 +308,7 @@ class Pack(msgspec.Struct, eq=False):
         """Give the groups their ticks, the last one of them `time_tick`, and all of them the position to resume at."""
         self.time_tick, self.last_confirmed = time_tick, last_confirmed
         for message in self.messages:
-            message.time_tick, message.last_confirmed = time_tick, last_confirmed
+            message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
 
     @property
     def first_tick(self) -> int:
@@ -325,7 +325,7 @@ class Pack(msgspec.Struct, eq=False):
         assert self.wal_term <= term, f"term {self.wal_term} is already stamped"
         self.wal_term = term
         for message in self.messages:
-            message.wal_term = term
+            message.with_wal_term(term)
 
     @property
     def stamp_of_entry(self) -> ProducerStamp | None:

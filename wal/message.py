@@ -32,7 +32,21 @@ class MutableMessage:
     time_tick: int = 0
     wal_term: int = 0
     last_confirmed: int | None = None
-    """Where a reader of it resumes; None means its own position."""
+
+    def with_time_tick(self, time_tick: int) -> Self:
+        """Stamp the tick and return the message."""
+        self.time_tick = time_tick
+        return self
+
+    def with_wal_term(self, term: int) -> Self:
+        """Stamp the term of the WAL that writes the message, and return it."""
+        self.wal_term = term
+        return self
+
+    def with_last_confirmed(self, position: int | None) -> Self:
+        """Stamp where a reader of this message resumes, None for the message's own position, and return it."""
+        self.last_confirmed = position
+        return self
 
     @property
     def size_bytes(self) -> int:
