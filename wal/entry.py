@@ -184,7 +184,7 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             time_tick=tick,
             txn_id=tick,
         )
-        return (TransactionMessage.of(bodies, commit),)
+        return (_transaction(bodies, commit),)
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
         ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
@@ -405,4 +405,16 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
                 last_confirmed_position=commit.last_confirmed_position,
             )
         )
-    return TransactionMessage.of(stamped, commit)
+    return _transaction(stamped, commit)
+
+
+def _transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+    return TransactionMessage(
+        wal_name=commit.wal_name,
+        position=commit.position,
+        last_confirmed_position=commit.last_confirmed_position,
+        time_tick=commit.time_tick,
+        txn_id=commit.txn_id,
+        bodies=tuple(bodies),
+        commit=commit,
+    )

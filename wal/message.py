@@ -3,7 +3,6 @@
 The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
@@ -109,19 +108,6 @@ class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
 
     bodies: tuple[Message, ...]
     commit: Message
-
-    @classmethod
-    def of(cls, bodies: Sequence[Message], commit: Message) -> Self:
-        """Return the transaction of a commit."""
-        return cls(
-            wal_name=commit.wal_name,
-            position=commit.position,
-            last_confirmed_position=commit.last_confirmed_position,
-            time_tick=commit.time_tick,
-            txn_id=commit.txn_id,
-            bodies=tuple(bodies),
-            commit=commit,
-        )
 
     @property
     def size_bytes(self) -> int:
