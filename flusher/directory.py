@@ -113,12 +113,6 @@ class NodeDirectory:
             return []
         return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir())
 
-    def numbered(self, under: str) -> list[int]:
-        """Return the numbers that are names right below the directory `under`; none when it does not exist."""
-        top = place_beneath(self.root, f"{under}/")
-        names = [path.name for path in top.iterdir()] if top.is_dir() else []
-        return sorted(int(name) for name in names if name.isdecimal())
-
     def _make_parents(self, directory: Path) -> None:
         if directory.is_dir():
             return

@@ -34,8 +34,8 @@ class CatalogChanges:
     `stamp`, a try that is repeated finds what became of the first.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    channel: Channel
+    """The node's, set by who inherits the changes."""
 
     async def create_collection(
         self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None

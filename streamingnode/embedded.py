@@ -52,9 +52,8 @@ class EmbeddedBackend(CatalogChanges):
         statistics: Callable[[], NodeStatistics],
         make_topics: Callable[[], MessageQueue | None],
     ) -> None:
-        super().__init__(channel)
         self.path = None if path is None else str(path)
-        self.flusher, self.readers, self.measure = flusher, readers, statistics
+        self.channel, self.flusher, self.readers, self.measure = channel, flusher, readers, statistics
         self.append, self.pending, self.config = channel.append, channel.pending, channel.config
         self.node_id, self.wal_name = channel.store.node_id, channel.log.wal_name
         self.read = partial(EmbeddedReading, channel, readers)

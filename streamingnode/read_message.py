@@ -98,7 +98,7 @@ class ReadRows:
     @property
     def count(self) -> int:
         """How many messages there are."""
-        return int(self._groups().sum())
+        return int(self._rows.groups_where(lambda _: True).sum())
 
     def split(self, rows_max: int) -> "tuple[ReadRows | None, ReadRows | None]":
         """Return the first messages, of up to so many rows together, and the others; None for none."""
@@ -111,9 +111,6 @@ class ReadRows:
     def _only(self, groups: npt.NDArray[np.bool_]) -> "ReadRows | None":
         rows = self._rows.only(groups)
         return None if rows is None else ReadRows(rows, self._vchannels, self._types, self._schemas)
-
-    def _groups(self) -> npt.NDArray[np.bool_]:
-        return self._rows.groups_where(lambda _: True)
 
 
 class ReadBatch(Sequence[ReadMessage]):

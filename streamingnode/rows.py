@@ -303,16 +303,11 @@ def _widened(kind: pa.DataType) -> pa.DataType:
 
 def key_hashes(keys: AnyArray) -> Hashes:
     """Return the hash of each primary key; none of them is null."""
-    if pt.is_string(keys.type) or pt.is_binary(keys.type):
-        return _hash_variable(keys, np.int32)
-    if pt.is_large_string(keys.type) or pt.is_large_binary(keys.type):
-        return _hash_variable(keys, np.int64)
-    if pt.is_date32(keys.type):
-        keys = keys.cast(pa.int32())
-    return hash_integers(keys.cast(pa.int64()).to_numpy())
-
-
-def _hash_variable(keys: AnyArray, offset_type: type[np.int32] | type[np.int64]) -> Hashes:
+    if not (is_text(keys.type) or is_bytes(keys.type)):
+        if pt.is_date32(keys.type):
+            keys = keys.cast(pa.int32())
+        return hash_integers(keys.cast(pa.int64()).to_numpy())
+    offset_type = np.int64 if pt.is_large_string(keys.type) or pt.is_large_binary(keys.type) else np.int32
     _, offset_buffer, data_buffer = keys.buffers()
     if not len(keys) or offset_buffer is None:
         return np.empty(0, np.uint64)

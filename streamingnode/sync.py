@@ -106,6 +106,10 @@ class Blocking:
         self._loop.call(self._original.__aenter__)
         return self
 
+    def __exit__(self, *raised: object) -> None:
+        if not self._loop.is_closed:  # a closed node has ended its readers and consumers
+            self._loop.call(self._original.__aexit__, *raised)
+
 
 @overload
 def blocking(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]: ...
@@ -143,7 +147,9 @@ class SyncTransaction(Blocking):
     delete = blocking(Transaction.delete)
     commit = blocking(Transaction.commit)
     rollback = blocking(Transaction.rollback)
-    __exit__ = blocking(Transaction.__aexit__)
+
+    def __exit__(self, *raised: object) -> None:
+        self._loop.call(self._original.__aexit__, *raised)  # refused by a closed node: it was not committed
 
 
 class SyncProducer(Blocking):
@@ -170,10 +176,6 @@ class SyncReader(Blocking):
 
     ack = blocking(CollectionReader.ack)
 
-    def __exit__(self, *raised: object) -> None:
-        if not self._loop.is_closed:  # a closed node has ended its readers
-            self._loop.call(self._original.__aexit__, *raised)
-
     def __iter__(self) -> Iterator[ReadMessage]:
         # Many at a time: a hop between threads costs 50 us.
         while messages := self._loop.call(self._original.next_messages):
@@ -192,10 +194,6 @@ class SyncConsumer(Blocking):
     consume = blocking(Consumer.consume)
     ack = blocking(Consumer.ack)
     give_back = blocking(Consumer.give_back)
-
-    def __exit__(self, *raised: object) -> None:
-        if not self._loop.is_closed:  # a closed node has ended its consumers
-            self._loop.call(self._original.close)
 
     def __iter__(self) -> Iterator[ConsumerMessage]:
         messages = aiter(self._original)

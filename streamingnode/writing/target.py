@@ -37,6 +37,13 @@ PLAIN_TEXT_BYTES_MAX = 64 << 10
 """Longer texts and bytes become Arrow at the call, which says exactly what they take."""
 PLAIN_DECODED_ROWS_MAX = 1 << 10
 """Of one message: a row of a few bytes is a hundred in memory."""
+_PLAIN_TYPES: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
+    (pt.is_boolean, bool),
+    (pt.is_float64, float),
+    (is_text, str),
+    (is_bytes, bytes),
+    (pt.is_date32, dt.date),
+)
 _CELL_BYTES = 16
 """What a cell takes in a batch beside its text, at most."""
 
@@ -80,9 +87,8 @@ class PlainRows:
 
     def _wire_type(self) -> Any:
         kinds: list[Any] = list(self._types)
-        for column, low, high in self._whole:  # 64 bits are what MessagePack has
-            signed = min(high, (1 << 63) - 1)
-            kinds[column] = Annotated[int, msgspec.Meta(ge=low, le=None if high > signed else signed)]
+        for column, low, high in self._whole:
+            kinds[column] = Annotated[int, msgspec.Meta(ge=low, le=high)]
         optional = [kind if column in self._required else kind | None for column, kind in enumerate(kinds)]
         row: Any = tuple.__class_getitem__(tuple(optional))  # made of the shape, which no checker knows
         return Annotated[tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
@@ -146,18 +152,10 @@ def _encoded_length(text: str) -> int:
 
 def _plain_check(kind: pa.DataType) -> tuple[type, int, int] | None:
     """Return the Python type, and for whole numbers the bounds, that a column of plain values takes; None for others."""
-    if pt.is_integer(kind):
-        bits = kind.bit_width
-        low, high = (
-            (0, (1 << bits) - 1) if pt.is_unsigned_integer(kind) else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-        )
-        return int, low, high
-    if pt.is_boolean(kind):
-        return bool, 0, 0
-    for matches, python in ((pt.is_float64, float), (is_text, str), (is_bytes, bytes)):
-        if matches(kind):
-            return python, 0, 0
-    return (dt.date, 0, 0) if pt.is_date32(kind) else None
+    if pt.is_signed_integer(kind):  # a schema has no others
+        bound = 1 << (kind.bit_width - 1)
+        return int, -bound, bound - 1
+    return next(((python, 0, 0) for matches, python in _PLAIN_TYPES if matches(kind)), None)
 
 
 class BatchSlice(msgspec.Struct, frozen=True, gc=False):
