@@ -37,14 +37,14 @@ class Budget(NamedTuple):
 
 
 LINES = {
-    "wal": Budget(8_240, 7_000),
-    "interceptors": Budget(3_240, 3_240),
-    "scanner": Budget(1_100, 1_100),
+    "wal": Budget(8_140, 7_000),
+    "interceptors": Budget(3_190, 3_190),
+    "scanner": Budget(1_060, 1_060),
     "flusher": Budget(2_490, 2_200),
     "spark_sink": Budget(2_100, 2_100),
-    "streamingnode": Budget(16_010, 13_500),
+    "streamingnode": Budget(15_710, 13_500),
 }
-LINES_IN_ALL = Budget(33_050, 32_000)
+LINES_IN_ALL = Budget(32_580, 32_000)
 FILES = Budget(163, 163)
 SETTINGS = Budget(43, 43)
 ERROR_CLASSES = Budget(36, 34)
@@ -55,10 +55,10 @@ DOORS = {
     "insert": Budget(32, 32),
     "insert of a batch": Budget(34, 34),
     "upsert": Budget(34, 34),
-    "transaction": Budget(36, 36),
+    "transaction": Budget(34, 34),
     "read": Budget(22, 22),
     "cut": Budget(42, 42),
-    "open": Budget(51, 51),
+    "open": Budget(49, 48),
 }
 """Files that one operation passes through; see `tests.doors`."""
 
