@@ -40,14 +40,14 @@ LINES = {
     "wal": Budget(8_140, 7_000),
     "interceptors": Budget(3_190, 3_190),
     "scanner": Budget(1_060, 1_060),
-    "flusher": Budget(2_490, 2_200),
+    "flusher": Budget(2_490, 2_490),
     "spark_sink": Budget(2_100, 2_100),
     "streamingnode": Budget(15_710, 13_500),
 }
 LINES_IN_ALL = Budget(32_580, 32_000)
-FILES = Budget(163, 163)
+FILES = Budget(160, 160)
 SETTINGS = Budget(43, 43)
-ERROR_CLASSES = Budget(36, 34)
+ERROR_CLASSES = Budget(34, 34)
 
 COROUTINES_MAX = 10
 
@@ -58,7 +58,7 @@ DOORS = {
     "transaction": Budget(34, 34),
     "read": Budget(22, 22),
     "cut": Budget(42, 42),
-    "open": Budget(49, 48),
+    "open": Budget(48, 48),
 }
 """Files that one operation passes through; see `tests.doors`."""
 
