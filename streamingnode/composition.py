@@ -103,10 +103,6 @@ async def compose(
         next_id=lambda: channel.shards.next_id,
     )
     flusher = Flusher(context, channel.term.checkpoint)
-    supervisor.spawn(flusher.run())
-    supervisor.spawn(flusher.schedule.run(channel.request_cut))
-    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
-    supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
     mq = None
     if isinstance(store, RocksStore):
@@ -116,11 +112,16 @@ async def compose(
     statistics = partial(node_statistics, channel, flusher, appends, mq, now_ms=now_ms, opened_s=time.monotonic())
     backend = EmbeddedBackend(path, channel, flusher, readers, statistics)
     backend.mq = mq
+    if path is not None and config.serve.listen:
+        backend.listener = listener = Listener(partial(make_server, backend))
+        await listener.open(path)
+    # Last, so that opening does not wait behind the work that is found to be done.
+    supervisor.spawn(flusher.run())
+    supervisor.spawn(flusher.schedule.run(channel.request_cut))
+    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
+    supervisor.spawn(channel.wal.keep())
     if path is not None:
         supervisor.spawn(keep_statistics(path, statistics))
-        if config.serve.listen:
-            backend.listener = listener = Listener(partial(make_server, backend))
-            await listener.open(path)
     return Node(backend, supervisor, closing)
 
 
