@@ -103,10 +103,6 @@ async def compose(
         next_id=lambda: channel.shards.next_id,
     )
     flusher = Flusher(context, channel.term.checkpoint)
-    supervisor.spawn(flusher.run())
-    supervisor.spawn(flusher.schedule.run(channel.request_cut))
-    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
-    supervisor.spawn(channel.wal.keep())
     closing.callback(channel.wal.stop_waiting)
     topics = list[RocksMQ]()  # made when they are first used, or if there are some
 
@@ -126,11 +122,16 @@ async def compose(
     backend = EmbeddedBackend(path, channel, flusher, readers, statistics, make_topics)
     if await store.scan_meta(PREFIX):
         assert backend.mq, "what has topics is on disk"  # retention works also where nobody uses them
+    if path is not None and config.serve.listen:
+        backend.listener = listener = Listener(partial(make_server, backend))
+        await listener.open(path)
+    # Last, so that opening does not wait behind the work that is found to be done.
+    supervisor.spawn(flusher.run())
+    supervisor.spawn(flusher.schedule.run(channel.request_cut))
+    supervisor.spawn(flusher.reclaim_space(channel.request_cut))
+    supervisor.spawn(channel.wal.keep())
     if path is not None:
         supervisor.spawn(keep_statistics(path, statistics))
-        if config.serve.listen:
-            backend.listener = listener = Listener(partial(make_server, backend))
-            await listener.open(path)
     return Node(backend, supervisor, closing)
 
 
