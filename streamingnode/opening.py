@@ -98,7 +98,8 @@ def open_node(
 def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
     """Return what opens the node in a directory for a command, which lets go of it when a service wants it.
 
-    One that is `lasting` hands it over when it is asked to, and goes on as a client; others end soon.
+    One that is `lasting` hands it over when it is asked to, and goes on as a client; beside another command it is a client
+    at first, and takes over when that ends. Others end soon.
     """
     from streamingnode.care.inspect import check_free
     from streamingnode.composition import compose
@@ -108,7 +109,12 @@ def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
 
     async def compose_lasting(place: Path | None, config: NodeConfig, *parts: Any) -> Node:
         assert place is not None, "it was given"
-        await to_thread.run_sync(check_free, place)
+        try:
+            await to_thread.run_sync(check_free, place)
+        except AlreadyOwned as owned:
+            if not owned.brief:
+                raise
+            # Another command's, which may end before this one: then it is this one's turn to own the node.
         try:
             return await compose_shared(place, config, own, *parts)
         except InvalidArgument:  # where there can be no socket nobody can ask for it either

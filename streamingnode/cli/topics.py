@@ -4,6 +4,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from streamingnode.cli.command import PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_bytes, format_count
 from streamingnode.progress import show_progress
@@ -176,6 +178,7 @@ def bridge(output: Output, *, place: Path | str, topic: str, collection: str, na
     argument("--address", default="", help="for create: where the owner is"),
     argument("--description", default="", help="for create: what for"),
     argument("-n", "--number", type=int, default=1, help="for create: how many (default: 1)"),
+    DRY_RUN,
     examples=(
         "streamingnode channel create data --role proxy --address host:1 -n 4",
         "streamingnode channel ls data --json",
@@ -183,20 +186,26 @@ def bridge(output: Output, *, place: Path | str, topic: str, collection: str, na
     ),
 )
 def channel(
-    output: Output, *, action: str, place: Path | str, names: list[str], role: str | None, number: int, **owner: str
+    output: Output,
+    *,
+    action: str,
+    place: Path | str,
+    names: list[str],
+    role: str | None,
+    number: int,
+    dry_run: bool,
+    **owner: str,
 ) -> None:
     """Create, list or remove the channels of a node's channel service.
 
     A channel is a name that no other has or had, and who owns it. Creating and removing several is all or nothing.
+    Removing one leaves the topic that streams made for it: `topic rm` removes that.
     """
     from streamingnode.streams.channels import ChannelDescription, OwnerDescription
 
-    if (
-        (action == "create") is not (role is not None)
-        or (action == "create" and names)
-        or (action == "rm" and not names)
-    ):
-        takes = {"create": "--role and no names", "rm": "names"}.get(action, "no --role")
+    takes = {"create": "an owner, and no names", "ls": "names, or nothing", "rm": "names, and --dry-run"}[action]
+    allowed = {"create": {(False, True)}, "ls": {(True, False), (False, False)}, "rm": {(True, False)}}[action]
+    if (bool(names), role is not None) not in allowed or (dry_run and action != "rm"):
         raise InvalidArgument(f"{action} takes {takes} — see channel --help")
 
     async def apply(node: "Node") -> list[ChannelDescription]:
@@ -204,20 +213,12 @@ def channel(
             made = await node.channels.create_channels(OwnerDescription(str(role), **owner), number)
             return await node.channels.describe_channels(made)
         found = await node.channels.describe_channels(names or None)
-        if action == "rm":
+        if action == "rm" and not dry_run:
             await node.channels.destroy_channels(names)
         return found
 
     found = with_node(place, apply)
-    listed: list[dict[str, object]] = [
-        {
-            "channel": each.name,
-            "role": each.owner.role,
-            "address": each.owner.address,
-            "description": each.owner.description,
-        }
-        for each in found
-    ]
+    listed = [{"channel": each.name} | msgspec.structs.asdict(each.owner) for each in found]
     output.records(listed)
     output.document({"channels": listed})
 

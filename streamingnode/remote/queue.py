@@ -1,4 +1,4 @@
-"""`node.mq` of a client: the whole `MessageQueue` over its connection."""
+"""`node.mq` and `node.channels` of a client: `MessageQueue` and `Channels` over its connection."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from streamingnode.remote.calls import CALLS, CHANNELS, TOPICS
-from streamingnode.streams.channels import ChannelDescription, ChannelService
+from streamingnode.streams.channels import ChannelService
 from wal.errors import InvalidArgument
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, bodies_of
@@ -26,6 +26,7 @@ def _asked(
     @wraps(method)
     async def call(self: "_Remote", /, *arguments: P.args, **options: P.kwargs) -> T:
         bound = signature.bind(self, *arguments, **options)
+        bound.apply_defaults()
         result: T = await self._ask(method.__name__, *bound.args[1:])
         return result
 
@@ -54,11 +55,7 @@ class RemoteChannels(_Remote):
     prefix = CHANNELS
     create_channels = _asked(ChannelService.create_channels)
     destroy_channels = _asked(ChannelService.destroy_channels)
-
-    async def describe_channels(self, names: Sequence[str] | None = None) -> list[ChannelDescription]:
-        """See `ChannelService.describe_channels`."""
-        described: list[ChannelDescription] = await self._ask("describe_channels", names)
-        return described
+    describe_channels = _asked(ChannelService.describe_channels)
 
 
 class RemoteQueue(_Remote):

@@ -322,16 +322,14 @@ class Session:
     async def _answer(self, number: int, call: Call, arguments: dict[str, Any]) -> object:
         if call.name.startswith(TOPICS):
             return await self._topics.call(number, call.name.removeprefix(TOPICS), arguments)
-        if call.name.startswith(CHANNELS):
-            described: object = await getattr(self._backend.channels, call.name.removeprefix(CHANNELS))(**arguments)
-            return described
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await to_thread.run_sync(definition.checked)
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")
         timeout = {"timeout": None} if call.has_timeout else {}  # the client has its own, and cancels
-        reply: object = await getattr(self._backend, call.name)(**arguments, **timeout)
+        of: object = self._backend.channels if call.name.startswith(CHANNELS) else self._backend
+        reply: object = await getattr(of, call.name.removeprefix(CHANNELS))(**arguments, **timeout)
         await self.send_catalog()  # before the reply: who made a change, or asks for a tick after one, finds it made
         return reply
 

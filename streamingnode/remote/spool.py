@@ -39,7 +39,7 @@ from wal.files import make_directory, sync_directory, write_file
 from wal.frames import FRAME_BYTES_MAX, PREFACE, FrameKind, FrameReader, encode_frame
 from wal.headers import MessageType
 from wal.packer import Packer
-from wal.position import ProducerStamp, message_id_kind
+from wal.position import SEQUENCE_MAX, ProducerStamp, message_id_kind
 from wal.queue import Signal
 from wal.rocksmq.contract import Consumer, MessageQueue, MqOptions
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
@@ -59,8 +59,11 @@ PAUSE_S = 0.5
 DONE_PER_RECORD = 2
 """Messages that are done before one more is kept behind them: so a replay ends, however much is written meanwhile."""
 COUNTED_AT_ONCE = 1_000
-INDEX_BITS, SALT_BITS = 12, 23
-"""Of a sequence, the rest is the message's id. The salt is random: of two copies of a directory none takes the other's."""
+INDEX_BITS, SALT_BITS = 10, 21
+"""Of a sequence: which write of its message it is, of `PACK_GROUPS_MAX` at most, and a number that each opening draws: so
+of two copies of a directory none takes the other's sequences. The bits above are the message's number."""
+MESSAGES_MAX = SEQUENCE_MAX >> (INDEX_BITS + SALT_BITS)
+"""That one directory may keep in its life: 4 billion, a month without a pause at the speed of a single writer."""
 
 
 class SpoolState(Enum):
@@ -140,13 +143,16 @@ class SpoolingBackend(RemoteBackend):
     ) -> None:
         super().__init__(address, options)
         self.state = SpoolState.SPOOLING
-        self._letters_directory, self._bytes_max = directory / LETTERS_NAME, bytes_max
+        self._path, self._letters_directory, self._bytes_max = str(directory), directory / LETTERS_NAME, bytes_max
         self._opening = own
         self._own: Node | None = None
         self._kept: MessageQueue
         self._consumer: Consumer
         self._first: ConsumerMessage | None = None
         """The oldest that is not done."""
+        self._last_id = 0
+        """Of the messages that were kept, done or not."""
+        self._salt = secrets.randbits(SALT_BITS)
         self._unacked: list[int] = []
         """What is done, and comes again when this process ends before it is acknowledged."""
         self._frames = self._writes = self._bytes = 0
@@ -198,6 +204,7 @@ class SpoolingBackend(RemoteBackend):
                     self._count(int(each.properties["writes"]), len(each.payload), 1)
         self._consumer = await mq.register_consumer(WRITES, GROUP, ack_timeout_s=None)
         await self._take_first()
+        self._last_id = (await mq.info())[WRITES].end_id
         if known := await mq.consume(KNOWN, GROUP, 1):
             self._known = decode(known[0].payload, Known)
 
@@ -280,10 +287,10 @@ class SpoolingBackend(RemoteBackend):
             frame = frame_of(0, pack.groups, lambda _: next(stamps), settled=lambda: 0, unit_bytes_max=bytes_max)
             self._check_room(frame.size_bytes)
             await self._save()  # whatever becomes of its collection, what is kept can be read
-            about = {"writes": len(frame.units), "at_ms": unix_ms(), "salt": secrets.randbits(SALT_BITS)}
+            about = {"writes": len(frame.units), "at_ms": unix_ms(), "salt": self._salt}
             properties = {name: str(value) for name, value in about.items()}
             pack.sent = True
-            await self._kept.produce(WRITES, [ProducerMessage(b"".join(frame.parts), properties)])
+            (self._last_id,) = await self._kept.produce(WRITES, [ProducerMessage(b"".join(frame.parts), properties)])
             self._count(len(frame.units), frame.size_bytes, 1)
             if self._first is None:
                 await self._take_first()
@@ -299,8 +306,13 @@ class SpoolingBackend(RemoteBackend):
         free_bytes = max(0, self._bytes_max - self._bytes - sum([size for _, size in self._letters]))
         if free_bytes < size_bytes:
             raise Overloaded(
-                f"the spool {self._letters_directory.parent} has room for {free_bytes} of {self._bytes_max} bytes, "
+                f"the spool {self._path} has room for {free_bytes} of {self._bytes_max} bytes, "
                 f"{size_bytes} do not fit — wait for the node, clear {LETTERS_NAME}/ or raise spool_bytes_max"
+            )
+        if self._known is not None and self._last_id - self._known.origin >= MESSAGES_MAX:
+            raise Overloaded(
+                f"the spool {self._path} has kept {MESSAGES_MAX} messages, more it cannot number — "
+                "connect with another directory when this one is empty"
             )
 
     def _look_at_letters(self) -> None:
@@ -315,8 +327,7 @@ class SpoolingBackend(RemoteBackend):
         """Bring what is known of the node to the disk, if there is news."""
         if (news := self._news) is None:
             return
-        origin = (await self._kept.info())[WRITES].end_id
-        old = self._known or Known(f"spool-{secrets.token_hex(8)}", origin, self.link.welcome, ())
+        old = self._known or Known(f"spool-{secrets.token_hex(8)}", self._last_id, self.link.welcome, ())
         former = tuple([info for info in old.collections if info not in news])
         if self._frames:
             former += old.former
@@ -353,11 +364,7 @@ class SpoolingBackend(RemoteBackend):
                 while self.state is SpoolState.REPLAYING:
                     await self._replay_one()
             except (StreamingNodeError, OSError) as error:
-                _log.warning(
-                    "spool_not_replayed",
-                    path=str(self._letters_directory.parent),
-                    error=f"{type(error).__name__}: {error}",
-                )
+                _log.warning("spool_not_replayed", path=self._path, error=f"{type(error).__name__}: {error}")
                 self._step(DONE_PER_RECORD)  # a node that refuses everything makes nobody wait
                 await asyncio.sleep(PAUSE_S)
             else:

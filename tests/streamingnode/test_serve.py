@@ -16,7 +16,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.care.inspect import check_free, holder
-from streamingnode.opening import handed_over
+from streamingnode.opening import handed_over, open_briefly
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
 from wal.errors import AlreadyOwned
 from wal.files import DirectoryLock
@@ -226,6 +226,18 @@ async def test_two_commands_go_on_over_every_service_that_has_the_directory_mean
                 for tail in (owner, client):
                     assert tail.stdout is not None
                     assert f"tea {key}" in await asyncio.to_thread(tail.stdout.readline)
+
+
+async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directory(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+    first = await open_briefly(tmp_path, lasting=True)
+    async with open_briefly(tmp_path, lasting=True) as second:
+        await second.insert("c", rows(1))
+        await first.aclose()
+        await second.insert("c", rows(2))
+        assert holder(tmp_path) == os.getpid()
+        assert (await second.snapshot("c")).num_rows == 2
 
 
 async def test_opening_asks_every_command_that_has_the_directory_once(

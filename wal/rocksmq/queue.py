@@ -454,9 +454,8 @@ class RocksMQ:
         read = partial(read_range, engine.entries, found.log_id, decode_entry, start, kept)
         try:
             async with self._reading:
-                if entry := self._cache.find(
-                    found.log_id, start
-                ):  # consumers of one group want the same at the same time
+                # Others may have read it since it was looked for: consumers want the same at the same time.
+                if entry := self._cache.find(found.log_id, start):
                     return entry
                 try:
                     entries = await engine.read(read, READ_BYTES)

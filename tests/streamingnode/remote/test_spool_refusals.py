@@ -94,6 +94,20 @@ async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it
         await come_back(client, served.proxy)
 
 
+async def test_a_spool_whose_numbers_are_used_up_refuses_and_what_it_has_takes_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamingnode.remote.spool.MESSAGES_MAX", 2)
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        await lose(client, served.proxy)
+        for key in range(2):
+            assert (await client.insert("c", rows(key))).spooled
+        with pytest.raises(Overloaded, match="another directory"):
+            await client.insert("c", rows(2))
+        await come_back(client, served.proxy)
+        assert await keys_in_log(served.owner) == [0, 1]
+
+
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
 async def test_a_write_that_fails_at_the_disk_is_in_doubt_and_the_next_ones_are_kept_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
@@ -222,7 +236,7 @@ async def test_a_spool_that_was_replayed_on_a_full_disk_is_not_replayed_again(
 async def test_copies_of_one_directory_never_take_one_write_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, salts: tuple[int, int]
 ) -> None:
-    randbits, numbers = secrets.randbits, iter(salts)
+    randbits, numbers = secrets.randbits, iter((1, *salts, 1, 1))
     monkeypatch.setattr(secrets, "randbits", lambda bits: next(numbers) if bits == SALT_BITS else randbits(bits))
     async with node_behind_proxy() as served:
         async with served.client(spool=tmp_path / "spool"):
