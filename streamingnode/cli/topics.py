@@ -4,8 +4,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from streamingnode.cli.command import PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_bytes, format_count
 from streamingnode.progress import show_progress
@@ -201,6 +199,8 @@ def channel(
     A channel is a name that no other has or had, and who owns it. Creating and removing several is all or nothing.
     Removing one leaves the topic that streams made for it: `topic rm` removes that.
     """
+    from msgspec.structs import asdict
+
     from streamingnode.streams.channels import ChannelDescription, OwnerDescription
 
     takes = {"create": "an owner, and no names", "ls": "names, or nothing", "rm": "names, and --dry-run"}[action]
@@ -218,7 +218,7 @@ def channel(
         return found
 
     found = with_node(place, apply)
-    listed = [{"channel": each.name} | msgspec.structs.asdict(each.owner) for each in found]
+    listed = [{"channel": each.name} | asdict(each.owner) for each in found]
     output.records(listed)
     output.document({"channels": listed})
 
