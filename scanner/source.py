@@ -104,7 +104,7 @@ class LogReads:
     async def _read(self, position: int, bytes_max: int) -> list[LogEntry]:
         shared = self.shared
         while position >= self.log.first_position:  # what is below is gone, whoever has it still in memory
-            if entries := shared.find(position):
+            if entries := shared.find(position, bytes_max=bytes_max, end_position=self.log.durable_position):
                 return entries
             if (others := shared.under_way.get(position)) is None:
                 break

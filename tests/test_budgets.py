@@ -44,7 +44,7 @@ LINES = {
     "spark_sink": Budget(2_100, 2_100),
     "streamingnode": Budget(15_810, 13_500),
 }
-LINES_IN_ALL = Budget(32_670, 32_000)
+LINES_IN_ALL = Budget(32_673, 32_000)
 FILES = Budget(160, 160)
 SETTINGS = Budget(43, 43)
 ERROR_CLASSES = Budget(34, 34)

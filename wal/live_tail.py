@@ -46,12 +46,17 @@ class SharedReads:
         if not self._catching_up:
             self.clear()
 
-    def find(self, position: int) -> list[LogEntry]:
-        """Return entries from the one that holds `position` on, none if it is not kept."""
+    def find(self, position: int, *, bytes_max: int, end_position: int) -> list[LogEntry]:
+        """Return entries from the one that holds `position` on, as many as a read would: none if they are not kept.
+
+        Less would have a reader take a log that one read holds in several, between which it may be truncated.
+        """
         for at, (_, entries) in enumerate(self._ranges):
             if entries[0].first_position <= position <= entries[-1].last_position:
-                self._ranges.append(self._ranges.pop(at))
-                return entries[bisect_left(entries, position, key=attrgetter("last_position")) :]
+                rest = entries[bisect_left(entries, position, key=attrgetter("last_position")) :]
+                if rest[-1].last_position == end_position or sum([each.size_bytes for each in rest]) >= bytes_max:
+                    self._ranges.append(self._ranges.pop(at))
+                    return rest
         return []
 
     def keep(self, entries: list[LogEntry]) -> None:

@@ -113,6 +113,15 @@ async def test_a_reader_that_begins_in_the_middle_of_what_was_read_gets_the_rest
     assert log.reads == 1
 
 
+async def test_a_reader_that_asks_for_more_than_was_read_is_not_given_less() -> None:
+    """It would come again for the rest, and the log may be truncated meanwhile."""
+    journal, log = await filled()
+    reads = await shared(journal, log)
+    assert len(await reads.read(1, bytes_max=2)) == 1
+    assert len(await reads.read(1, bytes_max=1000)) > 3
+    assert log.reads == 2
+
+
 async def test_damage_is_told_to_each_reader_and_kept_for_none() -> None:
     journal, log = await filled()
     log.gate = doors = Doors()

@@ -26,7 +26,7 @@ class BackToLog(Exception):
 
 
 class OtherLog:
-    first_position = 1
+    first_position, durable_position = 1, 1 << 60
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         raise BackToLog(position)
