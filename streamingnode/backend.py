@@ -16,7 +16,7 @@ from streamingnode.channel import FlushResult
 from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
-from streamingnode.streams.channels import ChannelService
+from streamingnode.streams.channels import Channels
 from wal.append import Append
 from wal.headers import MessageType
 from wal.position import MessageId, Place, ProducerStamp
@@ -63,8 +63,8 @@ class Backend(Protocol):
         """As `Node.spool`."""
 
     @property
-    def channels(self) -> ChannelService | None:
-        """Its channel service; None for a node of another process."""
+    def channels(self) -> Channels:
+        """As `Node.channels`."""
 
     @property
     def path(self) -> str | None:

@@ -22,7 +22,7 @@ from streamingnode.config import NodeConfig, check_path
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
-from streamingnode.streams.channels import ChannelService
+from streamingnode.streams.channels import Channels
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
@@ -114,11 +114,12 @@ class Node:
         return self._backend.mq
 
     @property
-    def channels(self) -> ChannelService:
-        """The node's channel service, which names channels for streams. Raises `InvalidArgument` in another process."""
+    def channels(self) -> Channels:
+        """The node's channel service, which names channels for streams.
+
+        Over a connection creating and destroying raise `Indeterminate` when that is lost: `describe_channels` tells.
+        """
         self._check_open()
-        if self._backend.channels is None:
-            raise InvalidArgument("this node has no channel service — open one in this process")
         return self._backend.channels
 
     # --- rows -----------------------------------------------------------------------------------------------------------

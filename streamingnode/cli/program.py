@@ -24,6 +24,7 @@ COMMANDS = (
     topic,
     group,
     bridge,
+    channel,
     insert,
     tail,
     flush,

@@ -1,4 +1,4 @@
-"""Topics on the command line: `topic`, `group` and `bridge`."""
+"""Topics and channels on the command line: `topic`, `group`, `bridge` and `channel`."""
 
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -166,6 +166,60 @@ def bridge(output: Output, *, place: Path | str, topic: str, collection: str, na
         f"{format_count(report.dead, 'dead letter')}"
     )
     output.document(report)
+
+
+@command(
+    argument("action", choices=["create", "ls", "rm"], help="what to do"),
+    PLACE,
+    argument("names", nargs="*", help="the channels, for rm; for ls all by default"),
+    argument("--role", help="for create: whose they are"),
+    argument("--address", default="", help="for create: where the owner is"),
+    argument("--description", default="", help="for create: what for"),
+    argument("-n", "--number", type=int, default=1, help="for create: how many (default: 1)"),
+    examples=(
+        "streamingnode channel create data --role proxy --address host:1 -n 4",
+        "streamingnode channel ls data --json",
+        "streamingnode channel rm data channel_0 channel_1",
+    ),
+)
+def channel(
+    output: Output, *, action: str, place: Path | str, names: list[str], role: str | None, number: int, **owner: str
+) -> None:
+    """Create, list or remove the channels of a node's channel service.
+
+    A channel is a name that no other has or had, and who owns it. Creating and removing several is all or nothing.
+    """
+    from streamingnode.streams.channels import ChannelDescription, OwnerDescription
+
+    if (
+        (action == "create") is not (role is not None)
+        or (action == "create" and names)
+        or (action == "rm" and not names)
+    ):
+        takes = {"create": "--role and no names", "rm": "names"}.get(action, "no --role")
+        raise InvalidArgument(f"{action} takes {takes} — see channel --help")
+
+    async def apply(node: "Node") -> list[ChannelDescription]:
+        if action == "create":
+            made = await node.channels.create_channels(OwnerDescription(str(role), **owner), number)
+            return await node.channels.describe_channels(made)
+        found = await node.channels.describe_channels(names or None)
+        if action == "rm":
+            await node.channels.destroy_channels(names)
+        return found
+
+    found = with_node(place, apply)
+    listed: list[dict[str, object]] = [
+        {
+            "channel": each.name,
+            "role": each.owner.role,
+            "address": each.owner.address,
+            "description": each.owner.description,
+        }
+        for each in found
+    ]
+    output.records(listed)
+    output.document({"channels": listed})
 
 
 def _target(to: str, info: "TopicInfo") -> int:

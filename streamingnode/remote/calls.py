@@ -12,6 +12,7 @@ import pyarrow as pa
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from streamingnode.remote.topics import ClientTopics
+from streamingnode.streams.channels import ChannelService
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.headers import MessageType
 from wal.rocksmq.contract import MessageQueue
@@ -33,14 +34,14 @@ class Access(Enum):
     ADMIN = "admin"
 
 
-TOPICS = "mq."
-"""Names of calls of topics begin so."""
+TOPICS, CHANNELS = "mq.", "channels."
+"""Names of calls of topics and of the channel service begin so."""
 WireReport = tuple[list[Finding], dict[str, int], int]
 """A verification's report, without whom it told of its steps."""
 
 
 class Call(NamedTuple):
-    """One call: the arguments of the method of this name, and what that returns. One of topics begins with `TOPICS`.
+    """One call: the arguments of the method of this name, and what that returns; of whose method a prefix tells.
 
     One that `repeats` may be sent again when the connection was lost before its answer came.
     """
@@ -61,12 +62,12 @@ class Call(NamedTuple):
 
 
 def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "", of: type = Backend) -> Call:
-    method: Callable[..., object] = getattr(of, name.removeprefix(TOPICS))
+    method: Callable[..., object] = getattr(of, name.rpartition(".")[2])
     hints = get_type_hints(method)
     reply, has_timeout = hints.pop("return"), "timeout" in hints
     hints.pop("timeout", None)
     arguments = [(argument, hints[argument]) for argument in inspect.signature(method).parameters if argument in hints]
-    request = msgspec.defstruct(f"{name}_request", arguments, array_like=True, frozen=True)
+    request = msgspec.defstruct(f"{name.replace('.', '_')}_request", arguments, array_like=True, frozen=True)
     return Call(name, access, repeats, request, WireReport if reply is Report else reply, has_timeout, of_collection)
 
 
@@ -110,6 +111,9 @@ CALLS = {
         _topic_call("register", Access.CONSUME, repeats=True, of=ClientTopics),
         _topic_call("deliver", Access.CONSUME, repeats=True, of=ClientTopics),
         _topic_call("give_back", Access.CONSUME, repeats=True, of=ClientTopics),
+        _call(f"{CHANNELS}create_channels", Access.ADMIN, repeats=False, of=ChannelService),
+        _call(f"{CHANNELS}destroy_channels", Access.ADMIN, repeats=False, of=ChannelService),
+        _call(f"{CHANNELS}describe_channels", Access.CONSUME, repeats=True, of=ChannelService),
     )
 }
 """By name. What is not here has frames of its own: writes and streams."""

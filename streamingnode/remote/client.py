@@ -25,11 +25,11 @@ from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, error_from_wire
 from streamingnode.remote.link import Link
-from streamingnode.remote.queue import RemoteQueue
+from streamingnode.remote.queue import RemoteChannels, RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import WireResult, frame_of
 from streamingnode.statistics import SpoolStatistics
-from streamingnode.streams.channels import ChannelService
+from streamingnode.streams.channels import Channels
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
@@ -110,11 +110,10 @@ def _asked(name: str, *, changes: str = "") -> Any:
 class RemoteBackend:
     """A node of another process; see `Backend`."""
 
-    channels: ChannelService | None = None
-
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
         self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
+        self.channels: Channels = RemoteChannels(self.link.call_of, self.link.number)
         self.catalog = Catalog()
         self.config: NodeConfig
         self.pending: PendingBytes

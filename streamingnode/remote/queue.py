@@ -7,7 +7,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from streamingnode.remote.calls import CALLS, TOPICS
+from streamingnode.remote.calls import CALLS, CHANNELS, TOPICS
+from streamingnode.streams.channels import ChannelDescription, ChannelService
 from wal.errors import InvalidArgument
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, bodies_of
@@ -23,7 +24,7 @@ def _asked(
     signature = inspect.signature(method)
 
     @wraps(method)
-    async def call(self: "RemoteQueue", /, *arguments: P.args, **options: P.kwargs) -> T:
+    async def call(self: "_Remote", /, *arguments: P.args, **options: P.kwargs) -> T:
         bound = signature.bind(self, *arguments, **options)
         result: T = await self._ask(method.__name__, *bound.args[1:])
         return result
@@ -31,24 +32,43 @@ def _asked(
     return call
 
 
-class RemoteQueue:
-    """The topics of a node of another process; see `MessageQueue`.
-
-    Calls that may be repeated are, over as many connections as it takes; of others `Indeterminate` is raised when the
-    connection was lost. Consumers live on: what they held goes to whoever asks first. So does what `consume` returned.
-    """
+class _Remote:
+    prefix: str
+    """Names of its calls begin so."""
 
     def __init__(self, call_of: Callable[..., Awaitable[Any]], number: Callable[[], int]) -> None:
         self._call_of, self._number = call_of, number
 
     async def _ask(self, name: str, *arguments: object) -> Any:
-        call = CALLS[TOPICS + name]
+        call = CALLS[self.prefix + name]
         try:
             msgspec.convert(arguments, call.request)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"{name}: {error} — pass what the method takes") from error
         return await self._call_of(call.name, *arguments)
 
+
+class RemoteChannels(_Remote):
+    """The channel service of a node of another process; see `Channels`."""
+
+    prefix = CHANNELS
+    create_channels = _asked(ChannelService.create_channels)
+    destroy_channels = _asked(ChannelService.destroy_channels)
+
+    async def describe_channels(self, names: Sequence[str] | None = None) -> list[ChannelDescription]:
+        """See `ChannelService.describe_channels`."""
+        described: list[ChannelDescription] = await self._ask("describe_channels", names)
+        return described
+
+
+class RemoteQueue(_Remote):
+    """The topics of a node of another process; see `MessageQueue`.
+
+    Calls that may be repeated are, over as many connections as it takes; of others `Indeterminate` is raised when the
+    connection was lost. Consumers live on: what they held goes to whoever asks first. So does what `consume` returned.
+    """
+
+    prefix = TOPICS
     create_topic = _asked(MessageQueue.create_topic)
     destroy_topic = _asked(MessageQueue.destroy_topic)
     create_consumer_group = _asked(MessageQueue.create_consumer_group)

@@ -17,6 +17,7 @@ from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights
 from streamingnode.remote.calls import (
     CALLS,
+    CHANNELS,
     TOPICS,
     VERSIONS,
     Access,
@@ -321,6 +322,9 @@ class Session:
     async def _answer(self, number: int, call: Call, arguments: dict[str, Any]) -> object:
         if call.name.startswith(TOPICS):
             return await self._topics.call(number, call.name.removeprefix(TOPICS), arguments)
+        if call.name.startswith(CHANNELS):
+            described: object = await getattr(self._backend.channels, call.name.removeprefix(CHANNELS))(**arguments)
+            return described
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await to_thread.run_sync(definition.checked)
         stamp = arguments.get("stamp")

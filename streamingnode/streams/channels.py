@@ -47,6 +47,19 @@ class ChannelDescription(msgspec.Struct, frozen=True):
     owner: OwnerDescription
 
 
+class Channels(Protocol):
+    """What a node's channel service does, in this process or another one; see `ChannelService`."""
+
+    async def create_channels(self, owner: OwnerDescription, num_channels: int) -> list[str]:
+        """As `ChannelService.create_channels`."""
+
+    async def destroy_channels(self, names: Sequence[str]) -> None:
+        """As `ChannelService.destroy_channels`."""
+
+    async def describe_channels(self, names: Sequence[str] | None = None) -> list[ChannelDescription]:
+        """As `ChannelService.describe_channels`."""
+
+
 class ChannelService:
     """Creates, destroys and describes channels; one service has a store's channels for itself.
 
@@ -81,11 +94,13 @@ class ChannelService:
             await self.describe_channels(names)
             await self._store.put_meta(dict.fromkeys(NAME_PREFIX + name for name in names))
 
-    async def describe_channels(self, names: Sequence[str]) -> list[ChannelDescription]:
-        """Return channels with their owners, in the order of `names`. Raises `ChannelNotFound`."""
-        if isinstance(names, str) or not isinstance(names, Sequence):
+    async def describe_channels(self, names: Sequence[str] | None = None) -> list[ChannelDescription]:
+        """Return channels with their owners, in the order of `names`; None: all there are. Raises `ChannelNotFound`."""
+        if isinstance(names, str) or not isinstance(names, Sequence | None):
             raise InvalidArgument(f"names={shown(names)} — pass a list of names")
         stored = await self._store.scan_meta(NAME_PREFIX)
+        if names is None:
+            names = sorted(key.removeprefix(NAME_PREFIX) for key in stored)
         found: list[ChannelDescription] = []
         for name in names:
             record = stored.get(f"{NAME_PREFIX}{name}")

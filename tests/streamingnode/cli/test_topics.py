@@ -1,4 +1,4 @@
-"""`topic` and `group`, in a closed node's directory and beside a process that has it open."""
+"""`topic`, `group` and `channel`, in a closed node's directory and beside a process that has it open."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import streamingnode as sn
-from wal.errors import AlreadyOwned, InvalidArgument, TopicNotFound
+from wal.errors import AlreadyOwned, ChannelNotFound, InvalidArgument, TopicNotFound
 
 if TYPE_CHECKING:
     from tests.streamingnode.cli.conftest import Printed
@@ -125,3 +125,18 @@ def test_a_bridge_drains_a_topic_into_a_collection_once(place: Path, run: "Run")
     dead: Any = run("topic", "info", place, "events.dead", "--json").document
     assert dead["messages"] == 3
     assert run("bridge", place, "no", "orders", "--once").err.startswith(TopicNotFound.code)
+
+
+def test_channels_are_made_listed_and_removed_all_or_none(place: Path, run: "Run") -> None:
+    made: Any = run("channel", "create", place, "--role", "proxy", "--address", "host:1", "-n", "2", "--json").document
+    names = [each["channel"] for each in made["channels"]]
+    assert made["channels"][0] == {"channel": names[0], "role": "proxy", "address": "host:1", "description": ""}
+    assert names[1] in run("channel", "ls", place).out
+    assert run("channel", "rm", place, names[0], "nobody").err.startswith(ChannelNotFound.code)
+    assert run("channel", "rm", place, *names).code == 0
+    assert run("channel", "ls", place, "--json").document == {"channels": []}
+
+
+@pytest.mark.parametrize("wrong", [["create"], ["create", "x", "--role", "r"], ["rm"], ["ls", "--role", "r"]])
+def test_what_an_action_on_channels_does_not_take_is_refused(data: Path, run: "Run", wrong: list[str]) -> None:
+    assert run("channel", wrong[0], data, *wrong[1:]).err.startswith(InvalidArgument.code)

@@ -14,11 +14,13 @@ from streamingnode.remote.answers import Rights
 from streamingnode.remote.calls import Access
 from streamingnode.remote.server import Server
 from streamingnode.remote.topics import CONSUMERS_MAX
+from streamingnode.streams.channels import ChannelDescription, OwnerDescription
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import Served, node_behind_proxy
 from tests.streamingnode.remote.proxy import Passing, Way, until
 from wal.errors import (
     AlreadyExists,
+    ChannelNotFound,
     GroupNotFound,
     InvalidArgument,
     OnShutdown,
@@ -313,3 +315,16 @@ def test_topics_of_another_process_work_without_async(tmp_path: Path) -> None:
                 message = next(iter(consumer))
                 consumer.ack([message.message_id])
         assert [each.payload for each in owner.mq.consume("t", "g", 5)] == [b"b"]
+
+
+async def test_channels_are_created_described_and_destroyed(node: Node) -> None:
+    """In this process and over a connection."""
+    owner = OwnerDescription("shop", "host:1")
+    names = await node.channels.create_channels(owner, 2)
+    assert await node.channels.describe_channels(names[1:]) == [ChannelDescription(names[1], owner)]
+    with pytest.raises(ChannelNotFound):
+        await node.channels.destroy_channels([names[0], "nobody"])
+    await node.channels.destroy_channels(names[:1])
+    assert [each.name for each in await node.channels.describe_channels()] == names[1:]
+    with pytest.raises(InvalidArgument):
+        await node.channels.create_channels("me", 1)  # type: ignore[arg-type]
