@@ -90,8 +90,10 @@ class EmbeddedBackend:
 
     @cached_property
     def channels(self) -> ChannelService:
-        """The channel service of its store."""
-        return ChannelService(self.channel)
+        """Its channel service, made when it is first used. Raises `InvalidArgument` where there are no topics."""
+        if self.mq is None:
+            raise InvalidArgument("this node has no channels — open one with a directory")
+        return ChannelService(self.channel, self.mq)
 
     @cached_property
     def _changes(self) -> CatalogChanges:

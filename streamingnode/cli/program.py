@@ -13,7 +13,7 @@ from streamingnode.cli.insert import insert
 from streamingnode.cli.machine import bench, config, serve
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from streamingnode.cli.spark import demo, ingest
-from streamingnode.cli.topics import bridge, group, topic
+from streamingnode.cli.topics import bridge, channel, group, topic
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 COMMANDS = (
