@@ -6,40 +6,30 @@ creation, and what was to be destroyed is on a list that the next call works off
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
+from scanner.named_reader import ReaderRecords
 from wal.errors import AlreadyExists, Corrupt, InvalidArgument, TopicNotFound, shown
 from wal.rocksmq.contract import MessageQueue
 
 CHANNELS_MAX = 4096
 """Of one call."""
 CHANNEL_KEY, DESTROYED_KEY, NEXT_KEY = "channels/name/", "channels/destroyed/", "channels/next"
-TEXT_BYTES_MAX = 4096
-"""Of each text of an owner, in UTF-8."""
-
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+"""Of an owner."""
 T = TypeVar("T")
-
-
-class StateMap(Protocol):
-    """The part of a `LogStore` that the service uses."""
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """See `LogStore.scan_meta`."""
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """See `LogStore.put_meta`."""
 
 
 class OwnerDescription(msgspec.Struct, frozen=True, array_like=True):
     """Whose a channel is, for people: the service reads nothing into it."""
 
-    role: str
-    address: str = ""
-    description: str = ""
+    role: Text
+    address: Text = ""
+    description: Text = ""
 
 
 class ChannelDescription(msgspec.Struct, frozen=True):
@@ -65,7 +55,7 @@ class Channels(Protocol):
 class ChannelService:
     """Channels of one node. Each call does all it was asked for or nothing, and is durable when it returns."""
 
-    def __init__(self, store: StateMap, queue: MessageQueue) -> None:
+    def __init__(self, store: ReaderRecords, queue: MessageQueue) -> None:
         self._store, self._queue = store, queue
         self._turn = asyncio.Lock()
 
@@ -73,7 +63,11 @@ class ChannelService:
         """Return the names of new channels; no name is given out twice, also not of a channel that is gone."""
         if type(num_channels) is not int or not 0 < num_channels <= CHANNELS_MAX:
             raise InvalidArgument(f"num_channels={shown(num_channels)} — create 1 to {CHANNELS_MAX} at a time")
-        record = _record_of(owner)
+        try:
+            record = msgspec.msgpack.encode(owner)
+            msgspec.msgpack.decode(record, type=OwnerDescription)
+        except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as error:
+            raise InvalidArgument(f"{shown(owner)} is no owner — give an OwnerDescription of short texts") from error
         async with self._turn:
             await self._finish_destroying()
             found = (await self._store.scan_meta(NEXT_KEY)).get(NEXT_KEY)
@@ -130,17 +124,6 @@ class ChannelService:
                 await self._queue.destroy_topic(name)
         if destroyed:
             await self._store.put_meta(dict.fromkeys(destroyed))
-
-
-def _record_of(owner: OwnerDescription) -> bytes:
-    try:
-        if isinstance(owner, OwnerDescription) and all(
-            len(text.encode()) <= TEXT_BYTES_MAX for text in msgspec.structs.astuple(owner)
-        ):
-            return msgspec.msgpack.encode(owner)
-    except (AttributeError, UnicodeEncodeError):
-        pass
-    raise InvalidArgument(f"{shown(owner)} is no owner — give an OwnerDescription of short texts")
 
 
 def _decode(record: bytes, name: str, kind: type[T]) -> T:

@@ -11,11 +11,12 @@ from streamingnode.streams.messages import ROWS, Batch, MsgPack, MsgPosition, Ts
 class PlainMerge:
     """Each batch is a pack, in the order in which they come."""
 
+    held_bytes = 0
+    """What has come and is in no pack yet."""
+
     def __init__(self) -> None:
-        self.held_bytes = 0
-        """What has come and is in no pack yet."""
         self._channels: list[str] = []
-        self._packs: deque[tuple[MsgPack, int]] = deque()
+        self._packs: deque[MsgPack] = deque()
 
     def add(self, channel: str) -> None:
         """Merge a channel more."""
@@ -24,16 +25,11 @@ class PlainMerge:
     def push(self, channel: str, message_id: int, batch: Batch) -> None:
         """Take in what the queue holds as `message_id`; ids ascend in a channel."""
         at = [MsgPosition(channel, message_id, batch.end_ts)]
-        self._packs.append((MsgPack(batch.messages, batch.begin_ts, batch.end_ts, at, at), batch.size_bytes))
-        self.held_bytes += batch.size_bytes
+        self._packs.append(MsgPack(batch.messages, batch.begin_ts, batch.end_ts, at, at))
 
     def pop(self) -> MsgPack | None:
         """Return the next pack, None when more has to come first."""
-        if not self._packs:
-            return None
-        pack, size_bytes = self._packs.popleft()
-        self.held_bytes -= size_bytes
-        return pack
+        return self._packs.popleft() if self._packs else None
 
     def behind(self) -> Collection[str]:
         """Return the channels of which more has to come."""
@@ -42,8 +38,7 @@ class PlainMerge:
     def seek(self, positions: Sequence[MsgPosition]) -> None:
         """Forget what came of the channels of these positions, each once: they go on from there."""
         sought = {position.channel for position in positions}
-        self._packs = deque(each for each in self._packs if each[0].end_positions[0].channel not in sought)
-        self.held_bytes = sum(size_bytes for _, size_bytes in self._packs)
+        self._packs = deque(each for each in self._packs if each.end_positions[0].channel not in sought)
 
 
 class _Stretch(NamedTuple):

@@ -141,14 +141,11 @@ class UnmarshalDispatcher:
         """Return the body of a message as bytes. Raises `InvalidArgument` for one that its template does not take."""
         if message.template is not None:  # came from a stream, and nobody looked at it
             return bytes(message.content)
-        template = self._templates.get(_known(message.type))
         try:
-            if template is None:
-                raise TypeError("no template takes it")
-            data = template.marshal(message.content)
-        except (ValueError, TypeError, msgspec.MsgspecError) as error:
+            data = self._templates[_known(message.type)].marshal(message.content)
+        except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
             raise InvalidArgument(
-                f"a body of type {message.type} does not marshal: {error} — add_template() sets what it may be"
+                f"a body of type {message.type} does not marshal: {error!r} — add_template() sets what it may be"
             ) from error
         if len(data) > MESSAGE_BYTES_MAX:
             raise TooLarge(f"a body of type {message.type} has {len(data)} bytes — {MESSAGE_BYTES_MAX} are allowed")
@@ -192,9 +189,7 @@ class UnmarshalDispatcher:
 
     def _template(self, number: int) -> Template:
         if number not in self._templates:
-            raise UnsupportedFormat(
-                f"no template reads messages of type {TYPES.get(number, number)} — add_template() adds one"
-            )
+            raise UnsupportedFormat(f"no template reads type {TYPES.get(number, number)} — add_template() adds one")
         return self._templates[number]
 
 

@@ -96,6 +96,13 @@ class _Subscription:
         self.held.update(each.message_id for each in new)
         self.fetched.extend(new)
 
+    def fetching(self) -> asyncio.Task[list[ConsumerMessage]]:
+        """Return the read that waits for what comes, begun unless it was; it outlives a `consume` that is cancelled."""
+        if self.fetch is None:
+            fetch = self.consumer.consume(FETCHED_AT_ONCE, wait_s=FETCH_WAIT_S)
+            self.fetch = asyncio.get_running_loop().create_task(fetch)
+        return self.fetch
+
     async def stop_fetching(self) -> None:
         """End the read that was begun; what it has is kept, for the queue does not give it to this consumer again."""
         if self.fetch is not None:
@@ -147,16 +154,11 @@ class MsgStream:
         await self.close()
 
     async def start(self) -> None:
-        """Begin to read the channels that are subscribed, before the first pack is asked for."""
+        """Raise `OnShutdown` once the stream is closed; else there is nothing to do before packs are asked for."""
         self._check_open()
-        async with self._turn:
-            self._begin_fetches(name for name, each in self._subscriptions.items() if each.placed)
 
     async def close(self) -> None:
-        """Acknowledge what was consumed, and give back what was not; idempotent. Subscriptions stay, until they are disposed.
-
-        Not cut short by cancellation, which is raised when it has ended.
-        """
+        """Acknowledge what was consumed, and give back what was not; idempotent. Cancellation waits for its end."""
         await outlast(self._close())
 
     async def _close(self) -> None:
@@ -205,7 +207,7 @@ class MsgStream:
         if not pack.messages:
             return {}
         buckets = repack(pack.messages, len(self._produced), self._repack_func)
-        return await self._send({self._produced[bucket]: messages for bucket, messages in buckets.items()})
+        return await self._send({self._produced[bucket]: self.dispatcher.encode(of) for bucket, of in buckets.items()})
 
     async def broadcast(self, pack: MsgPack) -> dict[str, list[int]]:
         """Give every message to every channel; as `produce`, but an empty pack is an error.
@@ -216,20 +218,14 @@ class MsgStream:
         self._check_producer(pack, enabled=self._produce_enabled or creates)
         if not pack.messages:
             raise InvalidArgument("an empty pack says nothing to anybody — broadcast at least one message")
-        return await self._send(dict.fromkeys(self._produced, pack.messages))
+        return await self._send(dict.fromkeys(self._produced, self.dispatcher.encode(pack.messages)))
 
-    async def _send(self, messages: Mapping[str, list[TsMsg]]) -> dict[str, list[int]]:
-        encoded: dict[int, list[bytes]] = {}
-        for each in messages.values():  # a broadcast is encoded once; nothing is sent before everything is encoded
-            if id(each) not in encoded:
-                encoded[id(each)] = self.dispatcher.encode(each)
-        sends = [self._send_to(channel, encoded[id(each)]) for channel, each in messages.items()]
-        return dict(zip(messages, await _all_of(sends), strict=True))
+    async def _send(self, batches: Mapping[str, Sequence[bytes]]) -> dict[str, list[int]]:
+        sent = await _all_of([self._send_to(channel, each) for channel, each in batches.items()])
+        return dict(zip(batches, sent, strict=True))
 
     async def _send_to(self, channel: str, batches: Sequence[bytes]) -> list[int]:
-        ids: list[int] = []
-        part: list[ProducerMessage] = []
-        part_bytes = 0
+        ids, part, part_bytes = list[int](), list[ProducerMessage](), 0
         for batch in batches:
             if part and part_bytes + len(batch) > PRODUCE_BYTES_MAX:
                 ids += await self._queue.produce(channel, part)
@@ -249,10 +245,8 @@ class MsgStream:
         """
         self._check_open()
         if self._subscription not in {"", subscription} or not isinstance(position, StartPosition):
-            raise InvalidArgument(
-                f"subscription {shown(subscription)} at {shown(position)} — give a StartPosition, and open a stream "
-                "for each subscription"
-            )
+            what = f"subscription {shown(subscription)} at {shown(position)}"
+            raise InvalidArgument(f"{what} — give a StartPosition, and open a stream for each subscription")
         for name in _names(channels):
             if name not in self._subscriptions:
                 self._subscriptions[name] = await self._join(name, subscription, position)
@@ -279,11 +273,10 @@ class MsgStream:
         return self._merge.behind()
 
     async def consume(self, *, timeout: float | None = None) -> MsgPack:
-        """Return the next pack, waiting for it up to `timeout` seconds, which is an error that names the idle channels.
+        """Return the next pack, waiting up to `timeout` seconds; then `DeadlineExceeded` names the channels without one.
 
         Cancelling loses nothing. An error of the queue, or of a message that cannot be read, is raised again and again
-        until it is mended; the message waits. Raises `Overloaded` when more is held than may be and channels have no tick in
-        common, `OnShutdown` once the stream is closed.
+        until it is mended. Raises `Overloaded` when more is held than may be and channels have no tick in common.
         """
         deadline = asyncio.timeout(timeout)
         try:
@@ -307,18 +300,16 @@ class MsgStream:
     async def seek(self, positions: Sequence[MsgPosition], *, include_current: bool = False) -> None:
         """Go on from these positions, one for a channel at most; other channels stay where they are.
 
-        Start and end positions of packs are places of both kinds of stream: with end positions the packs that follow come
-        once more, exactly as they were. `include_current` begins with the message itself also at a plain stream's position.
-        Raises `InvalidArgument` for a channel that is not subscribed, before any has moved; for a message yet to come,
-        or, `Truncated`, is no longer kept, when those named before it have.
+        Both kinds of stream take the positions of both: from end positions the packs that follow come once more, exactly
+        as they were. `include_current` begins with the message itself also at a plain stream's position. Raises
+        `InvalidArgument` for what is no position of a channel that is consumed, before any has moved; for a message yet to
+        come, and `Truncated` for one no longer kept, when those named before it have.
         """
-        channels = [
-            each.channel for each in positions if isinstance(each, MsgPosition) and type(each.message_id) is int
-        ]
-        if len(set(channels)) < len(positions) or not positions:
-            raise InvalidArgument("give one position for each channel — or none for those that stay where they are")
-        if unknown := set(channels) - self._subscriptions.keys():
-            raise InvalidArgument(f"channel {shown(min(unknown))} is not consumed — subscribe with as_consumer() first")
+        sought = {each.channel for each in positions if isinstance(each, MsgPosition) and type(each.message_id) is int}
+        if not positions or len(sought) < len(positions) or not sought <= self._subscriptions.keys():
+            raise InvalidArgument(
+                f"{shown(positions)} — give one position for each channel that as_consumer() was given"
+            )
         async with self._turn:
             self._check_open()
             moved: list[MsgPosition] = []
@@ -366,12 +357,9 @@ class MsgStream:
                     self._last = pack.end_positions
                     return pack
                 await self._acknowledge()
-                fetches = self._begin_fetches(self._merge.behind())
-            done, _ = await asyncio.wait(
-                fetches,
-                timeout=None if told else self._options.idle_after_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+                fetches = [self._subscriptions[channel].fetching() for channel in self._merge.behind()]
+            idle_after_s = None if told else self._options.idle_after_s
+            done, _ = await asyncio.wait(fetches, timeout=idle_after_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 told = True
                 _log.warning("stream_waits", channels=sorted(self.waiting_for), subscription=self._subscription)
@@ -414,16 +402,6 @@ class MsgStream:
         of.merged.append(message.message_id)
         self._merge.push(of.channel, message.message_id, batch)
         return True
-
-    def _begin_fetches(self, channels: Iterable[str]) -> list[asyncio.Task[list[ConsumerMessage]]]:
-        fetches = []
-        for each in (self._subscriptions[channel] for channel in channels):
-            if each.fetch is None and not each.fetched:
-                fetch = each.consumer.consume(FETCHED_AT_ONCE, wait_s=FETCH_WAIT_S)
-                each.fetch = asyncio.get_running_loop().create_task(fetch)
-            if each.fetch is not None:
-                fetches.append(each.fetch)
-        return fetches
 
     def _note_handed_on(self) -> None:
         """The last pack is worked off: everything before its end positions may be acknowledged."""

@@ -9,6 +9,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.streams.channels import CHANNEL_KEY, ChannelService, OwnerDescription
+from tests.parts_of import parts_of
 from tests.wal.rocksmq.queues import open_queue
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, TopicNotFound
 
@@ -168,7 +169,7 @@ async def test_a_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_
     async with sn.open_node(tmp_path / "node") as node:
         [name] = await node.channels.create_channels(OWNER, 1)
         assert not (await node.verify()).findings
-        await node.channels._store.put_meta({CHANNEL_KEY + name: b"\xc1"})
+        await parts_of(node).channel.put_meta({CHANNEL_KEY + name: b"\xc1"})
         with pytest.raises(Corrupt, match="channel"):
             await node.channels.describe_channels([name])
         assert [CHANNEL_KEY in str(each) for each in (await node.verify()).findings] == [True]

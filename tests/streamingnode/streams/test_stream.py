@@ -14,11 +14,11 @@ from tests.streamingnode.batching_cases import until
 from tests.streamingnode.streams.messages_of import creation, ends, insert, inserts, tick_of
 from tests.streamingnode.streams.streams_on import send, streams_in
 from wal.errors import (
+    AlreadyExists,
     GroupNotFound,
     InvalidArgument,
     OnShutdown,
     TooLarge,
-    AlreadyExists,
     TopicNotFound,
     UnsupportedFormat,
 )
@@ -318,17 +318,6 @@ async def test_one_stream_consumes_for_one_subscription_and_each_channel_once(tm
             assert await consumed(consumer, 2) == [[1], [1]]
 
 
-async def test_start_begins_to_read_before_a_pack_is_asked_for(tmp_path: Path) -> None:
-    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
-        await send(producer, inserts(1))
-        async with streams.consumer("a") as consumer:
-            await consumer.start()
-            fetch = consumer._subscriptions["a"].fetch
-            assert fetch is not None
-            assert len(await fetch) == 1
-            assert await consumed(consumer, 1) == [[1]]
-
-
 async def test_a_disposer_removes_the_subscription_and_may_run_twice(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, inserts(1))
@@ -397,18 +386,19 @@ async def test_what_was_read_ahead_is_forgotten_by_a_seek_and_kept_by_one_that_f
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         ids = [(await producer.produce(MsgPack(inserts(number))))["a"][0] for number in (1, 2, 3)]
         async with streams.consumer("a") as consumer:
-            await consumer.start()
-            await until(consumer._subscriptions["a"].fetch.done)  # type: ignore[union-attr]
+            assert await consumed(consumer, 1) == [[1]]  # the others are read, too
             with pytest.raises(InvalidArgument, match="yet to come"):
                 await consumer.seek([MsgPosition("a", ids[2] + 1000)])
-            assert await consumed(consumer, 1) == [[1]]
-            await consumer.seek([MsgPosition("a", ids[1])])
-            assert await consumed(consumer, 1) == [[3]]
+            assert await consumed(consumer, 1) == [[2]]
             await consumer.seek([MsgPosition("a", ids[0])])
-            await consumer.start()
-            await until(consumer._subscriptions["a"].fetch.done)  # type: ignore[union-attr]
+            assert await consumed(consumer, 2) == [[2], [3]]
+            waiting = asyncio.ensure_future(consumer.consume())
+            await until(lambda: consumer._subscriptions["a"].fetch)
+            waiting.cancel()
+            await send(producer, inserts(4))
+            await until(lambda: consumer._subscriptions["a"].fetching().done())
             await consumer.seek([MsgPosition("a", ids[1])])
-            assert await consumed(consumer, 1) == [[3]]
+            assert await consumed(consumer, 2) == [[3], [4]]
 
 
 async def test_a_stream_that_waits_has_acknowledged_what_was_worked_off(tmp_path: Path) -> None:
