@@ -12,8 +12,8 @@ import ctypes
 import os
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
@@ -28,6 +28,9 @@ from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
 from streamingnode.statistics import SpoolStatistics
 from streamingnode.streams.channels import ChannelService
+from streamingnode.streams.factory import MsgStreamFactory, Ticker
+from streamingnode.streams.messages import MsgPack, UnmarshalDispatcher, new_proto_dispatcher
+from streamingnode.streams.stream import MsgStream, StreamOptions
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
@@ -108,6 +111,10 @@ class Blocking:
         self._loop.call(self._original.__aenter__)
         return self
 
+    def __exit__(self, *raised: object) -> None:
+        if not self._loop.is_closed:  # a closed node has ended its readers and consumers
+            self._loop.call(self._original.__aexit__, *raised)
+
 
 @overload
 def blocking(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]: ...
@@ -145,7 +152,9 @@ class SyncTransaction(Blocking):
     delete = blocking(Transaction.delete)
     commit = blocking(Transaction.commit)
     rollback = blocking(Transaction.rollback)
-    __exit__ = blocking(Transaction.__aexit__)
+
+    def __exit__(self, *raised: object) -> None:
+        self._loop.call(self._original.__aexit__, *raised)  # refused by a closed node: it was not committed
 
 
 class SyncProducer(Blocking):
@@ -172,10 +181,6 @@ class SyncReader(Blocking):
 
     ack = blocking(CollectionReader.ack)
 
-    def __exit__(self, *raised: object) -> None:
-        if not self._loop.is_closed:  # a closed node has ended its readers
-            self._loop.call(self._original.__aexit__, *raised)
-
     def __iter__(self) -> Iterator[ReadMessage]:
         # Many at a time: a hop between threads costs 50 us.
         while messages := self._loop.call(self._original.next_messages):
@@ -194,10 +199,6 @@ class SyncConsumer(Blocking):
     consume = blocking(Consumer.consume)
     ack = blocking(Consumer.ack)
     give_back = blocking(Consumer.give_back)
-
-    def __exit__(self, *raised: object) -> None:
-        if not self._loop.is_closed:  # a closed node has ended its consumers
-            self._loop.call(self._original.close)
 
     def __iter__(self) -> Iterator[ConsumerMessage]:
         messages = aiter(self._original)
@@ -232,6 +233,70 @@ class SyncChannels(Blocking):
     create_channels = blocking(ChannelService.create_channels)
     destroy_channels = blocking(ChannelService.destroy_channels)
     describe_channels = blocking(ChannelService.describe_channels)
+
+
+class SyncMsgStream(Blocking):
+    """A stream for a `with` block; see `streamingnode.streams.stream.MsgStream`. Any thread may call it."""
+
+    start = blocking(MsgStream.start)
+    close = blocking(MsgStream.close)
+    as_producer = blocking(MsgStream.as_producer)
+    get_produce_channels = blocking(MsgStream.get_produce_channels)
+    set_repack_func = blocking(MsgStream.set_repack_func)
+    force_enable_produce = blocking(MsgStream.force_enable_produce)
+    produce = blocking(MsgStream.produce)
+    broadcast = blocking(MsgStream.broadcast)
+    as_consumer = blocking(MsgStream.as_consumer)
+    consume = blocking(MsgStream.consume)
+    seek = blocking(MsgStream.seek)
+    get_latest_msg_id = blocking(MsgStream.get_latest_msg_id)
+    check_topic_valid = blocking(MsgStream.check_topic_valid)
+
+    def __iter__(self) -> Iterator[MsgPack]:
+        """See `MsgStream.chan`."""
+        packs = self._original.chan()
+        while pack := self._loop.call(partial(anext, packs, None)):
+            yield pack
+
+    def ticker(self, **options: Any) -> "SyncTicker":
+        """Return a ticker of this producer; see `streamingnode.streams.factory.Ticker`."""
+        return SyncTicker(Ticker(self._original, **options), self._loop)
+
+
+class SyncTicker(Blocking):
+    """Writes time ticks, for a `with` block; see `streamingnode.streams.factory.Ticker`."""
+
+    tick = blocking(Ticker.tick)
+
+    @contextmanager
+    def stamp(self, count: int = 1) -> Iterator[int]:
+        """See `Ticker.stamp`."""
+        stamped = self._original.stamp(count)
+        first: int = self._loop.call(stamped.__enter__)
+        try:
+            yield first
+        finally:
+            self._loop.call(stamped.__exit__, None, None, None)
+
+
+class SyncMsgStreamFactory(Blocking):
+    """Makes streams over the topics of a node; see `streamingnode.streams.factory.MsgStreamFactory`."""
+
+    def __init__(
+        self,
+        queue: SyncQueue,
+        new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher,
+        options: StreamOptions | None = None,
+    ) -> None:
+        made = MsgStreamFactory(queue._original, new_dispatcher, options)  # noqa: SLF001 - the blocking side of both
+        super().__init__(made, queue._loop)  # noqa: SLF001
+
+    new_msg_stream = blocking(MsgStreamFactory.new_msg_stream, SyncMsgStream)
+    new_tt_msg_stream = blocking(MsgStreamFactory.new_tt_msg_stream, SyncMsgStream)
+
+    def new_disposer(self, channels: Sequence[str], subscription: str) -> Callable[[], None]:
+        """See `MsgStreamFactory.new_disposer`."""
+        return partial(self._loop.call, self._original.new_disposer(channels, subscription))
 
 
 class SyncNode(Blocking):

@@ -1,12 +1,16 @@
 """Streams over a real queue of a test."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
+
+import pytest
 
 from streamingnode.streams.factory import MsgStreamFactory
 from streamingnode.streams.messages import MsgPack, TsMsg
 from streamingnode.streams.stream import MsgStream, StartPosition, StreamOptions, TtMsgStream
+from tests.streamingnode.remote.nodes import node_behind_proxy
 from tests.wal.rocksmq.queues import opened
 from wal.rocksmq.contract import MessageQueue
 
@@ -42,8 +46,29 @@ class Streams:
 
 
 @asynccontextmanager
+async def _over_a_connection(path: Path) -> AsyncIterator[MessageQueue]:
+    async with node_behind_proxy(path / "node") as served, served.client() as client:
+        yield client.mq
+
+
+QUEUES: dict[str, Callable[[Path], AbstractAsyncContextManager[MessageQueue]]] = {
+    "here": opened,
+    "over a connection": _over_a_connection,
+}
+_where = ContextVar("_where", default="here")
+
+
+@pytest.fixture(params=QUEUES)
+def everywhere(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Has a test run with each kind of queue."""
+    token = _where.set(request.param)
+    yield
+    _where.reset(token)
+
+
+@asynccontextmanager
 async def streams_in(path: Path) -> AsyncIterator[Streams]:
-    async with opened(path) as queue:
+    async with QUEUES[_where.get()](path) as queue:
         yield Streams(queue)
 
 

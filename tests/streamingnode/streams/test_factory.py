@@ -12,7 +12,7 @@ from tests.streamingnode.streams.messages_of import ends, insert
 from tests.streamingnode.streams.streams_on import streams_in
 from wal.timetick import TickAllocator
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
 
 def ticks_from(first: int) -> TickAllocator:

@@ -24,7 +24,7 @@ from wal.errors import (
 )
 from wal.rocksmq.messages import ProducerMessage
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
 
 async def consumed(stream: MsgStream, count: int) -> list[list[int]]:

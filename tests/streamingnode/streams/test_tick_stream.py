@@ -16,7 +16,7 @@ from tests.wal.rocksmq.queues import Clock, opened
 from wal.errors import Overloaded, Truncated
 from wal.rocksmq.contract import MqOptions
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
 SEEK_VECTOR = [
     [tick_of(0)],
