@@ -96,6 +96,14 @@ class _Subscription:
         self.held.update(each.message_id for each in new)
         self.fetched.extend(new)
 
+    async def refill(self) -> None:
+        """Take what the queue has now."""
+        if self.fetch is None:
+            self.take(await self.consumer.consume(FETCHED_AT_ONCE))
+        elif self.fetch.done():
+            fetch, self.fetch = self.fetch, None
+            self.take(fetch.result())
+
     def fetching(self) -> asyncio.Task[list[ConsumerMessage]]:
         """Return the read that waits for what comes, begun unless it was; it outlives a `consume` that is cancelled."""
         if self.fetch is None:
@@ -374,25 +382,20 @@ class MsgStream:
                     f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — write the same ticks to "
                     "all channels, and more of them, or raise buffer_bytes_max"
                 )
-            if not any(await _all_of([self._receive(each) for each in behind])):
+            await _all_of([each.refill() for each in behind if not each.fetched])
+            came = [each for each in behind if each.fetched]
+            if not came:
                 return None
+            for each in came:
+                self._decode_next(each)
+                if self._decoded_bytes > DECODED_BYTES_AT_ONCE:
+                    self._decoded_bytes = 0
+                    await asyncio.sleep(0)
         return pack
 
-    async def _receive(self, of: _Subscription) -> bool:
-        """Decode one batch of a channel, and return whether there was one."""
-        if not of.fetched:
-            if of.fetch is None:
-                of.take(await of.consumer.consume(FETCHED_AT_ONCE))
-            elif of.fetch.done():
-                fetch, of.fetch = of.fetch, None
-                of.take(fetch.result())
-        if not of.fetched:
-            return False
-        self._decoded_bytes += len(of.fetched[0].payload)
-        if self._decoded_bytes > DECODED_BYTES_AT_ONCE:
-            self._decoded_bytes = 0
-            await asyncio.sleep(0)
+    def _decode_next(self, of: _Subscription) -> None:
         message = of.fetched[0]
+        self._decoded_bytes += len(message.payload)
         try:
             batch = self.dispatcher.decode(message.payload, message.properties)
         except StreamingNodeError as error:
@@ -401,7 +404,6 @@ class MsgStream:
         of.fetched.popleft()
         of.merged.append(message.message_id)
         self._merge.push(of.channel, message.message_id, batch)
-        return True
 
     def _note_handed_on(self) -> None:
         """The last pack is worked off: everything before its end positions may be acknowledged."""

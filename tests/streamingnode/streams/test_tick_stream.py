@@ -96,6 +96,19 @@ async def test_channels_that_never_meet_are_overloaded_before_memory_is_full(tmp
                 assert consumer._merge.held_bytes < 2 << 20
 
 
+async def test_more_batches_before_a_tick_than_a_group_may_hold_are_overloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("wal.rocksmq.group", "streamingnode.streams.stream"):
+        monkeypatch.setattr(f"{module}.HELD_MAX", 8)
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, *[inserts(tick) for tick in range(1, 12)])
+        async with streams.tick_consumer("a") as consumer:
+            for _ in range(2):
+                with pytest.raises(Overloaded, match="more of them"):
+                    await consumer.consume(timeout=20)
+
+
 async def test_a_saved_position_goes_on_over_a_restart_of_the_queue(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, *SEEK_VECTOR)
