@@ -187,7 +187,8 @@ def channel(
 ) -> None:
     """Create, list or remove the channels of a node's channel service.
 
-    A channel is a name that no other has or had, and who owns it. Creating and removing several is all or nothing.
+    A channel is a topic with a name that no other has or had, and who owns it; rm removes its messages, too. Creating and
+    removing several is all or nothing.
     """
     from streamingnode.streams.channels import ChannelDescription, OwnerDescription
 
