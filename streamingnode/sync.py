@@ -30,7 +30,7 @@ from streamingnode.statistics import SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.streams.factory import MsgStreamFactory, Ticker
 from streamingnode.streams.messages import MsgPack, UnmarshalDispatcher, new_proto_dispatcher
-from streamingnode.streams.stream import MsgStream, StreamOptions
+from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
@@ -286,7 +286,7 @@ class SyncMsgStreamFactory(Blocking):
         self,
         queue: SyncQueue,
         new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher,
-        options: StreamOptions | None = None,
+        options: StreamOptions = DEFAULTS,
     ) -> None:
         made = MsgStreamFactory(queue._original, new_dispatcher, options)  # noqa: SLF001 - the blocking side of both
         super().__init__(made, queue._loop)  # noqa: SLF001

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Self
 
-from streamingnode.streams import streams_pb2 as pb
-from streamingnode.streams.messages import MsgPack, MsgType, Template, TsMsg, UnmarshalDispatcher, new_proto_dispatcher
-from streamingnode.streams.stream import MsgStream, StreamOptions, TtMsgStream
+from streamingnode.streams.messages import AS_IT_IS, MsgPack, MsgType, TsMsg, UnmarshalDispatcher, new_proto_dispatcher
+from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions, TtMsgStream
 from wal.errors import GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import elapsed_ms, event_log, unix_ms
@@ -19,35 +19,29 @@ TICK_INTERVAL_S = 0.2
 _log = event_log(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class MsgStreamFactory:
     """Makes the streams of one queue, such as `node.mq`; whatever keeps `MessageQueue`'s contract can be in its place."""
 
-    def __init__(
-        self,
-        queue: MessageQueue,
-        new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher,
-        options: StreamOptions | None = None,
-    ) -> None:
-        self._queue, self._new_dispatcher, self._options = queue, new_dispatcher, options
+    queue: MessageQueue
+    new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher
+    options: StreamOptions = DEFAULTS
 
     def new_msg_stream(self) -> MsgStream:
         """Return a stream that hands on each batch as it comes, with a dispatcher of its own."""
-        return MsgStream(self._queue, self._new_dispatcher(), self._options)
+        return MsgStream(self.queue, self.new_dispatcher(), self.options)
 
     def new_tt_msg_stream(self) -> TtMsgStream:
         """Return a stream that hands on the messages of one time tick together."""
-        return TtMsgStream(self._queue, self._new_dispatcher(), self._options)
+        return TtMsgStream(self.queue, self.new_dispatcher(), self.options)
 
     def new_disposer(self, channels: Sequence[str], subscription: str) -> Callable[[], Awaitable[None]]:
-        """Return what removes a subscription, which keeps nothing from being given up any more; it may be repeated.
-
-        Streams that consume for it end.
-        """
+        """Return what removes a subscription, so that it keeps nothing any more; streams that consume for it end."""
 
         async def dispose() -> None:
             for channel in channels:
                 with suppress(TopicNotFound, GroupNotFound):
-                    await self._queue.destroy_consumer_group(channel, subscription)
+                    await self.queue.destroy_consumer_group(channel, subscription)
 
         return dispose
 
@@ -64,12 +58,10 @@ class Ticker:
         stream: MsgStream,
         *,
         interval_s: float = TICK_INTERVAL_S,
-        source: str = "",
         above: int = 0,
         ticks: TickAllocator | None = None,
     ) -> None:
         self._stream, self._interval_s = stream, interval_s
-        self._body = pb.TimeTick(source=source).SerializeToString()
         self._ticks = ticks or TickAllocator(unix_ms, elapsed_ms, above=above)
         self._stamped: dict[int, None] = {}  # in the order of ticks
         self._task: asyncio.Task[None] | None = None
@@ -90,7 +82,7 @@ class Ticker:
         """Write the highest tick that holds now to all channels, and return it; one that is not new is not written."""
         tick = next(iter(self._stamped)) - 1 if self._stamped else self._ticks.allocate()
         if tick > self.last_tick:
-            message = TsMsg(MsgType.TIME_TICK, tick, tick, self._body, template=Template(bytes, bytes))
+            message = TsMsg(MsgType.TIME_TICK, tick, tick, b"", template=AS_IT_IS)  # an empty body in any dispatcher
             await self._stream.broadcast(MsgPack([message]))
             self.last_tick = tick
         return tick

@@ -56,6 +56,9 @@ class Template(NamedTuple):
     unmarshal: Callable[[bytes], Any]
 
 
+AS_IT_IS = Template(lambda body: memoryview(body).tobytes(), bytes)
+
+
 class TsMsg(msgspec.Struct, gc=False, eq=False):
     """One message, valid from `begin_ts` to `end_ts`: time ticks, or other numbers that ascend, up to `TICK_MAX`.
 
@@ -105,9 +108,9 @@ class MsgPosition(msgspec.Struct, frozen=True):
 
 
 class MsgPack(msgspec.Struct):
-    """Messages that are produced, or were consumed, together; only of the latter the ticks and positions say something.
+    """Messages that are produced, or were consumed, together; of the latter a tick stream has all above `begin_ts`.
 
-    A tick stream fills in all messages above `begin_ts`, up to `end_ts`. There is a position for each channel.
+    Consumed ones have a position for each channel; of those to be produced only `messages` count.
     """
 
     messages: list[TsMsg]
@@ -152,10 +155,7 @@ class UnmarshalDispatcher:
         return data
 
     def unmarshal(self, data: bytes, type_: StreamType) -> TsMsg:
-        """Return a message with the body that `data` holds, to be given its ticks.
-
-        Raises `InvalidArgument` for what is no type, `UnsupportedFormat` for one without a template.
-        """
+        """Return a message with the body that `data` holds. Raises `UnsupportedFormat` for a type without a template."""
         return TsMsg(TYPES[_known(type_)], 0, 0, data, template=self._template(int(type_)))
 
     def encode(self, messages: Sequence[TsMsg]) -> list[bytes]:
@@ -239,5 +239,4 @@ def new_proto_dispatcher() -> UnmarshalDispatcher:
 
 def new_memory_dispatcher() -> UnmarshalDispatcher:
     """Return a dispatcher for bodies that are bytes, handed on as they are in memory: Arrow, msgpack, whatever they hold."""
-    as_it_is = Template(lambda body: memoryview(body).tobytes(), bytes)
-    return UnmarshalDispatcher(dict.fromkeys(TYPES.values(), as_it_is))
+    return UnmarshalDispatcher(dict.fromkeys(TYPES.values(), AS_IT_IS))

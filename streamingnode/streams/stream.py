@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from streamingnode.errors import AccessDenied, DeadlineExceeded
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
@@ -75,6 +75,9 @@ class StreamOptions:
     ignore_bad_position: bool = False
 
 
+DEFAULTS = StreamOptions()
+
+
 class _Subscription:
     """One channel of a consumer: the reader of its group, what it has fetched, and what may be acknowledged."""
 
@@ -136,11 +139,8 @@ class MsgStream:
 
     _merge_kind: type[Merge] = PlainMerge
 
-    def __init__(
-        self, queue: MessageQueue, dispatcher: UnmarshalDispatcher, options: StreamOptions | None = None
-    ) -> None:
-        self._queue, self._options = queue, options or StreamOptions()
-        self.dispatcher = dispatcher
+    def __init__(self, queue: MessageQueue, dispatcher: UnmarshalDispatcher, options: StreamOptions = DEFAULTS) -> None:
+        self._queue, self.dispatcher, self._options = queue, dispatcher, options
         self._merge: Merge = self._merge_kind()
         self._produced: list[str] = []
         self._repack_func: RepackFunc | None = None
@@ -458,10 +458,8 @@ def _names(channels: Sequence[str]) -> list[str]:
 
 async def _all_of(calls: Sequence[Awaitable[T]]) -> list[T]:
     """Return what all calls return; when some fail, raise the first error when all have ended."""
-    if len(calls) == 1:
-        return [await calls[0]]
     results = await asyncio.gather(*calls, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
+    for failed in results:
+        if isinstance(failed, BaseException):
+            raise failed
+    return cast(list[T], results)

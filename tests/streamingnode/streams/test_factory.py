@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamingnode.streams.factory import Ticker
-from streamingnode.streams.messages import MsgPack, MsgType
+from streamingnode.streams.messages import MsgPack
 from tests.streamingnode.batching_cases import until
 from tests.streamingnode.streams.messages_of import ends, insert
 from tests.streamingnode.streams.streams_on import streams_in
@@ -21,7 +21,7 @@ def ticks_from(first: int) -> TickAllocator:
 
 async def test_ticks_reach_every_channel_and_move_a_tick_stream_on(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
-        async with streams.tick_consumer("a", "b") as consumer, Ticker(producer, interval_s=0.01, source="s") as ticker:
+        async with streams.tick_consumer("a", "b") as consumer, Ticker(producer, interval_s=0.01) as ticker:
             for _ in range(3):
                 with ticker.stamp() as tick:
                     await producer.produce(MsgPack([insert(tick)]))
@@ -72,11 +72,3 @@ async def test_ticks_of_a_later_run_are_above_those_of_an_earlier_one(tmp_path: 
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         ahead = 1 << 62
         assert await Ticker(producer, above=ahead).tick() == ahead + 1
-
-
-async def test_a_tick_names_its_source(tmp_path: Path) -> None:
-    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
-        await Ticker(producer, source="node 7").tick()
-        async with streams.consumer("a") as consumer:
-            [message] = (await consumer.consume(timeout=20)).messages
-            assert (message.type, message.body.source) == (MsgType.TIME_TICK, "node 7")
