@@ -250,7 +250,6 @@ class SyncMsgStream(Blocking):
     consume = blocking(MsgStream.consume)
     seek = blocking(MsgStream.seek)
     get_latest_msg_id = blocking(MsgStream.get_latest_msg_id)
-    check_topic_valid = blocking(MsgStream.check_topic_valid)
 
     def __iter__(self) -> Iterator[MsgPack]:
         """See `MsgStream.chan`."""

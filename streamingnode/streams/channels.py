@@ -1,8 +1,7 @@
 """The channel service: hands out channels by name, says whose they are, and takes them back.
 
-A channel is a topic and a record in the store's state map; the record counts. It is written after its topic is made and
-removed before that is destroyed, so a crash leaves at most a topic without a record: an empty one is taken over by the next
-creation, and what was to be destroyed is on a list that the next call works off.
+A channel is a topic and a record, which counts: it is written after its topic is made and removed before that is destroyed.
+A crash leaves at most a topic without one: empty, for the next creation to take over, or on a list for the next call to end.
 """
 
 import asyncio
@@ -20,7 +19,6 @@ CHANNELS_MAX = 4096
 """Of one call."""
 CHANNEL_KEY, DESTROYED_KEY, NEXT_KEY = "channels/name/", "channels/destroyed/", "channels/next"
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
-"""Of an owner."""
 T = TypeVar("T")
 
 
@@ -111,10 +109,8 @@ class ChannelService:
         """Whether a name is no topic of somebody else: an empty one may be what a crash left of a creation."""
         try:
             await self._queue.check_topic_valid(name)
-        except TopicNotFound:
-            return True
-        except AlreadyExists:
-            return False
+        except (TopicNotFound, AlreadyExists) as why:
+            return isinstance(why, TopicNotFound)
         return True
 
     async def _finish_destroying(self) -> None:

@@ -50,19 +50,14 @@ class Ticker:
     """Writes time ticks to all channels of a producer. Used in `async with`; leaving it writes a last one.
 
     A tick says that nothing at or below it follows, so whoever produces takes ticks from here, `with ticker.stamp() as ts:`,
-    and all producers of a channel share one ticker. Ticks follow the clock; `above` is the highest one of an earlier run.
+    and all producers of a channel share one ticker. Ticks follow the clock, or are those that `ticks` hands out.
     """
 
     def __init__(
-        self,
-        stream: MsgStream,
-        *,
-        interval_s: float = TICK_INTERVAL_S,
-        above: int = 0,
-        ticks: TickAllocator | None = None,
+        self, stream: MsgStream, *, interval_s: float = TICK_INTERVAL_S, ticks: TickAllocator | None = None
     ) -> None:
         self._stream, self._interval_s = stream, interval_s
-        self._ticks = ticks or TickAllocator(unix_ms, elapsed_ms, above=above)
+        self._ticks = ticks or TickAllocator(unix_ms, elapsed_ms)
         self._stamped: dict[int, None] = {}  # in the order of ticks
         self._task: asyncio.Task[None] | None = None
         self.last_tick = 0

@@ -1,11 +1,11 @@
 """Batches of many channels in, packs out: each batch as it comes, or all messages of one tick together. No I/O."""
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import chain
 from typing import NamedTuple
 
-from streamingnode.streams.messages import ROWS, Batch, MsgPack, MsgPosition, TsMsg
+from streamingnode.streams.messages import DELETES, INSERTS, Batch, MsgPack, MsgPosition, TsMsg
 
 
 class PlainMerge:
@@ -35,17 +35,13 @@ class PlainMerge:
         """Return the channels of which more has to come."""
         return () if self._packs else self._channels
 
-    def seek(self, positions: Sequence[MsgPosition]) -> None:
-        """Forget what came of the channels of these positions, each once: they go on from there."""
-        sought = {position.channel for position in positions}
-        self._packs = deque(each for each in self._packs if each.end_positions[0].channel not in sought)
+    def seek(self, position: MsgPosition) -> None:
+        """Forget what came of the channel of a position: it goes on from there."""
+        self._packs = deque(each for each in self._packs if each.end_positions[0].channel != position.channel)
 
 
 class _Stretch(NamedTuple):
-    """Messages between two ticks of a channel, all of one message of the queue; `tick` is what ends them, if any.
-
-    Their end ticks are from `begin_ts` to `end_ts`.
-    """
+    """Messages of one batch, ended by `tick`, if any; their own end ticks are from `begin_ts` to `end_ts`."""
 
     message_id: int
     messages: list[TsMsg]
@@ -59,15 +55,13 @@ class _Lane:
     """One channel: what was received, what is above the tick in progress, and how far its ticks have come."""
 
     def __init__(self, channel: str, start: MsgPosition | None = None) -> None:
-        """It has nothing received, and goes on from `start`, if that is known."""
         self.channel, self.start = channel, start
         self.input_buf: deque[_Stretch] = deque()
         self.unsolved_buf: list[_Stretch] = []
         self.tick = self.tick_id = -1
-        self.skip_to = start.timestamp if start and start.inclusive else 0
+        self.skip_to = self.after_ts = start.timestamp if start and start.inclusive else 0
 
     def receive(self, message_id: int, batch: Batch) -> None:
-        """Put a batch into `input_buf`, cut behind its ticks."""
         self.start = self.start or MsgPosition(self.channel, message_id, inclusive=True)
         begin, size_bytes, count = 0, batch.size_bytes, len(batch.messages)
         for at in (*batch.ticks, count):
@@ -77,21 +71,24 @@ class _Lane:
                 self.input_buf.append(_Stretch(message_id, part, batch.begin_ts, end_ts, size_bytes, tick))
             begin, size_bytes = at + 1, 0
 
-    def advance(self) -> None:
-        """Move on by one stretch, from `input_buf` to `unsolved_buf`.
+    def advance(self, goal: int) -> bool:
+        """Move stretches from `input_buf` to `unsolved_buf` until one ends with the tick `goal`; return whether any moved.
 
         After a seek, what is at or below `skip_to` was in an earlier pack, up to the tick that ended it; what comes behind
         that tick was not, whatever it says of itself.
         """
-        stretch = self.input_buf.popleft()
-        if self.skip_to:
-            left = [each for each in stretch.messages if each.end_ts > self.skip_to]
-            stretch = stretch._replace(messages=left, end_ts=_end(left))
-        self.unsolved_buf.append(stretch)
-        if stretch.tick is not None and stretch.tick >= self.skip_to:
-            self.skip_to = 0
-            if stretch.tick > self.tick:
-                self.tick, self.tick_id = stretch.tick, stretch.message_id
+        waiting = len(self.input_buf)
+        while self.tick < goal and self.input_buf:
+            stretch = self.input_buf.popleft()
+            if self.skip_to:
+                left = [each for each in stretch.messages if each.end_ts > self.skip_to]
+                stretch = stretch._replace(messages=left, end_ts=_end(left))
+            self.unsolved_buf.append(stretch)
+            if stretch.tick is not None and stretch.tick >= self.skip_to:
+                self.skip_to = 0
+                if stretch.tick > self.tick:
+                    self.tick, self.tick_id = stretch.tick, stretch.message_id
+        return len(self.input_buf) < waiting
 
 
 class TickMerge:
@@ -117,12 +114,8 @@ class TickMerge:
     def pop(self) -> MsgPack | None:
         """See `PlainMerge.pop`. What it looks at is linear in channels and stretches, never in both or in messages."""
         while behind := self._behind():
-            goal, moved = self._goal(), False
-            for lane in behind:
-                while lane.tick < goal and lane.input_buf:
-                    lane.advance()
-                    moved = True
-            if not moved:
+            goal = self._goal()
+            if not sum(lane.advance(goal) for lane in behind):
                 return None
         return self._emit(self._goal()) if self._lanes else None
 
@@ -130,14 +123,12 @@ class TickMerge:
         """See `PlainMerge.behind`."""
         return [lane.channel for lane in self._behind()]
 
-    def seek(self, positions: Sequence[MsgPosition]) -> None:
-        """See `PlainMerge.seek`. The next pack begins at the smallest of their ticks."""
-        ticks = [position.timestamp if position.inclusive else 0 for position in positions]
-        self._last_ts = min(ticks, default=self._last_ts)
-        for position in positions:
-            lane = self._lanes[position.channel]
-            self.held_bytes -= sum(each.size_bytes for each in chain(lane.input_buf, lane.unsolved_buf))
-            self._lanes[position.channel] = _Lane(position.channel, position)
+    def seek(self, position: MsgPosition) -> None:
+        """See `PlainMerge.seek`. The next pack begins at the smallest tick that a channel is at."""
+        lane = self._lanes[position.channel]
+        self.held_bytes -= sum(each.size_bytes for each in chain(lane.input_buf, lane.unsolved_buf))
+        self._lanes[position.channel] = _Lane(position.channel, position)
+        self._last_ts = min(lane.after_ts for lane in self._lanes.values())
 
     def _goal(self) -> int:
         return max(self._last_ts + 1, *(lane.tick for lane in self._lanes.values()), 0)
@@ -165,7 +156,7 @@ class TickMerge:
             end = MsgPosition(lane.channel, message_id, end_ts, inclusive=True)
             pack.start_positions.append(lane.start or end)
             pack.end_positions.append(end)
-            lane.start = end
+            lane.start, lane.after_ts = end, end_ts
         self._last_ts = end_ts
         pack.messages = _without_repeats(pack.messages)
         return pack
@@ -182,7 +173,7 @@ def _without_repeats(messages: list[TsMsg]) -> list[TsMsg]:
         return messages
     firsts: dict[object, TsMsg] = {}
     for message in messages:
-        repeats = message.id and message.type in ROWS
+        repeats = message.id and message.type in INSERTS + DELETES
         firsts.setdefault((message.id, message.part) if repeats else id(message), message)
     return list(firsts.values())
 

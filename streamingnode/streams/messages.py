@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum, unique
+from enum import IntEnum
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ CONTENT_TYPE = {"content-type": "streamingnode.streams.Batch"}
 """Properties of a queue's message that is a batch."""
 
 
-@unique
 class MsgType(IntEnum):
     """Types of messages that are for streams. Those of a node's log, `MessageType`, go through streams as well."""
 
@@ -42,11 +41,9 @@ class MsgType(IntEnum):
 StreamType = MsgType | MessageType
 TYPES: Mapping[int, StreamType] = {int(each): each for kind in (MsgType, MessageType) for each in kind}
 """The registry: no number means two things, and no message may carry another one."""
-assert len(TYPES) == len(MsgType) + len(MessageType)
 TICKS = (MsgType.TIME_TICK, MessageType.TIME_TICK)
 """Everything up to the end tick of such a message is before it on its channel."""
 INSERTS, DELETES = (MsgType.INSERT, MessageType.INSERT), (MsgType.DELETE, MessageType.DELETE)
-ROWS = INSERTS + DELETES
 
 
 class Template(NamedTuple):
@@ -63,8 +60,7 @@ class TsMsg(msgspec.Struct, gc=False, eq=False):
     """One message, valid from `begin_ts` to `end_ts`: time ticks, or other numbers that ascend, up to `TICK_MAX`.
 
     `hash_keys` say which channel it goes to, and do not travel. `id` is its producer's, 0 for none: within a pack of a tick
-    stream, inserts and deletes of one id and `part` are one. The body of a message that was consumed is unmarshalled when it
-    is first asked for.
+    stream, inserts and deletes of one id and `part` are one. What was consumed is unmarshalled when `body` is asked for.
     """
 
     type: StreamType
@@ -95,10 +91,9 @@ class TsMsg(msgspec.Struct, gc=False, eq=False):
 
 
 class MsgPosition(msgspec.Struct, frozen=True):
-    """A place in one channel, to `seek` to; it encodes as JSON.
+    """A place in one channel, to `seek` to, which encodes as JSON: behind the message that a plain stream gave last.
 
-    Of a plain stream it is the message that came last, and one goes on behind it. Of a tick stream it is `inclusive`: one
-    goes on with that message, without what is at or below `timestamp`.
+    Those of a tick stream are `inclusive`: one goes on with that message, without what is at or below `timestamp`.
     """
 
     channel: str
@@ -108,10 +103,7 @@ class MsgPosition(msgspec.Struct, frozen=True):
 
 
 class MsgPack(msgspec.Struct):
-    """Messages that are produced, or were consumed, together; of the latter a tick stream has all above `begin_ts`.
-
-    Consumed ones have a position for each channel; of those to be produced only `messages` count.
-    """
+    """Messages that go, or came, together; these have positions, and of a tick stream all that is between its ticks."""
 
     messages: list[TsMsg]
     begin_ts: int = 0

@@ -35,10 +35,8 @@ from wal.rocksmq.group import HELD_MAX
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.runtime import event_log, outlast
 
-FETCHED_AT_ONCE = 16
-"""Batches that are taken of a channel together; they wait in memory until a pack needs them."""
-FETCH_WAIT_S = 60.0
-"""How long a read waits in the queue before it is begun again."""
+FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0
+"""Batches that are taken of a channel together, and how many seconds a read waits for the first."""
 PRODUCE_BYTES_MAX = 7 << 20
 """Of one call of the queue: what is produced to a channel together is there or not, up to this size."""
 ACK_EVERY_S = 0.1
@@ -51,10 +49,7 @@ _log = event_log(__name__)
 
 
 class StartPosition(Enum):
-    """Where a new subscription begins; one that exists goes on where it was.
-
-    Of a new one that begins at an unknown place nothing is consumed before `seek` says where.
-    """
+    """Where a new subscription begins, at UNKNOWN not before a `seek`; one that exists goes on where it was."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -63,11 +58,9 @@ class StartPosition(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """How a stream consumes.
+    """Above `buffer_bytes_max` of messages in no pack a stream is `Overloaded`; idle channels are told after `idle_after_s`.
 
-    It holds at most `buffer_bytes_max` (and what it has just fetched) of messages that are in no pack yet. The event log
-    names the channels it waits for after `idle_after_s` seconds. With `ignore_bad_position`, `seek` to a place that is
-    not there goes to the latest instead.
+    With `ignore_bad_position`, `seek` to a place that is not there goes to the latest instead.
     """
 
     buffer_bytes_max: int = 256 << 20
@@ -87,7 +80,6 @@ class _Subscription:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was fetched: the group goes on elsewhere."""
         self.fetched = deque[ConsumerMessage]()
         self.merged = deque[int]()
         self.handed_on = list[int]()
@@ -100,7 +92,6 @@ class _Subscription:
         self.fetched.extend(new)
 
     async def refill(self) -> None:
-        """Take what the queue has now."""
         if self.fetch is None:
             self.take(await self.consumer.consume(FETCHED_AT_ONCE))
         elif self.fetch.done():
@@ -119,12 +110,10 @@ class _Subscription:
         if self.fetch is not None:
             self.fetch.cancel()
             await asyncio.wait([self.fetch])
-            if not self.fetch.cancelled() and self.fetch.exception() is None:
-                self.take(self.fetch.result())
-            self.fetch = None
+            with suppress(asyncio.CancelledError, StreamingNodeError):
+                await self.refill()
 
     async def acknowledge(self) -> None:
-        """Tell the queue what was worked off."""
         await self.consumer.ack(self.handed_on)
         self.held.difference_update(self.handed_on)
         self.handed_on = []
@@ -187,10 +176,10 @@ class MsgStream:
     async def as_producer(self, channels: Sequence[str]) -> None:
         """Produce to these channels as well, made if they are new; their order, from all calls, is that of the buckets."""
         self._check_open()
-        names = _names(channels)
-        for name in names:
+        for name in _names(channels):
             await self._queue.create_topic(name)
-        self._produced += [name for name in names if name not in self._produced]
+            if name not in self._produced:
+                self._produced.append(name)
 
     def get_produce_channels(self) -> list[str]:
         """Return the channels that are produced to, in the order of buckets."""
@@ -205,11 +194,10 @@ class MsgStream:
         self._produce_enabled = enabled
 
     async def produce(self, pack: MsgPack) -> dict[str, list[int]]:
-        """Give each message to the channel that its hash keys say; return the ids of the batches there, durable.
+        """Give each message to the channel of its hash keys, in the order of the pack; return the ids of batches, durable.
 
-        In each channel they have the order of the pack. Across channels it is not atomic: after an error some may have
-        their part. Raises `InvalidArgument` and `TooLarge` before anything was produced, `AccessDenied` while producing is
-        not enabled.
+        Across channels it is not atomic: after an error some may have their part. Raises `InvalidArgument` and `TooLarge`
+        before anything was produced, `AccessDenied` while producing is not enabled.
         """
         self._check_producer(pack, enabled=self._produce_enabled)
         if not pack.messages:
@@ -218,10 +206,7 @@ class MsgStream:
         return await self._send({self._produced[bucket]: self.dispatcher.encode(of) for bucket, of in buckets.items()})
 
     async def broadcast(self, pack: MsgPack) -> dict[str, list[int]]:
-        """Give every message to every channel; as `produce`, but an empty pack is an error.
-
-        While producing is not enabled one message that creates a collection still goes through.
-        """
+        """As `produce`, each message to every channel; one that creates a collection also while producing is not enabled."""
         creates = [getattr(each, "type", None) for each in pack.messages] == [MessageType.CREATE_COLLECTION]
         self._check_producer(pack, enabled=self._produce_enabled or creates)
         if not pack.messages:
@@ -247,14 +232,10 @@ class MsgStream:
     async def as_consumer(
         self, channels: Sequence[str], subscription: str, position: StartPosition = StartPosition.EARLIEST
     ) -> None:
-        """Consume these channels as well, for one subscription, whose place in each of them the queue keeps.
-
-        Both are made where they are new; `position` is where a new subscription begins.
-        """
+        """Consume these channels as well, for one subscription; both are made where they are new, that at `position`."""
         self._check_open()
         if self._subscription not in {"", subscription} or not isinstance(position, StartPosition):
-            what = f"subscription {shown(subscription)} at {shown(position)}"
-            raise InvalidArgument(f"{what} — give a StartPosition, and open a stream for each subscription")
+            raise InvalidArgument(f"{shown(subscription)}, {position!r} — open a stream for each, at a StartPosition")
         for name in _names(channels):
             if name not in self._subscriptions:
                 self._subscriptions[name] = await self._join(name, subscription, position)
@@ -297,13 +278,10 @@ class MsgStream:
             raise DeadlineExceeded(f"nothing came in time from {named} — see whether producer and ticker run") from None
 
     async def chan(self) -> AsyncIterator[MsgPack]:
-        """Yield packs until the stream is closed."""
-        while not self._closed:
-            try:
+        """Yield packs until the stream, or what it consumes from, is closed."""
+        with suppress(OnShutdown):
+            while True:
                 yield await self.consume()
-            except OnShutdown:  # of the queue, unless the stream is closed
-                if not self._closed:
-                    raise
 
     async def seek(self, positions: Sequence[MsgPosition], *, include_current: bool = False) -> None:
         """Go on from these positions, one for a channel at most; other channels stay where they are.
@@ -320,18 +298,14 @@ class MsgStream:
             )
         async with self._turn:
             self._check_open()
-            moved: list[MsgPosition] = []
-            try:
-                for position in positions:
-                    each = self._subscriptions[position.channel]
-                    await each.stop_fetching()  # else it might take what comes behind the new place, and be forgotten
-                    await self._seek_queue(position, include_current=include_current)
-                    each.forget()
-                    each.placed = True
-                    self._last = [other for other in self._last if other.channel != position.channel]
-                    moved.append(position)
-            finally:
-                self._merge.seek(moved)
+            for position in positions:
+                each = self._subscriptions[position.channel]
+                await each.stop_fetching()  # else it might take what comes behind the new place, and be forgotten
+                await self._seek_queue(position, include_current=include_current)
+                each.forget()
+                each.placed = True
+                self._last = [other for other in self._last if other.channel != position.channel]
+                self._merge.seek(position)
 
     async def _seek_queue(self, position: MsgPosition, *, include_current: bool) -> None:
         # Ids of a queue are dense: behind a message is its id and one, which may be yet to come.
@@ -348,10 +322,6 @@ class MsgStream:
         """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
         return await self._queue.get_latest_msg(channel)
 
-    async def check_topic_valid(self, channel: str) -> None:
-        """Raise `TopicNotFound` for a channel that is not there, `AlreadyExists` for one that holds messages."""
-        await self._queue.check_topic_valid(channel)
-
     async def _next_pack(self) -> MsgPack:
         told = False
         while True:
@@ -360,8 +330,7 @@ class MsgStream:
                 self._note_handed_on()
                 if monotonic() - self._acked_s > ACK_EVERY_S:
                     await self._acknowledge()
-                pack = await self._pack_at_hand()
-                if pack is not None:
+                if (pack := await self._pack_at_hand()) is not None:
                     self._last = pack.end_positions
                     return pack
                 await self._acknowledge()
@@ -440,11 +409,10 @@ class MsgStream:
 
 
 class TtMsgStream(MsgStream):
-    """A stream whose packs are the messages of one time tick, over all channels that it consumes.
+    """A stream whose packs are the messages of one time tick, over all channels that it consumes; a `Ticker` writes ticks.
 
-    A pack is there when all channels have its tick: a `Ticker` of the producer writes ticks, and without one the stream
-    stands still. To go on later exactly where one was, save the `end_positions` of the last pack and `seek` to them: the
-    subscription alone keeps what is not acknowledged, of which messages above the tick may be a part of a batch below.
+    To go on later exactly where one was, save the `end_positions` of the last pack and `seek` to them: the subscription
+    alone keeps what is not acknowledged, of which messages above the tick may be a part of a batch below.
     """
 
     _merge_kind = TickMerge

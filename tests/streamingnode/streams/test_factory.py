@@ -66,9 +66,3 @@ async def test_a_ticker_whose_tick_is_refused_says_so_and_goes_on(
             await until(lambda: "tick_not_written" in caplog.text)
             producer.force_enable_produce(True)
             await until(lambda: ticker.last_tick)
-
-
-async def test_ticks_of_a_later_run_are_above_those_of_an_earlier_one(tmp_path: Path) -> None:
-    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
-        ahead = 1 << 62
-        assert await Ticker(producer, above=ahead).tick() == ahead + 1

@@ -14,7 +14,6 @@ from tests.streamingnode.batching_cases import until
 from tests.streamingnode.streams.messages_of import creation, ends, insert, inserts, tick_of
 from tests.streamingnode.streams.streams_on import send, streams_in
 from wal.errors import (
-    AlreadyExists,
     GroupNotFound,
     InvalidArgument,
     OnShutdown,
@@ -97,10 +96,6 @@ async def test_an_empty_pack_is_produced_to_nobody_and_broadcast_to_nobody(tmp_p
         with pytest.raises(InvalidArgument, match="empty"):
             await producer.broadcast(MsgPack([]))
         assert await producer.get_latest_msg_id("a") == -1
-        await producer.check_topic_valid("a")
-        await producer.produce(MsgPack([insert(1)]))
-        with pytest.raises(AlreadyExists):
-            await producer.check_topic_valid("a")
 
 
 async def test_a_stream_without_channels_names_the_call_that_is_missing(tmp_path: Path) -> None:
