@@ -146,6 +146,7 @@ async def test_a_destruction_that_fails_is_finished_or_did_nothing(tmp_path: Pat
 
 async def test_a_node_has_channels_of_its_own_and_a_blocking_one_too(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path / "node") as node:
+        assert "channels" not in vars(parts_of(node))  # made when it is first used
         [name] = await node.channels.create_channels(OWNER, 1)
         assert node.channels is node.channels
         assert name in await node.mq.info()
