@@ -236,8 +236,8 @@ class MsgStream:
         self._check_open()
         if self._subscription not in {"", subscription} or not isinstance(position, StartPosition):
             raise InvalidArgument(f"{shown(subscription)}, {position!r} — open a stream for each, at a StartPosition")
-        for name in _names(channels):
-            if name not in self._subscriptions:
+        async with self._turn:
+            for name in [each for each in _names(channels) if each not in self._subscriptions]:
                 self._subscriptions[name] = await self._join(name, subscription, position)
                 self._subscription = subscription
                 self._merge.add(name)

@@ -1,6 +1,7 @@
 """The registry of types, dispatchers, and batches as bytes."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from streamingnode.streams.messages import (
     StreamType,
     Template,
     TsMsg,
+    UnmarshalDispatcher,
     new_memory_dispatcher,
     new_proto_dispatcher,
 )
@@ -167,6 +169,18 @@ def test_what_is_no_batch_is_a_typed_error(data: object, properties: dict[str, s
     assert isinstance(data, bytes)
     with pytest.raises(error, match="batch"):
         PROTO.decode(data, properties)
+
+
+@pytest.mark.parametrize("dispatcher", [PROTO, MEMORY])
+@given(data=st.binary(max_size=60))
+def test_any_bytes_are_messages_or_a_typed_error(dispatcher: UnmarshalDispatcher, data: bytes) -> None:
+    try:
+        batch = dispatcher.decode(data, CONTENT_TYPE)
+    except (Corrupt, UnsupportedFormat):
+        return
+    for message in batch.messages:
+        with suppress(Corrupt):
+            _ = message.body
 
 
 def test_a_body_that_does_not_unmarshal_is_corrupt_when_asked_for() -> None:
