@@ -26,6 +26,7 @@ from bench import (
     bench_remote,
     bench_scan,
     bench_service,
+    bench_streams,
     bench_topics,
     bench_writes,
 )
@@ -116,6 +117,7 @@ BENCHMARKS: dict[str, Run] = {
     "ingest": ingest,
     "remote": bench_remote.run,
     "topics": bench_topics.run,
+    "streams": bench_streams.run,
     "memory": bench_memory.run,
 }
 

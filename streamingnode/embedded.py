@@ -75,8 +75,10 @@ class EmbeddedBackend(CatalogChanges):
 
     @cached_property
     def channels(self) -> ChannelService:
-        """The channel service of its store."""
-        return ChannelService(self.channel)
+        """Its channel service, made when it is first used. Raises `InvalidArgument` where there are no topics."""
+        if self.mq is None:
+            raise InvalidArgument("this node has no channels — open one with a directory")
+        return ChannelService(self.channel, self.mq)
 
     @cached_property
     def _upkeep(self) -> Upkeep:

@@ -18,8 +18,6 @@ from spark_sink.errors import TableAhead as TableAhead
 from wal.errors import AlreadyExists as AlreadyExists
 from wal.errors import AlreadyOwned as AlreadyOwned
 from wal.errors import ChannelFenced as ChannelFenced
-from wal.errors import ChannelIdle as ChannelIdle
-from wal.errors import ChannelNotFound as ChannelNotFound
 from wal.errors import Corrupt as Corrupt
 from wal.errors import GroupNotFound as GroupNotFound
 from wal.errors import Indeterminate as Indeterminate

@@ -115,7 +115,7 @@ class Node:
 
     @property
     def channels(self) -> Channels:
-        """The node's channel service, which names channels for streams.
+        """The node's channel service, which hands out topics as channels for streams. Raises as `mq` does.
 
         Over a connection creating and destroying raise `Indeterminate` when that is lost: `describe_channels` tells.
         """

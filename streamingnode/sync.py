@@ -11,8 +11,8 @@ import atexit
 import ctypes
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
@@ -27,6 +27,9 @@ from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
 from streamingnode.statistics import SpoolStatistics
 from streamingnode.streams.channels import ChannelService
+from streamingnode.streams.factory import MsgStreamFactory, Ticker
+from streamingnode.streams.messages import MsgPack, UnmarshalDispatcher, new_proto_dispatcher
+from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
@@ -228,6 +231,69 @@ class SyncChannels(Blocking):
     create_channels = blocking(ChannelService.create_channels)
     destroy_channels = blocking(ChannelService.destroy_channels)
     describe_channels = blocking(ChannelService.describe_channels)
+
+
+class SyncMsgStream(Blocking):
+    """A stream for a `with` block; see `streamingnode.streams.stream.MsgStream`. Any thread may call it."""
+
+    start = blocking(MsgStream.start)
+    close = blocking(MsgStream.close)
+    as_producer = blocking(MsgStream.as_producer)
+    get_produce_channels = blocking(MsgStream.get_produce_channels)
+    set_repack_func = blocking(MsgStream.set_repack_func)
+    force_enable_produce = blocking(MsgStream.force_enable_produce)
+    produce = blocking(MsgStream.produce)
+    broadcast = blocking(MsgStream.broadcast)
+    as_consumer = blocking(MsgStream.as_consumer)
+    consume = blocking(MsgStream.consume)
+    seek = blocking(MsgStream.seek)
+    get_latest_msg_id = blocking(MsgStream.get_latest_msg_id)
+
+    def __iter__(self) -> Iterator[MsgPack]:
+        """See `MsgStream.chan`."""
+        packs = self._original.chan()
+        while pack := self._loop.call(partial(anext, packs, None)):
+            yield pack
+
+    def ticker(self, **options: Any) -> "SyncTicker":
+        """Return a ticker of this producer; see `streamingnode.streams.factory.Ticker`."""
+        return SyncTicker(Ticker(self._original, **options), self._loop)
+
+
+class SyncTicker(Blocking):
+    """Writes time ticks, for a `with` block; see `streamingnode.streams.factory.Ticker`."""
+
+    tick = blocking(Ticker.tick)
+
+    @contextmanager
+    def stamp(self, count: int = 1) -> Iterator[int]:
+        """See `Ticker.stamp`."""
+        stamped = self._original.stamp(count)
+        first: int = self._loop.call(stamped.__enter__)
+        try:
+            yield first
+        finally:
+            self._loop.call(stamped.__exit__, None, None, None)
+
+
+class SyncMsgStreamFactory(Blocking):
+    """Makes streams over the topics of a node; see `streamingnode.streams.factory.MsgStreamFactory`."""
+
+    def __init__(
+        self,
+        queue: SyncQueue,
+        new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher,
+        options: StreamOptions = DEFAULTS,
+    ) -> None:
+        made = MsgStreamFactory(queue._original, new_dispatcher, options)  # noqa: SLF001 - the blocking side of both
+        super().__init__(made, queue._loop)  # noqa: SLF001
+
+    new_msg_stream = blocking(MsgStreamFactory.new_msg_stream, SyncMsgStream)
+    new_tt_msg_stream = blocking(MsgStreamFactory.new_tt_msg_stream, SyncMsgStream)
+
+    def new_disposer(self, channels: Sequence[str], subscription: str) -> Callable[[], None]:
+        """See `MsgStreamFactory.new_disposer`."""
+        return partial(self._loop.call, self._original.new_disposer(channels, subscription))
 
 
 class SyncNode(Blocking):

@@ -164,10 +164,10 @@ def test_executor_imports_load_neither_log_store_nor_event_loop() -> None:
 
 
 def test_generated_code_is_that_of_its_source(tmp_path: Path) -> None:
-    source = Path("streamingnode", "streams", "tsmsg.proto")
+    source = Path("streamingnode", "streams", "streams.proto")
     protoc = [sys.executable, "-m", "grpc_tools.protoc", "-I.", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     subprocess.run([*protoc, source.as_posix()], cwd=ROOT, check=True)
-    for name in ("tsmsg_pb2.py", "tsmsg_pb2.pyi"):
+    for name in ("streams_pb2.py", "streams_pb2.pyi"):
         made, kept = tmp_path / source.with_name(name), ROOT / source.with_name(name)
         assert made.read_text("utf-8") == kept.read_text("utf-8"), (
             f"run {' '.join(protoc[1:4])} --python_out=. --pyi_out=."

@@ -190,23 +190,6 @@ class GroupNotFound(StreamingNodeError):
     next_step = "create it first"
 
 
-class ChannelNotFound(StreamingNodeError):
-    """No channel has this name, or the stream is not subscribed to it."""
-
-    next_step = "create it with create_channels, or subscribe to it with as_consumer"
-
-
-class ChannelIdle(StreamingNodeError):
-    """A stream of ticks waits for the ticks of `channels`, which have been silent; what was read is kept."""
-
-    retryable = "yes"
-
-    def __init__(self, channels: tuple[str, ...], idle_s: float) -> None:
-        self.channels, self.idle_s = channels, idle_s
-        names = ", ".join(map(shown, channels[:3])) + (f" and {len(channels) - 3} more" if len(channels) > 3 else "")
-        super().__init__(f"no tick for {idle_s:g} s in {names} — see that each has a producer with a ticker, and go on")
-
-
 class Overloaded(StreamingNodeError):
     """A bound was reached and waiting would not help; the call did nothing."""
 

@@ -22,6 +22,7 @@ from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
 from streamingnode.care.entries import ClosedLog
 from streamingnode.care.findings import RESTORE, Report
+from streamingnode.streams.channels import CHANNEL_KEY, OwnerDescription
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
 from wal.position import RocksMessageId
@@ -309,6 +310,8 @@ class NodeRecords:
             self.first_kept = decode_first_kept(value)
         elif key.startswith(PRODUCER):
             msgspec.msgpack.decode(value, type=ProducerRecord)
+        elif key.startswith(CHANNEL_KEY):
+            msgspec.msgpack.decode(value, type=OwnerDescription)
 
 
 def stored_records(database: Rdict) -> Iterator[tuple[bytes, bytes]]:

@@ -196,8 +196,8 @@ def channel(
 ) -> None:
     """Create, list or remove the channels of a node's channel service.
 
-    A channel is a name that no other has or had, and who owns it. Creating and removing several is all or nothing.
-    Removing one leaves the topic that streams made for it: `topic rm` removes that.
+    A channel is a topic with a name that no other has or had, and who owns it. Removing one removes its messages, too.
+    Creating and removing several is all or nothing.
     """
     from msgspec.structs import asdict
 

@@ -1,1 +1,1 @@
-"""Streams of messages over the channels of a message queue, and the service that names channels: `docs/streams.md`."""
+"""Message streams over the topics of a node, streams aligned by ticks, and the service that hands out channels."""

@@ -1,47 +1,37 @@
-"""The channel service: names of channels that no other channel has or had, and who owns them, in the store's state map.
+"""The channel service: hands out channels by name, says whose they are, and takes them back.
 
-A channel is a name. Its topic is made by the first stream that uses it, and goes with `MessageQueue.destroy_topic`.
+A channel is a topic and a record, which counts: it is written after its topic is made and removed before that is destroyed.
+A crash leaves at most a topic without one: empty, for the next creation to take over, or on a list for the next call to end.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
-from wal.errors import ChannelNotFound, Corrupt, InvalidArgument, TooLarge, shown
+from scanner.named_reader import ReaderRecords
+from wal.errors import AlreadyExists, Corrupt, InvalidArgument, TopicNotFound, shown
+from wal.rocksmq.contract import MessageQueue
 
+CHANNELS_MAX = 4096
+"""Of one call."""
+CHANNEL_KEY, DESTROYED_KEY, NEXT_KEY = "channels/name/", "channels/destroyed/", "channels/next"
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
 T = TypeVar("T")
-
-PREFIX = "channels/"
-NEXT_KEY = f"{PREFIX}next"
-NAME_PREFIX = f"{PREFIX}name/"
-CREATED_AT_ONCE_MAX = 4096
-"""Channels of one call."""
-DESCRIPTION_BYTES_MAX = 4096
-"""Of the three texts of an owner together, in UTF-8."""
-
-
-class StateMap(Protocol):
-    """The part of `LogStore` that keeps the channels."""
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """See `LogStore.scan_meta`."""
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """See `LogStore.put_meta`."""
 
 
 class OwnerDescription(msgspec.Struct, frozen=True, array_like=True):
-    """Who owns a channel, for people; nothing follows from it."""
+    """Whose a channel is, for people: the service reads nothing into it."""
 
-    role: str
-    address: str = ""
-    description: str = ""
+    role: Text
+    address: Text = ""
+    description: Text = ""
 
 
 class ChannelDescription(msgspec.Struct, frozen=True):
-    """A channel and its owner."""
+    """A channel and whose it is."""
 
     name: str
     owner: OwnerDescription
@@ -61,74 +51,79 @@ class Channels(Protocol):
 
 
 class ChannelService:
-    """Creates, destroys and describes channels; one service has a store's channels for itself.
+    """Channels of one node. Each call does all it was asked for or nothing, and is durable when it returns."""
 
-    What changes something is durable when it returns, all of it or nothing, and raises what `LogStore.put_meta` does.
-    """
-
-    def __init__(self, store: StateMap, *, prefix: str = "channel") -> None:
-        """Names begin with `prefix`."""
-        self._store, self._prefix = store, prefix
-        self._changing = asyncio.Lock()
+    def __init__(self, store: ReaderRecords, queue: MessageQueue) -> None:
+        self._store, self._queue = store, queue
+        self._turn = asyncio.Lock()
 
     async def create_channels(self, owner: OwnerDescription, num_channels: int) -> list[str]:
-        """Return the names of new channels. Raises `InvalidArgument`, `TooLarge`."""
-        if type(num_channels) is not int or num_channels < 1:
-            raise InvalidArgument(f"num_channels={shown(num_channels)} — ask for at least one")
-        if num_channels > CREATED_AT_ONCE_MAX:
-            raise TooLarge(f"{num_channels} channels in one call — create at most {CREATED_AT_ONCE_MAX} at a time")
-        _check_owner(owner)
-        async with self._changing:
-            first = await self._next_number()
-            names = [f"{self._prefix}_{number}" for number in range(first, first + num_channels)]
+        """Return the names of new channels; no name is given out twice, also not of a channel that is gone."""
+        if type(num_channels) is not int or not 0 < num_channels <= CHANNELS_MAX:
+            raise InvalidArgument(f"num_channels={shown(num_channels)} — create 1 to {CHANNELS_MAX} at a time")
+        try:
             record = msgspec.msgpack.encode(owner)
-            changes: dict[str, bytes | None] = {NAME_PREFIX + name: record for name in names}
-            # Kept beside them, so that no name comes again after its channel is destroyed.
-            changes[NEXT_KEY] = msgspec.msgpack.encode(first + num_channels)
-            await self._store.put_meta(changes)
+            msgspec.msgpack.decode(record, type=OwnerDescription)
+        except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as error:
+            raise InvalidArgument(f"{shown(owner)} is no owner — give an OwnerDescription of short texts") from error
+        async with self._turn:
+            await self._finish_destroying()
+            found = (await self._store.scan_meta(NEXT_KEY)).get(NEXT_KEY)
+            number = 0 if found is None else _decode(found, NEXT_KEY, int)
+            names: list[str] = []
+            while len(names) < num_channels:
+                name, number = f"channel_{number}", number + 1
+                if await self._is_free(name):
+                    names.append(name)
+            for name in names:
+                await self._queue.create_topic(name)
+            records: dict[str, bytes | None] = {CHANNEL_KEY + name: record for name in names}
+            await self._store.put_meta(records | {NEXT_KEY: msgspec.msgpack.encode(number)})
         return names
 
     async def destroy_channels(self, names: Sequence[str]) -> None:
-        """Destroy channels, all or none. Raises `ChannelNotFound` when there is no such channel."""
-        async with self._changing:
-            await self.describe_channels(names)
-            await self._store.put_meta(dict.fromkeys(NAME_PREFIX + name for name in names))
+        """Destroy channels, their subscriptions and messages; none of them for an unknown one, which is `TopicNotFound`."""
+        async with self._turn:
+            await self._finish_destroying()
+            owners = await self._owners(names)
+            changes: dict[str, bytes | None] = {DESTROYED_KEY + name: b"" for name in owners}
+            await self._store.put_meta(changes | dict.fromkeys(CHANNEL_KEY + name for name in owners))
+            await self._finish_destroying()
 
     async def describe_channels(self, names: Sequence[str] | None = None) -> list[ChannelDescription]:
-        """Return channels with their owners, in the order of `names`; None: all there are. Raises `ChannelNotFound`."""
-        if isinstance(names, str) or not isinstance(names, Sequence | None):
-            raise InvalidArgument(f"names={shown(names)} — pass a list of names")
-        stored = await self._store.scan_meta(NAME_PREFIX)
-        if names is None:
-            names = sorted(key.removeprefix(NAME_PREFIX) for key in stored)
-        found: list[ChannelDescription] = []
-        for name in names:
-            record = stored.get(f"{NAME_PREFIX}{name}")
-            if record is None:
-                raise ChannelNotFound(f"there is no channel {shown(name)}")
-            found.append(ChannelDescription(name, _decode(record, name, OwnerDescription)))
-        return found
+        """Return channels and whose they are, in the order of `names`; None: all there are. Raises `TopicNotFound`."""
+        owners = await self._owners(names)
+        return [ChannelDescription(name, owners[name]) for name in (sorted(owners) if names is None else names)]
 
-    async def _next_number(self) -> int:
-        record = (await self._store.scan_meta(NEXT_KEY)).get(NEXT_KEY)
-        return 0 if record is None else _decode(record, NEXT_KEY, int)
+    async def _owners(self, names: Sequence[str] | None) -> dict[str, OwnerDescription]:
+        is_list = not isinstance(names, str) and isinstance(names, Sequence | None)
+        if not is_list or not all(isinstance(name, str) for name in names or ()):
+            raise InvalidArgument(f"names={shown(names)} — give a list of names")
+        stored = await self._store.scan_meta(CHANNEL_KEY)
+        records = {key.removeprefix(CHANNEL_KEY): record for key, record in stored.items()}
+        if unknown := set(names or ()) - records.keys():
+            raise TopicNotFound(f"there is no channel {shown(min(unknown))} — create_channels() says the names it made")
+        return {name: _decode(records[name], name, OwnerDescription) for name in (records if names is None else names)}
 
+    async def _is_free(self, name: str) -> bool:
+        """Whether a name is no topic of somebody else: an empty one may be what a crash left of a creation."""
+        try:
+            await self._queue.check_topic_valid(name)
+        except (TopicNotFound, AlreadyExists) as why:
+            return isinstance(why, TopicNotFound)
+        return True
 
-def _check_owner(owner: OwnerDescription) -> None:
-    if not isinstance(owner, OwnerDescription) or not all(
-        isinstance(text, str) for text in msgspec.structs.astuple(owner)
-    ):
-        raise InvalidArgument(f"owner={shown(owner)} — pass an OwnerDescription of texts")
-    try:
-        size_bytes = sum(len(text.encode()) for text in msgspec.structs.astuple(owner))
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"owner={shown(owner)} has no UTF-8 — correct its texts") from error
-    if size_bytes > DESCRIPTION_BYTES_MAX:
-        raise TooLarge(f"the owner has {size_bytes} bytes of text — keep it within {DESCRIPTION_BYTES_MAX}")
+    async def _finish_destroying(self) -> None:
+        destroyed = await self._store.scan_meta(DESTROYED_KEY)
+        for name in (key.removeprefix(DESTROYED_KEY) for key in destroyed):
+            with suppress(TopicNotFound):
+                await self._queue.destroy_topic(name)
+        if destroyed:
+            await self._store.put_meta(dict.fromkeys(destroyed))
 
 
 def _decode(record: bytes, name: str, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(record, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except msgspec.MsgspecError as error:
         raise Corrupt(f"the record of channel {name!r} does not decode: {error}") from error

@@ -1,22 +1,30 @@
-"""What streams carry: types, messages with ticks, positions and packs. Pure.
+"""What streams carry: messages with begin and end ticks, packs, positions, the registry of types and their bytes. No I/O."""
 
-Types are those of the log (`wal.headers.MessageType`, below 400 or from 600 on) and those of streams alone (`MsgType`); no
-number means two things. What moves rows, and what is a tick, is in both.
-"""
-
-import struct
-from enum import IntEnum, unique
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import msgspec
+from google.protobuf.message import DecodeError, Message
 
-from wal.errors import InvalidArgument, shown
+from streamingnode.streams import streams_pb2 as pb
+from wal.errors import Corrupt, InvalidArgument, TooLarge, UnsupportedFormat, shown
 from wal.headers import MessageType
+from wal.timetick import TICK_MAX
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Of the body of one message."""
+BATCH_BYTES_TARGET = 256 << 10
+"""A batch, which is one message of a queue, ends with the message that takes it over this, or over `BATCH_MESSAGES_MAX`."""
+BATCH_MESSAGES_MAX = 8192
+CONTENT_TYPE = {"content-type": "streamingnode.streams.Batch"}
+"""Properties of a queue's message that is a batch."""
 
 
-@unique
 class MsgType(IntEnum):
-    """What a message of a stream is, beside the types of the log."""
+    """Types of messages that are for streams. Those of a node's log, `MessageType`, go through streams as well."""
 
     INSERT = 400
     DELETE = 401
@@ -30,119 +38,197 @@ class MsgType(IntEnum):
         return self.name
 
 
-AnyType = MsgType | MessageType
-
-_TYPES: dict[int, AnyType] = {each.value: each for kind in (MessageType, MsgType) for each in kind}
-TICKS = frozenset({MsgType.TIME_TICK.value, MessageType.TIME_TICK.value})
-"""Nothing with a tick at or below theirs comes after them in their channel."""
-INSERTS = frozenset({MsgType.INSERT.value, MessageType.INSERT.value})
-DELETES = frozenset({MsgType.DELETE.value, MessageType.DELETE.value})
-DML = INSERTS | DELETES
-"""Of those with the same id and part, a pack of ticks has one of each channel."""
-UINT64_MAX = 2**64 - 1
+StreamType = MsgType | MessageType
+TYPES: Mapping[int, StreamType] = {int(each): each for kind in (MsgType, MessageType) for each in kind}
+"""The registry: no number means two things, and no message may carry another one."""
+TICKS = (MsgType.TIME_TICK, MessageType.TIME_TICK)
+"""Everything up to the end tick of such a message is before it on its channel."""
+INSERTS, DELETES = (MsgType.INSERT, MessageType.INSERT), (MsgType.DELETE, MessageType.DELETE)
 
 
-def type_of(number: int) -> AnyType:
-    """Return the type with a number. Raises `InvalidArgument`."""
-    found = _TYPES.get(number)
-    if found is None:
-        raise InvalidArgument(f"{shown(number)} is no type of message — use one of MsgType or MessageType")
-    return found
+class Template(NamedTuple):
+    """How the body of messages of one type becomes bytes and comes back. What either raises is told with the type."""
+
+    marshal: Callable[[Any], bytes]
+    unmarshal: Callable[[bytes], Any]
 
 
-class TsMsg(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message with the ticks it covers, `begin_ts` to `end_ts`.
+AS_IT_IS = Template(lambda body: memoryview(body).tobytes(), bytes)
 
-    `hash_keys` say which channel it goes to: of an insert one for each of its `rows`, which part there; `part` then numbers
-    them. What `payload` and `rows` are is between who produces and who consumes.
+
+class TsMsg(msgspec.Struct, gc=False, eq=False):
+    """One message, valid from `begin_ts` to `end_ts`: time ticks, or other numbers that ascend, up to `TICK_MAX`.
+
+    `hash_keys` say which channel it goes to, and do not travel. `id` is its producer's, 0 for none: within a pack of a tick
+    stream, inserts and deletes of one id and `part` are one. What was consumed is unmarshalled when `body` is asked for.
     """
 
-    id: int
+    type: StreamType
     begin_ts: int
     end_ts: int
-    type: AnyType
-    hash_keys: tuple[int, ...] = ()
-    payload: bytes = b""
-    rows: tuple[bytes, ...] = ()
+    content: Any
+    """The body, or, with a `template`, the bytes of it."""
+    hash_keys: Sequence[int] = ()
+    id: int = 0
     part: int = 0
+    """The number of a row within the message that repacking took it from."""
+    template: Template | None = None
 
-    def set_ts(self, ts: int) -> "TsMsg":
-        """Return the message at one tick."""
-        return msgspec.structs.replace(self, begin_ts=ts, end_ts=ts)
+    @property
+    def body(self) -> Any:
+        """What the template of the type makes of the message. Raises `Corrupt` for bytes that are none."""
+        if self.template is not None:
+            try:
+                self.content = self.template.unmarshal(self.content)
+            except (DecodeError, msgspec.MsgspecError, ValueError, TypeError) as error:
+                raise Corrupt(f"a body of type {self.type} does not unmarshal: {error!r}") from error
+            self.template = None
+        return self.content
+
+    def set_ts(self, begin_ts: int, end_ts: int | None = None) -> None:
+        """Give the message its ticks; one alone is both."""
+        self.begin_ts, self.end_ts = begin_ts, begin_ts if end_ts is None else end_ts
 
 
-def tick(ts: int) -> TsMsg:
-    """Return the message that says that nothing at or below `ts` follows it in its channel."""
-    return TsMsg(id=ts, begin_ts=ts, end_ts=ts, type=MsgType.TIME_TICK)
+class MsgPosition(msgspec.Struct, frozen=True):
+    """A place in one channel, to `seek` to, which encodes as JSON: behind the message that a plain stream gave last.
 
-
-class MsgPosition(msgspec.Struct, frozen=True, gc=False):
-    """A message in a channel; `timestamp` is its tick, in a pack of ticks one that bounds the pack. Kept by who resumes."""
-
-    channel: str
-    message_id: bytes
-    timestamp: int = 0
-
-
-class MsgPack(msgspec.Struct, kw_only=True):
-    """Messages handed on together. One that is to be produced needs `msgs` alone.
-
-    A stream gives `positions`, one for each message, and of every channel it came from where the pack starts and ends.
+    Those of a tick stream are `inclusive`: one goes on with that message, without what is at or below `timestamp`.
     """
 
-    msgs: list[TsMsg]
+    channel: str
+    message_id: int
+    timestamp: int = 0
+    inclusive: bool = False
+
+
+class MsgPack(msgspec.Struct):
+    """Messages that go, or came, together; these have positions, and of a tick stream all that is between its ticks."""
+
+    messages: list[TsMsg]
     begin_ts: int = 0
     end_ts: int = 0
-    positions: list[MsgPosition] = []
     start_positions: list[MsgPosition] = []
     end_positions: list[MsgPosition] = []
 
 
-_ID = struct.Struct(">QII")
+class Batch(NamedTuple):
+    """Messages of one channel that follow each other; `ticks` are the places of ticks among them."""
+
+    messages: list[TsMsg]
+    begin_ts: int
+    end_ts: int
+    ticks: Sequence[int] = ()
+    size_bytes: int = 0
 
 
-class MessagePlace(NamedTuple):
-    """What the bytes of a message id say: message of the queue, which of those in it, and of how many.
+class UnmarshalDispatcher:
+    """Bodies of messages to bytes and back, by type."""
 
-    Places sort as messages do. `of` 0 is all that the message of the queue holds.
-    """
+    def __init__(self, templates: Mapping[StreamType, Template]) -> None:
+        self._templates = {int(type_): template for type_, template in templates.items()}
 
-    queue_id: int
-    at: int = 0
-    of: int = 0
+    def add_template(self, type_: StreamType, template: Template) -> None:
+        """Have bodies of a type made by `template` from now on."""
+        self._templates[_known(type_)] = template
 
-    @property
-    def message_id(self) -> bytes:
-        """Return it as bytes, which sort as messages do."""
-        return _ID.pack(*self)
+    def marshal(self, message: TsMsg) -> bytes:
+        """Return the body of a message as bytes. Raises `InvalidArgument` for one that its template does not take."""
+        if message.template is not None:  # came from a stream, and nobody looked at it
+            return bytes(message.content)
+        try:
+            data = self._templates[_known(message.type)].marshal(message.content)
+        except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
+            raise InvalidArgument(
+                f"a body of type {message.type} does not marshal: {error!r} — add_template() sets what it may be"
+            ) from error
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise TooLarge(f"a body of type {message.type} has {len(data)} bytes — {MESSAGE_BYTES_MAX} are allowed")
+        return data
 
-    @property
-    def behind(self) -> "MessagePlace":
-        """The place right behind it."""
-        if self.at + 1 < self.of:
-            return MessagePlace(self.queue_id, self.at + 1, self.of)
-        return MessagePlace(self.queue_id + 1)
+    def unmarshal(self, data: bytes, type_: StreamType) -> TsMsg:
+        """Return a message with the body that `data` holds. Raises `UnsupportedFormat` for a type without a template."""
+        return TsMsg(TYPES[_known(type_)], 0, 0, data, template=self._template(int(type_)))
+
+    def encode(self, messages: Sequence[TsMsg]) -> list[bytes]:
+        """Return messages of one channel as batches. Raises `InvalidArgument` for ticks that cannot be, and as `marshal`."""
+        bodies, size_bytes, start, batches = list(map(self.marshal, messages)), 0, 0, list[bytes]()
+        for at, body in enumerate(bodies, 1):
+            size_bytes += len(body)
+            if size_bytes >= BATCH_BYTES_TARGET or at - start >= BATCH_MESSAGES_MAX or at == len(bodies):
+                batches.append(_columns_of(messages[start:at], bodies[start:at]))
+                size_bytes, start = 0, at
+        return batches
+
+    def decode(self, data: bytes, properties: Mapping[str, str]) -> Batch:
+        """Return the messages of a batch. Raises `UnsupportedFormat` for types without a template, `Corrupt` for damage."""
+        if properties.get("content-type") != CONTENT_TYPE["content-type"]:
+            raise UnsupportedFormat("a message is no batch of a stream — read what others produce with `consume` of mq")
+        try:
+            columns = pb.Batch.FromString(data)
+        except DecodeError as error:
+            raise Corrupt(f"a batch of a stream does not decode: {error}") from error
+        numbers, begins, ends = list(columns.types), list(columns.begin_ts), list(columns.end_ts)
+        ids, parts = columns.ids or repeat(0, len(numbers)), columns.parts or repeat(0, len(numbers))
+        templates = {number: self._template(number) for number in set(numbers)}
+        ticks = [at for at, each in enumerate(numbers) if each in TICKS] if templates.keys() & TICKS else ()
+        types, of_types = map(TYPES.__getitem__, numbers), map(templates.__getitem__, numbers)
+        # No line of Python for each message: a tick stream spends most of its time here.
+        messages = list(map(TsMsg, types, begins, ends, columns.bodies, repeat(()), ids, parts, of_types))
+        if not messages or not len(messages) == len(numbers) == len(begins) == len(ends) == len(columns.bodies):
+            raise Corrupt("a batch of a stream has columns of different lengths")
+        return Batch(messages, min(begins), max(ends), ticks, len(data))
+
+    def _template(self, number: int) -> Template:
+        if number not in self._templates:
+            raise UnsupportedFormat(f"no template reads type {TYPES.get(number, number)} — add_template() adds one")
+        return self._templates[number]
 
 
-def place_of(position: MsgPosition) -> MessagePlace:
-    """Return where a position is. Raises `InvalidArgument` for bytes that no stream gave."""
-    if not isinstance(position.message_id, bytes) or len(position.message_id) != _ID.size:
-        raise InvalidArgument(
-            f"message id {shown(position.message_id)} of channel {shown(position.channel)} is none — "
-            "pass a position as a pack gave it"
-        )
-    return MessagePlace(*_ID.unpack(position.message_id))
+def _columns_of(messages: Sequence[TsMsg], bodies: Sequence[bytes]) -> bytes:
+    begins, ends = [each.begin_ts for each in messages], [each.end_ts for each in messages]
+    try:
+        if any(map(operator.gt, begins, ends)) or min(begins) < 0 or max(ends) > TICK_MAX:
+            raise ValueError("begin_ts <= end_ts does not hold")
+        columns = pb.Batch(begin_ts=begins, end_ts=ends, bodies=bodies, types=[each.type for each in messages])
+        if any(each.id or each.part for each in messages):
+            columns.ids.extend([each.id for each in messages])
+            columns.parts.extend([each.part for each in messages])
+        return columns.SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"a message cannot be: {error} — correct its id, or its ticks with set_ts()") from error
 
 
-def check_message(message: TsMsg) -> None:
-    """Raise `InvalidArgument` for a message that cannot be produced."""
-    if not isinstance(message, TsMsg):
-        raise InvalidArgument(f"{shown(message)} is no message — pass a TsMsg")
-    type_of(message.type)
-    for name, value in (("id", message.id), ("begin_ts", message.begin_ts), ("end_ts", message.end_ts)):
-        if type(value) is not int or not 0 <= value <= UINT64_MAX:
-            raise InvalidArgument(f"{name}={shown(value)} is not from 0 to {UINT64_MAX} — correct the message")
-    if not all(type(each) is bytes for each in (message.payload, *message.rows)):
-        raise InvalidArgument(f"payload and rows of message {message.id} are not all bytes — encode them")
-    if message.begin_ts > message.end_ts:
-        raise InvalidArgument(f"begin_ts={message.begin_ts} is above end_ts={message.end_ts} — swap them")
+def _known(type_: StreamType) -> int:
+    if not isinstance(type_, int) or int(type_) not in TYPES:
+        raise InvalidArgument(f"{shown(type_)} is no message type — use one of MsgType or MessageType")
+    return int(type_)
+
+
+def _protobuf(kind: type[Message]) -> Template:
+    def marshal(body: Message) -> bytes:
+        if type(body) is not kind:
+            raise TypeError(f"{type(body).__name__} is no {kind.__name__}")
+        return body.SerializeToString()
+
+    return Template(marshal, kind.FromString)
+
+
+def new_proto_dispatcher() -> UnmarshalDispatcher:
+    """Return a dispatcher for the messages of streams.proto, which is what most streams carry."""
+    kinds: dict[StreamType, type[Message]] = {
+        MsgType.INSERT: pb.InsertRequest,
+        MsgType.DELETE: pb.DeleteRequest,
+        MsgType.SEARCH: pb.SearchRequest,
+        MsgType.SEARCH_RESULT: pb.SearchResult,
+        MsgType.SEGMENT_STATISTICS: pb.SegmentStatistics,
+        MsgType.TIME_TICK: pb.TimeTick,
+        MsgType.TIME_SYNC: pb.TimeSync,
+    }
+    logged = dict.fromkeys((each for each in MessageType if each is not MessageType.TXN), pb.StreamingMessage)
+    return UnmarshalDispatcher({type_: _protobuf(kind) for type_, kind in (kinds | logged).items()})
+
+
+def new_memory_dispatcher() -> UnmarshalDispatcher:
+    """Return a dispatcher for bodies that are bytes, handed on as they are in memory: Arrow, msgpack, whatever they hold."""
+    return UnmarshalDispatcher(dict.fromkeys(TYPES.values(), AS_IT_IS))

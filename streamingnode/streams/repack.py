@@ -1,74 +1,67 @@
-"""Which channel a message goes to: rules by hash keys, for inserts, deletes and all else. Pure.
+"""Which channel of a producer each message goes to, by its hash keys. No I/O."""
 
-The bucket of a key is the key modulo the number of channels. The type of the first message chooses the rule for all.
-"""
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from collections.abc import Callable, Mapping, Sequence
-
-import msgspec
-
-from streamingnode.streams.messages import DELETES, INSERTS, MsgPack, TsMsg
+from streamingnode.streams import streams_pb2 as pb
+from streamingnode.streams.messages import DELETES, INSERTS, MsgPack, MsgType, TsMsg
 from wal.errors import InvalidArgument, shown
 
-HashKeys = Sequence[Sequence[int]]
-"""Of each message its keys; whoever calls a rule of their own gives them as they are in the messages."""
-RepackFunc = Callable[[Sequence[TsMsg], HashKeys], Mapping[int, MsgPack]]
-"""Returns the pack of each bucket that gets one."""
+RepackFunc = Callable[[Sequence[TsMsg], Sequence[Sequence[int]]], Mapping[int, MsgPack]]
+"""Takes messages and the hash keys of each, and returns a pack for each bucket, which counts as a key does."""
 
 
-def repack(messages: Sequence[TsMsg], buckets: int, rule: RepackFunc | None = None) -> dict[int, list[TsMsg]]:
-    """Return the messages of each bucket, order kept; by `rule`, or by the type of the first one.
+def repack(messages: Sequence[TsMsg], buckets: int, repack_func: RepackFunc | None = None) -> dict[int, list[TsMsg]]:
+    """Return the messages of each bucket, 0 to `buckets` - 1, in the order they had; a key is taken modulo `buckets`.
 
-    Raises `InvalidArgument` for a key that is missing or no integer, an insert without a key for each row, other messages
-    among inserts or deletes, and a bucket of `rule` that there is not. Then nothing is to be produced.
+    Without a `repack_func` the type of the first message says how: each row of inserts goes to the bucket of its key, as a
+    message of its own with the row's tick, everything else whole to that of its first key. Raises `InvalidArgument` for
+    inserts or deletes without a key for each row, with others among them, and for what has no key.
     """
-    if not messages:
-        return {}
-    if rule is not None:
-        return _checked(rule(messages, [message.hash_keys for message in messages]), buckets)
+    keys = [message.hash_keys for message in messages]
+    if not all(isinstance(of_one, Sequence) and all(type(key) is int for key in of_one) for of_one in keys):
+        raise InvalidArgument("hash_keys are whole numbers — give a list of them")
+    if repack_func is not None:
+        return _by_bucket(repack_func(messages, keys), buckets)
     found: dict[int, list[TsMsg]] = {}
     first = messages[0].type
     kinds = next((kinds for kinds in (INSERTS, DELETES) if first in kinds), None)
     for message in messages:
         if kinds is not None and message.type not in kinds:
-            raise InvalidArgument(
-                f"message {message.id} is {message.type} among messages of type {first} — produce them apart"
-            )
-        if kinds is INSERTS:
-            for bucket, row in _rows(message, buckets):
-                found.setdefault(bucket, []).append(row)
-        else:
-            found.setdefault(_bucket(message, 0, buckets), []).append(message)
+            raise InvalidArgument(f"{message.type} is in a pack that begins with {first} — produce it in another one")
+        if message.type is MsgType.DELETE and isinstance(body := message.body, pb.DeleteRequest):
+            _check_aligned(message, body.timestamps, primary_keys=len(body.primary_keys))
+        for part in _rows_of(message) if first is MsgType.INSERT else (message,):
+            if not part.hash_keys:
+                raise InvalidArgument(f"a message of type {part.type} has no hash_keys — give it at least one")
+            found.setdefault(part.hash_keys[0] % buckets, []).append(part)
     return found
 
 
-def _rows(message: TsMsg, buckets: int) -> list[tuple[int, TsMsg]]:
-    """Return each row of an insert as a message of its own, with its bucket."""
-    if len(message.rows) != len(message.hash_keys) or not message.rows:
-        raise InvalidArgument(
-            f"insert {message.id} has {len(message.rows)} rows and {len(message.hash_keys)} hash keys — "
-            "give one key for each row, and at least one"
-        )
-    if len(message.rows) == 1:  # it may be a part already
-        return [(_bucket(message, 0, buckets), message)]
-    replace = msgspec.structs.replace
-    return [
-        (_bucket(message, at, buckets), replace(message, rows=(row,), hash_keys=(message.hash_keys[at],), part=at))
-        for at, row in enumerate(message.rows)
-    ]
+def _by_bucket(packs: Mapping[int, MsgPack], buckets: int) -> dict[int, list[TsMsg]]:
+    found: dict[int, list[TsMsg]] = {}
+    for bucket, pack in packs.items():
+        if type(bucket) is not int:
+            raise InvalidArgument(f"a RepackFunc returned the bucket {shown(bucket)} — return whole numbers")
+        if pack.messages:
+            found.setdefault(bucket % buckets, []).extend(pack.messages)
+    return found
 
 
-def _bucket(message: TsMsg, at: int, buckets: int) -> int:
-    if at >= len(message.hash_keys):
-        raise InvalidArgument(f"message {message.id} has no hash key — give one, or broadcast it")
-    key = message.hash_keys[at]
-    if type(key) is not int:
-        raise InvalidArgument(f"hash key {shown(key)} of message {message.id} is no integer — correct it")
-    return key % buckets
+def _rows_of(message: TsMsg) -> Iterator[TsMsg]:
+    body, keys = message.body, message.hash_keys
+    if not isinstance(body, pb.InsertRequest):
+        raise InvalidArgument("only rows of an InsertRequest are told apart — use set_repack_func()")
+    _check_aligned(message, body.timestamps, rows=len(body.rows), row_ids=len(body.row_ids))
+    ticks = body.timestamps or [message.end_ts] * len(keys)
+    columns = zip(keys, body.row_ids, ticks, body.rows, strict=True)
+    for part, (key, row_id, tick, row) in enumerate(columns, message.part):
+        request = pb.InsertRequest(collection=body.collection, partition=body.partition, row_ids=[row_id], rows=[row])
+        request.timestamps.append(tick)
+        yield TsMsg(message.type, tick, tick, request, (key,), message.id, part)
 
 
-def _checked(packs: Mapping[int, MsgPack], buckets: int) -> dict[int, list[TsMsg]]:
-    for bucket in packs:
-        if type(bucket) is not int or not 0 <= bucket < buckets:
-            raise InvalidArgument(f"the repack function names bucket {shown(bucket)} — name one below {buckets}")
-    return {bucket: list(pack.msgs) for bucket, pack in packs.items() if pack.msgs}
+def _check_aligned(message: TsMsg, ticks: Sequence[int], **lengths: int) -> None:
+    keys = len(message.hash_keys)
+    if set(lengths.values()) != {keys} or not keys or len(ticks) not in {0, keys}:
+        told = ", ".join(f"{count} {name}" for name, count in (lengths | {"timestamps": len(ticks)}).items())
+        raise InvalidArgument(f"{message.type} has {keys} hash_keys, {told} — give one of each for each row")

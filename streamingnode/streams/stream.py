@@ -1,58 +1,55 @@
-"""Streams over the channels of a message queue: `MsgStream` hands on what was produced, as it arrived.
+"""Message streams: producing to channels by hash keys, and consuming packs from many channels under one subscription.
 
-A channel is a topic, a subscription a consumer group of it. A pack counts as handled when the next one is asked for, or the
-stream is closed without an error: then its messages are acknowledged, so each comes at least once. Nothing is read ahead of
-what was asked for but what one call of the queue brings.
+A channel is a topic of a `MessageQueue`, a subscription a consumer group of it. What decides is pure (`repack`, `merge`);
+here is what waits. Nothing runs in the background but the reads that a `consume` has begun.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Self
+from time import monotonic
+from typing import Self, TypeVar, cast
 
-import anyio
-
-from streamingnode.errors import AccessDenied
-from streamingnode.streams.messages import MessagePlace, MsgPack, MsgPosition, TsMsg, place_of, tick
+from streamingnode.errors import AccessDenied, DeadlineExceeded
+from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
+from streamingnode.streams.messages import CONTENT_TYPE, MsgPack, MsgPosition, TsMsg, UnmarshalDispatcher
 from streamingnode.streams.repack import RepackFunc, repack
-from streamingnode.streams.ticks import Arrived
-from streamingnode.streams.unmarshal import MESSAGE_BYTES_MAX, UnmarshalDispatcher
 from wal.errors import (
     AlreadyExists,
-    ChannelNotFound,
-    Corrupt,
     GroupNotFound,
-    Indeterminate,
     InvalidArgument,
-    LogReopening,
     OnShutdown,
-    StorageFull,
+    Overloaded,
+    StreamingNodeError,
     TopicNotFound,
     Truncated,
+    brief,
     shown,
 )
 from wal.headers import MessageType
 from wal.rocksmq.contract import Consumer, MessageQueue
-from wal.runtime import mark_heard
+from wal.rocksmq.group import HELD_MAX
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.runtime import event_log, outlast
 
-READ_AT_ONCE = 64
-"""Messages of the queue that are read together from one channel."""
-READ_WAIT_S = 60.0
-"""How long a call of the queue waits for messages before it is made again."""
-PRODUCE_BYTES = MESSAGE_BYTES_MAX + (1 << 20)
-"""What one call of the queue carries at most; more is several calls."""
-TICK_INTERVAL_S = 0.2
-"""How often a ticker writes a tick, unless it is told otherwise; in seconds."""
+FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0
+"""Batches that are taken of a channel together, and how many seconds a read waits for the first."""
+PRODUCE_BYTES_MAX = 7 << 20
+"""Of one call of the queue: what is produced to a channel together is there or not, up to this size."""
+ACK_EVERY_S = 0.1
+"""How often a busy stream acknowledges; one that waits does before it waits."""
+DECODED_BYTES_AT_ONCE = 1 << 20
+"""So much is decoded before other tasks of the event loop have their turn."""
+
+T = TypeVar("T")
+_log = event_log(__name__)
 
 
-class SubscriptionPosition(Enum):
-    """Where a subscription that is new to a channel begins; one that is there goes on where it is.
-
-    UNKNOWN: nowhere; `seek` comes before `consume`.
-    """
+class StartPosition(Enum):
+    """Where a new subscription begins, at UNKNOWN not before a `seek`; one that exists goes on where it was."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -61,413 +58,376 @@ class SubscriptionPosition(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """`idle_s`: after how long a stream of ticks reports a channel without ticks, in seconds; None: never.
+    """Above `buffer_bytes_max` of messages in no pack a stream is `Overloaded`; idle channels are told after `idle_after_s`.
 
-    `ignore_bad_position`: seeking to what is no longer kept, or yet to come, goes to the end instead of raising.
-    `buffer_bytes_max`: what a stream of ticks holds of one channel at most, encoded, while it waits for ticks.
+    With `ignore_bad_position`, `seek` to a place that is not there goes to the latest instead.
     """
 
-    idle_s: float | None = 30.0
+    buffer_bytes_max: int = 256 << 20
+    idle_after_s: float = 10.0
     ignore_bad_position: bool = False
-    buffer_bytes_max: int = 64 << 20
 
 
-class Subscribed:
-    """A channel that a stream consumes."""
+DEFAULTS = StreamOptions()
 
-    def __init__(self, name: str, consumer: Consumer, *, seek_first: bool) -> None:
-        self.name, self.consumer, self.seek_first = name, consumer, seek_first
-        self.reading: asyncio.Task[list[tuple[int, bytes]]] | None = None
-        """It outlives a cancelled `consume`, so that nothing is lost."""
-        self.backlog: deque[tuple[int, bytes]] = deque()
-        """Read, and not looked at."""
-        self.skip: MessagePlace | None = None
-        """After a seek, the first message that counts."""
+
+class _Subscription:
+    """One channel of a consumer: the reader of its group, what it has fetched, and what may be acknowledged."""
+
+    def __init__(self, channel: str, consumer: Consumer, *, placed: bool) -> None:
+        self.channel, self.consumer, self.placed = channel, consumer, placed
+        self.fetch: asyncio.Task[list[ConsumerMessage]] | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        self.fetched = deque[ConsumerMessage]()
+        self.merged = deque[int]()
+        self.handed_on = list[int]()
+        self.held = set[int]()
+
+    def take(self, messages: Iterable[ConsumerMessage]) -> None:
+        """Keep what was fetched; over a new connection a queue delivers again what it did not hear of."""
+        new = [each for each in messages if each.message_id not in self.held]
+        self.held.update(each.message_id for each in new)
+        self.fetched.extend(new)
+
+    async def refill(self) -> None:
+        if self.fetch is None:
+            self.take(await self.consumer.consume(FETCHED_AT_ONCE))
+        elif self.fetch.done():
+            fetch, self.fetch = self.fetch, None
+            self.take(fetch.result())
+
+    def fetching(self) -> asyncio.Task[list[ConsumerMessage]]:
+        """Return the read that waits for what comes, begun unless it was; it outlives a `consume` that is cancelled."""
+        if self.fetch is None:
+            fetch = self.consumer.consume(FETCHED_AT_ONCE, wait_s=FETCH_WAIT_S)
+            self.fetch = asyncio.get_running_loop().create_task(fetch)
+        return self.fetch
+
+    async def stop_fetching(self) -> None:
+        """End the read that was begun; what it has is kept, for the queue does not give it to this consumer again."""
+        if self.fetch is not None:
+            self.fetch.cancel()
+            await asyncio.wait([self.fetch])
+            with suppress(asyncio.CancelledError, StreamingNodeError):
+                await self.refill()
+
+    async def acknowledge(self) -> None:
+        await self.consumer.ack(self.handed_on)
+        self.held.difference_update(self.handed_on)
+        self.handed_on = []
 
 
 class MsgStream:
-    """Produces into channels and consumes from channels; used on one event loop, `consume` by one task at a time.
+    """Producer and consumer of channels. Used in `async with`; every pack is one batch of one channel.
 
-    Every call raises `OnShutdown` once it is closed, and what the queue raises. Used in `async with`, which starts and
-    closes it.
+    Calls may come from several tasks of one event loop. Each pack is consumed once while the stream is open, and counts as
+    worked off when the next one is asked for, or at `close`: a subscription that is opened again begins with what was not.
     """
 
-    def __init__(self, queue: MessageQueue, dispatcher: UnmarshalDispatcher, options: StreamOptions) -> None:
-        self._queue, self._dispatcher, self._options = queue, dispatcher, options
-        self._channels: dict[str, None] = {}
-        self._subscribed: dict[str, Subscribed] = {}
+    _merge_kind: type[Merge] = PlainMerge
+
+    def __init__(self, queue: MessageQueue, dispatcher: UnmarshalDispatcher, options: StreamOptions = DEFAULTS) -> None:
+        self._queue, self.dispatcher, self._options = queue, dispatcher, options
+        self._merge: Merge = self._merge_kind()
+        self._produced: list[str] = []
+        self._repack_func: RepackFunc | None = None
+        self._produce_enabled = True
         self._subscription = ""
-        self._rule: RepackFunc | None = None
-        self._produces, self._started, self._closed, self._consuming = True, False, False, False
-        self._ticker: asyncio.Task[None] | None = None
-        self._arrived: deque[tuple[str, Sequence[Arrived]]] = deque()
-        self._handed: dict[str, list[int]] = {}
-        """Messages of the queue that the packs handed on have brought, until they are acknowledged."""
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._turn = asyncio.Lock()
+        self._last: Sequence[MsgPosition] = ()
+        self._acked_s, self._decoded_bytes = monotonic(), 0
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        await self.close(handled=kind is None)
+    async def __aexit__(self, kind: object, _error: object, _trace: object) -> None:
+        if kind is not None:
+            self._last = ()  # who knows whether that was worked off: it comes again
+        await self.close()
 
     async def start(self) -> None:
-        """Allow `consume`; idempotent."""
+        """Raise `OnShutdown` once the stream is closed; else there is nothing to do before packs are asked for."""
         self._check_open()
-        self._started = True
 
-    async def close(self, *, handled: bool = True) -> None:
-        """End the ticker and the consumers; idempotent. The last pack comes again when it was not `handled`."""
-        if self._closed:
-            return
+    async def close(self) -> None:
+        """Acknowledge what was consumed, and give back what was not; idempotent. Cancellation waits for its end."""
+        await outlast(self._close())
+
+    async def _close(self) -> None:
         self._closed = True
-        with anyio.CancelScope(shield=True):
-            await self._end([self._ticker, *(each.reading for each in self._subscribed.values())])
+        async with self._turn:
             try:
-                if handled:
-                    with suppress(OnShutdown, TopicNotFound, GroupNotFound):  # nothing is left to acknowledge it to
-                        await self._acknowledge()
+                self._note_handed_on()
+                with suppress(TopicNotFound, GroupNotFound, OnShutdown):  # gone before: nobody asks for it again
+                    await self._acknowledge()
             finally:
-                for each in self._subscribed.values():
+                for each in self._subscriptions.values():
+                    await each.stop_fetching()  # whoever waits for it hears that the stream is closed
                     await each.consumer.close()
+                self._subscriptions.clear()
 
     # --- producing --------------------------------------------------------------------------------------------------------
 
     async def as_producer(self, channels: Sequence[str]) -> None:
-        """Produce into these channels, too, which are made if they are new; their order is that of the buckets.
-
-        Raises `InvalidArgument` for a name that no topic may have.
-        """
+        """Produce to these channels as well, made if they are new; their order, from all calls, is that of the buckets."""
         self._check_open()
-        for channel in _names(channels):
-            await self._queue.create_topic(channel)
-            self._channels[channel] = None
+        for name in _names(channels):
+            await self._queue.create_topic(name)
+            if name not in self._produced:
+                self._produced.append(name)
 
     def get_produce_channels(self) -> list[str]:
-        """Return the channels that the stream produces into, in the order of the buckets."""
-        return list(self._channels)
+        """Return the channels that are produced to, in the order of buckets."""
+        return list(self._produced)
 
-    def set_repack_func(self, rule: RepackFunc | None) -> None:
-        """Have `rule` choose the bucket of every message; None: the rules by type."""
-        self._rule = rule
+    def set_repack_func(self, repack_func: RepackFunc | None) -> None:
+        """Have `repack_func` say where messages go; None: the rules of their types."""
+        self._repack_func = repack_func
 
-    def force_enable_produce(self, enabled: bool) -> None:  # noqa: FBT001  (a switch, named so elsewhere)
-        """Switch producing on or off; while it is off, only a `CREATE_COLLECTION` alone, or a tick, is broadcast."""
-        self._produces = enabled
+    def force_enable_produce(self, enabled: bool) -> None:  # noqa: FBT001  (the name asks for it)
+        """Let the stream produce, or not, as one does whose messages another producer writes meanwhile."""
+        self._produce_enabled = enabled
 
-    async def produce(self, pack: MsgPack) -> dict[str, list[bytes]]:
-        """Produce each message into the channel of its hash keys, durably, and return their ids by channel.
+    async def produce(self, pack: MsgPack) -> dict[str, list[int]]:
+        """Give each message to the channel of its hash keys, in the order of the pack; return the ids of batches, durable.
 
-        In one channel order is kept; channels are written side by side, so a failure may leave some of them written. Raises
-        `InvalidArgument` and `TooLarge`, when nothing was, as `repack` does and without a producer; `AccessDenied`.
+        Across channels it is not atomic: after an error some may have their part. Raises `InvalidArgument` and `TooLarge`
+        before anything was produced, `AccessDenied` while producing is not enabled.
         """
-        self._check_producing(pack.msgs, denied=not self._produces)
-        channels = list(self._channels)
-        found = repack(pack.msgs, len(channels), self._rule)
-        return await self._write({channels[bucket]: messages for bucket, messages in sorted(found.items())})
+        self._check_producer(pack, enabled=self._produce_enabled)
+        if not pack.messages:
+            return {}
+        buckets = repack(pack.messages, len(self._produced), self._repack_func)
+        return await self._send({self._produced[bucket]: self.dispatcher.encode(of) for bucket, of in buckets.items()})
 
-    async def broadcast(self, pack: MsgPack) -> dict[str, list[bytes]]:
-        """Produce every message into every channel, and return their ids by channel; as `produce` does.
+    async def broadcast(self, pack: MsgPack) -> dict[str, list[int]]:
+        """As `produce`, each message to every channel; one that creates a collection also while producing is not enabled."""
+        creates = [getattr(each, "type", None) for each in pack.messages] == [MessageType.CREATE_COLLECTION]
+        self._check_producer(pack, enabled=self._produce_enabled or creates)
+        if not pack.messages:
+            raise InvalidArgument("an empty pack says nothing to anybody — broadcast at least one message")
+        return await self._send(dict.fromkeys(self._produced, self.dispatcher.encode(pack.messages)))
 
-        Raises `InvalidArgument` for an empty pack.
-        """
-        alone = len(pack.msgs) == 1 and pack.msgs[0].type in {MessageType.CREATE_COLLECTION, tick(0).type}
-        self._check_producing(pack.msgs, denied=not (self._produces or alone))
-        if not pack.msgs:
-            raise InvalidArgument("the pack to broadcast is empty — give it messages")
-        return await self._write(dict.fromkeys(self._channels, pack.msgs))
+    async def _send(self, batches: Mapping[str, Sequence[bytes]]) -> dict[str, list[int]]:
+        sent = await _all_of([self._send_to(channel, each) for channel, each in batches.items()])
+        return dict(zip(batches, sent, strict=True))
 
-    def start_ticker(self, next_tick: Callable[[], int], *, interval_s: float = TICK_INTERVAL_S) -> None:
-        """Write a tick to every channel each `interval_s` seconds, until the stream is closed.
-
-        `next_tick` returns it: nothing at or below it is produced from then on, by anybody; one that is not above the last
-        is not written. When writing one fails, the next is tried; what `next_tick` raises ends the ticker, and is raised by
-        `produce` and `broadcast`.
-        """
-        self._check_producing([], denied=False)
-        if not interval_s > 0:
-            raise InvalidArgument(f"interval_s={interval_s!r} is no interval — give seconds above 0")
-        if self._ticker is not None:
-            raise InvalidArgument("the stream has a ticker — close the stream to end it")
-        self._ticker = asyncio.get_running_loop().create_task(self._tick(next_tick, interval_s))
-        self._ticker.add_done_callback(mark_heard)  # producing tells it
-
-    async def _tick(self, next_tick: Callable[[], int], interval_s: float) -> None:
-        last = -1
-        while True:
-            ts = next_tick()
-            if ts > last:
-                with suppress(LogReopening, StorageFull, Indeterminate):  # the next tick says all that this one would
-                    ticks = [tick(ts)]
-                    await self._write(dict.fromkeys(self._channels, ticks))
-                    last = ts
-            await anyio.sleep(interval_s)
-
-    async def _write(self, messages: dict[str, Sequence[TsMsg]]) -> dict[str, list[bytes]]:
-        # All is encoded before anything is produced: what cannot be leaves nothing behind.
-        packed: dict[int, list[tuple[bytes, int]]] = {}
-        for each in messages.values():
-            if id(each) not in packed:  # a broadcast is encoded once
-                packed[id(each)] = self._dispatcher.pack(each)
-        writing = [self._write_channel(channel, packed[id(each)]) for channel, each in messages.items()]
-        results = await asyncio.gather(*writing, return_exceptions=True)  # none is left behind by another's failure
-        for failed in results:
-            if isinstance(failed, BaseException):
-                raise failed
-        return {channel: ids for channel, ids in zip(messages, results, strict=True) if isinstance(ids, list)}
-
-    async def _write_channel(self, channel: str, packed: list[tuple[bytes, int]]) -> list[bytes]:
-        ids: list[bytes] = []
-        for call in _calls(packed):
-            written = await self._queue.produce(channel, [payload for payload, _ in call])
-            for queue_id, (_, count) in zip(written, call, strict=True):
-                ids += [MessagePlace(queue_id, at, count).message_id for at in range(count)]
-        return ids
+    async def _send_to(self, channel: str, batches: Sequence[bytes]) -> list[int]:
+        ids, part, part_bytes = list[int](), list[ProducerMessage](), 0
+        for batch in batches:
+            if part and part_bytes + len(batch) > PRODUCE_BYTES_MAX:
+                ids += await self._queue.produce(channel, part)
+                part, part_bytes = [], 0
+            part.append(ProducerMessage(batch, CONTENT_TYPE))
+            part_bytes += len(batch)
+        return [*ids, *await self._queue.produce(channel, part)]
 
     # --- consuming --------------------------------------------------------------------------------------------------------
 
     async def as_consumer(
-        self,
-        channels: Sequence[str],
-        subscription: str,
-        position: SubscriptionPosition = SubscriptionPosition.EARLIEST,
+        self, channels: Sequence[str], subscription: str, position: StartPosition = StartPosition.EARLIEST
     ) -> None:
-        """Consume these channels, too, as the group `subscription`, both made where they are new.
-
-        Streams of one subscription share its messages. Raises `InvalidArgument` for another subscription than before.
-        """
+        """Consume these channels as well, for one subscription; both are made where they are new, that at `position`."""
         self._check_open()
-        if self._subscription not in {"", subscription}:
-            raise InvalidArgument(
-                f"the stream consumes as {self._subscription!r} — open another stream for {shown(subscription)}"
-            )
-        position = SubscriptionPosition(position)
-        for channel in _names(channels):
-            if channel in self._subscribed:
-                continue
-            await self._queue.create_topic(channel)
-            is_new = True
-            try:
-                await self._queue.create_consumer_group(channel, subscription)
-            except AlreadyExists:
-                is_new = False
-            if is_new and position is SubscriptionPosition.LATEST:
-                await self._queue.seek_to_latest(channel, subscription)
-            consumer = await self._queue.register_consumer(channel, subscription, ack_timeout_s=None)
-            seek_first = is_new and position is SubscriptionPosition.UNKNOWN
-            self._subscribed[channel] = Subscribed(channel, consumer, seek_first=seek_first)
-            self._subscription = subscription
-            self._joined(channel)
+        if self._subscription not in {"", subscription} or not isinstance(position, StartPosition):
+            raise InvalidArgument(f"{shown(subscription)}, {position!r} — open a stream for each, at a StartPosition")
+        async with self._turn:
+            for name in [each for each in _names(channels) if each not in self._subscriptions]:
+                self._subscriptions[name] = await self._join(name, subscription, position)
+                self._subscription = subscription
+                self._merge.add(name)
 
-    async def consume(self) -> MsgPack:
-        """Return what comes next: what was produced together for one channel; waits for it, and cancelling loses none.
-
-        It acknowledges the pack before. Raises `InvalidArgument` without a subscription, before `start`, and before `seek`
-        when the position is unknown; `Corrupt`, again and again until a seek, for what is no message.
-        """
-        if self._consuming:
-            raise InvalidArgument("another task is consuming — take turns, or open a stream for each")
-        self._check_consuming()
-        self._consuming = True
+    async def _join(self, channel: str, subscription: str, position: StartPosition) -> _Subscription:
         try:
-            await self._acknowledge()
-            while True:
-                if (pack := self._next_pack()) is not None:
-                    return pack
-                await self._read()
-        finally:
-            self._consuming = False
+            exists = await self._queue.exist_consumer_group(channel, subscription)
+        except TopicNotFound:
+            exists = False
+            await self._queue.create_topic(channel)
+        if not exists:
+            with suppress(AlreadyExists):  # of another stream that begins at this moment
+                await self._queue.create_consumer_group(channel, subscription)
+                if position is StartPosition.LATEST:
+                    await self._queue.seek_to_latest(channel, subscription)
+        consumer = await self._queue.register_consumer(channel, subscription, ack_timeout_s=None)
+        return _Subscription(channel, consumer, placed=exists or position is not StartPosition.UNKNOWN)
+
+    @property
+    def waiting_for(self) -> Collection[str]:
+        """The channels of which something has to come before there is another pack."""
+        return self._merge.behind()
+
+    async def consume(self, *, timeout: float | None = None) -> MsgPack:
+        """Return the next pack, waiting up to `timeout` seconds; then `DeadlineExceeded` names the channels without one.
+
+        Cancelling loses nothing. An error of the queue, or of a message that cannot be read, is raised again and again
+        until it is mended. Raises `Overloaded` when more is held than may be and channels have no tick in common.
+        """
+        deadline = asyncio.timeout(timeout)
+        try:
+            async with deadline:
+                return await self._next_pack()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            named = brief(", ".join(sorted(self.waiting_for)))
+            raise DeadlineExceeded(f"nothing came in time from {named} — see whether producer and ticker run") from None
 
     async def chan(self) -> AsyncIterator[MsgPack]:
-        """Yield packs for ever, as `consume` returns them; ends when the stream is closed."""
+        """Yield packs until the stream, or what it consumes from, is closed."""
         with suppress(OnShutdown):
             while True:
                 yield await self.consume()
 
-    async def seek(self, positions: Sequence[MsgPosition]) -> None:
-        """Go on behind these messages, each in its channel; what was handed on before them counts as acknowledged.
+    async def seek(self, positions: Sequence[MsgPosition], *, include_current: bool = False) -> None:
+        """Go on from these positions, one for a channel at most; other channels stay where they are.
 
-        Nothing moves unless every position can be. Raises `ChannelNotFound` for a channel without a subscription,
-        `InvalidArgument` for what is no position or is yet to come, `Truncated` for one no longer kept.
+        Both kinds of stream take the positions of both: from end positions the packs that follow come once more, exactly
+        as they were. `include_current` begins with the message itself also at a plain stream's position. Raises
+        `InvalidArgument` for what is no position of a channel that is consumed, before any has moved; for a message yet to
+        come, and `Truncated` for one no longer kept, when those named before it have.
         """
-        await self._seek({position.channel: place_of(position).behind for position in self._check_positions(positions)})
-
-    async def get_latest_msg_id(self, channel: str) -> bytes:
-        """Return the id that a seek goes to the end with, b"" for an empty channel. Raises `TopicNotFound`."""
-        self._check_open()
-        last = await self._queue.get_latest_msg(channel)
-        return b"" if last < 0 else MessagePlace(last).message_id
-
-    def _joined(self, channel: str) -> None:
-        """Take note of a channel that is consumed from now on."""
-
-    def _next_pack(self) -> MsgPack | None:
-        """Return a pack that is complete, and note what it ends with in `_handed`."""
-        if not self._arrived:
-            return None
-        channel, arrived = self._arrived.popleft()
-        self._handed.setdefault(channel, []).append(arrived[0].queue_id)
-        messages = [each.message for each in arrived]
-        positions = [each.position for each in arrived]
-        return MsgPack(
-            msgs=messages,
-            begin_ts=min(message.begin_ts for message in messages),
-            end_ts=max(message.end_ts for message in messages),
-            positions=positions,
-            start_positions=positions[:1],
-            end_positions=positions[-1:],
-        )
-
-    async def _read(self) -> None:
-        """Wait until something has arrived."""
-        await self._read_from(self._subscribed.values())
-
-    def _take(self, channel: Subscribed, arrived: list[Arrived], size_bytes: int) -> None:
-        """Take what one message of the queue has brought."""
-        self._arrived.append((channel.name, arrived))
-
-    async def _read_from(self, channels: Iterable[Subscribed], timeout_s: float | None = None) -> bool:
-        """Take what has arrived in any of these channels, and return whether they brought anything in time."""
-        channels = list(channels)
-        if not any(channel.backlog for channel in channels):
-            waiting: dict[asyncio.Task[list[tuple[int, bytes]]], Subscribed] = {}
-            for channel in channels:
-                if channel.reading is None:
-                    channel.reading = asyncio.get_running_loop().create_task(_messages(channel.consumer))
-                waiting[channel.reading] = channel
-            done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            self._check_open()  # closing cancels what is waited for
-            if not done:
-                return False
-            for task in done:
-                waiting[task].reading = None
-                waiting[task].backlog.extend(task.result())
-        for channel in channels:
-            while channel.backlog:  # one that is no message stays the first
-                queue_id, payload = channel.backlog[0]
-                if arrived := self._unpack(channel, queue_id, payload):
-                    self._take(channel, arrived, len(payload))
-                else:
-                    self._handed.setdefault(channel.name, []).append(queue_id)
-                channel.backlog.popleft()
-        return True
-
-    def _unpack(self, channel: Subscribed, queue_id: int, payload: bytes) -> list[Arrived]:
-        try:
-            messages = self._dispatcher.unpack(payload)
-        except Corrupt as error:
-            raise Corrupt(
-                f"message {queue_id} of channel {channel.name!r}: {error.happened} — seek behind it"
-            ) from error
-        found = [
-            Arrived(
-                message,
-                MsgPosition(channel.name, MessagePlace(queue_id, at, len(messages)).message_id, message.begin_ts),
-                queue_id,
+        sought = {each.channel for each in positions if isinstance(each, MsgPosition) and type(each.message_id) is int}
+        if not positions or len(sought) < len(positions) or not sought <= self._subscriptions.keys():
+            raise InvalidArgument(
+                f"{shown(positions)} — give one position for each channel that as_consumer() was given"
             )
-            for at, message in enumerate(messages)
-        ]
-        skip = channel.skip
-        return found if skip is None or queue_id != skip.queue_id else found[skip.at :]
+        async with self._turn:
+            self._check_open()
+            for position in positions:
+                each = self._subscriptions[position.channel]
+                await each.stop_fetching()  # else it might take what comes behind the new place, and be forgotten
+                await self._seek_queue(position, include_current=include_current)
+                each.forget()
+                each.placed = True
+                self._last = [other for other in self._last if other.channel != position.channel]
+                self._merge.seek(position)
+
+    async def _seek_queue(self, position: MsgPosition, *, include_current: bool) -> None:
+        # Ids of a queue are dense: behind a message is its id and one, which may be yet to come.
+        message_id = position.message_id + (not (position.inclusive or include_current))
+        try:
+            await self._queue.seek(position.channel, self._subscription, message_id)
+        except (InvalidArgument, Truncated):
+            if not self._options.ignore_bad_position:
+                raise
+            _log.warning("bad_position_ignored", channel=position.channel, message_id=position.message_id)
+            await self._queue.seek_to_latest(position.channel, self._subscription)
+
+    async def get_latest_msg_id(self, channel: str) -> int:
+        """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
+        return await self._queue.get_latest_msg(channel)
+
+    async def _next_pack(self) -> MsgPack:
+        told = False
+        while True:
+            async with self._turn:
+                self._check_consumer()
+                self._note_handed_on()
+                if monotonic() - self._acked_s > ACK_EVERY_S:
+                    await self._acknowledge()
+                if (pack := await self._pack_at_hand()) is not None:
+                    self._last = pack.end_positions
+                    return pack
+                await self._acknowledge()
+                fetches = [self._subscriptions[channel].fetching() for channel in self._merge.behind()]
+            idle_after_s = None if told else self._options.idle_after_s
+            done, _ = await asyncio.wait(fetches, timeout=idle_after_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                told = True
+                _log.warning("stream_waits", channels=sorted(self.waiting_for), subscription=self._subscription)
+
+    async def _pack_at_hand(self) -> MsgPack | None:
+        """Return the next pack of what the queue has, None when it has not all of it."""
+        while (pack := self._merge.pop()) is None:
+            behind = [self._subscriptions[channel] for channel in self._merge.behind()]
+            full = max(len(each.merged) for each in behind) >= HELD_MAX  # the queue gives a group no more than that
+            if full or self._merge.held_bytes > self._options.buffer_bytes_max:
+                raise Overloaded(
+                    f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — write the same ticks to "
+                    "all channels, and more of them, or raise buffer_bytes_max"
+                )
+            await _all_of([each.refill() for each in behind if not each.fetched])
+            came = [each for each in behind if each.fetched]
+            if not came:
+                return None
+            for each in came:
+                self._decode_next(each)
+                if self._decoded_bytes > DECODED_BYTES_AT_ONCE:
+                    self._decoded_bytes = 0
+                    await asyncio.sleep(0)
+        return pack
+
+    def _decode_next(self, of: _Subscription) -> None:
+        message = of.fetched[0]
+        self._decoded_bytes += len(message.payload)
+        try:
+            batch = self.dispatcher.decode(message.payload, message.properties)
+        except StreamingNodeError as error:
+            error.add_note(f"in message {message.message_id} of channel {of.channel}")
+            raise
+        of.fetched.popleft()
+        of.merged.append(message.message_id)
+        self._merge.push(of.channel, message.message_id, batch)
+
+    def _note_handed_on(self) -> None:
+        """The last pack is worked off: everything before its end positions may be acknowledged."""
+        for position in self._last:
+            each = self._subscriptions[position.channel]
+            behind = position.message_id + (not position.inclusive)
+            while each.merged and each.merged[0] < behind:
+                each.handed_on.append(each.merged.popleft())
+        self._last = ()
 
     async def _acknowledge(self) -> None:
-        while self._handed:
-            channel, ids = next(iter(self._handed.items()))
-            await self._subscribed[channel].consumer.ack(ids)
-            del self._handed[channel]
-
-    async def _seek(self, places: dict[str, MessagePlace]) -> None:
-        topics = await self._queue.info()
-        for channel, place in places.items():
-            topic = topics.get(channel)
-            if topic is None:
-                raise TopicNotFound(f"there is no topic {shown(channel)}")
-            kept = topic.begin_id <= place.queue_id <= topic.end_id + 1
-            if not kept and not self._options.ignore_bad_position:
-                if place.queue_id < topic.begin_id:
-                    raise Truncated(f"message {place.queue_id} of channel {channel!r}", topic.begin_id)
-                raise InvalidArgument(
-                    f"message {place.queue_id} of channel {channel!r} is yet to come — seek to a pack's"
-                )
-            if not kept:
-                places[channel] = MessagePlace(topic.end_id + 1)
-        self._arrived = deque(each for each in self._arrived if each[0] not in places)
-        for channel in places:
-            self._subscribed[channel].seek_first = True  # a seek that is cut short has to be made again
-        for channel, place in places.items():
-            subscribed = self._subscribed[channel]
-            await self._end([subscribed.reading])
-            subscribed.reading = None
-            subscribed.backlog.clear()
-            self._handed.pop(channel, None)
-            await self._queue.seek(channel, self._subscription, place.queue_id)
-            subscribed.skip, subscribed.seek_first = place, False
-
-    def _check_positions(self, positions: Sequence[MsgPosition]) -> Sequence[MsgPosition]:
-        self._check_open()
-        if self._consuming:
-            raise InvalidArgument("another task is consuming — cancel it before a seek")
-        if not positions or not all(isinstance(position, MsgPosition) for position in positions):
-            raise InvalidArgument(f"positions={shown(positions)} — pass a list of MsgPosition, as a pack gave them")
-        for position in positions:
-            if position.channel not in self._subscribed:
-                raise ChannelNotFound(f"the stream is not subscribed to channel {shown(position.channel)}")
-        return positions
+        self._acked_s = monotonic()
+        await _all_of([each.acknowledge() for each in self._subscriptions.values() if each.handed_on])
 
     def _check_open(self) -> None:
         if self._closed:
             raise OnShutdown("the stream is closed — open another one")
 
-    def _check_consuming(self) -> None:
+    def _check_producer(self, pack: MsgPack, *, enabled: bool) -> None:
         self._check_open()
-        if not self._started or not self._subscribed:
-            raise InvalidArgument(
-                "nothing is consumed yet — call as_consumer and start, or use the stream in async with"
-            )
-        if waiting := [each.name for each in self._subscribed.values() if each.seek_first]:
-            raise InvalidArgument(f"the position in {shown(waiting)} is unknown — seek first")
+        if not all(isinstance(each, TsMsg) for each in pack.messages):
+            raise InvalidArgument(f"{shown(pack.messages)} are no messages — give a list of TsMsg")
+        if not self._produced:
+            raise InvalidArgument("the stream has no channels to produce to — as_producer() comes first")
+        if not enabled:
+            raise AccessDenied("producing is off in this stream — force_enable_produce(True) turns it on")
 
-    def _check_producing(self, messages: Sequence[TsMsg], *, denied: bool) -> None:
+    def _check_consumer(self) -> None:
         self._check_open()
-        if denied:
-            raise AccessDenied(
-                "producing is switched off for this stream — switch it on with force_enable_produce(True)"
-            )
-        if not self._channels:
-            raise InvalidArgument("the stream produces into no channel — call as_producer first")
-        if self._ticker is not None and self._ticker.done():
-            self._ticker.result()
-
-    async def _end(self, tasks: Iterable[asyncio.Task[object] | None]) -> None:
-        for task in tasks:
-            if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
-                mark_heard(task)
+        if not self._subscriptions:
+            raise InvalidArgument("the stream has no channels to consume — as_consumer() comes first")
+        if lost := [name for name, each in self._subscriptions.items() if not each.placed]:
+            raise InvalidArgument(f"the place in {shown(lost)} is unknown — seek() comes first")
 
 
-def _calls(packed: list[tuple[bytes, int]]) -> Iterator[list[tuple[bytes, int]]]:
-    """Yield what one call of the queue takes each."""
-    call: list[tuple[bytes, int]] = []
-    size_bytes = 0
-    for each in packed:
-        if call and size_bytes + len(each[0]) > PRODUCE_BYTES:
-            yield call
-            call, size_bytes = [], 0
-        call.append(each)
-        size_bytes += len(each[0])
-    if call:
-        yield call
+class TtMsgStream(MsgStream):
+    """A stream whose packs are the messages of one time tick, over all channels that it consumes; a `Ticker` writes ticks.
+
+    To go on later exactly where one was, save the `end_positions` of the last pack and `seek` to them: the subscription
+    alone keeps what is not acknowledged, of which messages above the tick may be a part of a batch below.
+    """
+
+    _merge_kind = TickMerge
 
 
-async def _messages(consumer: Consumer) -> list[tuple[int, bytes]]:
-    while True:
-        found = await consumer.consume(READ_AT_ONCE, wait_s=READ_WAIT_S)
-        if found:
-            return [(message.message_id, message.payload) for message in found]
+def _names(channels: Sequence[str]) -> list[str]:
+    if isinstance(channels, str) or not all(isinstance(name, str) and name for name in channels):
+        raise InvalidArgument(f"channels={shown(channels)} — give a list of names")
+    return list(dict.fromkeys(channels))
 
 
-def _names(channels: Sequence[str]) -> Sequence[str]:
-    if isinstance(channels, str) or not isinstance(channels, Sequence):
-        raise InvalidArgument(f"channels={shown(channels)} — pass a list of names")
-    return channels
+async def _all_of(calls: Sequence[Awaitable[T]]) -> list[T]:
+    """Return what all calls return; when some fail, raise the first error when all have ended."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for failed in results:
+        if isinstance(failed, BaseException):
+            raise failed
+    return cast(list[T], results)

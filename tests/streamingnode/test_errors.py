@@ -13,7 +13,7 @@ from interceptors.errors import ProducerFenced, SchemaMismatch, SequenceTooOld
 from scanner.deliver_policy import ReaderBusy
 from spark_sink.errors import PackageMissing
 from streamingnode.ownership import ROOT_PACKAGES
-from wal.errors import AlreadyOwned, ChannelIdle, Corrupt, StorageFull, StreamingNodeError, Truncated
+from wal.errors import AlreadyOwned, Corrupt, StorageFull, StreamingNodeError, Truncated
 
 ROOT = Path(__file__).resolve().parents[2]
 DASH = " — "
@@ -82,7 +82,6 @@ TOLD = [
     AlreadyOwned("data", 7, own=True),
     StorageFull("data", 1, 2),
     Truncated("rocks/1", "rocks/5"),
-    ChannelIdle(("a", "b", "c", "d"), 30.0),
     ProducerFenced(1, 2),
     ProducerFenced(1, None),
     SequenceTooOld(1, 2),

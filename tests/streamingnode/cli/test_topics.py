@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import streamingnode as sn
-from wal.errors import AlreadyOwned, ChannelNotFound, InvalidArgument, TopicNotFound
+from wal.errors import AlreadyOwned, InvalidArgument, TopicNotFound
 
 if TYPE_CHECKING:
     from tests.streamingnode.cli.conftest import Printed
@@ -132,7 +132,7 @@ def test_channels_are_made_listed_and_removed_all_or_none(place: Path, run: "Run
     names = [each["channel"] for each in made["channels"]]
     assert made["channels"][0] == {"channel": names[0], "role": "proxy", "address": "host:1", "description": ""}
     assert names[1] in run("channel", "ls", place).out
-    assert run("channel", "rm", place, names[0], "nobody").err.startswith(ChannelNotFound.code)
+    assert run("channel", "rm", place, names[0], "nobody").err.startswith(TopicNotFound.code)
     assert names[1] in run("channel", "rm", place, *names, "--dry-run").out
     assert names[1] in run("channel", "rm", place, *names).out
     assert run("channel", "ls", place, "--json").document == {"channels": []}

@@ -20,7 +20,6 @@ from tests.streamingnode.remote.nodes import Served, node_behind_proxy
 from tests.streamingnode.remote.proxy import Passing, Way, until
 from wal.errors import (
     AlreadyExists,
-    ChannelNotFound,
     GroupNotFound,
     InvalidArgument,
     OnShutdown,
@@ -322,7 +321,7 @@ async def test_channels_are_created_described_and_destroyed(node: Node) -> None:
     owner = OwnerDescription("shop", "host:1")
     names = await node.channels.create_channels(owner, 2)
     assert await node.channels.describe_channels(names[1:]) == [ChannelDescription(names[1], owner)]
-    with pytest.raises(ChannelNotFound):
+    with pytest.raises(TopicNotFound):
         await node.channels.destroy_channels([names[0], "nobody"])
     await node.channels.destroy_channels(names[:1])
     assert [each.name for each in await node.channels.describe_channels()] == names[1:]

@@ -1,115 +1,176 @@
-"""The channel service: names that are new for ever, owners, and all or nothing."""
+"""The channel service: names, owners, all or nothing, and what a crash between two steps leaves."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 import streamingnode as sn
-from streamingnode.streams.channels import PREFIX, ChannelDescription, ChannelService, OwnerDescription
-from wal.errors import ChannelNotFound, Corrupt, InvalidArgument, OnShutdown, StorageFailed, TooLarge
+from streamingnode.streams.channels import CHANNEL_KEY, ChannelService, OwnerDescription
+from tests.parts_of import parts_of
+from tests.wal.rocksmq.queues import open_queue
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, TopicNotFound
 
 pytestmark = pytest.mark.anyio
 
-OWNER = OwnerDescription("proxy", "host:1", "rows of orders")
-OTHER = OwnerDescription("index")
+OWNER = OwnerDescription("proxy", "10.0.0.1:19530", "insert channels")
 
 
-async def test_channels_have_new_names_and_their_owners_over_restarts(tmp_path: Path) -> None:
-    async with sn.open_node(tmp_path / "node") as node:
-        first = await node.channels.create_channels(OWNER, 2)
-        await node.channels.destroy_channels(first[:1])
-    async with sn.open_node(tmp_path / "node") as node:
-        second = await node.channels.create_channels(OTHER, 2)
-        assert len({*first, *second}) == 4
-        assert await node.channels.describe_channels([second[1], first[1], second[0]]) == [
-            ChannelDescription(second[1], OTHER),
-            ChannelDescription(first[1], OWNER),
-            ChannelDescription(second[0], OTHER),
-        ]
-        assert (await node.verify()).damages == []
-        channels = node.channels
-    with pytest.raises(OnShutdown):
-        await channels.create_channels(OWNER, 1)
+class Failing:
+    """A map of state whose nth change fails, before or after it is done."""
 
-
-async def test_destroying_is_all_or_nothing() -> None:
-    async with sn.open_node(None) as node:
-        names = await node.channels.create_channels(OWNER, 2)
-        with pytest.raises(ChannelNotFound, match="nobody"):
-            await node.channels.destroy_channels([names[0], "nobody"])
-        assert len(await node.channels.describe_channels(names)) == 2
-        await node.channels.destroy_channels([*names, names[0]])
-        with pytest.raises(ChannelNotFound):
-            await node.channels.describe_channels(names[1:])
-
-
-@pytest.mark.parametrize(
-    "owner, number, wrong",
-    [
-        (OWNER, 0, InvalidArgument),
-        (OWNER, -1, InvalidArgument),
-        (OWNER, True, InvalidArgument),
-        (OWNER, 100_000, TooLarge),
-        ("me", 1, InvalidArgument),
-        (OwnerDescription(3), 1, InvalidArgument),  # type: ignore[arg-type]
-        (OwnerDescription("\ud800"), 1, InvalidArgument),
-        (OwnerDescription("r" * 5000), 1, TooLarge),
-    ],
-)
-async def test_what_cannot_be_created_leaves_nothing(
-    owner: OwnerDescription, number: int, wrong: type[Exception]
-) -> None:
-    state = State()
-    with pytest.raises(wrong):
-        await ChannelService(state).create_channels(owner, number)
-    assert state.kept == {}
-
-
-async def test_a_failed_write_creates_no_channel_and_uses_no_name_twice() -> None:
-    state = State()
-    service = ChannelService(state)
-    state.fails = True
-    with pytest.raises(StorageFailed):
-        await service.create_channels(OWNER, 2)
-    state.fails = False
-    assert await service.create_channels(OWNER, 1) == ["channel_0"]
-    with pytest.raises(InvalidArgument):
-        await service.describe_channels("channel_0")
-
-
-async def test_a_damaged_record_is_corrupt_and_named() -> None:
-    state = State()
-    service = ChannelService(state)
-    [name] = await service.create_channels(OWNER, 1)
-    state.kept = dict.fromkeys(state.kept, b"\xc1")
-    with pytest.raises(Corrupt, match=name):
-        await service.describe_channels([name])
-    with pytest.raises(Corrupt, match=f"{PREFIX}next"):
-        await service.create_channels(OWNER, 1)
-
-
-def test_channels_work_without_async(tmp_path: Path) -> None:
-    with sn.sync.open_node(tmp_path / "node") as node:
-        names = node.channels.create_channels(OWNER, 3)
-        assert [each.owner for each in node.channels.describe_channels(names)] == [OWNER] * 3
-        node.channels.destroy_channels(names)
-
-
-class State:
-    """A state map that fails on demand."""
-
-    def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-        self.fails = False
+    def __init__(self, store: object, *, fail_at: int, done: bool) -> None:
+        self._store, self._left, self._done = store, fail_at, done
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        return {key: value for key, value in self.kept.items() if key.startswith(prefix)}
+        return await self._store.scan_meta(prefix)  # type: ignore[attr-defined,no-any-return]
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        if self.fails:
-            raise StorageFailed("the disk is gone — mount it")
-        for key, value in changes.items():
-            self.kept.pop(key, None)
-            if value is not None:
-                self.kept[key] = value
+        self._left -= 1
+        if self._left or self._done:
+            await self._store.put_meta(changes)  # type: ignore[attr-defined]
+        if not self._left:
+            raise StorageFailed("the disk is gone — put it back")
+
+
+@asynccontextmanager
+async def parts(path: Path) -> AsyncIterator[tuple[object, object, ChannelService]]:
+    store, queue = await open_queue(path)
+    try:
+        yield store, queue, ChannelService(store, queue)
+    finally:
+        await queue.close()
+        await store.close()
+
+
+async def test_names_are_made_by_the_service_and_never_given_out_twice(tmp_path: Path) -> None:
+    async with parts(tmp_path) as (_, queue, service):
+        names = await service.create_channels(OWNER, 3)
+        assert len(set(names)) == 3
+        assert set(await queue.info()) == set(names)  # type: ignore[attr-defined]
+        await service.destroy_channels(names)
+        assert not await queue.info()  # type: ignore[attr-defined]
+        later = await service.create_channels(OWNER, 2)
+        assert not set(later) & set(names)
+    async with parts(tmp_path) as (_, _, service):
+        assert not set(await service.create_channels(OWNER, 2)) & {*names, *later}
+
+
+async def test_calls_at_the_same_time_get_names_of_their_own(tmp_path: Path) -> None:
+    async with parts(tmp_path) as (_, _, service):
+        names: list[str] = []
+
+        async def create() -> None:
+            names.extend(await service.create_channels(OWNER, 4))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(create)
+        assert len(set(names)) == 20
+
+
+async def test_describing_keeps_the_order_of_the_request_over_a_restart(tmp_path: Path) -> None:
+    async with parts(tmp_path) as (_, _, service):
+        [one] = await service.create_channels(OWNER, 1)
+        [other] = await service.create_channels(OwnerDescription("query"), 1)
+    async with parts(tmp_path) as (_, _, service):
+        asked = [other, one, other]
+        found = await service.describe_channels(asked)
+        assert [each.name for each in found] == asked
+        assert [each.owner.role for each in found] == ["query", "proxy", "query"]
+        assert found[1].owner == OWNER
+
+
+async def test_destroying_is_all_or_nothing(tmp_path: Path) -> None:
+    async with parts(tmp_path) as (_, queue, service):
+        names = await service.create_channels(OWNER, 2)
+        with pytest.raises(TopicNotFound, match="nowhere"):
+            await service.destroy_channels([names[0], "nowhere"])
+        assert [each.name for each in await service.describe_channels(names)] == names
+        assert set(await queue.info()) == set(names)  # type: ignore[attr-defined]
+        await service.destroy_channels([names[0], names[0]])
+        with pytest.raises(TopicNotFound):
+            await service.describe_channels(names)
+
+
+@pytest.mark.parametrize("number", [0, -1, 4097, True, 1.5], ids=str)
+async def test_a_number_of_channels_that_cannot_be_is_refused(tmp_path: Path, number: int) -> None:
+    async with parts(tmp_path) as (_, _, service):
+        with pytest.raises(InvalidArgument, match="num_channels"):
+            await service.create_channels(OWNER, number)
+
+
+async def test_an_owner_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    async with parts(tmp_path) as (_, _, service):
+        for owner in ("proxy", OwnerDescription("x" * 5000), OwnerDescription(7)):  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="owner"):
+                await service.create_channels(owner, 1)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="list of names"):
+            await service.describe_channels("channel_0")
+
+
+async def test_a_topic_of_somebody_else_is_no_channel(tmp_path: Path) -> None:
+    async with parts(tmp_path) as (_, queue, service):
+        await queue.create_topic("channel_0")  # type: ignore[attr-defined]
+        await queue.produce("channel_0", [b"theirs"])  # type: ignore[attr-defined]
+        assert "channel_0" not in await service.create_channels(OWNER, 2)
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+async def test_a_creation_that_fails_leaves_all_channels_or_none(tmp_path: Path, done: bool) -> None:
+    async with parts(tmp_path) as (store, queue, service):
+        with pytest.raises(StorageFailed):
+            await ChannelService(Failing(store, fail_at=1, done=done), queue).create_channels(OWNER, 3)  # type: ignore[arg-type]
+        names = await service.create_channels(OWNER, 3)
+        kept = [f"channel_{number}" for number in range(6 if done else 3)]
+        assert [each.name for each in await service.describe_channels(kept)] == kept
+        assert set(await queue.info()) == {*kept, *names} == set(kept)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fail_at, done", [(1, False), (1, True), (2, False), (2, True)], ids=str)
+async def test_a_destruction_that_fails_is_finished_or_did_nothing(tmp_path: Path, fail_at: int, done: bool) -> None:
+    async with parts(tmp_path) as (_, _, service):
+        names = await service.create_channels(OWNER, 3)
+    async with parts(tmp_path) as (store, queue, _):
+        with pytest.raises(StorageFailed):
+            failing = Failing(store, fail_at=fail_at, done=done)
+            await ChannelService(failing, queue).destroy_channels(names[:2])  # type: ignore[arg-type]
+    async with parts(tmp_path) as (_, queue, service):
+        left = names if (fail_at, done) == (1, False) else names[2:]
+        assert [each.name for each in await service.describe_channels(left)] == left
+        more = await service.create_channels(OWNER, 1)
+        assert set(await queue.info()) == {*left, *more}  # type: ignore[attr-defined]
+
+
+async def test_a_node_has_channels_of_its_own_and_a_blocking_one_too(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path / "node") as node:
+        assert "channels" not in vars(parts_of(node))  # made when it is first used
+        [name] = await node.channels.create_channels(OWNER, 1)
+        assert node.channels is node.channels
+        assert name in await node.mq.info()
+
+    def blocking() -> str:
+        with sn.sync.open_node(tmp_path / "node") as blocked:
+            [found] = blocked.channels.describe_channels([name])
+            blocked.channels.destroy_channels([name])
+            return found.owner.role
+
+    assert await anyio.to_thread.run_sync(blocking) == "proxy"
+
+
+async def test_a_node_in_memory_has_no_channels() -> None:
+    async with sn.open_node(None) as node:
+        with pytest.raises(InvalidArgument, match="channels"):
+            _ = node.channels
+
+
+async def test_a_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path / "node") as node:
+        [name] = await node.channels.create_channels(OWNER, 1)
+        assert not (await node.verify()).findings
+        await parts_of(node).channel.put_meta({CHANNEL_KEY + name: b"\xc1"})
+        with pytest.raises(Corrupt, match="channel"):
+            await node.channels.describe_channels([name])
+        assert [CHANNEL_KEY in str(each) for each in (await node.verify()).findings] == [True]

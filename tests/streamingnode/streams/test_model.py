@@ -1,4 +1,4 @@
-"""A stream of ticks on a real node, under restarts, seeks and delays in any order, against a plain sort."""
+"""A tick stream on a real node, under restarts, seeks and delays in any order, against a plain sort."""
 
 import asyncio
 from pathlib import Path
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import streamingnode as sn
-from streamingnode.streams.messages import MsgPack, TsMsg, tick
-from streamingnode.streams.stream import StreamOptions, SubscriptionPosition
-from streamingnode.streams.tt_stream import RmqMsgStreamFactory, TtMsgStream
-from tests.streamingnode.streams.stream_cases import message
+from streamingnode.streams.factory import MsgStreamFactory
+from streamingnode.streams.messages import MsgPack, TsMsg
+from streamingnode.streams.stream import StartPosition, TtMsgStream
+from tests.streamingnode.streams.messages_of import insert, tick_of, told
 
 CHANNELS = ["a", "b"]
 
@@ -38,17 +38,14 @@ class TicksModel(RuleBasedStateMachine):
     async def _open(self) -> None:
         self.opening = sn.open_node(Path(self.directory.name) / "node")
         self.node = await self.opening.__aenter__()
-        self.factory = RmqMsgStreamFactory(self.node.mq, options=StreamOptions(idle_s=None))
-        self.producer = self.factory.new_msg_stream()
-        await self.producer.start()
+        self.factory = MsgStreamFactory(self.node.mq)
         self.stream = await self._subscribe()
 
     async def _subscribe(self) -> TtMsgStream:
         stream = self.factory.new_tt_msg_stream()
-        await stream.start()
         self.groups += 1
         if self.packs:  # a new group, which has acknowledged nothing
-            await stream.as_consumer(CHANNELS, f"g{self.groups}", SubscriptionPosition.UNKNOWN)
+            await stream.as_consumer(CHANNELS, f"g{self.groups}", StartPosition.UNKNOWN)
             await stream.seek(self.packs[-1].end_positions)
         else:
             await stream.as_consumer(CHANNELS, f"g{self.groups}")
@@ -56,7 +53,6 @@ class TicksModel(RuleBasedStateMachine):
 
     async def _close(self) -> None:
         await self.stream.close()
-        await self.producer.close()
         await self.opening.__aexit__(None, None, None)
 
     @rule(channel=st.sampled_from(CHANNELS), above=st.lists(st.integers(1, 9), min_size=1, max_size=4))
@@ -64,7 +60,7 @@ class TicksModel(RuleBasedStateMachine):
         batch = []
         for each in above:
             self.number += 1
-            batch.append(message(self.ticks[channel] + each, number=self.number))
+            batch.append(insert(self.ticks[channel] + each, id_=self.number))
         self.sent[channel] += batch
         self.runner.run(self._send(channel, batch))
 
@@ -74,13 +70,12 @@ class TicksModel(RuleBasedStateMachine):
         for channel in channels:
             self.ticks[channel] = ts
             self.all_ticks[channel].add(ts)
-            self.runner.run(self._send(channel, [tick(ts)]))
+            self.runner.run(self._send(channel, [tick_of(ts)]))
 
     async def _send(self, channel: str, batch: list[TsMsg]) -> None:
-        producer = self.factory.new_msg_stream()
-        await producer.as_producer([channel])
-        await producer.broadcast(MsgPack(msgs=batch))
-        await producer.close()
+        async with self.factory.new_msg_stream() as producer:
+            await producer.as_producer([channel])
+            await producer.broadcast(MsgPack(batch))
 
     @rule()
     def consume(self) -> None:
@@ -107,13 +102,14 @@ class TicksModel(RuleBasedStateMachine):
             async def again() -> None:
                 await self.stream.seek(self.packs[at].start_positions)
                 for expected in self.packs[at:]:
-                    assert await self.stream.consume() == expected
+                    pack = await self.stream.consume()
+                    assert (told(pack), pack.end_positions) == (told(expected), expected.end_positions)
 
             self.runner.run(again())
 
     @invariant()
     def packs_are_a_plain_sort_by_tick(self) -> None:
-        found = [key for pack in self.packs for key in sorted((each.end_ts, each.id) for each in pack.msgs)]
+        found = [key for pack in self.packs for key in sorted((each.end_ts, each.id) for each in pack.messages)]
         last = self.packs[-1].end_ts if self.packs else 0
         everything = sorted((each.end_ts, each.id) for batch in self.sent.values() for each in batch)
         assert found == [key for key in everything if key[0] <= last]

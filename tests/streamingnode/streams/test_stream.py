@@ -1,339 +1,418 @@
-"""Streams over the topics of a node: what each hands on, acknowledges, and says about bad input."""
+"""Plain streams over a real queue: producing, consuming, positions, subscriptions."""
 
 import asyncio
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import streamingnode as sn
-from streamingnode.errors import AccessDenied
-from streamingnode.streams.messages import MessagePlace, MsgPack, MsgPosition, place_of, tick
-from streamingnode.streams.stream import StreamOptions, SubscriptionPosition
-from streamingnode.streams.tt_stream import RmqMsgStreamFactory
-from streamingnode.streams.unmarshal import in_memory_dispatcher
-from tests.streamingnode.streams.stream_cases import VECTOR, VECTOR_PACKS, factory_of, message, send, summary
+from streamingnode.errors import AccessDenied, DeadlineExceeded
+from streamingnode.streams.factory import MsgStreamFactory
+from streamingnode.streams.messages import MsgPack, MsgPosition, MsgType, TsMsg, new_memory_dispatcher
+from streamingnode.streams.stream import MsgStream, StartPosition
+from tests.streamingnode.batching_cases import until
+from tests.streamingnode.streams.messages_of import creation, ends, insert, inserts, tick_of
+from tests.streamingnode.streams.streams_on import send, streams_in
 from wal.errors import (
-    ChannelIdle,
-    ChannelNotFound,
-    Corrupt,
+    GroupNotFound,
     InvalidArgument,
     OnShutdown,
-    Overloaded,
     TooLarge,
+    TopicNotFound,
+    UnsupportedFormat,
 )
-from wal.headers import MessageType
+from wal.rocksmq.messages import ProducerMessage
 
-pytestmark = pytest.mark.anyio
-
-
-async def test_messages_go_by_their_keys_and_come_once_in_the_order_of_each_channel(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a", "b"])
-        assert stream.get_produce_channels() == ["a", "b"]
-        await stream.as_consumer(["a", "b"], "g")
-        ids = await stream.produce(MsgPack(msgs=[message(ts, key=ts) for ts in range(1, 7)]))
-        assert {channel: len(each) for channel, each in ids.items()} == {"a": 3, "b": 3}
-        packs = [await stream.consume(), await stream.consume()]
-        found = {pack.start_positions[0].channel: pack for pack in packs}
-        assert {channel: summary(pack) for channel, pack in found.items()} == {
-            "a": (2, 6, [2, 4, 6]),
-            "b": (1, 5, [1, 3, 5]),
-        }
-        assert [each.message_id for each in found["a"].positions] == ids["a"]
-        assert (found["a"].start_positions, found["a"].end_positions) == (
-            found["a"].positions[:1],
-            found["a"].positions[-1:],
-        )
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
 
-async def test_a_message_that_travels_alone_is_a_pack_whose_ends_are_its_position(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        await stream.as_consumer(["a"], "g")
-        await send(stream, [message(1), message(2)])
-        for ts in (1, 2):
-            pack = await stream.consume()
-            assert summary(pack) == (ts, ts, [ts])
-            assert pack.start_positions == pack.end_positions == pack.positions
+async def consumed(stream: MsgStream, count: int) -> list[list[int]]:
+    """Return the ticks of so many packs."""
+    return [ends((await stream.consume(timeout=20)).messages) for _ in range(count)]
 
 
-async def test_broadcast_returns_ids_for_each_channel(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a", "b", "c"])
-        ids = await stream.broadcast(MsgPack(msgs=[message(1), message(2)]))
-        indexes = {name: [place_of(MsgPosition(name, each)).at for each in found] for name, found in ids.items()}
-        assert indexes == {"a": [0, 1], "b": [0, 1], "c": [0, 1]}
-        last = place_of(MsgPosition("a", ids["a"][1]))
-        assert await stream.get_latest_msg_id("a") == MessagePlace(last.queue_id).message_id
-        with pytest.raises(InvalidArgument, match="empty"):
-            await stream.broadcast(MsgPack(msgs=[]))
-
-
-async def test_seek_goes_on_behind_a_message_also_within_what_travels_together(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        await stream.as_consumer(["a"], "g")
-        await stream.produce(MsgPack(msgs=[message(ts) for ts in (1, 2, 3)]))
-        await stream.produce(MsgPack(msgs=[message(4)]))
-        first = await stream.consume()
-        for at, left in ((0, [2, 3]), (1, [3]), (2, [4])):
-            await stream.seek([first.positions[at]])
-            assert summary(await stream.consume())[2] == left
-        await stream.seek([MsgPosition("a", await stream.get_latest_msg_id("a"))])
-        await stream.produce(MsgPack(msgs=[message(5)]))
-        assert summary(await stream.consume())[2] == [5]
-
-
-async def test_the_last_pack_comes_again_unless_the_stream_is_closed_without_an_error(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory:
-        async with factory.new_msg_stream() as producer:
-            await producer.as_producer(["a"])
-            await send(producer, [message(ts) for ts in (1, 2, 3)])
-        with pytest.raises(RuntimeError):
-            async with factory.new_msg_stream() as stream:
-                await stream.as_consumer(["a"], "g")
-                assert [summary(await stream.consume())[2] for _ in range(2)] == [[1], [2]]
-                raise RuntimeError
-        for expected in (2, 3):
-            async with factory.new_msg_stream() as stream:
-                await stream.as_consumer(["a"], "g")
-                assert summary(await stream.consume())[2] == [expected]
-
-
-async def test_a_new_subscription_begins_where_it_says(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as producer:
-        await producer.as_producer(["a"])
-        ids = await producer.broadcast(MsgPack(msgs=[message(1)]))
-        async with (
-            factory.new_msg_stream() as early,
-            factory.new_msg_stream() as late,
-            factory.new_msg_stream() as lost,
-        ):
-            await early.as_consumer(["a"], "early")
-            await late.as_consumer(["a"], "late", SubscriptionPosition.LATEST)
-            await lost.as_consumer(["a"], "lost", SubscriptionPosition.UNKNOWN)
-            await send(producer, [message(2)])
-            assert summary(await early.consume())[2] == [1]
-            assert summary(await late.consume())[2] == [2]
-            with pytest.raises(InvalidArgument, match="unknown"):
-                await lost.consume()
-            await lost.seek([MsgPosition("a", ids["a"][0])])
-            assert summary(await lost.consume())[2] == [2]
-
-
-async def test_ticks_give_the_packs_of_the_reference_and_again_from_every_end_position(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory:
-        async with factory.new_tt_msg_stream() as stream:
-            await stream.as_producer(["a"])
-            await stream.as_consumer(["a"], "g")
-            await send(stream, VECTOR)
-            packs = [await stream.consume() for _ in VECTOR_PACKS]
-            assert [summary(pack) for pack in packs] == VECTOR_PACKS
+async def test_rows_arrive_in_the_channels_of_their_keys(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        assert producer.get_produce_channels() == ["a", "b"]
+        ids = await producer.produce(MsgPack([insert(1, keys=[0, 1, 2]), insert(2, keys=[3])]))
+        assert {channel: len(each) for channel, each in ids.items()} == {"a": 1, "b": 1}
+        async with streams.consumer("a", "b") as consumer:
+            packs = [await consumer.consume(timeout=20) for _ in "ab"]
+            rows = {p.end_positions[0].channel: [list(m.body.row_ids) for m in p.messages] for p in packs}
+            assert rows == {"a": [[0], [2]], "b": [[1], [0]]}
             for pack in packs:
-                assert [each.timestamp for each in pack.start_positions] == [pack.begin_ts]
-                assert [each.timestamp for each in pack.end_positions] == [pack.end_ts]
-        for at in range(len(packs) - 1):
-            async with factory.new_tt_msg_stream() as stream:
-                await stream.as_consumer(["a"], f"g{at}", SubscriptionPosition.UNKNOWN)
-                await stream.seek(packs[at].end_positions)
-                assert [await stream.consume() for _ in packs[at + 1 :]] == packs[at + 1 :]
-                await stream.seek(packs[at].start_positions)
-                assert await stream.consume() == packs[at]
+                assert pack.start_positions == pack.end_positions
+                assert pack.end_positions[0].message_id == ids[pack.end_positions[0].channel][0]
 
 
-async def test_repeated_inserts_are_one_in_a_pack_and_other_types_are_not(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_tt_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        await stream.as_consumer(["a"], "g")
-        create = message(2, kind=MessageType.CREATE_COLLECTION)
-        await send(stream, [message(1), message(1), message(1), create, create, tick(15)])
-        pack = await stream.consume()
-        assert (pack.begin_ts, pack.end_ts, [each.id for each in pack.msgs]) == (0, 15, [1, 2, 2])
-        await stream.seek(pack.start_positions)
-        assert [each.id for each in (await stream.consume()).msgs] == [1, 2, 2]
+async def test_a_broadcast_goes_to_every_channel_and_says_its_ids(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        ids = await producer.broadcast(MsgPack([tick_of(5), creation(6)]))
+        latest = {channel: await producer.get_latest_msg_id(channel) for channel in "ab"}
+        assert {channel: each[-1] for channel, each in ids.items()} == latest
+        async with streams.consumer("a", "b") as consumer:
+            assert await consumed(consumer, 2) == [[5, 6], [5, 6]]
 
 
-async def test_a_pack_of_two_channels_waits_for_a_tick_that_both_have(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node", idle_s=0.01) as factory, factory.new_tt_msg_stream() as stream:
-        await stream.as_consumer(["a", "b"], "g")
-        async with factory.new_msg_stream() as a, factory.new_msg_stream() as b:
-            await a.as_producer(["a"])
-            await b.as_producer(["b"])
-            await send(a, [message(1), tick(5), message(6), tick(10)])
-            await send(b, [message(2), tick(7)])
-            with pytest.raises(ChannelIdle) as idle:
-                await stream.consume()
-            assert idle.value.channels == ("b",)
-            await send(b, [tick(10)])
-            assert summary(await stream.consume()) == (0, 10, [1, 6, 2])
+async def test_a_repack_func_has_its_way_until_it_is_taken_back(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        producer.set_repack_func(lambda messages, _: {1: MsgPack(list(messages))})
+        assert list(await producer.produce(MsgPack([insert(1, keys=[0, 2])]))) == ["b"]
+        producer.set_repack_func(None)
+        assert list(await producer.produce(MsgPack([insert(1, keys=[0, 2])]))) == ["a"]
 
 
-async def test_a_subscription_to_ticks_goes_on_without_a_seek_with_what_it_had_left_over(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory:
-        for expected in ([1, 3], [9], [14, 12, 13], [19]):
-            async with factory.new_tt_msg_stream() as stream:
-                await stream.as_producer(["a"])
-                await stream.as_consumer(["a"], "g")
-                if expected == [1, 3]:
-                    await send(stream, VECTOR)
-                assert [each.end_ts for each in (await stream.consume()).msgs] == expected
+async def test_a_large_pack_is_cut_and_stays_in_order(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams:
+        factory = MsgStreamFactory(streams.queue, new_memory_dispatcher)
+        async with factory.new_msg_stream() as producer, factory.new_msg_stream() as consumer:
+            await producer.as_producer(["a"])
+            many = [TsMsg(MsgType.SEARCH, number, number, bytes(1 << 20), (0,)) for number in range(1, 21)]
+            assert len((await producer.produce(MsgPack(many)))["a"]) == 20
+            await consumer.as_consumer(["a"], "g")
+            assert await consumed(consumer, 20) == [[number] for number in range(1, 21)]
+            with pytest.raises(TooLarge):
+                await producer.produce(MsgPack([*many, TsMsg(MsgType.SEARCH, 1, 1, bytes(5 << 20), (0,))]))
+            with pytest.raises(DeadlineExceeded):  # nothing of that pack was produced
+                await consumer.consume(timeout=0)
 
 
-async def test_a_ticker_writes_ticks_into_every_channel_of_its_producer(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_tt_msg_stream() as stream:
-        await stream.as_producer(["a", "b"])
-        await stream.as_consumer(["a", "b"], "g")
-        stream.start_ticker(count(1).__next__, interval_s=0.001)
-        ends = [(await stream.consume()).end_ts for _ in range(3)]
-        assert ends == sorted(set(ends))
-        with pytest.raises(InvalidArgument, match="has a ticker"):
-            stream.start_ticker(count(1).__next__)
-
-
-async def test_producing_tells_why_the_ticker_has_ended(tmp_path: Path) -> None:
-    def fails() -> int:
-        raise ZeroDivisionError
-
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        stream.start_ticker(fails)
-        await asyncio.sleep(0)
-        with pytest.raises(ZeroDivisionError):
-            await stream.produce(MsgPack(msgs=[message(1)]))
-
-
-async def test_switched_off_producing_lets_a_single_create_collection_through(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        create = message(1, kind=MessageType.CREATE_COLLECTION)
-        stream.force_enable_produce(False)
-        for refused in (stream.produce(MsgPack(msgs=[create])), stream.broadcast(MsgPack(msgs=[create, create]))):
-            with pytest.raises(AccessDenied):
+async def test_producing_that_is_off_lets_one_creation_of_a_collection_through(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        producer.force_enable_produce(False)
+        for refused in (producer.produce(MsgPack([insert(1)])), producer.broadcast(MsgPack([tick_of(1)]))):
+            with pytest.raises(AccessDenied, match="force_enable_produce"):
                 await refused
-        assert await stream.get_latest_msg_id("a") == b""
-        await stream.broadcast(MsgPack(msgs=[create]))
-        stream.force_enable_produce(True)
-        assert len((await stream.produce(MsgPack(msgs=[message(2)])))["a"]) == 1
-        assert await stream.produce(MsgPack(msgs=[])) == {}
+        with pytest.raises(AccessDenied):
+            await producer.broadcast(MsgPack([creation(1), creation(2)]))
+        assert await producer.broadcast(MsgPack([creation(1)]))
+        producer.force_enable_produce(True)
+        assert await producer.produce(MsgPack([insert(1)]))
 
 
-async def test_a_rule_of_the_users_chooses_the_channels(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a", "b"])
-        stream.set_repack_func(lambda messages, _keys: {1: MsgPack(msgs=list(messages))})
-        assert list(await stream.produce(MsgPack(msgs=[message(1)]))) == ["b"]
+async def test_an_empty_pack_is_produced_to_nobody_and_broadcast_to_nobody(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        assert await producer.produce(MsgPack([])) == {}
+        with pytest.raises(InvalidArgument, match="empty"):
+            await producer.broadcast(MsgPack([]))
+        assert await producer.get_latest_msg_id("a") == -1
 
 
-async def test_cancelling_consume_loses_no_message(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        await stream.as_consumer(["a"], "g")
-        for ts in range(1, 20):
-            consuming = asyncio.ensure_future(stream.consume())
-            for _ in range(ts % 4):
-                await asyncio.sleep(0)
-            sending = asyncio.ensure_future(send(stream, [message(ts)]))
-            for _ in range(ts):
-                await asyncio.sleep(0)
-            consuming.cancel()
-            await sending
-            found = await asyncio.gather(consuming, return_exceptions=True)
-            pack = found[0] if isinstance(found[0], MsgPack) else await stream.consume()
-            assert summary(pack)[2] == [ts]
-
-
-async def test_bad_calls_say_what_is_wrong_and_do_nothing(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory:
-        stream = factory.new_tt_msg_stream()
+async def test_a_stream_without_channels_names_the_call_that_is_missing(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.factory().new_msg_stream() as stream:
         with pytest.raises(InvalidArgument, match="as_producer"):
-            await stream.produce(MsgPack(msgs=[message(1)]))
-        for names in ("ab", [""], ["a/b"]):
-            with pytest.raises(InvalidArgument):
-                await stream.as_producer(names)
-        await stream.as_producer(["a", "b"])
-        await stream.as_consumer(["a", "b"], "g")
-        with pytest.raises(InvalidArgument, match="start"):
+            await stream.produce(MsgPack([insert(1)]))
+        with pytest.raises(InvalidArgument, match="as_consumer"):
             await stream.consume()
-        await stream.start()
-        with pytest.raises(InvalidArgument, match="another stream"):
-            await stream.as_consumer(["c"], "other")
-        with pytest.raises(TooLarge):
-            await stream.produce(MsgPack(msgs=[message(1), message(2, row=bytes(9 << 20))]))
-        assert await stream.get_latest_msg_id("b") == b""
-        good = MsgPosition("a", MessagePlace(1).message_id)
-        for positions, wrong in (
-            ([], InvalidArgument),
-            ([MsgPosition("x", good.message_id)], ChannelNotFound),
-            ([MsgPosition("a", b"")], InvalidArgument),
-            ([MsgPosition("a", b"0")], InvalidArgument),
-            ([good], InvalidArgument),
-            ([good, MsgPosition("b", MessagePlace(2**63).message_id)], Exception),
+        with pytest.raises(InvalidArgument, match="list of names"):
+            await stream.as_producer("a")
+        with pytest.raises(InvalidArgument, match="list of names"):
+            await stream.as_producer([""])
+
+
+async def test_a_consumer_may_come_before_its_producer(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.factory().new_msg_stream() as stream:
+        with pytest.raises(TopicNotFound):
+            await stream.get_latest_msg_id("a")
+        await stream.as_consumer(["a"], "g")
+        async with streams.producer("a") as producer:
+            await send(producer, inserts(1))
+        assert await consumed(stream, 1) == [[1]]
+
+
+async def test_new_subscriptions_begin_where_they_are_told(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2))
+        async with (
+            streams.consumer("a", of="early") as early,
+            streams.consumer("a", of="late", position=StartPosition.LATEST) as late,
         ):
-            with pytest.raises(wrong):
-                await stream.seek(positions)
-        await stream.close()
-        await stream.close()
-        with pytest.raises(OnShutdown):
-            await stream.consume()
+            await send(producer, inserts(3))
+            assert await consumed(early, 3) == [[1], [2], [3]]
+            assert await consumed(late, 1) == [[3]]
 
 
-async def test_a_bad_position_goes_to_the_end_when_that_is_wanted(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node", ignore_bad_position=True) as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        await stream.as_consumer(["a"], "g")
-        await send(stream, [message(1)])
-        await stream.seek([MsgPosition("a", MessagePlace(2**63).message_id)])
-        await send(stream, [message(2)])
-        assert summary(await stream.consume())[2] == [2]
+async def test_a_subscription_that_exists_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2), inserts(3))
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 1) == [[1]]
+        for position in (StartPosition.LATEST, StartPosition.UNKNOWN):
+            async with streams.consumer("a", position=position) as consumer:
+                assert len(await consumed(consumer, 1)) == 1
+        async with streams.consumer("a") as consumer:
+            with pytest.raises(DeadlineExceeded):
+                await consumer.consume(timeout=0)
 
 
-async def test_what_is_no_message_is_corrupt_until_a_seek(tmp_path: Path) -> None:
-    async with sn.open_node(tmp_path / "node") as node:
-        async with RmqMsgStreamFactory(node.mq).new_msg_stream() as stream:
-            await stream.as_producer(["a"])
-            await stream.as_consumer(["a"], "g")
-            await send(stream, [message(1)])
-            [bad] = await node.mq.produce("a", [b"\xff\xff"])
-            await send(stream, [message(2)])
-            seen: list[int] = []
-            for _ in range(3):
-                with pytest.raises(Corrupt, match=str(bad)):
-                    while True:
-                        seen += summary(await stream.consume())[2]
-            assert seen == [1]
-            await stream.seek([MsgPosition("a", MessagePlace(bad).message_id)])
-            assert summary(await stream.consume())[2] == [2]
+async def test_a_subscription_at_an_unknown_place_has_to_seek_first(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        ids = await producer.produce(MsgPack(inserts(1)))
+        await send(producer, inserts(2))
+        async with streams.consumer("a", position=StartPosition.UNKNOWN) as consumer:
+            with pytest.raises(InvalidArgument, match="seek"):
+                await consumer.consume()
+            await consumer.seek([MsgPosition("a", ids["a"][0])])
+            assert await consumed(consumer, 1) == [[2]]
 
 
-async def test_a_channel_with_too_much_before_its_tick_is_named(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node", buffer_bytes_max=1000) as factory, factory.new_tt_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        await stream.as_consumer(["a"], "g")
-        await send(stream, [message(ts) for ts in range(1, 100)])
-        with pytest.raises(Overloaded, match="'a'"):
-            await stream.consume()
+async def test_a_pack_whose_work_failed_comes_again(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2), inserts(3))
+        with pytest.raises(RuntimeError):
+            async with streams.consumer("a") as consumer:
+                await consumed(consumer, 2)
+                raise RuntimeError
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 2) == [[2], [3]]
 
 
-async def test_packs_of_an_iterator_end_with_the_stream(tmp_path: Path) -> None:
-    async with factory_of(tmp_path / "node") as factory, factory.new_msg_stream() as stream:
-        await stream.as_producer(["a"])
-        await stream.as_consumer(["a"], "g")
-        await send(stream, [message(1), message(2)])
-        seen = []
-        async for pack in stream.chan():
-            seen += pack.msgs
-            if len(seen) == 2:
-                await stream.close()
-        assert [each.id for each in seen] == [1, 2]
+async def test_subscriptions_each_get_everything_and_consumers_of_one_share_it(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, *[inserts(number) for number in range(1, 41)])
+        async with streams.consumer("a", of="x") as one, streams.consumer("a", of="x") as other:
+            got = await consumed(one, 1) + await consumed(other, 1)
+            while len(got) < 40:
+                for each in (one, other):
+                    try:
+                        got += [ends((await each.consume(timeout=0.05)).messages)]
+                    except DeadlineExceeded:
+                        continue
+            assert sorted(got) == [[number] for number in range(1, 41)]
+        async with streams.consumer("a", of="y") as alone:
+            assert await consumed(alone, 40) == [[number] for number in range(1, 41)]
 
 
-async def test_a_disposed_subscription_is_gone_and_disposing_may_be_repeated(tmp_path: Path) -> None:
-    async with sn.open_node(tmp_path / "node") as node:
-        factory = RmqMsgStreamFactory(node.mq, new_dispatcher=in_memory_dispatcher, options=StreamOptions())
-        async with factory.new_msg_stream() as stream:
-            await stream.as_consumer(["a"], "g")
-        dispose = factory.new_disposer(["a", "b"], "g")
+async def test_seek_goes_on_behind_a_message_or_with_it(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        for number in (1, 2, 3):
+            await producer.broadcast(MsgPack(inserts(number)))
+        async with streams.consumer("a", "b") as consumer:
+            packs = [await consumer.consume(timeout=20) for _ in range(6)]
+            of = {(p.end_positions[0].channel, p.messages[0].end_ts): p.end_positions[0] for p in packs}
+            await consumer.seek([of["a", 1], of["b", 2]])
+            assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]
+            await consumer.seek([of["a", 3]], include_current=True)
+            assert await consumed(consumer, 1) == [[3]]
+            await consumer.seek([of["b", 3]])
+            with pytest.raises(DeadlineExceeded, match="a, b"):
+                await consumer.consume(timeout=0)
+
+
+async def test_seek_wakes_a_consumer_that_waits(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        ids = await producer.produce(MsgPack(inserts(1)))
+        async with streams.consumer("a") as consumer:
+            await consumed(consumer, 1)
+            waiting = asyncio.ensure_future(consumer.consume())
+            await until(lambda: consumer._subscriptions["a"].fetch)
+            await consumer.seek([MsgPosition("a", ids["a"][0])], include_current=True)
+            assert ends((await waiting).messages) == [1]
+
+
+async def test_a_position_that_cannot_be_is_refused_before_anything_moves(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        ids = await producer.broadcast(MsgPack(inserts(1)))
+        async with streams.consumer("a") as consumer:
+            here, other = MsgPosition("a", ids["a"][0]), MsgPosition("b", ids["b"][0])
+            await consumed(consumer, 1)
+            for positions in ([here, other], [here, here], []):
+                with pytest.raises(InvalidArgument):
+                    await consumer.seek(positions, include_current=True)
+            with pytest.raises(DeadlineExceeded):
+                await consumer.consume(timeout=0)
+            with pytest.raises(InvalidArgument, match="yet to come"):
+                await consumer.seek([MsgPosition("a", ids["a"][0] + 1000)])
+
+
+async def test_a_bad_position_is_ignored_where_that_is_asked_for(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        ids = await producer.produce(MsgPack(inserts(1)))
+        async with streams.consumer("a", ignore_bad_position=True) as consumer:
+            await consumer.seek([MsgPosition("a", ids["a"][0] + 1000)])
+            await send(producer, inserts(2))
+            assert await consumed(consumer, 1) == [[2]]
+
+
+async def test_cancelling_a_consume_loses_no_pack(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        async with streams.consumer("a", "b") as consumer:
+            got: list[list[int]] = []
+            for number in range(1, 30):
+                waiting = asyncio.ensure_future(consumer.consume())
+                for _ in range(number % 7):
+                    await asyncio.sleep(0)
+                sending = asyncio.ensure_future(producer.produce(MsgPack([insert(number, keys=[number])])))
+                for _ in range(number % 11):
+                    await asyncio.sleep(0)
+                waiting.cancel()
+                with suppress(asyncio.CancelledError):
+                    got.append(ends((await waiting).messages))
+                await sending
+            while len(got) < 29:
+                got += await consumed(consumer, 1)
+            assert sorted(got) == [[number] for number in range(1, 30)]
+
+
+async def test_what_somebody_else_put_into_a_channel_is_named_and_waits(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await streams.queue.produce("a", [ProducerMessage(b"raw")])
+        await send(producer, inserts(1))
+        async with streams.consumer("a") as consumer:
+            for _ in range(2):
+                with pytest.raises(UnsupportedFormat) as raised:
+                    await consumer.consume(timeout=20)
+                assert "of channel a" in raised.value.__notes__[0]
+
+
+async def test_chan_yields_packs_until_the_stream_is_closed(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2))
+        async with streams.consumer("a") as consumer:
+            got: list[list[int]] = []
+            closing: list[asyncio.Future[None]] = []
+            async for pack in consumer.chan():
+                got.append(ends(pack.messages))
+                if len(got) == 2:
+                    closing.append(asyncio.ensure_future(consumer.close()))
+            assert got == [[1], [2]]
+            await closing[0]
+
+
+async def test_a_closed_stream_refuses_everything(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        async with streams.consumer("a") as consumer:
+            waiting = asyncio.ensure_future(consumer.consume())
+            await asyncio.sleep(0)
+            await consumer.close()
+            await consumer.close()
+            with pytest.raises(OnShutdown):
+                await waiting
+        await producer.close()
+        calls = [
+            producer.start(),
+            producer.as_producer(["b"]),
+            producer.as_consumer(["a"], "g"),
+            producer.produce(MsgPack([insert(1)])),
+            producer.broadcast(MsgPack([insert(1)])),
+            consumer.consume(),
+        ]
+        for call in calls:
+            with pytest.raises(OnShutdown):
+                await call
+
+
+async def test_one_stream_consumes_for_one_subscription_and_each_channel_once(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        async with streams.consumer("a") as consumer:
+            await consumer.as_consumer(["a", "b"], "g")
+            for subscription, position in (("other", StartPosition.EARLIEST), ("g", "latest")):
+                with pytest.raises(InvalidArgument, match="open a stream for each"):
+                    await consumer.as_consumer(["a"], subscription, position)  # type: ignore[arg-type]
+            await producer.broadcast(MsgPack(inserts(1)))
+            assert await consumed(consumer, 2) == [[1], [1]]
+
+
+async def test_a_disposer_removes_the_subscription_and_may_run_twice(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1))
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 1) == [[1]]
+        dispose = streams.factory().new_disposer(["a", "nowhere"], "g")
         await dispose()
         await dispose()
-        assert not await node.mq.exist_consumer_group("a", "g")
+        assert not await streams.queue.exist_consumer_group("a", "g")
+        async with streams.consumer("a") as consumer:  # a new one of that name begins anew
+            assert await consumed(consumer, 1) == [[1]]
+            await dispose()
+            with pytest.raises(GroupNotFound):
+                await consumer.consume(timeout=20)
+
+
+async def test_tasks_that_subscribe_a_stream_at_the_same_moment_do_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with streams_in(tmp_path) as streams, streams.factory().new_msg_stream() as stream:
+        joined: list[object] = []
+        monkeypatch.setattr(stream._merge, "add", joined.append)
+        await asyncio.gather(*[stream.as_consumer(["a"], "g") for _ in range(3)])
+        assert joined == ["a"]
+
+
+async def test_streams_that_subscribe_at_the_same_moment_share_the_subscription(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        streams_of = [streams.factory().new_msg_stream() for _ in range(3)]
+        await asyncio.gather(*[each.as_consumer(["a", "b"], "g") for each in streams_of])
+        await send(producer, inserts(1))
+        assert await consumed(streams_of[0], 1) == [[1]]
+        for each in streams_of:
+            await each.close()
+
+
+async def test_a_channel_that_cannot_seek_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        ids = [await producer.broadcast(MsgPack(inserts(number))) for number in (1, 2, 3)]
+        async with streams.consumer("a", "b") as consumer:
+            await consumed(consumer, 2)
+            bad = MsgPosition("b", ids[2]["b"][0] + 1000)
+            with pytest.raises(InvalidArgument, match="yet to come"):
+                await consumer.seek([MsgPosition("a", ids[1]["a"][0]), bad])
+            assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]  # a from its new place, b from its old one
+
+
+async def test_a_close_that_is_cancelled_gives_everything_back(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2))
+        stream = streams.factory().new_msg_stream()
+        await stream.as_consumer(["a"], "g")
+        assert await consumed(stream, 1) == [[1]]
+        async with stream._turn:  # as while another task consumes
+            closing = asyncio.ensure_future(stream.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 1) == [[2]]
+
+
+async def test_what_was_worked_off_before_a_seek_back_counts_no_more(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1), inserts(2), inserts(3))
+        async with streams.consumer("a") as consumer:
+            first, _, _ = [await consumer.consume(timeout=20) for _ in range(3)]
+            await consumer.seek(first.end_positions, include_current=True)
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 3) == [[1], [2], [3]]
+
+
+async def test_what_was_read_ahead_is_forgotten_by_a_seek_and_kept_by_one_that_fails(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        ids = [(await producer.produce(MsgPack(inserts(number))))["a"][0] for number in (1, 2, 3)]
+        async with streams.consumer("a") as consumer:
+            assert await consumed(consumer, 1) == [[1]]  # the others are read, too
+            with pytest.raises(InvalidArgument, match="yet to come"):
+                await consumer.seek([MsgPosition("a", ids[2] + 1000)])
+            assert await consumed(consumer, 1) == [[2]]
+            await consumer.seek([MsgPosition("a", ids[0])])
+            assert await consumed(consumer, 2) == [[2], [3]]
+            waiting = asyncio.ensure_future(consumer.consume())
+            await until(lambda: consumer._subscriptions["a"].fetch)
+            waiting.cancel()
+            await send(producer, inserts(4))
+            await until(lambda: consumer._subscriptions["a"].fetching().done())
+            await consumer.seek([MsgPosition("a", ids[1])])
+            assert await consumed(consumer, 2) == [[3], [4]]
+
+
+async def test_a_stream_that_waits_has_acknowledged_what_was_worked_off(tmp_path: Path) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1))
+        async with streams.consumer("a") as consumer:
+            await consumed(consumer, 1)
+            assert (await streams.queue.info())["a"].groups["g"].lag == 1
+            waiting = asyncio.ensure_future(consumer.consume())
+            await until(lambda: consumer._subscriptions["a"].fetch)
+            assert (await streams.queue.info())["a"].groups["g"].lag == 0
+            waiting.cancel()

@@ -1,0 +1,104 @@
+"""Makes streams over a queue, removes their subscriptions, and writes the ticks without which tick streams stand still."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Self
+
+from streamingnode.streams.messages import AS_IT_IS, MsgPack, MsgType, TsMsg, UnmarshalDispatcher, new_proto_dispatcher
+from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions, TtMsgStream
+from wal.errors import GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound
+from wal.rocksmq.contract import MessageQueue
+from wal.runtime import elapsed_ms, event_log, unix_ms
+from wal.timetick import TickAllocator
+
+TICK_INTERVAL_S = 0.2
+"""How often a ticker writes, in seconds: about how long a tick stream lags behind its producers."""
+
+_log = event_log(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MsgStreamFactory:
+    """Makes the streams of one queue, such as `node.mq`; whatever keeps `MessageQueue`'s contract can be in its place."""
+
+    queue: MessageQueue
+    new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher
+    options: StreamOptions = DEFAULTS
+
+    def new_msg_stream(self) -> MsgStream:
+        """Return a stream that hands on each batch as it comes, with a dispatcher of its own."""
+        return MsgStream(self.queue, self.new_dispatcher(), self.options)
+
+    def new_tt_msg_stream(self) -> TtMsgStream:
+        """Return a stream that hands on the messages of one time tick together."""
+        return TtMsgStream(self.queue, self.new_dispatcher(), self.options)
+
+    def new_disposer(self, channels: Sequence[str], subscription: str) -> Callable[[], Awaitable[None]]:
+        """Return what removes a subscription, so that it keeps nothing any more; streams that consume for it end."""
+
+        async def dispose() -> None:
+            for channel in channels:
+                with suppress(TopicNotFound, GroupNotFound):
+                    await self.queue.destroy_consumer_group(channel, subscription)
+
+        return dispose
+
+
+class Ticker:
+    """Writes time ticks to all channels of a producer. Used in `async with`; leaving it writes a last one.
+
+    A tick says that nothing at or below it follows, so whoever produces takes ticks from here, `with ticker.stamp() as ts:`,
+    and all producers of a channel share one ticker. Ticks follow the clock, or are those that `ticks` hands out.
+    """
+
+    def __init__(
+        self, stream: MsgStream, *, interval_s: float = TICK_INTERVAL_S, ticks: TickAllocator | None = None
+    ) -> None:
+        self._stream, self._interval_s = stream, interval_s
+        self._ticks = ticks or TickAllocator(unix_ms, elapsed_ms)
+        self._stamped: dict[int, None] = {}  # in the order of ticks
+        self._task: asyncio.Task[None] | None = None
+        self.last_tick = 0
+        """The highest tick that was written."""
+
+    @contextmanager
+    def stamp(self, count: int = 1) -> Iterator[int]:
+        """Yield the first of `count` new ticks for messages; until the block ends, no tick at or above it is written."""
+        first = self._ticks.allocate(count)
+        self._stamped[first] = None
+        try:
+            yield first
+        finally:
+            del self._stamped[first]
+
+    async def tick(self) -> int:
+        """Write the highest tick that holds now to all channels, and return it; one that is not new is not written."""
+        tick = next(iter(self._stamped)) - 1 if self._stamped else self._ticks.allocate()
+        if tick > self.last_tick:
+            message = TsMsg(MsgType.TIME_TICK, tick, tick, b"", template=AS_IT_IS)  # an empty body in any dispatcher
+            await self._stream.broadcast(MsgPack([message]))
+            self.last_tick = tick
+        return tick
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(self, kind: object, _error: object, _trace: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if kind is None:
+            await self.tick()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.tick()
+            except OnShutdown:
+                return
+            except StreamingNodeError as error:  # readers wait, and the next try may succeed
+                _log.warning("tick_not_written", error=repr(error))
+            await asyncio.sleep(self._interval_s)
