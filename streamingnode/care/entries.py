@@ -20,6 +20,9 @@ from wal.rocksmq.group import Topic
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.messages import decode_entry as decode_topic_entry
 
+STEP_BYTES = 1 << 20
+"""Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
+
 PROBES_MAX = 1 << 20
 """Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""
 
@@ -115,10 +118,10 @@ TopicRead = Callable[[Topic, int], list[TopicEntry]]
 """Returns entries of a topic from the one that holds an id on; none to let it be."""
 
 
-def read_topic(entries: Rdict, topic: Topic, message_id: int, bytes_max: int) -> list[TopicEntry]:
+def read_topic(entries: Rdict, topic: Topic, message_id: int) -> list[TopicEntry]:
     """Return entries of a topic from the one that holds a message on. Raises `Corrupt`."""
     kept = topic.begin_id, topic.end_id
-    return read_range(entries, topic.log_id, decode_topic_entry, message_id, kept, bytes_max)
+    return read_range(entries, topic.log_id, decode_topic_entry, message_id, kept, STEP_BYTES)
 
 
 def check_topics(topics: Mapping[str, Topic], read: TopicRead, report: Report) -> None:
