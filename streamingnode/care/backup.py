@@ -87,7 +87,9 @@ def new_directory(path: Path, source: Path) -> Iterator[Path]:
         building = path.with_name(path.name + UNFINISHED)
         building.mkdir(DIRECTORY_MODE, parents=True)
     except FileExistsError:
-        raise AlreadyExists(f"{path}{UNFINISHED} is left of a run that did not end — remove it, then try again") from None
+        raise AlreadyExists(
+            f"{path}{UNFINISHED} is left of a run that did not end — remove it, then try again"
+        ) from None
     except OSError as error:
         raise StorageFailed(f"cannot make {given}: {error.strerror} — choose a writable place") from error
     try:

@@ -1,7 +1,6 @@
 """How a command is declared: its help with examples, its arguments, and the function that does it."""
 
 import os
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -87,31 +86,27 @@ def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]", *, last
 @asynccontextmanager
 async def reached(place: Path | str, *, lasting: bool = False) -> "AsyncIterator[Node]":
     """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
-    import anyio
-
     from streamingnode.errors import Unreachable
-    from streamingnode.opening import OWNER_PAUSE_S, connect, open_briefly
+    from streamingnode.opening import connect, handed_over, open_briefly
     from streamingnode.remote.address import SOCKET_NAME
-    from wal.files import OWNER_S_MAX
 
-    name, token_file = "streamingnode command", os.environ.get(TOKEN_FILE_VARIABLE)
+    name = "streamingnode command"
     async with AsyncExitStack() as closing:
-        if isinstance(place, str):
-            node = await closing.enter_async_context(connect(place, name=name, token_file=token_file))
-        else:
-            until, found = time.monotonic() + OWNER_S_MAX, None
-            while found is None:
+
+        async def reach(directory: Path) -> "Node":
+            try:
+                return await closing.enter_async_context(open_briefly(directory, lasting=lasting))
+            except AlreadyOwned as owned:
                 try:
-                    found = await closing.enter_async_context(open_briefly(place, lasting=lasting))
-                except AlreadyOwned as owned:
-                    try:
-                        found = await closing.enter_async_context(connect(f"unix:{place / SOCKET_NAME}", name=name))
-                    except Unreachable:
-                        if not owned.brief or time.monotonic() > until:
-                            raise owned from None
-                        await anyio.sleep(OWNER_PAUSE_S)  # another command, which is opening or closing it
-            node = found
-        yield node
+                    return await closing.enter_async_context(connect(f"unix:{directory / SOCKET_NAME}", name=name))
+                except Unreachable:
+                    raise owned from None  # by another command perhaps, which is opening or closing it
+
+        if isinstance(place, Path):
+            yield await handed_over(place, partial(reach, place))
+        else:
+            token_file = os.environ.get(TOKEN_FILE_VARIABLE)
+            yield await closing.enter_async_context(connect(place, name=name, token_file=token_file))
 
 
 SPARK: Mapping[str, str] = {"pyspark": "spark", "deltalake": "spark"}
