@@ -1,11 +1,9 @@
-"""The main job on real input: this machine's processes, through a node, into checked Spark tables and a picture.
-
-Every step goes through what users call.
-"""
+"""The main job on real input: this machine's processes, through a node, into checked Spark tables and a picture."""
 
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -105,13 +103,8 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
         **{f"table {name}": _version_ticks(directory / TABLES / name) for name in ("samples", "live")},
     }
     _draw(directory / PICTURE, recording, top, lanes)
-    return DemoResult(
-        rounds=len(recording.rounds),
-        samples=recording.samples().num_rows,
-        cuts=len(lanes["cuts"]),
-        checks=checks,
-        top=top,
-    )
+    rounds, samples = len(recording.rounds), recording.samples().num_rows
+    return DemoResult(rounds=rounds, samples=samples, cuts=len(lanes["cuts"]), checks=checks, top=top)
 
 
 def prepare(directory: Path) -> None:
@@ -123,16 +116,15 @@ def prepare(directory: Path) -> None:
     try:
         if (directory / MARKER).is_file():
             check_free(directory / NODE)
-            for part in (directory / NODE, directory / TABLES):
-                if part.is_dir():
-                    shutil.rmtree(part)
+            for part in (NODE, TABLES):
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(directory / part)
             (directory / PICTURE).unlink(missing_ok=True)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise InvalidArgument(f"{directory} is there and no demo made it — move it, or choose another with --dir")
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / MARKER).write_text(
-            f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
-        )
+        note = f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
+        (directory / MARKER).write_text(note)
     except OSError as error:
         raise StorageFailed(f"cannot write {directory}: {error.strerror} — choose another with --dir") from error
 

@@ -1,8 +1,7 @@
 """The floor file and the database of a node that nobody has open, as a tool reads them: nothing is changed. Blocks.
 
 RocksDB writes nothing when it opens read-only. rocksdict does: it makes the directory if there is none, and writes its own
-settings file anew each time. A look must neither break what the next opening would have finished nor mend what a second
-look should find.
+settings file anew each time. A look must neither break what the next opening would finish nor mend what a second one finds.
 """
 
 import itertools
@@ -25,46 +24,13 @@ from streamingnode.care.findings import RESTORE, Report
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
 from wal.position import RocksMessageId
+from wal.rocks import floor as parts
+from wal.rocks import layout, recovery
 from wal.rocks.database import classified, open_rocksdb
-from wal.rocks.floor import (
-    FLOOR_BYTES,
-    FLOOR_NAME,
-    FLOOR_READ_BYTES_MAX,
-    PROMISE_OFFSET,
-    SLOT_BYTES,
-    TOKEN_BYTES,
-    TOKEN_OFFSET,
-    Floor,
-    decode_floor,
-    decode_promise,
-    decode_slot,
-    decode_token_term,
-    read_floor,
-)
-from wal.rocks.layout import (
-    DATABASE_NAME,
-    ENTRY_FAMILY,
-    FIRST_POSITION_PREFIX,
-    LOG_ID_PREFIX,
-    META_PREFIX,
-    RocksOptions,
-    decode_log_id,
-    decode_number,
-    meta_key,
-)
+from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
+from wal.rocks.layout import DATABASE_NAME, meta_key
 from wal.rocks.log import first_kept, last_position
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.recovery import (
-    Survey,
-    chain_end,
-    check_framing,
-    first_sequence,
-    has_torn_end,
-    judge,
-    manifest_of,
-    survey,
-    torn_bytes,
-)
 from wal.rocksmq.group import Topic
 from wal.rocksmq.records import PREFIX as TOPICS
 from wal.rocksmq.records import decode_records
@@ -91,8 +57,8 @@ def is_unfinished_creation(directory: Path) -> bool:
 def check_floor(directory: Path, report: Report) -> Floor | None:
     """Check every part of the floor file and return what it says; None when it says nothing."""
     try:
-        data = read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX)
-        floor = decode_floor(data)
+        data = read_regular(directory / FLOOR_NAME, bytes_max=parts.FLOOR_READ_BYTES_MAX)
+        floor = parts.decode_floor(data)
     except FileNotFoundError:
         report.damage(FLOOR_NAME, "is not there, so nobody knows how far the log had come")
         return None
@@ -100,14 +66,14 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
         report.error(FLOOR_NAME, error)
         return None
     report.bytes += len(data)
-    if len(data) != FLOOR_BYTES:
-        report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {FLOOR_BYTES}", _AT_START)
+    if len(data) != parts.FLOOR_BYTES:
+        report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
     # A power cut may tear what was being written; the other slot, older by a sync, counts then. So looks a flipped bit.
     for name, begin, end, decode in (
-        ("slot 0", 0, SLOT_BYTES, decode_slot),
-        ("slot 1", SLOT_BYTES, PROMISE_OFFSET, decode_slot),
-        ("the promised tick", PROMISE_OFFSET, TOKEN_OFFSET, decode_promise),
-        ("its owner's fencing token", TOKEN_OFFSET, TOKEN_OFFSET + TOKEN_BYTES, decode_token_term),
+        ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
+        ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
+        ("the promised tick", parts.PROMISE_OFFSET, parts.TOKEN_OFFSET, parts.decode_promise),
+        ("its owner's fencing token", parts.TOKEN_OFFSET, parts.FLOOR_BYTES, parts.decode_token_term),
     ):
         if any(data[begin:end]) and not decode(data[begin:end]):
             report.warn(FLOOR_NAME, f"{name} fails its checksum: torn by a power cut, or damaged", _AT_START)
@@ -118,12 +84,12 @@ def open_read_only(path: Path, *, past_damage: bool = False) -> Rdict:
     """Open a database without changing it. Raises `Corrupt`, also when there is none, and what RocksDB's errors mean."""
     if not (path / "CURRENT").is_file():
         raise Corrupt(f"{path} holds no database — {RESTORE}")
-    check_framing(path)
+    recovery.check_framing(path)
     settings = path / SETTINGS_NAME
     with classified(path):
         before = settings.read_bytes() if settings.exists() else None
         try:
-            return open_rocksdb(path, RocksOptions(), past_damage=past_damage)
+            return open_rocksdb(path, layout.RocksOptions(), past_damage=past_damage)
         finally:
             if before is None:
                 settings.unlink(missing_ok=True)
@@ -136,7 +102,7 @@ class ClosedDatabase:
     """The database of a closed node, with what is behind damage too; `floor` is None when it is not this database's."""
 
     rows: Rdict
-    found: Survey
+    found: recovery.Survey
     floor: Floor | None
 
     def log(self, report: Report) -> ClosedLog | None:
@@ -152,14 +118,14 @@ class ClosedDatabase:
             acknowledged = self.floor.positions.get(log_id, 0)
             if not self.found.synced_each_batch:
                 with suppress(Exception):  # damage, which whoever reads the entries names
-                    kept = chain_end(self.rows, log_id, self.floor)
+                    kept = recovery.chain_end(self.rows, log_id, self.floor)
         if kept < last:
             torn = f"what is behind position {kept}, up to {last}, not acknowledged as durable"
             report.warn(DATABASE_NAME, f"torn tail, will be dropped: {torn}", _AT_START)
         return ClosedLog(
             name=PCHANNEL,
             log_id=log_id,
-            entries=self.rows.get_column_family(ENTRY_FAMILY),
+            entries=self.rows.get_column_family(layout.ENTRY_FAMILY),
             first=first,
             end=max(kept, acknowledged),
             is_torn=kept < last,
@@ -204,7 +170,7 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
         try:
             behind = _open_surveyed(path, floor, past_damage=True)
         except Corrupt:
-            if not has_torn_end(path):
+            if not recovery.has_torn_end(path):
                 raise
             step = f"open the node, which drops that, and close it; if it refuses, {RESTORE}"
             raise Corrupt(f"{path} ends with what a power cut tore — {step}") from error
@@ -221,7 +187,7 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
         taken, other = behind, reached
     else:
         taken, other = reached, behind
-        if not reached.found.synced_each_batch and (torn := torn_bytes(path)):
+        if not reached.found.synced_each_batch and (torn := recovery.torn_bytes(path)):
             detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
             report.warn(DATABASE_NAME, detail, _AT_START)
     if other is not taken:
@@ -229,10 +195,10 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
     return taken
 
 
-def _has_all(reached: Survey, behind: Survey, floor: Floor, report: Report) -> bool:
+def _has_all(reached: recovery.Survey, behind: recovery.Survey, floor: Floor, report: Report) -> bool:
     """Whether an owner would find all that was acknowledged; what is missing is damage."""
     try:
-        judge(reached, behind, floor, place=DATABASE_NAME)
+        recovery.judge(reached, behind, floor, place=DATABASE_NAME)
     except Corrupt as error:
         report.error(DATABASE_NAME, error)
         return False
@@ -253,7 +219,7 @@ def _open_surveyed(path: Path, floor: Floor | None, *, past_damage: bool = False
 
     database = open_read_only(path, past_damage=past_damage)
     try:
-        found = survey(database, last_position=last_readable)
+        found = recovery.survey(database, last_position=last_readable)
         is_its_own = floor is not None and floor.node_id == found.node_id
         return ClosedDatabase(database, found, floor if is_its_own else None)
     except Exception as error:
@@ -275,14 +241,14 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
             detail = "the database does not name it: a crash before it did, or a copy"
             report.warn(f"{DATABASE_NAME}/{table.name}", detail, _AT_START)
     logs = sorted(path.glob("*.log"), key=lambda each: int(each.stem))
-    begins = [(each, first) for each in logs if (first := first_sequence(each)) is not None]
+    begins = [(each, first) for each in logs if (first := recovery.first_sequence(each)) is not None]
     for (original, earlier), (copied, later) in itertools.pairwise(begins):
         if later <= earlier:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
             report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
-    if has_torn_end(path):
+    if recovery.has_torn_end(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
-        report.warn(f"{DATABASE_NAME}/{manifest_of(path).name}", detail, _AT_START)
+        report.warn(f"{DATABASE_NAME}/{recovery.manifest_of(path).name}", detail, _AT_START)
 
 
 @dataclass(slots=True)
@@ -329,12 +295,12 @@ def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> Node
         for key, value in stored:
             report.read("log", len(key) + len(value))
             try:
-                if key.startswith(META_PREFIX):
-                    records.take(key[len(META_PREFIX) :].decode(), value)
-                elif key.startswith(LOG_ID_PREFIX):
-                    decode_log_id(value)
-                elif key.startswith(FIRST_POSITION_PREFIX):
-                    decode_number(value)
+                if key.startswith(layout.META_PREFIX):
+                    records.take(key[len(layout.META_PREFIX) :].decode(), value)
+                elif key.startswith(layout.LOG_ID_PREFIX):
+                    layout.decode_log_id(value)
+                elif key.startswith(layout.FIRST_POSITION_PREFIX):
+                    layout.decode_number(value)
             except Exception as error:  # noqa: BLE001 - any way in which it does not decode
                 report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
     except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
@@ -346,7 +312,7 @@ def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> Node
     return records
 
 
-def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
+def read_node_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     """Return how far the logs of a node go, and its records.
 
     Beside a running owner they may be a moment old, or not be read at all when files go away meanwhile. Raises `Corrupt`,
@@ -356,7 +322,7 @@ def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
     with classified(path):
         database = open_read_only(path)
         try:
-            found, records = survey(database), check_records(stored_records(database), report)
+            found, records = recovery.survey(database), check_records(stored_records(database), report)
         finally:
             database.close()
     for damage in report.damages:

@@ -16,27 +16,9 @@ from streamingnode.cli.spark import demo, ingest
 from streamingnode.cli.topics import bridge, group, topic
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
-COMMANDS = (
-    demo,
-    ls,
-    info,
-    partitions,
-    topic,
-    group,
-    bridge,
-    insert,
-    tail,
-    flush,
-    ingest,
-    verify,
-    backup,
-    restore,
-    export,
-    doctor,
-    serve,
-    bench,
-    config,
-)
+OF_ROWS = (demo, ls, info, partitions, topic, group, bridge, insert, tail, flush, ingest)
+OF_NODES = (verify, backup, restore, export, doctor, serve, bench, config)
+COMMANDS = OF_ROWS + OF_NODES
 
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
 
