@@ -31,14 +31,7 @@ from flusher.directory import (
 from flusher.manifest import DataFile, decode_manifest, manifest_crc32c, with_checksum
 from streamingnode.care.database import read_node_records
 from streamingnode.care.findings import OnStep, no_progress
-from streamingnode.care.inspect import (
-    BackupRecord,
-    CopiedFile,
-    check_node,
-    floor_of,
-    kept_closed,
-    read_record,
-)
+from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, floor_of, kept_closed, read_record
 from streamingnode.care.verify import verify_unlocked
 from wal.codec import crc32c
 from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError

@@ -28,8 +28,7 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
 from streamingnode.care.backup import new_directory
-from streamingnode.care.database import PCHANNEL, ClosedDatabase, opened
-from streamingnode.care.entries import ClosedLog, good_entries, stored_entries
+from streamingnode.care.database import PCHANNEL, ClosedDatabase, ClosedLog, good_entries, opened, stored_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.collections import check_name

@@ -18,8 +18,7 @@ from flusher.cuts import LEASE_BYTES_MAX, LEASES, decode_first_kept, kept_cuts_k
 from flusher.directory import cut_numbers
 from flusher.flusher import Flusher
 from streamingnode.care.backup import make_backup, new_directory
-from streamingnode.care.database import STATE_MAP, check_records
-from streamingnode.care.entries import STEP_BYTES, check_topics, read_topic
+from streamingnode.care.database import STATE_MAP, STEP_BYTES, check_records, check_topics, read_topic
 from streamingnode.care.files import LogFacts, check_cuts, check_leases
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord, floor_of

@@ -5,13 +5,17 @@ from pathlib import Path
 
 from flusher.directory import cut_numbers, measure_file
 from streamingnode.care.database import (
+    STEP_BYTES,
     check_database_files,
     check_records,
+    check_topics,
+    good_entries,
     is_unfinished_creation,
     opened,
+    read_topic,
+    stored_entries,
     stored_records,
 )
-from streamingnode.care.entries import STEP_BYTES, check_topics, good_entries, read_topic, stored_entries
 from streamingnode.care.files import LogFacts, check_cuts, check_leases, check_strays
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, kept_closed, read_record
