@@ -3,8 +3,6 @@
 In: a database that no longer changes (linked by the running node, or simply closed), and the node directory around it. Out:
 a directory with the database, the cuts its checkpoint knows and all their files, leases, a floor file, and the record of it
 all. The database comes first and says which cut is its newest; cuts up to that one never change, and none goes meanwhile.
-
-A restored node keeps its id, so that it goes on with its tables where they are not ahead of it.
 """
 
 import os
@@ -55,8 +53,8 @@ from wal.runtime import unix_ms
 
 UNFINISHED = ".unfinished"
 RESTORE_TERM_STEP = 1 << 16
-"""Terms are counted up once for each owner; a restored node starts at the next multiple of this. So whatever the original
-did after the backup, no owner of one history is taken for one of the other. Terms stay below 2^31 for 32,767 restores."""
+"""Terms are counted up once for each owner; a restored node starts at the next multiple of this, so that no owner of one
+history is taken for one of the other, whatever the original did since. Terms stay below 2^31 for 32,767 restores."""
 
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
@@ -168,8 +166,7 @@ def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[
             if path.exists():
                 copied.append(_copy_file(path, building, file.path, on_bytes, bytes_max=file.bytes))
             elif file.collection_id in living_ids:
-                missing = f"cut {number} names {path}, which is not there"
-                raise Corrupt(f"{missing} — verify the original: streamingnode verify")
+                raise Corrupt(f"cut {number} names {path}, which is not there — run: streamingnode verify {directory}")
     return copied
 
 
@@ -187,15 +184,9 @@ def _copy_file(
     with open_binary(source) as reading, create_file(target, exclusive=True) as writing:
         size_bytes = os.fstat(reading.fileno()).st_size
         if bytes_max is not None and size_bytes > bytes_max:
-            raise Corrupt(
-                f"{source} has {size_bytes} bytes, it was written with {bytes_max} — restore it from a backup"
-            )
-
-        def take(chunk: bytes) -> None:
-            writing.write(chunk)
-            on_bytes(len(chunk))
-
-        length, checksum = read_through(reading, take)
+            was = f"it was written with {bytes_max}"
+            raise Corrupt(f"{source} has {size_bytes} bytes, {was} — restore it from a backup")
+        length, checksum = read_through(reading, lambda chunk: on_bytes(writing.write(chunk)))
         writing.flush()
         os.fsync(writing.fileno())
         if hasattr(os, "posix_fadvise"):  # verifying is to read what the disk has
@@ -221,14 +212,13 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
         record = read_record(backup)
     with disk_errors_typed(target), new_directory(target, backup) as building:
         for file in record.files:
+            source, on_bytes = backup / file.path, partial(on_step, "copy")
             try:
-                copied = _copy_file(
-                    backup / file.path, building, file.path, partial(on_step, "copy"), bytes_max=file.bytes
-                )
+                copied = _copy_file(source, building, file.path, on_bytes, bytes_max=file.bytes)
             except FileNotFoundError:
                 raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
             if copied != file:
-                raise Corrupt(f"{backup / file.path} is not what the backup had — {_OTHER}")
+                raise Corrupt(f"{source} is not what the backup had — {_OTHER}")
         floor = floor_of(building)
         term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
         write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))

@@ -1,9 +1,9 @@
 """Taking out of a node what can be read of it: one Parquet file for each collection, without opening the node. Blocks.
 
-In: a directory that nobody has open, sound or damaged. Out: a new directory with the rows of each live collection at the
-newest tick there is: the files of the cuts, then the log behind the newest cut, deletes applied. The node's directory stays
-as it is to the byte. What cannot be read is an error, or with `salvage` named and left out; a delete that is left out brings
-the rows it removed back, so what comes out of a damaged node is not a state that the node ever had.
+In: a directory that nobody has open, sound or damaged; it stays as it is. Out: the rows of each live collection at the
+newest tick there is: the files of the cuts, then the log behind the newest cut, deletes applied. What cannot be read is an
+error, or with `salvage` named and left out; a delete that is left out brings rows back, so that is no state the node ever
+had.
 
 The log behind the newest cut is read once for its damage, once for its schema changes, and once for each collection, so that
 memory holds one collection at a time: the rows of its files and of the log, and its deletes.

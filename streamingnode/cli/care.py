@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
 
 def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
     """Return what tells `progress` how many bytes of each part of a node are read, and sleeps so that no more are."""
-    reached: dict[str, int] = {}
+    reached = Counter[str]()
 
     def on_step(part: str, read_bytes: int) -> None:
         if part not in reached:
-            reached[part] = 0
             progress.stage(part)
         reached[part] += read_bytes
         progress.advance(reached[part], format_bytes(reached[part]))
@@ -65,22 +65,16 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
     from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
-        on_step = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
-        report = verify_directory(directory, tables=tables, on_step=on_step)
+        steps = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
+        report = verify_directory(directory, tables=tables, on_step=steps)
     _print_findings(report, output)
     checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
     output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
     damage = len(report.damages)
     verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
     output.line(f"{verdict}, {format_count(len(report.findings) - damage, 'warning')}")
-    output.document(
-        {
-            "verdict": "sound" if report.worst is None else report.worst,
-            "bytes": report.bytes,
-            "checked": report.counts,
-            "findings": report.findings,
-        }
-    )
+    said = {"bytes": report.bytes, "checked": report.counts, "findings": report.findings}
+    output.document({"verdict": report.worst or "sound", **said})
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
 
 
@@ -219,8 +213,12 @@ def info(output: Output, *, place: Path | str) -> None:
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
     counted and measured until a few seconds ago. At an address it asks for that alone. Times are UTC.
     """
+
+    async def ask(node: "Node") -> dict[str, object]:
+        return {"directory": node.path, "node_id": node.node_id, "statistics": await node.statistics()}
+
     if isinstance(place, str):
-        output.show(with_node(place, _asked))
+        output.show(with_node(place, ask))
         return
     from streamingnode.care.inspect import check_node, holder
     from streamingnode.statistics import read_statistics
@@ -228,13 +226,9 @@ def info(output: Output, *, place: Path | str) -> None:
 
     with disk_errors_typed(place):
         pid = holder(check_node(place))
-        document = _describe(place, pid, output)
         statistics = None if pid is None else read_statistics(place, pid=pid or None)
-    output.show(document | {"statistics": statistics})
-
-
-async def _asked(node: "Node") -> dict[str, object]:
-    return {"directory": node.path, "node_id": node.node_id, "statistics": await node.statistics()}
+        document = _describe(place, pid, output) | {"statistics": statistics}
+    output.show(document)
 
 
 def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, object]:
@@ -250,7 +244,7 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
 
     floor, cuts, records = floor_of(directory), CutLog(directory), NodeRecords()
     try:
-        records = read_node_records(directory)[1]
+        _, records = read_node_records(directory)
     except StreamingNodeError as error:
         if pid is None and not isinstance(error, StorageFailed):
             raise

@@ -80,9 +80,9 @@ def insert(output: Output, **given: Any) -> None:
 class _Insert:
     """One run with its arguments: writes batches, and counts what is acknowledged.
 
-    As a producer it writes each batch of one input once, under the number of its last line or row. What was written is known
-    by its digest, which is noted before it is written: then there is one for everything in the log, whenever the program
-    dies. The note has two, because nobody knows which of the last batches got there.
+    As a producer it writes each batch of one input once, under the number of its last line or row. Its digest is noted
+    before it is written, so that there is one for everything in the log, whenever the program dies: of the last two
+    batches, since nobody knows which of them got there.
     """
 
     place: Path | str
@@ -105,11 +105,9 @@ class _Insert:
 
         if self.create and self.primary_key is None:
             raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
-        if self.create:
-            return
-        if self.primary_key is not None or self.shards is not None:
+        if not self.create and (self.primary_key, self.shards) != (None, None):
             raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
-        if isinstance(self.place, Path):
+        if not self.create and isinstance(self.place, Path):
             check_node(self.place)
 
     async def run(self, source: "Source", progress: Progress) -> None:
@@ -122,10 +120,8 @@ class _Insert:
         # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
         new = None
-        if (
-            self.create and isinstance(self.place, Path) and not is_node(self.place)
-        ):  # what is refused now leaves no empty node behind
-            new = await in_thread(self._new_collection, source)
+        if self.create and isinstance(self.place, Path) and not is_node(self.place):
+            new = await in_thread(self._new_collection, source)  # what is refused now leaves no empty node behind
         async with reached(self.place, lasting=True) as node:
             there = next((each for each in node.collections() if each.name == self.collection), None)
             producer = None if self.producer is None else await node.producer(self.producer)
@@ -155,10 +151,9 @@ class _Insert:
         """Raise `AlreadyExists` when --create describes another collection than the one there is."""
         shards = len(there.vchannels)
         if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
-            raise AlreadyExists(
-                f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
-                f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
-            )
+            what = f"primary key {there.primary_key!r} and {format_count(shards, 'shard')}"
+            step = "leave out --create, or choose another name"
+            raise AlreadyExists(f"collection {there.name!r} exists with {what} — {step}")
 
     def _new_collection(self, source: "Source") -> "tuple[pa.Schema, Iterator[RowBatch]]":
         """Return columns and rows of the collection to create, once that and the first batch would succeed."""
