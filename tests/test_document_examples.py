@@ -72,4 +72,4 @@ def test_command_of_a_page_parses_as_written(page: str, command: str) -> None:
 
 def test_every_command_is_on_the_first_page() -> None:
     named = {command.split()[1] for page, command in COMMANDS if page == "README.md"}
-    assert named == {command.name for command in program.COMMANDS}
+    assert named == set(program.COMMANDS)

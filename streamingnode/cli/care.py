@@ -4,22 +4,29 @@ import math
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from flusher.cuts import Lease, lease_files
+from flusher.directory import CutLog
+from streamingnode.care.backup import backup_directory, restore_directory, restore_file
+from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
+from streamingnode.care.export import export_directory
+from streamingnode.care.findings import OnStep, Report, Severity
+from streamingnode.care.health import examine
+from streamingnode.care.inspect import BackupRecord, check_node, cut_holders, floor_of, holder
+from streamingnode.care.verify import verify_directory
 from streamingnode.cli.command import PLACE, SPARK, argument, command, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
+from streamingnode.node import Node
 from streamingnode.progress import Progress, show_progress
+from streamingnode.statistics import read_statistics
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
+from wal.files import disk_errors_typed
+from wal.rocksmq.group import Topic
+from wal.runtime import unix_ms
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
-if TYPE_CHECKING:
-    from streamingnode.care.findings import OnStep, Report
-    from streamingnode.care.inspect import BackupRecord
-    from streamingnode.node import Node
-    from wal.rocksmq.group import Topic
 
-
-def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
+def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> OnStep:
     """Return what tells `progress` how many bytes of each part of a node are read, and sleeps so that no more are."""
     reached = Counter[str]()
 
@@ -61,8 +68,6 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
         require(SPARK)
     if pace is not None and not pace > 0:
         raise InvalidArgument(f"at --pace {pace:g} nothing is read — give a number of MiB for each second")
-    from streamingnode.care.findings import Severity
-    from streamingnode.care.verify import verify_directory
 
     with show_progress(output.stderr) as progress:
         steps = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
@@ -78,7 +83,7 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
 
 
-def _print_findings(report: "Report", output: Output) -> None:
+def _print_findings(report: Report, output: Output) -> None:
     """Print what was found for people, the worst of it last, where eyes rest."""
     for finding in sorted(report.findings, key=lambda finding: finding.severity.value, reverse=True):
         output.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
@@ -97,9 +102,6 @@ def backup(output: Output, *, place: Path | str, target: Path) -> None:
     on the machine where it runs. A backup is not opened as a node: `restore` makes one of it. Exit code 3 when the node
     is damaged, 4 when a process has it open and takes no clients.
     """
-    from streamingnode.care.backup import backup_directory
-    from streamingnode.care.inspect import check_node, holder
-
     if isinstance(place, Path) and holder(check_node(place)) is None:
         with show_progress(output.stderr) as progress:
             record = backup_directory(place, target, on_step=show_steps(progress))
@@ -108,7 +110,7 @@ def backup(output: Output, *, place: Path | str, target: Path) -> None:
     _print_made("backup of", record, target, output)
 
 
-def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -> None:
+def _print_made(what: str, record: BackupRecord, path: Path, output: Output) -> None:
     size = format_bytes(sum(file.bytes for file in record.files))
     output.line(
         f"{what} node {record.node_id} up to tick {record.tick} ({format_tick(record.tick)}), cut {record.cut}: "
@@ -136,8 +138,6 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
     With --file one file of a cut comes back into a closed node, when its checksum is the one that the node knows:
     from the manifest, or for a manifest from the one after it or the log. Of several manifests the newest first.
     """
-    from streamingnode.care.backup import restore_directory, restore_file
-
     if file is not None:
         put_back = restore_file(backup, target, file)
         output.line(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it")
@@ -166,8 +166,6 @@ def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
     the first damage is the error and nothing is written; with it, the rest is written and what is missing is named,
     by file or positions of the log: rows whose delete is missing come back. Exit code 1 when something is missing.
     """
-    from streamingnode.care.export import export_directory
-
     with show_progress(output.stderr) as progress:
         result = export_directory(
             directory, out, salvage=salvage, on_collection=lambda name: progress.stage(f"collection {name}")
@@ -195,9 +193,6 @@ def doctor(output: Output, *, directory: Path | None) -> int:
     and at the directory if one is given. Writes one temporary file and removes it.
     Exit code 1 when a node cannot be opened; a warning is no failure.
     """
-    from streamingnode.care.findings import Report
-    from streamingnode.care.health import examine
-
     report = Report()
     facts = examine(directory, report)
     output.fields(facts)
@@ -214,15 +209,12 @@ def info(output: Output, *, place: Path | str) -> None:
     counted and measured until a few seconds ago. At an address it asks for that alone. Times are UTC.
     """
 
-    async def ask(node: "Node") -> dict[str, object]:
+    async def ask(node: Node) -> dict[str, object]:
         return {"directory": node.path, "node_id": node.node_id, "statistics": await node.statistics()}
 
     if isinstance(place, str):
         output.show(with_node(place, ask))
         return
-    from streamingnode.care.inspect import check_node, holder
-    from streamingnode.statistics import read_statistics
-    from wal.files import disk_errors_typed
 
     with disk_errors_typed(place):
         pid = holder(check_node(place))
@@ -233,11 +225,6 @@ def info(output: Output, *, place: Path | str) -> None:
 
 def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, object]:
     """Return what the files of a node tell, and note why there are no checkpoints and readers."""
-    from flusher.cuts import Lease, lease_files
-    from flusher.directory import CutLog
-    from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
-    from streamingnode.care.inspect import cut_holders, floor_of
-    from wal.runtime import unix_ms
 
     def when(tick: int) -> dict[str, object]:
         return {"tick": tick, "time": format_tick(tick)}
@@ -278,6 +265,6 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
     }
 
 
-def _topic(name: str, topic: "Topic") -> dict[str, object]:
+def _topic(name: str, topic: Topic) -> dict[str, object]:
     lag = {group: state.lag(topic.end_id) for group, state in topic.groups.items()}
     return {"topic": name, "begin_id": topic.begin_id, "end_id": topic.end_id, "bytes": topic.kept_bytes, "lag": lag}

@@ -6,13 +6,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from spark_sink.errors import PackageMissing
+from streamingnode.care.inspect import check_node
+from streamingnode.errors import Unreachable
+from streamingnode.node import Node
+from streamingnode.opening import connect, handed_over, open_briefly, run_async
+from streamingnode.remote.address import SOCKET_NAME
 from wal.errors import AlreadyOwned
-
-if TYPE_CHECKING:
-    from streamingnode.node import Node
 
 A = TypeVar("A")
 
@@ -64,15 +66,13 @@ PLACE = argument(
 )
 
 
-def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]", *, lasting: bool = False) -> A:
+def with_node(place: Path | str, work: Callable[[Node], Awaitable[A]], *, lasting: bool = False) -> A:
     """Return what `work` makes of a node: opened in its directory, or as a client of the process that has it open.
 
     Work that is `lasting` goes on as a client of a service that wants the directory meanwhile.
 
     Raises `InvalidArgument` when there is none, `AlreadyOwned` when that process takes no clients.
     """
-    from streamingnode.care.inspect import check_node
-    from streamingnode.opening import run_async
 
     async def run() -> A:
         async with reached(place, lasting=lasting) as node:
@@ -84,16 +84,12 @@ def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]", *, last
 
 
 @asynccontextmanager
-async def reached(place: Path | str, *, lasting: bool = False) -> "AsyncIterator[Node]":
+async def reached(place: Path | str, *, lasting: bool = False) -> AsyncIterator[Node]:
     """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
-    from streamingnode.errors import Unreachable
-    from streamingnode.opening import connect, handed_over, open_briefly
-    from streamingnode.remote.address import SOCKET_NAME
-
     name = "streamingnode command"
     async with AsyncExitStack() as closing:
 
-        async def reach(directory: Path) -> "Node":
+        async def reach(directory: Path) -> Node:
             try:
                 return await closing.enter_async_context(open_briefly(directory, lasting=lasting))
             except AlreadyOwned as owned:

@@ -2,20 +2,25 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import anyio.to_thread
+import pyarrow as pa
+import pyarrow.types as pt
+
+from flusher.directory import CutLog, lives
+from flusher.manifest import collection_info
+from scanner.deliver_policy import DeliverPolicy
+from streamingnode.channel import FlushResult
 from streamingnode.cli.command import PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
+from streamingnode.collections import Collection, collection_of
+from streamingnode.node import Node
+from streamingnode.read_message import ReadMessage
+from streamingnode.schema import with_leaves
+from streamingnode.statistics import read_statistics
 from wal.errors import AlreadyOwned, InvalidArgument
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.channel import FlushResult
-    from streamingnode.collections import Collection
-    from streamingnode.node import Node
-    from streamingnode.read_message import ReadMessage
+from wal.position import parse_message_id
+from wal.rocks.floor import read_floor
 
 
 @command(
@@ -31,7 +36,7 @@ def ls(output: Output, *, place: Path | str, count: bool) -> None:
     """
     as_of_cut, rows = 0, dict[str, int]()
 
-    async def look(node: "Node") -> "Sequence[Collection]":
+    async def look(node: Node) -> Sequence[Collection]:
         found = node.collections()
         for each in found if count else ():
             rows[each.name] = (await node.snapshot(each.name)).num_rows
@@ -60,12 +65,8 @@ def ls(output: Output, *, place: Path | str, count: bool) -> None:
     output.document({"directory": str(place), "as_of_cut": as_of_cut, "collections": described})
 
 
-def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
+def _at_newest_cut(directory: Path) -> tuple[list[Collection], int]:
     """Return the collections at the newest cut of a node that another process has open, and its number."""
-    from flusher.directory import CutLog, lives
-    from flusher.manifest import collection_info
-    from streamingnode.collections import collection_of
-
     cuts = CutLog(directory)
     if not cuts.numbers:
         return [], 0
@@ -94,7 +95,7 @@ def partitions(output: Output, *, action: str, place: Path | str, collection: st
     if (action == "list") is not (partition is None):
         raise InvalidArgument(f"{action} takes {'no' if partition else 'a'} partition — see partitions --help")
 
-    async def apply(node: "Node") -> tuple[str, ...]:
+    async def apply(node: Node) -> tuple[str, ...]:
         if partition is not None:
             await (node.create_partition if action == "create" else node.drop_partition)(collection, partition)
         return node.collection(collection).partitions
@@ -151,13 +152,12 @@ def tail(
     if limit is not None and limit < 1:
         raise InvalidArgument(f"--limit is {limit} — give 1 or more")
     policy = _start_policy(start)
-    import anyio.to_thread
 
-    def write(message: "ReadMessage") -> None:
+    def write(message: ReadMessage) -> None:
         output.write(f"{to_json(_describe_message(message))}\n")
         output.flush()
 
-    async def print_messages(node: "Node") -> None:
+    async def print_messages(node: Node) -> None:
         until, printed = None if follow else await node.consistent_tick(), 0
         async with node.read(collection, policy, until=until) as messages:
             async for message in messages:
@@ -171,11 +171,8 @@ def tail(
     with_node(place, print_messages, lasting=follow)
 
 
-def _start_policy(text: str) -> "DeliverPolicy":
+def _start_policy(text: str) -> DeliverPolicy:
     """Return where to start, as `--from` says it. Raises `InvalidArgument`."""
-    from scanner.deliver_policy import DeliverPolicy
-    from wal.position import parse_message_id
-
     if text in {"start", "end"}:
         return DeliverPolicy.all() if text == "start" else DeliverPolicy.latest()
     try:
@@ -187,7 +184,7 @@ def _start_policy(text: str) -> "DeliverPolicy":
         raise InvalidArgument(f"--from {text!r}: {error.happened} — {step}") from error
 
 
-def _describe_message(message: "ReadMessage") -> dict[str, object]:
+def _describe_message(message: ReadMessage) -> dict[str, object]:
     """Return a message as one JSON object: where and when it is, and its rows, keys or bodies."""
     return {
         "type": message.type.name.lower(),
@@ -199,19 +196,15 @@ def _describe_message(message: "ReadMessage") -> dict[str, object]:
     }
 
 
-def _content(message: "ReadMessage") -> dict[str, object]:
+def _content(message: ReadMessage) -> dict[str, object]:
     if message.bodies:
         return {"bodies": [{"type": body.type.name.lower(), **_content(body)} for body in message.bodies]}
     rows = message.to_arrow()
     return {} if rows is None else {"rows": _python_rows(rows)}
 
 
-def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
+def _python_rows(rows: pa.Table) -> list[dict[str, object]]:
     """Return rows as Python has them; where it has not the year, times and dates are the integers that are stored."""
-    import pyarrow as pa
-    import pyarrow.types as pt
-
-    from streamingnode.schema import with_leaves
 
     def as_integer(kind: pa.DataType) -> pa.DataType:
         return pa.int64() if pt.is_timestamp(kind) else pa.int32() if pt.is_date32(kind) else kind
@@ -231,7 +224,7 @@ def flush(output: Output, *, place: Path | str) -> None:
     Exit code 4 when another process has the node open and takes no clients: it makes cuts by itself.
     """
 
-    async def cut_it(node: "Node") -> "tuple[int, FlushResult]":
+    async def cut_it(node: Node) -> tuple[int, FlushResult]:
         return (await node.statistics()).flusher.cut_number, await node.flush()
 
     try:
@@ -258,9 +251,6 @@ def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:
 
     A pid alone is no proof: where a node is process 1 of its container, every owner before it was, too.
     """
-    from streamingnode.statistics import read_statistics
-    from wal.rocks.floor import read_floor
-
     floor, said = read_floor(directory), read_statistics(directory, pid=pid)
     if floor is None or said is None or said.log.term != floor.term:
         return None

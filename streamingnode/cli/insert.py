@@ -7,22 +7,28 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from streamingnode.cli.command import PLACE, argument, command
+import anyio.to_thread
+import msgspec
+import pyarrow as pa
+
+from interceptors.shard.catalog import DEFAULT_PARTITION
+from streamingnode.care.inspect import check_node, is_node
+from streamingnode.cli.command import PLACE, argument, command, reached
 from streamingnode.cli.output import Output, format_count, format_tick
+from streamingnode.cli.rows_in import JsonLines, ParquetRows, RowBatch, open_rows
+from streamingnode.collections import Collection, check_definition
+from streamingnode.config import load_config
+from streamingnode.node import Node
+from streamingnode.opening import run_async
 from streamingnode.progress import Progress, show_progress
+from streamingnode.rows import row_shape, to_batches
+from streamingnode.writing.producer import Producer
+from streamingnode.writing.write import check_rows_fit
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from streamingnode.cli.rows_in import JsonLines, ParquetRows, RowBatch
-    from streamingnode.collections import Collection
-    from streamingnode.node import Node
-    from streamingnode.writing.producer import Producer
-
-    Source = JsonLines | ParquetRows
+Source = JsonLines | ParquetRows
 
 
 @command(
@@ -60,8 +66,6 @@ def insert(output: Output, **given: Any) -> None:
     """
     done = _Insert(**given)
     done.check()
-    from streamingnode.cli.rows_in import open_rows
-    from streamingnode.opening import run_async
 
     with open_rows(done.file, sys.stdin.buffer) as source:
         try:
@@ -101,8 +105,6 @@ class _Insert:
 
     def check(self) -> None:
         """Raise `InvalidArgument` for arguments that do not go together, or without a node to insert into."""
-        from streamingnode.care.inspect import check_node
-
         if self.create and self.primary_key is None:
             raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
         if not self.create and (self.primary_key, self.shards) != (None, None):
@@ -110,13 +112,8 @@ class _Insert:
         if not self.create and isinstance(self.place, Path):
             check_node(self.place)
 
-    async def run(self, source: "Source", progress: Progress) -> None:
+    async def run(self, source: Source, progress: Progress) -> None:
         """Insert what is new in the input."""
-        import anyio.to_thread
-
-        from streamingnode.care.inspect import is_node
-        from streamingnode.cli.command import reached
-
         # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
         new = None
@@ -141,13 +138,11 @@ class _Insert:
 
     def _definition(self) -> dict[str, Any]:
         """Return what --create makes, besides the columns."""
-        from interceptors.shard.catalog import DEFAULT_PARTITION
-
         partitions = () if self.partition in {None, DEFAULT_PARTITION} else (self.partition,)
         shards = 1 if self.shards is None else self.shards
         return {"primary_key": self.primary_key, "shards": shards, "partitions": partitions}
 
-    def _check_same(self, there: "Collection") -> None:
+    def _check_same(self, there: Collection) -> None:
         """Raise `AlreadyExists` when --create describes another collection than the one there is."""
         shards = len(there.vchannels)
         if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
@@ -155,13 +150,8 @@ class _Insert:
             step = "leave out --create, or choose another name"
             raise AlreadyExists(f"collection {there.name!r} exists with {what} — {step}")
 
-    def _new_collection(self, source: "Source") -> "tuple[pa.Schema, Iterator[RowBatch]]":
+    def _new_collection(self, source: Source) -> tuple[pa.Schema, Iterator[RowBatch]]:
         """Return columns and rows of the collection to create, once that and the first batch would succeed."""
-        from streamingnode.collections import check_definition
-        from streamingnode.config import load_config
-        from streamingnode.rows import row_shape, to_batches
-        from streamingnode.writing.write import check_rows_fit
-
         schema = source.infer_schema()
         definition = check_definition(self.collection, schema, **self._definition())
         batches = source.batches(schema)
@@ -172,10 +162,8 @@ class _Insert:
                 check_rows_fit(checked, load_config(environment=os.environ).wal.group_bytes_max)
         return schema, chain(first, batches)
 
-    def _pass_over(self, source: "Source", producer: "Producer", collection: "Collection | None") -> None:
+    def _pass_over(self, source: Source, producer: Producer, collection: Collection | None) -> None:
         """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
-        import msgspec
-
         last = self.passed_over = producer.last_sequence
         if not last:
             return
@@ -192,10 +180,7 @@ class _Insert:
             raise other
         self._newest = [(last, digest)]
 
-    async def _write(
-        self, node: "Node", producer: "Producer | None", collection: "Collection", batch: "RowBatch"
-    ) -> None:
-        import msgspec
+    async def _write(self, node: Node, producer: Producer | None, collection: Collection, batch: RowBatch) -> None:
 
         options: dict[str, Any] = {"partition": self.partition}
         if producer is not None:

@@ -8,9 +8,17 @@ import time
 from functools import partial
 from pathlib import Path
 
+import anyio
+import pyarrow as pa
+
 from streamingnode.cli.command import argument, command
 from streamingnode.cli.output import Output
+from streamingnode.config import DEFAULT_ORIGIN, load_config
+from streamingnode.opening import open_node, run_async
+from streamingnode.remote.auth import Endpoint, server_tls
+from streamingnode.serve import audit_to, serve_node
 from wal.errors import InvalidArgument
+from wal.files import disk_errors_typed
 
 ROW_BYTES = 1024
 
@@ -33,7 +41,6 @@ def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows
         raise InvalidArgument(f"{directory} is no directory — make it, or name another with --dir")
     if not (0 < seconds < math.inf and callers >= 1 and rows >= 1):
         raise InvalidArgument("--seconds, --callers or --rows is out of range — give more than 0")
-    from streamingnode.opening import run_async
 
     with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as scratch:
         took = run_async(partial(_insert, Path(scratch) / "node", seconds, callers, rows))
@@ -47,11 +54,6 @@ def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows
 
 async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[float]:
     """Insert from so many callers, each once at least; return what each insert took."""
-    import anyio
-    import pyarrow as pa
-
-    from streamingnode.opening import open_node
-
     columns: dict[str, pa.DataType] = {"id": pa.int64(), "value": pa.binary()}
     dicts = [{"id": key, "value": os.urandom(ROW_BYTES)} for key in range(rows)]
     # One row is given as a dict, as small inserts are mostly written.
@@ -113,11 +115,6 @@ def serve(
     says so to systemd. SIGTERM and SIGINT end it: clients finish what they have begun, and it exits with 0; a second
     one exits at once. An address other than loopback needs --tokens or --tls-client-ca, and TLS.
     """
-    from streamingnode.opening import run_async
-    from streamingnode.remote.auth import Endpoint, server_tls
-    from streamingnode.serve import audit_to, serve_node
-    from wal.files import disk_errors_typed
-
     tls = server_tls(tls_cert, tls_key, tls_client_ca)
     endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
     if audit_log is not None:
@@ -148,8 +145,6 @@ def config(output: Output, *, action: str, file: Path | None, changed: bool) -> 
     Settings come from defaults, then a TOML file, then STREAMINGNODE_* environment variables, then the arguments of
     open_node; later ones win. A variable is the setting's name in capitals with `_` for `.`.
     """
-    from streamingnode.config import DEFAULT_ORIGIN, load_config
-
     assert action == "show", "the only choice"
     settings = load_config(file=file, environment=os.environ).origins()
     shown = [each._asdict() for each in settings if not changed or each.origin != DEFAULT_ORIGIN]

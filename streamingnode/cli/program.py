@@ -1,24 +1,41 @@
-"""From a command line to an exit code: parse, run, and say how it ended."""
+"""From a command line to an exit code: parse, load the command, run it, and say how it ended."""
 
 import argparse
 import inspect
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from streamingnode.cli.care import backup, doctor, export, info, restore, verify
-from streamingnode.cli.data import flush, ls, partitions, tail
-from streamingnode.cli.insert import insert
-from streamingnode.cli.machine import bench, config, serve
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
-from streamingnode.cli.spark import demo, ingest
-from streamingnode.cli.topics import bridge, group, topic
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
-OF_ROWS = (demo, ls, info, partitions, topic, group, bridge, insert, tail, flush, ingest)
-OF_NODES = (verify, backup, restore, export, doctor, serve, bench, config)
-COMMANDS = OF_ROWS + OF_NODES
+if TYPE_CHECKING:
+    from streamingnode.cli.command import Command
+
+COMMANDS = {
+    "demo": ("spark", "This machine's processes, through a node, into checked tables."),
+    "ls": ("data", "List a node's collections: primary key, shards, partitions, columns."),
+    "info": ("care", "Show a node's identity, owner, ticks, cuts, readers, leases and topics."),
+    "partitions": ("data", "List, create or drop the partitions of a collection."),
+    "topic": ("topics", "Create, list, remove or show the topics of a node."),
+    "group": ("topics", "List, show, move or remove the consumer groups of a topic."),
+    "bridge": ("topics", "Bring the messages of a topic into a collection, each exactly once."),
+    "insert": ("insert", "Insert rows from JSON lines or Parquet."),
+    "tail": ("data", "Print the messages of a collection as JSON lines."),
+    "flush": ("data", "Make a cut: everything acknowledged goes to files."),
+    "ingest": ("spark", "Bring a node's cuts into Spark tables, each exactly once."),
+    "verify": ("care", "Read everything a node has and check it against every checksum, count and order."),
+    "backup": ("care", "Copy a node into a new directory and verify the copy."),
+    "restore": ("care", "Make a node directory out of a backup and verify it."),
+    "export": ("care", "Write the rows of each collection as Parquet, of a damaged node what can be read."),
+    "doctor": ("care", "Check machine, installation and directory; say what to do."),
+    "serve": ("machine", "Run a node for other processes, in the foreground."),
+    "bench": ("machine", "Measure durable inserts into a temporary node."),
+    "config": ("machine", "Show every setting, its value, and where that comes from."),
+}
+"""The module of each command, and what it does: the help is there at once, a module loads all that its commands use."""
 
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
 
@@ -72,19 +89,30 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _CommandParser(_Parser):
-    """Takes options between the arguments, too."""
+    """Knows the arguments of its command once that is the one, and takes options between them, too."""
 
-    _mixing = False
+    command = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
-        if self._mixing:
+        if not self.command:
             return super().parse_known_args(args, namespace)
-        self._mixing = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._mixing = False
+        command, self.command = load(self.command), ""
+        self.description = inspect.cleandoc(command.function.__doc__ or "")
+        self.epilog = "\n  ".join(["examples:", *command.examples])
+        for names, options in command.arguments:
+            self.add_argument(*names, **options)
+        self.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        self.set_defaults(command=command)
+        return self.parse_known_intermixed_args(args, namespace)
+
+
+def load(name: str) -> "Command":
+    """Return a command, with its module and all that this loads."""
+    module, _ = COMMANDS[name]
+    command: Command = getattr(import_module(f"streamingnode.cli.{module}"), name)
+    return command
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -93,20 +121,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
-    for command in COMMANDS:
-        text = inspect.cleandoc(command.function.__doc__ or "")
-        each = commands.add_parser(
-            command.name,
-            help=text.partition("\n")[0],
-            description=text,
-            epilog="\n  ".join(["examples:", *command.examples]),
-            formatter_class=raw,
-        )
-        for names, options in command.arguments:
-            each.add_argument(*names, **options)
-        each.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
-        each.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        each.set_defaults(command=command)
+    for name, (_, summary) in COMMANDS.items():
+        commands.add_parser(name, help=summary, formatter_class=raw).command = name
     return parser
 
 

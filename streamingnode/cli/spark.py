@@ -3,8 +3,10 @@
 import math
 from pathlib import Path
 
+from streamingnode.care.inspect import check_node
 from streamingnode.cli.command import DEMO, NODE, SPARK, argument, command, require
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
+from streamingnode.progress import show_progress
 from wal.errors import InvalidArgument
 
 
@@ -30,8 +32,6 @@ def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cu
     require(SPARK)
     import spark_sink
     from spark_sink.ingestion import check_place
-    from streamingnode.care.inspect import check_node
-    from streamingnode.progress import show_progress
 
     check_place(check_node(directory), tables)
     with show_progress(output.stderr) as progress:
@@ -87,7 +87,6 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
         raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")
     require(DEMO)
     from streamingnode import demo as job
-    from streamingnode.progress import show_progress
 
     with show_progress(output.stderr) as progress:
         result = job.run_demo(directory, seconds, rounds_per_second, progress)

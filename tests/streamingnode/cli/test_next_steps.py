@@ -12,7 +12,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.cli.command import Command
-from streamingnode.cli.program import COMMANDS
+from streamingnode.cli.program import COMMANDS, load
 from streamingnode.ownership import ROOT_PACKAGES
 from wal.errors import Truncated
 from wal.position import RocksMessageId
@@ -60,12 +60,11 @@ SAID_TO_PROGRAMS = {
 
 
 def test_a_next_step_names_commands_and_flags_that_exist() -> None:
-    commands = {command.name: command for command in COMMANDS}
-    flags = {"--debug", "--json", *(flag for command in commands.values() for flag in flags_of(command))}
+    flags = {"--debug", "--json", *(flag for name in COMMANDS for flag in flags_of(load(name)))}
     steps = [
         text.partition(DASH)[2] for package in ROOT_PACKAGES for path in modules(package) for text in texts_of(path)
     ]
-    assert {name for step in steps for name in re.findall(r"streamingnode ([a-z]+)", step)} <= set(commands) | {"there"}
+    assert {name for step in steps for name in re.findall(r"streamingnode ([a-z]+)", step)} <= {*COMMANDS, "there"}
     assert {flag for step in steps for flag in re.findall(r"(?<!\w)--[a-z-]+", step)} <= flags
 
 

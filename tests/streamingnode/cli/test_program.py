@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from streamingnode.cli import main
-from streamingnode.cli.program import COMMANDS, build_parser
+from streamingnode.cli.program import COMMANDS, build_parser, load
 
 ROOT = Path(__file__).resolve().parents[3]
 START_S_MAX = 0.3
 """Processor time that `--help` may take: on a quiet machine that is all it takes, and a busy one does not count."""
 
-EXAMPLES = [example for command in COMMANDS for example in command.examples]
+EXAMPLES = [example for name in COMMANDS for example in load(name).examples]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -30,17 +30,23 @@ def test_example_of_the_help_parses_as_written(example: str) -> None:
     assert build_parser().parse_args(words[1:]).command.name == words[1]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_examples_with_json(command: object, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command.name, "--help"]) == 0  # type: ignore[attr-defined]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_examples_with_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
     shown = capsys.readouterr().out
     assert "examples:" in shown
     assert "--json" in shown.partition("examples:")[2]
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_that_lists_a_command_is_the_first_of_its_own_help(name: str) -> None:
+    command = load(name)
+    assert (command.name, (command.function.__doc__ or "").partition("\n")[0]) == (name, COMMANDS[name][1])
+
+
 def test_help_lines_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    for arguments in (["--help"], *([command.name, "--help"] for command in COMMANDS)):
+    for arguments in (["--help"], *([name, "--help"] for name in COMMANDS)):
         main(arguments)
     assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 120]
 
