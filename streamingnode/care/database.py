@@ -6,7 +6,7 @@ settings file anew each time. A look must neither break what the next opening wo
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,11 +177,8 @@ def opened(directory: Path, report: Report) -> Iterator[tuple[str, ClosedDatabas
         node_id = database.found.node_id
     except StreamingNodeError as error:
         report.error(DATABASE_NAME, error)
-    try:
+    with nullcontext() if database is None else closing(database.rows):
         yield node_id, database
-    finally:
-        if database is not None:
-            database.rows.close()
 
 
 def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedDatabase:
@@ -424,12 +421,8 @@ def read_node_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     `StorageFailed` or `UnsupportedFormat`.
     """
     path, report = directory / DATABASE_NAME, Report()
-    with classified(path):
-        database = open_read_only(path)
-        try:
-            found, records = recovery.survey(database), check_records(stored_records(database), report)
-        finally:
-            database.close()
+    with classified(path), closing(open_read_only(path)) as database:
+        found, records = recovery.survey(database), check_records(stored_records(database), report)
     for damage in report.damages:
         raise Corrupt(f"{damage.place} {damage.detail} — {damage.next_step}")
     return found, records

@@ -19,9 +19,9 @@ from flusher.directory import cut_numbers
 from flusher.flusher import Flusher
 from streamingnode.care.backup import make_backup, new_directory
 from streamingnode.care.database import STATE_MAP, STEP_BYTES, check_records, check_topics, read_topic
-from streamingnode.care.files import LogFacts, check_cuts, check_leases
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord, floor_of
+from streamingnode.care.verify import LogFacts, check_cuts, check_leases
 from streamingnode.channel import Channel, flush
 from wal.errors import Corrupt, InvalidArgument, Truncated
 from wal.files import disk_errors_typed, make_directory, read_regular, write_file
