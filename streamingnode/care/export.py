@@ -82,11 +82,7 @@ def export_directory(
     `AlreadyExists` for an `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
     `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
     """
-    with (
-        disk_errors_typed(directory),
-        kept_closed(check_node(directory)),
-        new_directory(out, directory) as building,
-    ):
+    with disk_errors_typed(directory), kept_closed(check_node(directory)), new_directory(out, directory) as building:
         return _Export(directory, building, out.absolute(), on_collection, salvage=salvage).write()
 
 
