@@ -110,9 +110,7 @@ class BatchAppender:
         if not self._batch:
             await asyncio.sleep(0)  # a loop that submits without a pause gives way once a batch
         self._make_room(size_bytes)
-        if not self._room.try_take(size_bytes):
-            await self._room.wait(size_bytes, check=lambda: self._make_room(size_bytes))
-            self._room.keep(size_bytes)
+        await self._room.take(size_bytes, check=lambda: self._make_room(size_bytes))
         if self._batch_bytes + size_bytes > self.bytes_max:
             self._end_batch()
         loop = asyncio.get_running_loop()
