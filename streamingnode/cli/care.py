@@ -17,7 +17,7 @@ from streamingnode.care.verify import verify_directory
 from streamingnode.cli.command import PLACE, SPARK, argument, command, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.node import Node
-from streamingnode.progress import Progress, show_progress
+from streamingnode.progress import Progress
 from streamingnode.statistics import read_statistics
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.files import disk_errors_typed
@@ -69,7 +69,7 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
     if pace is not None and not pace > 0:
         raise InvalidArgument(f"at --pace {pace:g} nothing is read — give a number of MiB for each second")
 
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         steps = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
         report = verify_directory(directory, tables=tables, on_step=steps)
     _print_findings(report, output)
@@ -103,7 +103,7 @@ def backup(output: Output, *, place: Path | str, target: Path) -> None:
     is damaged, 4 when a process has it open and takes no clients.
     """
     if isinstance(place, Path) and holder(check_node(place)) is None:
-        with show_progress(output.stderr) as progress:
+        with Progress(output.stderr) as progress:
             record = backup_directory(place, target, on_step=show_steps(progress))
     else:
         record = with_node(place, lambda node: node.backup(target))
@@ -143,7 +143,7 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
         output.line(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it")
         output.document(put_back)
         return
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         record = restore_directory(backup, target, on_step=show_steps(progress))
     _print_made("restored", record, target, output)
 
@@ -166,7 +166,7 @@ def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
     the first damage is the error and nothing is written; with it, the rest is written and what is missing is named,
     by file or positions of the log: rows whose delete is missing come back. Exit code 1 when something is missing.
     """
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         result = export_directory(
             directory, out, salvage=salvage, on_collection=lambda name: progress.stage(f"collection {name}")
         )

@@ -22,7 +22,7 @@ from streamingnode.collections import Collection, check_definition
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import run_async
-from streamingnode.progress import Progress, show_progress
+from streamingnode.progress import Progress
 from streamingnode.rows import row_shape, to_batches
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.write import check_rows_fit
@@ -69,7 +69,7 @@ def insert(output: Output, **given: Any) -> None:
 
     with open_rows(done.file, sys.stdin.buffer) as source:
         try:
-            with show_progress(output.stderr) as progress:
+            with Progress(output.stderr) as progress:
                 run_async(partial(done.run, source, progress))
         except StreamingNodeError:
             if done.rows:

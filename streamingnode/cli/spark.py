@@ -6,7 +6,7 @@ from pathlib import Path
 from streamingnode.care.inspect import check_node
 from streamingnode.cli.command import DEMO, NODE, SPARK, argument, command, require
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
-from streamingnode.progress import show_progress
+from streamingnode.progress import Progress
 from wal.errors import InvalidArgument
 
 
@@ -34,7 +34,7 @@ def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cu
     from spark_sink.ingestion import check_place
 
     check_place(check_node(directory), tables)
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         progress.stage("starting Spark")
         spark = spark_sink.session()
         try:
@@ -88,7 +88,7 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
     require(DEMO)
     from streamingnode import demo as job
 
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         result = job.run_demo(directory, seconds, rounds_per_second, progress)
     output.line(
         f"{result.rounds} rounds with {result.samples} samples acknowledged, and ingested in {result.cuts} cuts"
