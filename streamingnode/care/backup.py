@@ -36,7 +36,6 @@ from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, S
 from wal.files import (
     DIRECTORY_MODE,
     READ_BYTES_MAX,
-    DirectoryLock,
     create_file,
     disk_errors_typed,
     make_directory,
@@ -238,8 +237,7 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
         record = read_record(backup)
         if (check_node(directory) / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
-        lock = DirectoryLock(directory)
-        try:
+        with kept_closed(directory):
             content = _vouched_for(directory, backup, record.node_id, path)
             for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
             node, temporary = NodeDirectory(directory, for_group=for_group), path + TEMPORARY_SUFFIX
@@ -253,8 +251,6 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
                     node.remove(temporary)
                 raise
             node.sync_parents([path])
-        finally:
-            lock.release()
     return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
 
@@ -267,13 +263,17 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
     cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
     manifests = {manifest_path(number): number for number in range(records.first_kept, checkpoint.cut_number + 1)}
-    if number := manifests.get(path):
-        content = _read_backup(backup, path, READ_BYTES_MAX)
+    number, file = manifests.get(path, 0), None
+    if not number:
+        number, file = _entry_of(directory, cuts, path)
+    try:
+        content = read_regular(place_beneath(backup, path), bytes_max=file.bytes if file else READ_BYTES_MAX)
+    except FileNotFoundError:
+        raise InvalidArgument(f"the backup does not have {path} — {_OTHER}") from None
+    if file is None:
         decode_manifest(content, name=str(backup / path))
         is_same = manifest_crc32c(content) == cuts.mark_of(number).crc32c
     else:
-        number, file = _entry_of(directory, cuts, path)
-        content = _read_backup(backup, path, file.bytes)
         is_same = (len(content), crc32c(content)) == (file.bytes, file.crc32c)
     if not is_same:
         raise Corrupt(f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}")
@@ -286,10 +286,3 @@ def _entry_of(directory: Path, cuts: CutLog, path: str) -> tuple[int, DataFile]:
             if file.path == path:
                 return number, file
     raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
-
-
-def _read_backup(backup: Path, path: str, bytes_max: int) -> bytes:
-    try:
-        return read_regular(place_beneath(backup, path), bytes_max=bytes_max)
-    except FileNotFoundError:
-        raise InvalidArgument(f"the backup does not have {path} — {_OTHER}") from None
