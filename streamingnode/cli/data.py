@@ -1,4 +1,4 @@
-"""What a node holds, on the command line: `ls`, `partitions`, `tail` and `flush`."""
+"""What a node holds, on the command line: `ls`, `partitions`, `tail`, `flush` and `ingest`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +10,13 @@ import pyarrow.types as pt
 from flusher.directory import CutLog, lives
 from flusher.manifest import collection_info
 from scanner.deliver_policy import DeliverPolicy
+from streamingnode.care.inspect import check_node
 from streamingnode.channel import FlushResult
-from streamingnode.cli.command import PLACE, argument, command, with_node
+from streamingnode.cli.command import NODE, PLACE, SPARK, argument, command, require, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from streamingnode.collections import Collection, collection_of
 from streamingnode.node import Node
+from streamingnode.progress import Progress
 from streamingnode.read_message import ReadMessage
 from streamingnode.schema import with_leaves
 from streamingnode.statistics import read_statistics
@@ -256,3 +258,62 @@ def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:
         return None
     cut = said.flusher
     return {"number": cut.cut_number, "tick": cut.cut_tick, "crc32c": cut.cut_crc32c}
+
+
+@command(
+    NODE,
+    argument("--tables", type=Path, required=True, help="where the tables are, one for each collection"),
+    argument("--no-cut", action="store_false", dest="cut", help="take the cuts that are there, ask for none"),
+    argument(
+        "--every-cut", action="store_true", help="make each cut a version of its own: slower, and no state is hidden"
+    ),
+    examples=(
+        "streamingnode ingest data --tables tables",
+        "streamingnode ingest data --tables tables --no-cut",
+        "streamingnode ingest data --tables tables --every-cut --json",
+    ),
+)
+def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cut: bool) -> None:
+    """Bring a node's cuts into Spark tables, each exactly once.
+
+    Asks the node for a cut first; when another process has the node open, takes the cuts that are there.
+    Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables.
+    """
+    require(SPARK)
+    import spark_sink
+    from spark_sink.ingestion import check_place
+
+    check_place(check_node(directory), tables)
+    with Progress(output.stderr) as progress:
+        progress.stage("starting Spark")
+        spark = spark_sink.session()
+        try:
+            progress.stage("ingesting cuts")
+            report = spark_sink.ingest(
+                spark,
+                node=directory,
+                tables=tables,
+                progress=lambda stage, done, total: progress.advance(done, stage, total=total),
+                request_cut=cut,
+                every_cut=every_cut,
+            )
+        finally:
+            spark.stop()
+    if report.node_was_running:
+        output.line("a running process owns the node: took the cuts it has made")
+    output.table(
+        ("table", "version", "cuts taken", "rows added", "rows deleted", "path"),
+        [
+            (
+                f"{table.table} (dropped)" if table.dropped else table.table,
+                table.version,
+                f"{table.first_cut}..{table.last_cut}" if table.first_cut else "none new",
+                table.rows_added,
+                table.rows_deleted,
+                table.path,
+            )
+            for table in report.tables
+        ],
+    )
+    output.line(f"at cut {report.cut}, tick {report.tick} ({format_tick(report.tick)}), in {report.seconds:.1f} s")
+    output.document(report)

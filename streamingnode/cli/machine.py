@@ -1,4 +1,4 @@
-"""What a node is like on this machine: `bench`, how fast, and `config show`, with which settings."""
+"""A node on this machine: `serve` runs one, `bench` says how fast, `config show` with which settings, `demo` shows all."""
 
 import math
 import os
@@ -11,10 +11,11 @@ from pathlib import Path
 import anyio
 import pyarrow as pa
 
-from streamingnode.cli.command import argument, command
-from streamingnode.cli.output import Output
+from streamingnode.cli.command import DEMO, argument, command, require
+from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count
 from streamingnode.config import DEFAULT_ORIGIN, load_config
 from streamingnode.opening import open_node, run_async
+from streamingnode.progress import Progress
 from streamingnode.remote.auth import Endpoint, server_tls
 from streamingnode.serve import audit_to, serve_node
 from wal.errors import InvalidArgument
@@ -146,3 +147,39 @@ def config(output: Output, *, action: str, file: Path | None, changed: bool) -> 
     shown = [each._asdict() for each in settings if not changed or each.origin != DEFAULT_ORIGIN]
     output.records(shown)
     output.document(shown)
+
+
+@command(
+    argument("--dir", dest="directory", metavar="DIR", type=Path, default="demo-data", help="(default: demo-data)"),
+    argument("--seconds", type=float, default=20.0, help="how long to sample (default: 20)"),
+    argument("--rounds-per-second", type=float, default=10.0, help="how often to look at all processes (default: 10)"),
+    examples=("streamingnode demo", "streamingnode demo --dir /tmp/demo --seconds 5 --json"),
+)
+def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: float) -> int:
+    """This machine's processes, through a node, into checked tables.
+
+    Shows everything on real input: samples every process into a node (each round is one transaction over the
+    collections `samples` and `live`), cuts, lets Spark ingest the cuts, checks that the tables hold exactly what
+    was acknowledged, prints the top processes from Spark SQL and draws report.png. Replaces a directory that an
+    earlier demo made, and nothing else. Exit code 1 when a check fails.
+    """
+    if not (0 < seconds < math.inf and 0 < rounds_per_second < math.inf):
+        raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")
+    require(DEMO)
+    from streamingnode import demo as job
+
+    with Progress(output.stderr) as progress:
+        result = job.run_demo(directory, seconds, rounds_per_second, progress)
+    output.line(
+        f"{result.rounds} rounds with {result.samples} samples acknowledged, and ingested in {result.cuts} cuts"
+    )
+    output.line()
+    output.records(result.top)
+    output.line()
+    for check in result.checks:
+        output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({format_count(check.rows, 'row')})")
+    picture = directory / job.PICTURE
+    output.line(f"picture: {picture}")
+    passed = all(check.passed for check in result.checks)
+    output.document({**vars(result), "directory": directory, "passed": passed, "picture": picture})
+    return EXIT_OK if passed else EXIT_FAILED

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from streamingnode.cli.command import Command
 
 COMMANDS = {
-    "demo": ("spark", "This machine's processes, through a node, into checked tables."),
+    "demo": ("machine", "This machine's processes, through a node, into checked tables."),
     "ls": ("data", "List a node's collections: primary key, shards, partitions, columns."),
     "info": ("care", "Show a node's identity, owner, ticks, cuts, readers, leases and topics."),
     "partitions": ("data", "List, create or drop the partitions of a collection."),
@@ -25,7 +25,7 @@ COMMANDS = {
     "insert": ("insert", "Insert rows from JSON lines or Parquet."),
     "tail": ("data", "Print the messages of a collection as JSON lines."),
     "flush": ("data", "Make a cut: everything acknowledged goes to files."),
-    "ingest": ("spark", "Bring a node's cuts into Spark tables, each exactly once."),
+    "ingest": ("data", "Bring a node's cuts into Spark tables, each exactly once."),
     "verify": ("care", "Read everything a node has and check it against every checksum, count and order."),
     "backup": ("care", "Copy a node into a new directory and verify the copy."),
     "restore": ("care", "Make a node directory out of a backup and verify it."),
