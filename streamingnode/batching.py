@@ -1,8 +1,4 @@
-"""Many rows in few inserts, one reader for many workers, and writes that are tried again.
-
-In: rows one by one, an open reader, or a call that writes. Out: inserts, acknowledged progress, or the call's result, on the
-event loop of a node, embedded or remote. Every row has one outcome, and progress never passes what is not worked off.
-"""
+"""Many rows in few inserts, one reader for many workers, and writes that are tried again; of any node, on its event loop."""
 
 import asyncio
 from collections import OrderedDict
@@ -51,10 +47,10 @@ class BatchAppender:
     seconds after its first row; with 0, rows of one turn of the event loop go together. While `batches_in_flight_max` are on
     their way it grows until one of them ends. Rows keep their order within a batch; batches keep theirs if one is in flight.
 
-    A failed insert fails its own rows only. One refused for what is in it, by an `InvalidArgument`, has done nothing: it is
-    halved until what is refused is one row, and the others go in, in order. After other errors nothing is repeated. Leaving
-    the block sends what was submitted and waits until all of it is told, also when the block raised; cancelled, it cancels
-    rows that were not sent, and waits for those on their way. A row's error is raised by its future alone.
+    Each row has one outcome, told by its future alone. A failed insert fails its own rows only: of one refused for what is
+    in it, by an `InvalidArgument`, all go in but the rows that are refused, in order; after other errors nothing is
+    repeated. Leaving the block sends what was submitted and waits for it, also when the block raised; cancelled, it cancels
+    rows that were not sent, and waits for those on their way.
     """
 
     node: Node
@@ -68,8 +64,7 @@ class BatchAppender:
     batches_in_flight_max: int = 4
 
     def __post_init__(self) -> None:
-        _check(rows_max=self.rows_max, bytes_max=self.bytes_max, linger_s=self.linger_s)
-        _check(pending_bytes_max=self.pending_bytes_max, batches_in_flight_max=self.batches_in_flight_max)
+        _check(**{name: given for name, given in vars(self).items() if name.endswith(("_max", "_s"))})
         self.bytes_max = min(self.bytes_max, self.node.config.wal.group_bytes_max // 2)
         self._room, self._slots = Budget(self.pending_bytes_max), asyncio.Semaphore(self.batches_in_flight_max)
         self._batch: list[_Row] = []
@@ -103,9 +98,9 @@ class BatchAppender:
     async def submit(self, row: Mapping[str, object]) -> asyncio.Future[AppendedRow]:
         """Add a row, once at most `pending_bytes_max` bytes are pending with it, and return a future of its outcome.
 
-        Who waits is let in first come, first served. A call cancelled meanwhile, and a row whose future is cancelled before
-        it is sent, never were; after that the caller does not decide. The row is copied, lists and structs in it are not.
-        Raises `TooLarge` for a row without room, `OnShutdown` outside of the block, `InvalidArgument`.
+        First come, first served. A call cancelled while it waits, and a row whose future is cancelled before it is sent,
+        never were. The row is copied, lists and structs in it are not. Raises `TooLarge` for a row without room,
+        `OnShutdown` outside of the block, `InvalidArgument`.
         """
         if not isinstance(row, Mapping):
             raise InvalidArgument(f"a row is no {type(row).__name__} — pass a dict of column name to value")
@@ -115,9 +110,7 @@ class BatchAppender:
         if not self._batch:
             await asyncio.sleep(0)  # a loop that submits without a pause gives way once a batch
         self._make_room(size_bytes)
-        if not self._room.try_take(size_bytes):
-            await self._room.wait(size_bytes, check=lambda: self._make_room(size_bytes))
-            self._room.keep(size_bytes)
+        await self._room.take(size_bytes, check=lambda: self._make_room(size_bytes))
         if self._batch_bytes + size_bytes > self.bytes_max:
             self._end_batch()
         loop = asyncio.get_running_loop()
@@ -162,31 +155,29 @@ class BatchAppender:
         try:
             async with self._slots:
                 while parts and not self._given_up.is_set():
-                    rows = [row for row in parts.pop() if not row[1].done()]  # without those that were cancelled
-                    if rows and await self._is_refused(rows):
-                        parts += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
+                    if rows := [row for row in parts.pop() if not row[1].done()]:  # without those that were cancelled
+                        parts += await self._insert(rows)
         finally:
             for _, told in batch:
                 told.cancel()  # who was not told was given up
             self._room.give_back(size_bytes)
 
-    async def _is_refused(self, rows: Sequence[_Row]) -> bool:
-        """Insert rows and tell each of them, or return that nothing was done for what is in one of several."""
+    async def _insert(self, rows: Sequence[_Row]) -> Sequence[Sequence[_Row]]:
+        """Insert rows and tell each of them; return the halves, the first one last, of those refused for what is in one."""
         try:
             batch = await self.node.insert(self.collection, [cells for cells, _ in rows], partition=self.partition)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the callers'
             if len(rows) > 1 and isinstance(error, InvalidArgument):
-                return True
-            for _, told in rows:
-                if not told.done():
-                    told.set_exception(error)
-            return False
+                return rows[len(rows) // 2 :], rows[: len(rows) // 2]
+            for told in (told for _, told in rows if not told.done()):
+                told.set_exception(error)
+            return ()
         self._batches, self._rows = self._batches + 1, self._rows + len(rows)
         firsts = [] if batch.groups else [first for first, _ in batch.row_offsets.values()]
         for index, (_, told) in enumerate(rows):
             if not told.done():
                 told.set_result(AppendedRow(batch.time_tick, firsts[0] + index if len(firsts) == 1 else None, batch))
-        return False
+        return ()
 
 
 @dataclass(eq=False, repr=False)
@@ -263,9 +254,8 @@ class ParallelConsumer:
                     self._in_flight[message] = True
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - a task's border: `run` raises it
             self._fail(error)
-        for key in keys:
-            if self._newest.get(key) is asyncio.current_task():
-                del self._newest[key]
+        for key in [key for key in keys if self._newest.get(key) is asyncio.current_task()]:
+            del self._newest[key]
         while next(iter(self._in_flight.values()), False):
             self._worked_off, _ = self._in_flight.popitem(last=False)
             if self._ack_at_s == inf:

@@ -83,10 +83,8 @@ ZERO_IS_A_VALUE = frozenset(
 
 SECONDS_MAX = 100 * 365 * 86_400
 """Longest time, a century: more does not fit what is reckoned with it, and fails late and far from the setting."""
-
 WHOLE_MAX = 1 << 50
 """Largest count or size, a pebibyte: RocksDB and the log's headers keep a few times it in 64 bits."""
-
 GROUP_BYTES_MAX = 1 << 30
 """Largest append group: it is one entry of the log, whose lengths have 32 bits."""
 
@@ -151,10 +149,8 @@ class NodeConfig:
 
     def origins(self) -> "tuple[Setting, ...]":
         """Return every setting with its value and where that comes from, by name."""
-        return tuple(
-            Setting(key, attrgetter(key)(self), self.set_by.get(key, DEFAULT_ORIGIN))
-            for key in sorted(_known_settings())
-        )
+        keys = sorted(_known_settings())
+        return tuple(Setting(key, attrgetter(key)(self), self.set_by.get(key, DEFAULT_ORIGIN)) for key in keys)
 
 
 class Setting(NamedTuple):
@@ -173,17 +169,13 @@ def load_config(
 ) -> NodeConfig:
     """Return the settings from all places that are given, later ones winning; reads `file`, so it blocks.
 
-    `environment` is mostly `os.environ`, which `open_node` passes by itself.
-
-    Raises:
-        InvalidArgument: an unknown name, a value of the wrong type or out of range, or a file that is not TOML.
+    `environment` is mostly `os.environ`, which `open_node` passes by itself. Raises `InvalidArgument` for an unknown name, a
+    value of the wrong type or out of range, and a file that is not TOML.
     """
     environment = environment or {}
     if file is None and environment.get(CONFIG_FILE_VARIABLE):
         file = Path(environment[CONFIG_FILE_VARIABLE])
-    found: list[Setting] = []
-    if file is not None:
-        found += _from_tables(_read_toml(file), f"file {file}")
+    found = [] if file is None else list(_from_tables(_read_toml(file), f"file {file}"))
     found += _from_environment(environment)
     for name, value in (arguments or {}).items():
         found += _from_tables({name: value}, f"argument {name}")
@@ -208,10 +200,11 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
 def _build(options: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     arguments = {}
     for name, kind in get_type_hints(options).items():
+        key = f"{prefix}{name}"
         if isinstance(kind, type) and is_dataclass(kind):
-            arguments[name] = _build(kind, values, f"{prefix}{name}.")
-        elif f"{prefix}{name}" in values:
-            arguments[name] = values[f"{prefix}{name}"]
+            arguments[name] = _build(kind, values, f"{key}.")
+        elif key in values:
+            arguments[name] = values[key]
     return options(**arguments)
 
 
@@ -229,11 +222,10 @@ def _read_toml(file: Path) -> Mapping[str, object]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise InvalidArgument(
-            f"config file {file} cannot be read: {error.strerror} — name another, or leave it out"
-        ) from error
+        what = f"cannot be read: {error.strerror} — name another, or leave it out"
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
+        what = f"is not TOML: {error} — correct it"
+    raise InvalidArgument(f"config file {file} {what}")
 
 
 def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") -> Iterator[Setting]:

@@ -1,12 +1,10 @@
-"""The main job on real input: this machine's processes, through a node, into checked Spark tables and a picture.
-
-Every step goes through what users call.
-"""
+"""The main job on real input: this machine's processes, through a node, into checked Spark tables and a picture."""
 
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -100,18 +98,13 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
     progress.stage(f"drawing {PICTURE}")
     cuts = CutLog(directory / NODE)
     lanes = {
-        "rounds": [each.time_tick for each in recording.rounds],
+        "rounds": [each.time_tick for each in recording],
         "cuts": [cuts.read(number).tick for number in cuts.numbers],
         **{f"table {name}": _version_ticks(directory / TABLES / name) for name in ("samples", "live")},
     }
     _draw(directory / PICTURE, recording, top, lanes)
-    return DemoResult(
-        rounds=len(recording.rounds),
-        samples=recording.samples().num_rows,
-        cuts=len(lanes["cuts"]),
-        checks=checks,
-        top=top,
-    )
+    samples = recording.samples().num_rows
+    return DemoResult(rounds=len(recording), samples=samples, cuts=len(lanes["cuts"]), checks=checks, top=top)
 
 
 def prepare(directory: Path) -> None:
@@ -123,16 +116,15 @@ def prepare(directory: Path) -> None:
     try:
         if (directory / MARKER).is_file():
             check_free(directory / NODE)
-            for part in (directory / NODE, directory / TABLES):
-                if part.is_dir():
-                    shutil.rmtree(part)
+            for part in (NODE, TABLES):
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(directory / part)
             (directory / PICTURE).unlink(missing_ok=True)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise InvalidArgument(f"{directory} is there and no demo made it — move it, or choose another with --dir")
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / MARKER).write_text(
-            f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
-        )
+        note = f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
+        (directory / MARKER).write_text(note)
     except OSError as error:
         raise StorageFailed(f"cannot write {directory}: {error.strerror} — choose another with --dir") from error
 
@@ -146,20 +138,16 @@ class Round:
     processes: pa.RecordBatch
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(list[Round]):
     """Everything the node acknowledged: what the tables are checked against. Rounds are in order, from number 1."""
-
-    rounds: list[Round] = field(default_factory=list)
 
     def live_at(self, tick: int) -> pa.Table:
         """Return what `live` is at a tick: the processes of the last round at or before it."""
-        past = [recorded.processes for recorded in self.rounds if recorded.time_tick <= tick]
-        return pa.Table.from_batches(past[-1:], schema=SCHEMA)
+        return pa.Table.from_batches([each.processes for each in self if each.time_tick <= tick][-1:], schema=SCHEMA)
 
     def samples(self) -> pa.Table:
         """Return every row that was appended to `samples`, in order."""
-        return pa.Table.from_batches([recorded.processes for recorded in self.rounds], schema=SCHEMA)
+        return pa.Table.from_batches([each.processes for each in self], schema=SCHEMA)
 
 
 async def _fill_node(path: Path, seconds: float, rounds_per_s: float, progress: Progress) -> Recording:
@@ -180,7 +168,7 @@ async def record(node: Node, recording: Recording, seconds: float, rounds_per_s:
         await node.create_collection(name, SCHEMA, primary_key="pid")
     started, before = time.monotonic(), SCHEMA.empty_table()["pid"].combine_chunks()
     while (at_s := time.monotonic() - started) < seconds:
-        number = len(recording.rounds) + 1
+        number = len(recording) + 1
         processes = await anyio.to_thread.run_sync(sample_processes, number)
         ended = pc.filter(before, pc.invert(pc.is_in(before, value_set=processes["pid"])))
         async with node.transaction() as txn:
@@ -188,7 +176,7 @@ async def record(node: Node, recording: Recording, seconds: float, rounds_per_s:
             await txn.upsert("live", processes)
             await txn.insert("samples", processes)
         assert txn.result is not None, "a transaction that left its block has a result"
-        recording.rounds.append(Round(at_s, txn.result.time_tick, processes))
+        recording.append(Round(at_s, txn.result.time_tick, processes))
         before = processes["pid"]
         progress.advance(at_s, f"{number} rounds")
         await anyio.sleep(max(0.0, started + number / rounds_per_s - time.monotonic()))
@@ -201,8 +189,9 @@ def sample_processes(round_number: int) -> pa.RecordBatch:
     rows: list[dict[str, object]] = [
         {
             "pid": info["pid"],
-            "name": _text(info["name"]),
-            "status": _text(info["status"]),
+            # A process may call itself anything, also what UTF-8 cannot hold.
+            "name": (info["name"] or "?").encode("utf-8", "replace").decode(),
+            "status": info["status"] or "?",
             "threads": info["num_threads"] or 0,
             "cpu_seconds": info["cpu_times"].user + info["cpu_times"].system,
             "rss_bytes": info["memory_info"].rss,
@@ -212,11 +201,6 @@ def sample_processes(round_number: int) -> pa.RecordBatch:
         if info["memory_info"] is not None and info["cpu_times"] is not None
     ]
     return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-
-
-def _text(given: str | None) -> str:
-    """Return text that UTF-8 can hold: a process may call itself anything."""
-    return (given or "?").encode("utf-8", "replace").decode()
 
 
 def _check(spark: SparkSession, tables: Path, recording: Recording) -> Iterator[Check]:
@@ -254,15 +238,15 @@ def _draw(
     figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
     memory, ticks = figure.subplots(2, 1, height_ratios=[3, 2])
-    rounds, samples = recording.rounds, recording.samples()
+    samples = recording.samples()
     for process in top:
         own = (pc.field("pid") == process["pid"]) & (pc.field("name") == process["name"])
         rows = samples.filter(own).to_pylist()
-        seconds = [rounds[row["round"] - 1].at_s for row in rows]
+        seconds = [recording[row["round"] - 1].at_s for row in rows]
         memory.plot(seconds, [row["rss_bytes"] / 2**20 for row in rows], label=f"{process['name']} ({process['pid']})")
     memory.set(title="Resident memory of the top processes", ylabel="MiB", xlabel="seconds", ylim=(0, None))
     memory.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    start = physical_ms(rounds[0].time_tick)
+    start = physical_ms(recording[0].time_tick)
     for lane, marks in enumerate(lanes.values()):
         ticks.plot([(physical_ms(tick) - start) / 1000 for tick in marks], [lane] * len(marks), "|", markersize=9)
     ticks.set_yticks(range(len(lanes)), list(lanes))

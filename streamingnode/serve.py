@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from anyio import to_thread
@@ -24,22 +25,15 @@ from wal.runtime import event_log
 
 _log = event_log(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
 
 async def serve_node(
     directory: Path, endpoints: Sequence[Endpoint], config_file: Path | None, ready: Callable[[list[str]], None]
 ) -> None:
     """Run the node in `directory` until a signal; `ready` is told where it listens. Raises what the node fails with."""
-    settings = {"listen": True}
-
-    def opening() -> OpenNode:
-        return OpenNode(
-            directory, lambda: load_config(file=config_file, environment=os.environ, arguments=settings), compose
-        )
-
+    settle = partial(load_config, file=config_file, environment=os.environ, arguments={"listen": True})
     stop = _stop_on_signals()
-    node = await handed_over(directory, opening, by_anybody=True)  # or by the process that this one replaces
+    # By anybody: it may be the process that this one replaces.
+    node = await handed_over(directory, partial(OpenNode, directory, settle, compose), by_anybody=True)
     try:
         backend = node._backend  # noqa: SLF001 - this is the other half of the node
         assert isinstance(backend, EmbeddedBackend), "it was opened here"
@@ -80,17 +74,14 @@ def _stop_on_signals() -> asyncio.Event:
             os._exit(1)
         stop.set()
 
-    for each in SIGNALS:
+    for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, came)
     return stop
 
 
 def notify(state: str) -> None:
     """Tell systemd, where it started this process with `Type=notify`; see sd_notify(3)."""
-    place = os.environ.get("NOTIFY_SOCKET")
-    if not place:
-        return
-    address = f"\0{place[1:]}" if place.startswith("@") else place
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
-        told.connect(address)
-        told.sendall(state.encode())
+    if place := os.environ.get("NOTIFY_SOCKET"):
+        address = f"\0{place[1:]}" if place.startswith("@") else place
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+            told.sendto(state.encode(), address)

@@ -72,10 +72,10 @@ class Budget:
             )
         return False
 
-    async def take(self, size_bytes: int) -> None:
-        """Hold so many bytes more once they fit; cancelled while it waits, it holds nothing. Raises as `try_take`."""
+    async def take(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> None:
+        """Hold so many bytes more once they fit, none when it is cancelled before. Raises as `try_take` and `wait`."""
         if not self.try_take(size_bytes):
-            await self.wait(size_bytes)
+            await self.wait(size_bytes, check=check)
             self.held_bytes += size_bytes
 
     def keep(self, size_bytes: int) -> None:

@@ -3,19 +3,16 @@
 In: a database that no longer changes (linked by the running node, or simply closed), and the node directory around it. Out:
 a directory with the database, the cuts its checkpoint knows and all their files, leases, a floor file, and the record of it
 all. The database comes first and says which cut is its newest; cuts up to that one never change, and none goes meanwhile.
-
-A restored node keeps its id, so that it goes on with its tables where they are not ahead of it.
 """
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
-from anyio import from_thread
 
 from flusher.cuts import LEASE_BYTES_MAX, LEASES
 from flusher.directory import (
@@ -32,21 +29,13 @@ from flusher.directory import (
 from flusher.manifest import DataFile, decode_manifest, manifest_crc32c, with_checksum
 from streamingnode.care.database import read_node_records
 from streamingnode.care.findings import OnStep, no_progress
-from streamingnode.care.inspect import (
-    BackupRecord,
-    CopiedFile,
-    check_node,
-    floor_of,
-    kept_closed,
-    read_record,
-)
+from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, floor_of, kept_closed, read_record
 from streamingnode.care.verify import verify_unlocked
 from wal.codec import crc32c
 from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.files import (
     DIRECTORY_MODE,
     READ_BYTES_MAX,
-    DirectoryLock,
     create_file,
     disk_errors_typed,
     make_directory,
@@ -62,50 +51,45 @@ from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.runtime import unix_ms
 
 UNFINISHED = ".unfinished"
-LINKS = "backup.tmp"
-"""In the node directory while a backup of the running node is made: hard links need the same disk."""
-
 RESTORE_TERM_STEP = 1 << 16
-"""Terms are counted up once for each owner; a restored node starts at the next multiple of this. So whatever the original
-did after the backup, no owner of one history is taken for one of the other. Terms stay below 2^31 for 32,767 restores."""
+"""Terms are counted up once for each owner; a restored node starts at the next multiple of this, so that no owner of one
+history is taken for one of the other, whatever the original did since. Terms stay below 2^31 for 32,767 restores."""
 
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
 """RocksDB's lock and its own notes: no part of the data."""
 
 
-class Target:
-    """A directory to be made outside of `source`, as a whole or not at all: it does not exist yet, or is empty.
+@contextmanager
+def new_directory(path: Path, source: Path) -> Iterator[Path]:
+    """Yield where to build the directory `path`, outside of `source`, as a whole or not at all; durable at the end.
 
-    Work is done in `<name>.unfinished` beside it and renamed at the end. What a crash leaves there is named and left alone.
-    Raises `InvalidArgument` when it is inside, `AlreadyExists`, `StorageFailed` when it cannot be made.
+    It does not exist yet, or is empty. Built is `<name>.unfinished` beside it; what a crash leaves there is named and left
+    alone. Raises `InvalidArgument` when it is inside, `AlreadyExists`, `StorageFailed` when it cannot be made.
     """
-
-    def __init__(self, path: Path, source: Path) -> None:
-        try:
-            self.path = path.absolute()
-            if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
-                raise AlreadyExists(f"{path} is there and not empty — name a new directory")
-            if Path(os.path.realpath(self.path)).is_relative_to(source.resolve()):
-                raise InvalidArgument(f"{path} is inside {source} — name a directory outside it")
-            self.building = self.path.with_name(self.path.name + UNFINISHED)
-            self.building.mkdir(DIRECTORY_MODE, parents=True)
-        except FileExistsError:
-            left = f"{self.building} is left of a run that did not end"
-            raise AlreadyExists(f"{left} — remove it, then try again") from None
-        except OSError as error:
-            raise StorageFailed(f"cannot make {path}: {error.strerror} — choose a writable place") from error
-
-    def publish(self) -> None:
-        """Give what was built its name; durable on return."""
-        for parent, _, _ in os.walk(self.building):
+    given = path
+    try:
+        path = path.absolute()
+        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+            raise AlreadyExists(f"{given} is there and not empty — name a new directory")
+        if Path(os.path.realpath(path)).is_relative_to(source.resolve()):
+            raise InvalidArgument(f"{given} is inside {source} — name a directory outside it")
+        building = path.with_name(path.name + UNFINISHED)
+        building.mkdir(DIRECTORY_MODE, parents=True)
+    except FileExistsError:
+        raise AlreadyExists(
+            f"{path}{UNFINISHED} is left of a run that did not end — remove it, then try again"
+        ) from None
+    except OSError as error:
+        raise StorageFailed(f"cannot make {given}: {error.strerror} — choose a writable place") from error
+    try:
+        yield building
+        for parent, _, _ in os.walk(building):
             sync_directory(Path(parent))
-        self.building.rename(self.path)  # over an empty directory too
-        sync_directory(self.path.parent)
-
-    def discard(self) -> None:
-        """Remove what was built; idempotent, and nothing once it is published."""
-        shutil.rmtree(self.building, ignore_errors=True)
+        building.rename(path)  # over an empty directory too
+        sync_directory(path.parent)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
@@ -117,44 +101,19 @@ def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_prog
     with disk_errors_typed(directory), kept_closed(check_node(directory)):
         if (directory / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
-        place = Target(target, directory)
-        try:
+        with new_directory(target, directory) as building:
             # The cut after the checkpoint's is taken too: of a node nobody owns it is whole.
-            return _make_backup(directory, directory, floor_of(directory), place, on_step, cuts_ahead=1)
-        finally:
-            place.discard()
+            return make_backup(directory, directory, floor_of(directory), building, on_step, cuts_ahead=1)
 
 
-def backup_running(directory: Path, target: Target, link: Callable[[Path], object]) -> BackupRecord:
-    """Copy the node that runs in `directory`, from a worker thread, which ends when its task is cancelled.
-
-    The database is linked beside the node's own (`link`), in one step that costs no copying; then its bytes are copied at
-    leisure. No cut may go meanwhile. The caller discards the target. Raises `Corrupt`, `StorageFailed`.
-    """
-    links = directory / LINKS
-    with disk_errors_typed(directory):
-        try:
-            shutil.rmtree(links, ignore_errors=True)  # a crash left it
-            make_directory(links)
-            # Floor and leases as they are before the database is linked: what they say is in the copy for certain.
-            make_directory(links / LEASES)
-            for lease in sorted((directory / LEASES).glob("*.json")):
-                with suppress(FileNotFoundError):  # its table was given up meanwhile
-                    write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
-            floor = floor_of(directory)
-            link(links / DATABASE_NAME)
-            return _make_backup(
-                directory, links, floor, target, lambda _part, _done: from_thread.check_cancelled(), cuts_ahead=0
-            )
-        finally:
-            shutil.rmtree(links, ignore_errors=True)
-
-
-def _make_backup(
-    directory: Path, links: Path, floor: Floor, target: Target, on_step: OnStep, *, cuts_ahead: int
+def make_backup(
+    directory: Path, links: Path, floor: Floor, building: Path, on_step: OnStep, *, cuts_ahead: int
 ) -> BackupRecord:
-    """Copy, verify and publish, and return what was made; `links` has the database, unchanging, and the leases."""
-    building, on_bytes = target.building, partial(on_step, "copy")
+    """Copy and verify a node, and return what was made; `links` has the database, unchanging, and the leases.
+
+    No cut may go meanwhile. Raises `Corrupt`, `StorageFailed`.
+    """
+    on_bytes = partial(on_step, "copy")
     with disk_errors_typed(building):
         found, records = read_node_records(links)
         files = [
@@ -187,7 +146,6 @@ def _make_backup(
             files=tuple(files),
         )
         write_file(building / BACKUP_RECORD_NAME, with_checksum(msgspec.json.encode(record)), exclusive=True)
-        target.publish()
     return record
 
 
@@ -207,8 +165,7 @@ def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[
             if path.exists():
                 copied.append(_copy_file(path, building, file.path, on_bytes, bytes_max=file.bytes))
             elif file.collection_id in living_ids:
-                missing = f"cut {number} names {path}, which is not there"
-                raise Corrupt(f"{missing} — verify the original: streamingnode verify")
+                raise Corrupt(f"cut {number} names {path}, which is not there — run: streamingnode verify {directory}")
     return copied
 
 
@@ -226,15 +183,9 @@ def _copy_file(
     with open_binary(source) as reading, create_file(target, exclusive=True) as writing:
         size_bytes = os.fstat(reading.fileno()).st_size
         if bytes_max is not None and size_bytes > bytes_max:
-            raise Corrupt(
-                f"{source} has {size_bytes} bytes, it was written with {bytes_max} — restore it from a backup"
-            )
-
-        def take(chunk: bytes) -> None:
-            writing.write(chunk)
-            on_bytes(len(chunk))
-
-        length, checksum = read_through(reading, take)
+            was = f"it was written with {bytes_max}"
+            raise Corrupt(f"{source} has {size_bytes} bytes, {was} — restore it from a backup")
+        length, checksum = read_through(reading, lambda chunk: on_bytes(writing.write(chunk)))
         writing.flush()
         os.fsync(writing.fileno())
         if hasattr(os, "posix_fadvise"):  # verifying is to read what the disk has
@@ -258,24 +209,19 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
     """
     with disk_errors_typed(backup):
         record = read_record(backup)
-    place = Target(target, backup)
-    building, on_bytes = place.building, partial(on_step, "copy")
-    try:
-        with disk_errors_typed(building):
-            for file in record.files:
-                try:
-                    copied = _copy_file(backup / file.path, building, file.path, on_bytes, bytes_max=file.bytes)
-                except FileNotFoundError:
-                    raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
-                if copied != file:
-                    raise Corrupt(f"{backup / file.path} is not what the backup had — {_OTHER}")
-            floor = floor_of(building)
-            term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
-            write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
-            _check_copy(building, on_step)
-            place.publish()
-    finally:
-        place.discard()
+    with disk_errors_typed(target), new_directory(target, backup) as building:
+        for file in record.files:
+            source, on_bytes = backup / file.path, partial(on_step, "copy")
+            try:
+                copied = _copy_file(source, building, file.path, on_bytes, bytes_max=file.bytes)
+            except FileNotFoundError:
+                raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
+            if copied != file:
+                raise Corrupt(f"{source} is not what the backup had — {_OTHER}")
+        floor = floor_of(building)
+        term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
+        write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
+        _check_copy(building, on_step)
     return record
 
 
@@ -291,8 +237,7 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
         record = read_record(backup)
         if (check_node(directory) / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
-        lock = DirectoryLock(directory)
-        try:
+        with kept_closed(directory):
             content = _vouched_for(directory, backup, record.node_id, path)
             for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
             node, temporary = NodeDirectory(directory, for_group=for_group), path + TEMPORARY_SUFFIX
@@ -306,8 +251,6 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
                     node.remove(temporary)
                 raise
             node.sync_parents([path])
-        finally:
-            lock.release()
     return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
 
@@ -320,13 +263,17 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
     cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
     manifests = {manifest_path(number): number for number in range(records.first_kept, checkpoint.cut_number + 1)}
-    if number := manifests.get(path):
-        content = _read_backup(backup, path, READ_BYTES_MAX)
+    number, file = manifests.get(path, 0), None
+    if not number:
+        number, file = _entry_of(directory, cuts, path)
+    try:
+        content = read_regular(place_beneath(backup, path), bytes_max=file.bytes if file else READ_BYTES_MAX)
+    except FileNotFoundError:
+        raise InvalidArgument(f"the backup does not have {path} — {_OTHER}") from None
+    if file is None:
         decode_manifest(content, name=str(backup / path))
         is_same = manifest_crc32c(content) == cuts.mark_of(number).crc32c
     else:
-        number, file = _entry_of(directory, cuts, path)
-        content = _read_backup(backup, path, file.bytes)
         is_same = (len(content), crc32c(content)) == (file.bytes, file.crc32c)
     if not is_same:
         raise Corrupt(f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}")
@@ -339,10 +286,3 @@ def _entry_of(directory: Path, cuts: CutLog, path: str) -> tuple[int, DataFile]:
             if file.path == path:
                 return number, file
     raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
-
-
-def _read_backup(backup: Path, path: str, bytes_max: int) -> bytes:
-    try:
-        return read_regular(place_beneath(backup, path), bytes_max=bytes_max)
-    except FileNotFoundError:
-        raise InvalidArgument(f"the backup does not have {path} — {_OTHER}") from None

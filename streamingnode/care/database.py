@@ -1,13 +1,12 @@
 """The floor file and the database of a node that nobody has open, as a tool reads them: nothing is changed. Blocks.
 
 RocksDB writes nothing when it opens read-only. rocksdict does: it makes the directory if there is none, and writes its own
-settings file anew each time. A look must neither break what the next opening would have finished nor mend what a second
-look should find.
+settings file anew each time. A look must neither break what the next opening would finish nor mend what a second one finds.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,52 +19,22 @@ from flusher.manifest import NO_CHECKPOINT, Checkpoint, checkpoint_key, decode_c
 from interceptors.idempotency import ProducerRecord
 from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
-from streamingnode.care.entries import ClosedLog
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.streams.channels import CHANNEL_KEY, OwnerDescription
+from wal.codec import decode_entry
+from wal.entry import LogEntry
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
 from wal.position import RocksMessageId
+from wal.rocks import floor as parts
+from wal.rocks import layout, recovery
 from wal.rocks.database import classified, open_rocksdb
-from wal.rocks.floor import (
-    FLOOR_BYTES,
-    FLOOR_NAME,
-    FLOOR_READ_BYTES_MAX,
-    PROMISE_OFFSET,
-    SLOT_BYTES,
-    TOKEN_BYTES,
-    TOKEN_OFFSET,
-    Floor,
-    decode_floor,
-    decode_promise,
-    decode_slot,
-    decode_token_term,
-    read_floor,
-)
-from wal.rocks.layout import (
-    DATABASE_NAME,
-    ENTRY_FAMILY,
-    FIRST_POSITION_PREFIX,
-    LOG_ID_PREFIX,
-    META_PREFIX,
-    RocksOptions,
-    decode_log_id,
-    decode_number,
-    meta_key,
-)
-from wal.rocks.log import first_kept, last_position
+from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
+from wal.rocks.layout import DATABASE_NAME, meta_key
+from wal.rocks.log import first_kept, last_position, read_range
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.recovery import (
-    Survey,
-    chain_end,
-    check_framing,
-    first_sequence,
-    has_torn_end,
-    judge,
-    manifest_of,
-    survey,
-    torn_bytes,
-)
+from wal.rocksmq.messages import TopicEntry
+from wal.rocksmq.messages import decode_entry as decode_topic_entry
 from wal.rocksmq.topic import PREFIX as TOPICS
 from wal.rocksmq.topic import Topic, decode_records
 
@@ -73,6 +42,15 @@ PCHANNEL = "p0"
 STATE_MAP = f"{DATABASE_NAME}, state map"
 SETTINGS_NAME = "rocksdict-config.json"
 CHECKPOINT, READER, PRODUCER = "checkpoint/", "reader/", "producer/"
+
+STEP_BYTES = 1 << 20
+"""Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
+
+PROBES_MAX = 1 << 20
+"""Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""
+
+Stored = tuple[int, bytes] | Exception
+"""The last position of an entry and its bytes, or why reading failed here."""
 
 _AT_START = "nothing to do: the node sees to it when it starts"
 
@@ -91,8 +69,8 @@ def is_unfinished_creation(directory: Path) -> bool:
 def check_floor(directory: Path, report: Report) -> Floor | None:
     """Check every part of the floor file and return what it says; None when it says nothing."""
     try:
-        data = read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX)
-        floor = decode_floor(data)
+        data = read_regular(directory / FLOOR_NAME, bytes_max=parts.FLOOR_READ_BYTES_MAX)
+        floor = parts.decode_floor(data)
     except FileNotFoundError:
         report.damage(FLOOR_NAME, "is not there, so nobody knows how far the log had come")
         return None
@@ -100,14 +78,14 @@ def check_floor(directory: Path, report: Report) -> Floor | None:
         report.error(FLOOR_NAME, error)
         return None
     report.bytes += len(data)
-    if len(data) != FLOOR_BYTES:
-        report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {FLOOR_BYTES}", _AT_START)
+    if len(data) != parts.FLOOR_BYTES:
+        report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
     # A power cut may tear what was being written; the other slot, older by a sync, counts then. So looks a flipped bit.
     for name, begin, end, decode in (
-        ("slot 0", 0, SLOT_BYTES, decode_slot),
-        ("slot 1", SLOT_BYTES, PROMISE_OFFSET, decode_slot),
-        ("the promised tick", PROMISE_OFFSET, TOKEN_OFFSET, decode_promise),
-        ("its owner's fencing token", TOKEN_OFFSET, TOKEN_OFFSET + TOKEN_BYTES, decode_token_term),
+        ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
+        ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
+        ("the promised tick", parts.PROMISE_OFFSET, parts.TOKEN_OFFSET, parts.decode_promise),
+        ("its owner's fencing token", parts.TOKEN_OFFSET, parts.FLOOR_BYTES, parts.decode_token_term),
     ):
         if any(data[begin:end]) and not decode(data[begin:end]):
             report.warn(FLOOR_NAME, f"{name} fails its checksum: torn by a power cut, or damaged", _AT_START)
@@ -118,12 +96,12 @@ def open_read_only(path: Path, *, past_damage: bool = False) -> Rdict:
     """Open a database without changing it. Raises `Corrupt`, also when there is none, and what RocksDB's errors mean."""
     if not (path / "CURRENT").is_file():
         raise Corrupt(f"{path} holds no database — {RESTORE}")
-    check_framing(path)
+    recovery.check_framing(path)
     settings = path / SETTINGS_NAME
     with classified(path):
         before = settings.read_bytes() if settings.exists() else None
         try:
-            return open_rocksdb(path, RocksOptions(), past_damage=past_damage)
+            return open_rocksdb(path, layout.RocksOptions(), past_damage=past_damage)
         finally:
             if before is None:
                 settings.unlink(missing_ok=True)
@@ -131,12 +109,27 @@ def open_read_only(path: Path, *, past_damage: bool = False) -> Rdict:
                 settings.write_bytes(before)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosedLog:
+    """One log of a closed node: it must hold everything from position `first` to `end`.
+
+    `first` is 0 when nobody knows. What a log that `is_torn` has behind `end`, the next owner drops.
+    """
+
+    name: str
+    log_id: int
+    entries: Rdict
+    first: int
+    end: int
+    is_torn: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ClosedDatabase:
     """The database of a closed node, with what is behind damage too; `floor` is None when it is not this database's."""
 
     rows: Rdict
-    found: Survey
+    found: recovery.Survey
     floor: Floor | None
 
     def log(self, report: Report) -> ClosedLog | None:
@@ -152,14 +145,14 @@ class ClosedDatabase:
             acknowledged = self.floor.positions.get(log_id, 0)
             if not self.found.synced_each_batch:
                 with suppress(Exception):  # damage, which whoever reads the entries names
-                    kept = chain_end(self.rows, log_id, self.floor)
+                    kept = recovery.chain_end(self.rows, log_id, self.floor)
         if kept < last:
             torn = f"what is behind position {kept}, up to {last}, not acknowledged as durable"
             report.warn(DATABASE_NAME, f"torn tail, will be dropped: {torn}", _AT_START)
         return ClosedLog(
             name=PCHANNEL,
             log_id=log_id,
-            entries=self.rows.get_column_family(ENTRY_FAMILY),
+            entries=self.rows.get_column_family(layout.ENTRY_FAMILY),
             first=first,
             end=max(kept, acknowledged),
             is_torn=kept < last,
@@ -184,11 +177,8 @@ def opened(directory: Path, report: Report) -> Iterator[tuple[str, ClosedDatabas
         node_id = database.found.node_id
     except StreamingNodeError as error:
         report.error(DATABASE_NAME, error)
-    try:
+    with nullcontext() if database is None else closing(database.rows):
         yield node_id, database
-    finally:
-        if database is not None:
-            database.rows.close()
 
 
 def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedDatabase:
@@ -204,7 +194,7 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
         try:
             behind = _open_surveyed(path, floor, past_damage=True)
         except Corrupt:
-            if not has_torn_end(path):
+            if not recovery.has_torn_end(path):
                 raise
             step = f"open the node, which drops that, and close it; if it refuses, {RESTORE}"
             raise Corrupt(f"{path} ends with what a power cut tore — {step}") from error
@@ -221,7 +211,7 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
         taken, other = behind, reached
     else:
         taken, other = reached, behind
-        if not reached.found.synced_each_batch and (torn := torn_bytes(path)):
+        if not reached.found.synced_each_batch and (torn := recovery.torn_bytes(path)):
             detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
             report.warn(DATABASE_NAME, detail, _AT_START)
     if other is not taken:
@@ -229,10 +219,10 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
     return taken
 
 
-def _has_all(reached: Survey, behind: Survey, floor: Floor, report: Report) -> bool:
+def _has_all(reached: recovery.Survey, behind: recovery.Survey, floor: Floor, report: Report) -> bool:
     """Whether an owner would find all that was acknowledged; what is missing is damage."""
     try:
-        judge(reached, behind, floor, place=DATABASE_NAME)
+        recovery.judge(reached, behind, floor, place=DATABASE_NAME)
     except Corrupt as error:
         report.error(DATABASE_NAME, error)
         return False
@@ -253,7 +243,7 @@ def _open_surveyed(path: Path, floor: Floor | None, *, past_damage: bool = False
 
     database = open_read_only(path, past_damage=past_damage)
     try:
-        found = survey(database, last_position=last_readable)
+        found = recovery.survey(database, last_position=last_readable)
         is_its_own = floor is not None and floor.node_id == found.node_id
         return ClosedDatabase(database, found, floor if is_its_own else None)
     except Exception as error:
@@ -275,14 +265,92 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
             detail = "the database does not name it: a crash before it did, or a copy"
             report.warn(f"{DATABASE_NAME}/{table.name}", detail, _AT_START)
     logs = sorted(path.glob("*.log"), key=lambda each: int(each.stem))
-    begins = [(each, first) for each in logs if (first := first_sequence(each)) is not None]
+    begins = [(each, first) for each in logs if (first := recovery.first_sequence(each)) is not None]
     for (original, earlier), (copied, later) in itertools.pairwise(begins):
         if later <= earlier:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
             report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
-    if has_torn_end(path):
+    if recovery.has_torn_end(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
-        report.warn(f"{DATABASE_NAME}/{manifest_of(path).name}", detail, _AT_START)
+        report.warn(f"{DATABASE_NAME}/{recovery.manifest_of(path).name}", detail, _AT_START)
+
+
+# --- every entry of its log, going on behind what cannot be read -------------------------------------------------------
+#
+# An entry is believed when its checksum holds and it follows on the one before it: in position, checksum, tick and term.
+# What lies between two good entries is named as one range.
+
+
+def stored_entries(log: ClosedLog) -> Iterator[Stored]:
+    """Yield what is stored from the entry that holds position `first` on; behind damage, positions up to `end` are tried."""
+    position, probes = log.first, 0
+    while position <= max(log.end, log.first) and probes <= PROBES_MAX:
+        iterator = log.entries.iter()
+        iterator.seek(layout.entry_key(log.log_id, position))
+        try:
+            while iterator.valid():
+                found_id, last = layout.split_entry_key(iterator.key())
+                if found_id != log.log_id or (log.is_torn and last > log.end):
+                    return
+                yield last, iterator.value()
+                position, probes = last + 1, 0
+                iterator.next()
+            iterator.status()  # without this a damaged block looks like the end
+            return
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
+            if not probes:
+                yield error
+            position, probes = position + 1, probes + 1
+
+
+def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> Iterator[LogEntry]:
+    """Yield the entries that are what was written, and report what does not follow or is not there."""
+    expected, failure = log.first, ""
+    before: LogEntry | None = None
+    for each in stored:
+        try:
+            entry = _decoded(each, expected, before)
+        except (StreamingNodeError, OSError) as error:
+            failure, before = failure or str(error), None
+            continue
+        if failure or entry.first_position > expected:
+            _lost(log, expected, entry.first_position - 1, failure, report)
+        expected, failure, before = entry.last_position + 1, "", entry
+        report.count("log entries")
+        report.count("log positions", entry.count)
+        yield entry
+    if failure or expected <= log.end:
+        _lost(log, expected, log.end, failure, report)
+
+
+def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry:
+    """Return an entry that may stand at a position, directly behind `before` if that is known. Raises `Corrupt`."""
+    if isinstance(stored, Exception):
+        raise Corrupt(str(stored))
+    last, data = stored
+    try:
+        previous_crc32c = None if before is None else before.crc32c
+        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=previous_crc32c)
+    except Corrupt:
+        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=None)
+        if entry.first_position <= expected:
+            raise
+        # Behind a gap, nothing tells what it has to follow.
+    if entry.last_position != last:
+        raise Corrupt(f"the key of position {last} holds the entry that ends at {entry.last_position}")
+    if entry.first_position < expected:
+        raise Corrupt(f"an entry begins at position {entry.first_position}, which another one has")
+    if before is not None and (entry.first_tick <= before.time_tick or entry.wal_term < before.wal_term):
+        raise Corrupt(f"tick or term of the entry at position {entry.first_position} go back")
+    return entry
+
+
+def _lost(log: ClosedLog, first: int, last: int, failure: str, report: Report) -> None:
+    detail = failure.partition(" — ")[0] or "missing, and was acknowledged"
+    report.damage(f"log {log.name!r}, positions {first} to {max(first, last)}", detail)
+
+
+# --- records and topics ------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -331,12 +399,12 @@ def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> Node
         for key, value in stored:
             report.read("log", len(key) + len(value))
             try:
-                if key.startswith(META_PREFIX):
-                    records.take(key[len(META_PREFIX) :].decode(), value)
-                elif key.startswith(LOG_ID_PREFIX):
-                    decode_log_id(value)
-                elif key.startswith(FIRST_POSITION_PREFIX):
-                    decode_number(value)
+                if key.startswith(layout.META_PREFIX):
+                    records.take(key[len(layout.META_PREFIX) :].decode(), value)
+                elif key.startswith(layout.LOG_ID_PREFIX):
+                    layout.decode_log_id(value)
+                elif key.startswith(layout.FIRST_POSITION_PREFIX):
+                    layout.decode_number(value)
             except Exception as error:  # noqa: BLE001 - any way in which it does not decode
                 report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
     except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
@@ -348,19 +416,45 @@ def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> Node
     return records
 
 
-def read_node_records(directory: Path) -> tuple[Survey, NodeRecords]:
+def read_node_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     """Return how far the logs of a node go, and its records.
 
     Beside a running owner they may be a moment old, or not be read at all when files go away meanwhile. Raises `Corrupt`,
     `StorageFailed` or `UnsupportedFormat`.
     """
     path, report = directory / DATABASE_NAME, Report()
-    with classified(path):
-        database = open_read_only(path)
-        try:
-            found, records = survey(database), check_records(stored_records(database), report)
-        finally:
-            database.close()
+    with classified(path), closing(open_read_only(path)) as database:
+        found, records = recovery.survey(database), check_records(stored_records(database), report)
     for damage in report.damages:
         raise Corrupt(f"{damage.place} {damage.detail} — {damage.next_step}")
     return found, records
+
+
+TopicRead = Callable[[Topic, int], list[TopicEntry]]
+"""Returns entries of a topic from the one that holds an id on; none to let it be."""
+
+
+def read_topic(entries: Rdict, topic: Topic, message_id: int) -> list[TopicEntry]:
+    """Return entries of a topic from the one that holds a message on. Raises `Corrupt`."""
+    kept = topic.begin_id, topic.end_id
+    return read_range(entries, topic.log_id, decode_topic_entry, message_id, kept, STEP_BYTES)
+
+
+def check_topics(topics: Mapping[str, Topic], read: TopicRead, report: Report) -> None:
+    """Read every topic to its end; of a damaged one, what is behind the damage is not looked at."""
+    for name, topic in topics.items():
+        message_id, crc32c = topic.begin_id, topic.crc32c
+        try:
+            while message_id <= topic.end_id:
+                entries = read(topic, message_id)
+                if not entries:
+                    break
+                count = sum(len(entry.messages()) for entry in entries)
+                message_id, crc32c = entries[-1].last_position + 1, entries[-1].crc32c
+                report.count("topic messages", count)
+                report.read("topics", sum(entry.size_bytes for entry in entries))
+            if message_id > topic.end_id and crc32c != topic.crc32c:
+                raise Corrupt(f"its last entry is another one than was written before id {message_id}")
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
+            report.error(f"topic {name!r}, from id {message_id}", error)
+        report.count("topics")

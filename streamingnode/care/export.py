@@ -1,9 +1,9 @@
 """Taking out of a node what can be read of it: one Parquet file for each collection, without opening the node. Blocks.
 
-In: a directory that nobody has open, sound or damaged. Out: a new directory with the rows of each live collection at the
-newest tick there is: the files of the cuts, then the log behind the newest cut, deletes applied. The node's directory stays
-as it is to the byte. What cannot be read is an error, or with `salvage` named and left out; a delete that is left out brings
-the rows it removed back, so what comes out of a damaged node is not a state that the node ever had.
+In: a directory that nobody has open, sound or damaged; it stays as it is. Out: the rows of each live collection at the
+newest tick there is: the files of the cuts, then the log behind the newest cut, deletes applied. What cannot be read is an
+error, or with `salvage` named and left out; a delete that is left out brings rows back, so that is no state the node ever
+had.
 
 The log behind the newest cut is read once for its damage, once for its schema changes, and once for each collection, so that
 memory holds one collection at a time: the rows of its files and of the log, and its deletes.
@@ -26,9 +26,8 @@ from flusher.snapshot import SnapshotSource
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
-from streamingnode.care.backup import Target
-from streamingnode.care.database import PCHANNEL, ClosedDatabase, opened
-from streamingnode.care.entries import ClosedLog, good_entries, stored_entries
+from streamingnode.care.backup import new_directory
+from streamingnode.care.database import PCHANNEL, ClosedDatabase, ClosedLog, good_entries, opened, stored_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.collections import check_name
@@ -82,47 +81,26 @@ def export_directory(
     `AlreadyExists` for an `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
     `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
     """
-    with disk_errors_typed(directory), kept_closed(check_node(directory)):
-        target = Target(out, directory)
-        try:
-            result = _Export(directory, _Losses(salvage=salvage), on_collection).write(target)
-            target.publish()
-            return result
-        finally:
-            target.discard()
-
-
-class _Losses:
-    """What could not be read, each thing once. Without `salvage` the first is an error."""
-
-    def __init__(self, *, salvage: bool) -> None:
-        self.salvage = salvage
-        self.found: dict[tuple[str, str], Missing] = {}
-
-    def add(self, collection: str, place: str, rows: int | None, reason: object, step: str = RESTORE) -> None:
-        if not self.salvage:
-            raise reason if isinstance(reason, StreamingNodeError) else Corrupt(f"{place}: {reason} — {step}")
-        missing = Missing(place=place, collection=collection, rows=rows, reason=str(reason))
-        self.found.setdefault((collection, place), missing)
-
-    def take(self, report: Report) -> None:
-        """Add the damage among the findings."""
-        for finding in report.damages:
-            self.add("", finding.place, None, finding.detail, finding.next_step)
+    with disk_errors_typed(directory), kept_closed(check_node(directory)), new_directory(out, directory) as building:
+        return _Export(directory, building, out.absolute(), on_collection, salvage=salvage).write()
 
 
 class _Export:
-    def __init__(self, directory: Path, losses: _Losses, on_collection: Callable[[str], None]) -> None:
-        self._directory = directory
-        self._losses = losses
-        self._on_collection = on_collection
+    """One export, and what could not be read, each thing once; without `salvage` the first is an error."""
+
+    def __init__(
+        self, directory: Path, building: Path, out: Path, on_collection: Callable[[str], None], *, salvage: bool
+    ) -> None:
+        self._directory, self._building, self._out = directory, building, out
+        self._on_collection, self._salvage = on_collection, salvage
+        self._missing: dict[tuple[str, str], Missing] = {}
         self._log: ClosedLog | None = None
         self._tick = 0
 
-    def write(self, target: Target) -> ExportResult:
+    def write(self) -> ExportResult:
         report = Report()
         with opened(self._directory, report) as (node_id, database):
-            self._losses.take(report)
+            self._take(report)
             checkpoint = None
             if database is not None:
                 checkpoint = self._tried(_CHECKPOINT, database.checkpoint)
@@ -132,20 +110,30 @@ class _Export:
             self._catch_up(base, state)
             # Of two of one name the older was dropped where the log is missing.
             live = {info.name: info for info in state.catalog.collections()}
-            files = [self._write_one(live[name], cuts, base, target) for name in sorted(live)]
+            files = [self._write_one(live[name], cuts, base) for name in sorted(live)]
         return ExportResult(
-            path=str(target.path),
+            path=str(self._out),
             node_id=cuts.node_id,
             tick=max(base.tick, self._tick),
             files=tuple(file for file in files if file is not None),
-            missing=tuple(self._losses.found.values()),
+            missing=tuple(self._missing.values()),
         )
+
+    def _lose(self, collection: str, place: str, rows: int | None, reason: object, step: str = RESTORE) -> None:
+        if not self._salvage:
+            raise reason if isinstance(reason, StreamingNodeError) else Corrupt(f"{place}: {reason} — {step}")
+        missing = Missing(place=place, collection=collection, rows=rows, reason=str(reason))
+        self._missing.setdefault((collection, place), missing)
+
+    def _take(self, report: Report) -> None:
+        for damage in report.damages:
+            self._lose("", damage.place, None, damage.detail, damage.next_step)
 
     def _tried(self, place: str, call: Callable[[], T]) -> T | None:
         try:
             return call()
         except Corrupt as error:
-            self._losses.add("", place, None, error)
+            self._lose("", place, None, error)
             return None
 
     def _find_log(self, database: ClosedDatabase, checkpoint: Checkpoint | None) -> None:
@@ -157,7 +145,7 @@ class _Export:
         self._log = replace(log, first=start)
         for _ in self._messages(report=report):
             pass
-        self._losses.take(report)
+        self._take(report)
         if checkpoint is not None:
             last_tick = max(self._tick, checkpoint.tick)
             self._tried("cuts", partial(refuse_mixed, self._directory, checkpoint, database.found.node_id, last_tick))
@@ -166,13 +154,13 @@ class _Export:
         """Return what is in files as the checkpoint knows it; without one, or on damage, as a newer cut says."""
         state = None if checkpoint is None else self._tried(_CHECKPOINT, checkpoint.state)
         known = NO_CHECKPOINT if checkpoint is None or state is None else checkpoint
-        for number in reversed(cut_numbers(self._directory) if state is None or self._losses.found else []):
+        for number in reversed(cut_numbers(self._directory) if state is None or self._missing else []):
             if state is not None and number <= known.cut_number:
                 break
             try:
                 cut = cuts.read_alone(number)
             except (OSError, StreamingNodeError) as error:
-                self._losses.add("", manifest_path(number), None, error)
+                self._lose("", manifest_path(number), None, error)
                 continue
             state = ShardState()
             state.catalog = Catalog(map(collection_info, cut.manifest.collections))
@@ -195,7 +183,7 @@ class _Export:
         def begin_missing(commit: Message) -> None:
             if collection and wanted.wants_commit(commit):
                 place = f"log {PCHANNEL!r}, transaction {commit.txn_id}"
-                self._losses.add(collection, place, None, "what it began with is missing, so all of it is left out")
+                self._lose(collection, place, None, "what it began with is missing, so all of it is left out")
 
         transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
         for entry in good_entries(self._log, stored_entries(self._log), report or Report()):
@@ -207,7 +195,7 @@ class _Export:
             try:
                 visible = transactions.observe(entry)
             except Corrupt as error:
-                self._losses.add("", f"log {PCHANNEL!r}, position {entry.last_position}", None, error)
+                self._lose("", f"log {PCHANNEL!r}, position {entry.last_position}", None, error)
                 continue
             yield from wanted.select(visible, entry.time_tick)
 
@@ -222,22 +210,22 @@ class _Export:
                     place = f"partition number {batch.partition_id} of collection number {batch.collection_id}"
                     unknown[place] = unknown.get(place, 0) + batch.rows
         for place, rows in unknown.items():
-            self._losses.add("", place, rows, "what created it is missing")
+            self._lose("", place, rows, "what created it is missing")
 
-    def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint, target: Target) -> ExportedFile | None:
+    def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint) -> ExportedFile | None:
         self._on_collection(info.name)
         try:
             check_name("collection", info.name)  # it becomes a file's
             rows = self._rows(info, cuts, base)
         except StreamingNodeError as error:
-            self._losses.add(info.name, "collection", None, error)
+            self._lose(info.name, "collection", None, error)
             return None
         name = f"{info.name}.parquet"
-        with create_file(target.building / name, exclusive=True) as file:
+        with create_file(self._building / name, exclusive=True) as file:
             pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
-        return ExportedFile(collection=info.name, path=str(target.path / name), rows=rows.num_rows)
+        return ExportedFile(collection=info.name, path=str(self._out / name), rows=rows.num_rows)
 
     def _rows(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint) -> pa.Table:
         vchannels = frozenset(info.vchannels)
@@ -246,7 +234,7 @@ class _Export:
             collection=info,
             last_cut=base.cut_number,
             tail=list(self._messages(after_tick=base.tick, vchannels=vchannels, collection=info.name)),
-            on_loss=partial(self._losses.add, info.name) if self._losses.salvage else None,
+            on_loss=partial(self._lose, info.name) if self._salvage else None,
         )
         cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
         return read_rows(source).cast(arrow_schema(info))

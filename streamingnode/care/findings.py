@@ -1,6 +1,6 @@
 """What a verification says: where something is not as it should be, what, and the next step. Pure.
 
-A finding is *damage* when something acknowledged cannot be read as it was written, or when parts do not belong together; a
+It is *damage* when something acknowledged cannot be read as it was written, or when parts do not belong together; a
 *warning* when nothing is lost: left-overs, files of others, a lease that only holds retention.
 """
 
@@ -32,7 +32,7 @@ class Severity(Enum):
     DAMAGE = "damage"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is not as it should be; `place` is a path in the node directory, or a part of a log."""
 
@@ -53,7 +53,7 @@ class Report:
 
     def damage(self, place: str, detail: str, next_step: str = RESTORE) -> None:
         """Add a finding that something acknowledged is not there as it was written."""
-        self.findings.append(Finding(severity=Severity.DAMAGE, place=place, detail=detail, next_step=next_step))
+        self.findings.append(Finding(Severity.DAMAGE, place, detail, next_step))
 
     def error(self, place: str, error: Exception, next_step: str = "") -> None:
         """Add what a reader of the engine raised, as damage: its text, and its next step unless another one is given."""
@@ -62,7 +62,7 @@ class Report:
 
     def warn(self, place: str, detail: str, next_step: str) -> None:
         """Add a finding by which nothing is lost."""
-        self.findings.append(Finding(severity=Severity.WARNING, place=place, detail=detail, next_step=next_step))
+        self.findings.append(Finding(Severity.WARNING, place, detail, next_step))
 
     def count(self, what: str, number: int = 1) -> None:
         """Say that so many more of something were checked."""
@@ -81,6 +81,4 @@ class Report:
     @property
     def worst(self) -> Severity | None:
         """The severity of the worst finding, None when all is sound."""
-        if self.damages:
-            return Severity.DAMAGE
-        return Severity.WARNING if self.findings else None
+        return Severity.DAMAGE if self.damages else Severity.WARNING if self.findings else None

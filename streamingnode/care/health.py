@@ -4,7 +4,6 @@ What is measured is measured here and now; one temporary file is written where t
 """
 
 import os
-import resource
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from streamingnode.care.findings import Report
 from streamingnode.care.inspect import check_node, floor_of, is_node
 from streamingnode.ownership import assert_sole_owner
 from wal.errors import StreamingNodeError
-from wal.files import disk_errors_typed
+from wal.files import disk_errors_typed, open_files_max
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import check_place
 
@@ -65,9 +64,9 @@ def examine(directory: Path | None, report: Report) -> dict[str, str]:
     except StreamingNodeError as error:
         report.damage("root packages", error.happened, "use a virtual environment of its own")
     _look_for_java(facts, report)
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    facts["open files"] = "no limit" if limit == resource.RLIM_INFINITY else f"limit {limit}"
-    if limit != resource.RLIM_INFINITY and limit < FILES_MIN:
+    limit = open_files_max()
+    facts["open files"] = "no limit" if limit is None else f"limit {limit}"
+    if limit is not None and limit < FILES_MIN:
         report.warn("open files", f"the limit is {limit}", f"raise it: ulimit -n {4 * FILES_MIN}")
     path = (directory or Path.cwd()).absolute()
     place = next(each for each in (path, *path.parents) if each.is_dir())
@@ -109,7 +108,6 @@ def _look_at_space(place: Path, facts: dict[str, str], report: Report) -> None:
 
 
 def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:
-    """Measure how long one append of 4 KiB takes to be on the disk."""
     times = []
     try:
         with tempfile.TemporaryFile(dir=place) as file:
@@ -121,8 +119,9 @@ def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:
     except OSError as error:
         report.damage("fsync", f"cannot write at {place}: {error.strerror}", "make it writable for this user")
         return
-    text = facts["fsync"] = f"{statistics.median(times) * 1000:.2f} ms at {place} (median of {FSYNCS})"
-    if statistics.median(times) > FSYNC_SLOW_S:
+    took_s = statistics.median(times)
+    text = facts["fsync"] = f"{took_s * 1000:.2f} ms at {place} (median of {FSYNCS})"
+    if took_s > FSYNC_SLOW_S:
         step = "a durable append waits for it: use a local disk, many appends at once, or durability=os"
         report.warn("fsync", text, step)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from flusher.cuts import read_leases
-from flusher.directory import CutLog, lives
+from flusher.directory import CutLog, living
 from flusher.manifest import checked_document
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument
@@ -91,13 +91,10 @@ def cut_holders(cuts: CutLog) -> list[str]:
         return []
     newest = cuts.read(cuts.newest).manifest
     leases = read_leases(cuts.directory, node_id=newest.node_id)
-    with_table = {lease.collection_id for lease in leases}
-    without_table = [
-        f"collection {entry.name}, which has no table"
-        for entry in newest.collections
-        if lives(entry, newest.tick) and entry.collection_id not in with_table
-    ]
-    return without_table + [f"table {lease.table} at cut {lease.cut}" for lease in leases if lease.cut < newest.number]
+    waited_for = living(newest) - {lease.collection_id for lease in leases}
+    without_table = [each.name for each in newest.collections if each.collection_id in waited_for]
+    behind = [f"table {lease.table} at cut {lease.cut}" for lease in leases if lease.cut < newest.number]
+    return [f"collection {name}, which has no table" for name in without_table] + behind
 
 
 # --- a backup's record ------------------------------------------------------------------------------------------------

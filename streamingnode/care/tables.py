@@ -1,8 +1,8 @@
 """The tables fed from a node: each cut taken at most once, none the node never made, and the rows of each cut. Blocks.
 
 A table that is ahead of its node, or has another cut of the same number, was fed by a life of the node that a restored
-backup does not know. One that lacks cuts which the node gave up is an older copy itself, and one that a lease names and
-nobody finds is lost. Needs the tables' library, so it is imported where tables are asked for.
+backup does not know; one that lacks cuts which the node gave up is an older copy itself. Imported where tables are asked
+for.
 """
 
 from collections.abc import Sequence

@@ -1,45 +1,67 @@
-"""The steps of a verification, of a directory that nobody has open and of a running node. Blocks; nothing is changed.
+"""The steps of a verification of a directory that nobody has open: database, cuts and files, leases, left-overs. Blocks.
 
-What retention takes of a running node meanwhile is not missed. Where its log is damaged the reading of it ends: what is
-readable behind that is for `streamingnode verify`, when the node is closed.
+Nothing is changed. The engine's own readers tell what is damaged, by its checksum. Here what they read is held against one
+another: each cut is the one that the next one follows, none is missing, the newest is the one that the log knows.
 """
 
-import asyncio
-from collections.abc import Coroutine
+import re
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
 
-from anyio import from_thread
-
-from flusher.cuts import decode_first_kept, kept_cuts_key
-from flusher.directory import cut_numbers, measure_file
-from flusher.flusher import Flusher
+from flusher.cuts import LEASES, Lease, lease_files, lease_path
+from flusher.directory import (
+    CUTS,
+    TOGETHER,
+    Cut,
+    CutLog,
+    NodeDirectory,
+    check_file,
+    cut_numbers,
+    living,
+    manifest_path,
+    measure_file,
+    refuse_mixed,
+)
+from flusher.manifest import DATA, Checkpoint, DataFile, SegmentFile
 from streamingnode.care.database import (
-    STATE_MAP,
+    STEP_BYTES,
     check_database_files,
     check_records,
+    check_topics,
+    good_entries,
     is_unfinished_creation,
     opened,
+    read_topic,
+    stored_entries,
     stored_records,
 )
-from streamingnode.care.entries import check_topics, good_entries, read_topic, stored_entries
-from streamingnode.care.files import LogFacts, check_cuts, check_leases, check_strays
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, kept_closed, read_record
-from streamingnode.channel import Channel
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated
-from wal.log import Log, LogStore
-from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, meta_key
+from wal.files import place_beneath
+from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.rocks.store import RocksStore
-from wal.rocksmq.messages import TopicEntry
-from wal.rocksmq.topic import PREFIX, Topic, decode_records
 
-STEP_BYTES = 1 << 20
-"""Read of a log between two steps: a few milliseconds, so that a walk can be paced and ended."""
+_OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
+_OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")
+_INGEST = "run `streamingnode ingest` for each table, which writes it again; then remove what is left over"
 
-T = TypeVar("T")
+
+@dataclass(slots=True, kw_only=True)
+class LogFacts:
+    """What the log knows of the cuts beside it: checkpoint and last tick are None when nobody could be asked.
+
+    Cuts below `first_kept` may be gone. `running` is for a node that goes on meanwhile: cuts may come and, by retention, go.
+    """
+
+    node_id: str
+    checkpoint: Checkpoint | None = None
+    last_tick: int | None = None
+    first_kept: int | None = None
+    running: bool = False
 
 
 def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress) -> Report:
@@ -112,67 +134,127 @@ def _check_database(directory: Path, report: Report) -> LogFacts:
                     report.read("log", read_bytes)
                     read_bytes = 0
             report.read("log", read_bytes)
-        entries = database.rows.get_column_family(ENTRY_FAMILY)
-        check_topics(records.topics, lambda topic, at: read_topic(entries, topic, at, STEP_BYTES), report)
+        check_topics(records.topics, partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)), report)
         return facts
 
 
-def verify_running(directory: Path, channel: Channel, flusher: Flusher, loop: asyncio.AbstractEventLoop) -> Report:
-    """Check log, cuts and leases of the node on `loop`, from a worker thread, which ends when its task is cancelled.
+# --- cuts, files, leases, left-overs ---------------------------------------------------------------------------------------
 
-    Its floor file is written all the time, and what nothing names may be about to be named. Raises what the store raises
-    while its log is being reopened or the node closes.
+
+def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Report) -> frozenset[str] | None:
+    """Check cuts with their files, newest first, and return the paths of all files that are named.
+
+    None when nobody knows them, as a cut is missing or cannot be read.
     """
-    store, log = channel.store, channel.log
-    report = Report(on_step=lambda _part, _bytes: from_thread.check_cancelled())
-    try:
-        stored = run_on(loop, store.scan_meta(""))
-        topics = check_records(((meta_key(key), value) for key, value in stored.items()), report).topics
-        check_topics(topics, partial(_read_topic_in_use, store, loop), report)
-    except Corrupt as error:
-        report.error(STATE_MAP, error)
-    _check_log_in_use(log, loop, report)
-    facts = LogFacts(node_id=store.node_id, checkpoint=flusher.checkpoint, running=True)
-    numbers = cut_numbers(directory)
-    # Asked for after the cuts were listed: it goes up before a cut goes.
-    facts.first_kept = decode_first_kept(run_on(loop, store.get_meta(kept_cuts_key(log.name))))
-    check_cuts(directory, numbers, facts, report)
-    check_leases(directory, store.node_id, report)
-    return report
-
-
-def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns on the node's event loop; from another thread."""
-    # Not in the caller's scope, as by `anyio.from_thread.run`: when that was cancelled before, `work` spins for ever.
-    return asyncio.run_coroutine_threadsafe(work, loop).result()
-
-
-def _read_topic_in_use(store: LogStore, loop: asyncio.AbstractEventLoop, topic: Topic, at: int) -> list[TopicEntry]:
-    """Return entries of a topic, none when it was destroyed or shortened meanwhile."""
-    assert isinstance(store, RocksStore), "a store in memory keeps no topics"
-    engine = store.engine
-    try:
-        return run_on(loop, engine.read(lambda: read_topic(engine.entries, topic, at, STEP_BYTES)))
-    except Corrupt:
-        _, now = decode_records(run_on(loop, store.scan_meta(PREFIX)))
-        if any((each.log_id, each.begin_id) == (topic.log_id, topic.begin_id) for each in now.values()):
-            raise
-        return []
-
-
-def _check_log_in_use(log: Log, loop: asyncio.AbstractEventLoop, report: Report) -> None:
-    """Read from the first entry kept to the last one synced now."""
-    position, end = log.first_position, log.durable_position
-    while position <= end:
+    node, named = NodeDirectory(directory), set[str]()
+    cuts = CutLog(node, node_id=facts.node_id)
+    if facts.checkpoint is not None and facts.last_tick is not None:
         try:
-            entries = run_on(loop, log.read(position, bytes_max=STEP_BYTES))
-        except Truncated:
-            position = log.first_position
-            continue
+            refuse_mixed(directory, facts.checkpoint, facts.node_id, facts.last_tick)
         except Corrupt as error:
-            report.error(f"log {log.name!r}, from position {position}", error)
-            return
-        position = entries[-1].last_position + 1
-        report.count("log entries", len(entries))
-        report.count("log positions", sum(entry.count for entry in entries))
-        report.read("log", sum(entry.size_bytes for entry in entries))
+            report.error(CUTS, error)
+    all_known = _are_all_there(numbers, facts, report)
+    after, living_ids = None, frozenset[int]()
+    for number in reversed(numbers):
+        report.read(CUTS, 0)
+        try:
+            cut = cuts.read_alone(number)
+        except Truncated:
+            continue  # retention took it since it was listed
+        except (OSError, StreamingNodeError) as error:
+            report.error(manifest_path(number), error)
+            all_known = False
+            continue
+        report.count("cuts")
+        _check_place(cut, after, facts.checkpoint, report)
+        living_ids = living_ids if after else living(cut.manifest)
+        for file in cut.manifest.files:
+            named.add(file.path)
+            _check_file(node, cut, file, living_ids, facts, report)
+        after = cut
+    return frozenset(named) if all_known else None
+
+
+def _are_all_there(numbers: list[int], facts: LogFacts, report: Report) -> bool:
+    """Whether no cut is missing from the earliest that retention kept to the newest that the log knows."""
+    newest = max([*numbers[-1:], 0 if facts.checkpoint is None else facts.checkpoint.cut_number])
+    first = facts.first_kept if facts.first_kept is not None else min(numbers, default=newest + 1)
+    edges = [first - 1, *(number for number in numbers if number >= first), newest + 1]
+    gaps = [(low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1]
+    for low, high in gaps:
+        others = f" with those up to cut {high}" if high > low else ""
+        report.damage(manifest_path(low), f"is missing{others}, and retention did not take it")
+    return not gaps
+
+
+def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint | None, report: Report) -> None:
+    """Check that a cut is the one which the next one follows, and which the log knows."""
+    place = manifest_path(cut.number)
+    if after is not None and after.number == cut.number + 1 and after.previous != cut.mark:
+        detail = f"is not the cut that cut {after.number} follows: one of them is of another history"
+        report.damage(place, detail, TOGETHER)
+    if checkpoint is not None and checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
+        report.damage(place, "is not the cut that the log knows", TOGETHER)
+
+
+def _check_file(
+    node: NodeDirectory, cut: Cut, file: DataFile, living_ids: frozenset[int], facts: LogFacts, report: Report
+) -> None:
+    try:
+        length, checksum = measure_file(
+            place_beneath(node.root, file.path),
+            expected_bytes=file.bytes,
+            take=lambda chunk: report.read(CUTS, len(chunk)),
+        )
+        check_file(file.path, file, length, checksum)
+    except FileNotFoundError:
+        # Retention removes files of a dropped collection before their cut, and those of a cut after it.
+        is_taken = facts.running and not (node.root / manifest_path(cut.number)).exists()
+        if file.collection_id in living_ids and not is_taken:
+            report.damage(file.path, f"cut {cut.number} names it ({file.rows} rows) and it is not there")
+    except (OSError, Corrupt) as error:
+        report.error(file.path, error)
+    else:
+        report.count("segments" if isinstance(file, SegmentFile) else "delete files")
+        report.count("rows", file.rows)
+
+
+def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
+    """Look at what tables say they have taken, and return the leases that can be read.
+
+    One ahead of the node is damage: its table took cuts that the node never made, so the node is an older copy.
+    """
+    leases: list[Lease] = []
+    try:
+        found = list(lease_files(NodeDirectory(directory)))
+    except Corrupt:
+        report.warn(LEASES, "is a link, and holds all retention", "put the directory that it leads to in its place")
+        return []
+    for place, lease in found:
+        if isinstance(lease, str):
+            report.warn(place, f"does not decode, and holds all retention until it does: {lease}", _INGEST)
+            continue
+        leases.append(lease)
+        newest = max(cut_numbers(directory), default=0)  # listed after the lease, which may be of a cut just made
+        if lease_path(directory, Path(lease.table)).name != Path(place).name:
+            report.warn(place, f"is of table {lease.table}: it was swapped or copied", _INGEST)
+        if node_id and lease.node_id != node_id:
+            report.warn(place, f"is of node {lease.node_id}; it holds nothing here", "move it away")
+        elif lease.cut > newest:
+            taken = f"table {lease.table} has taken cut {lease.cut}, the node's newest is {newest}"
+            step = "restore a newer backup, or move the table away and ingest again"
+            report.damage(place, f"{taken}: the node is an older copy", step)
+    return leases
+
+
+def check_strays(directory: Path, named: frozenset[str] | None, report: Report) -> None:
+    """Look for what is not of the node; `named` are the files that cuts name, None when nobody knows them."""
+    node = NodeDirectory(directory)
+    places = [path.name for path in sorted(directory.iterdir()) if not _OURS.fullmatch(path.name)]
+    for top in (CUTS, LEASES, *(DATA if named is not None else ())):
+        with suppress(Corrupt):  # a link in its place, which every file that is named in it has told
+            places += [path for path in node.files(top) if not _OURS_BELOW.fullmatch(path)]
+    step = "nothing to do if the node wrote it: it removes that when it starts; else move it away"
+    for place in places:
+        if named is None or place not in named:
+            report.warn(place, "nothing names it: a crash left it there, or somebody else put it", step)

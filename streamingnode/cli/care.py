@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import PLACE, SPARK, argument, command, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
-from streamingnode.progress import Progress, show_progress
+from streamingnode.progress import Progress
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
 from wal.timetick import AHEAD_MS_MAX, physical_ms
 
@@ -64,7 +64,7 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
     from streamingnode.care.findings import Severity
     from streamingnode.care.verify import verify_directory
 
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         on_step = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
         report = verify_directory(directory, tables=tables, on_step=on_step)
     _print_findings(report, output)
@@ -107,7 +107,7 @@ def backup(output: Output, *, place: Path | str, target: Path) -> None:
     from streamingnode.care.inspect import check_node, holder
 
     if isinstance(place, Path) and holder(check_node(place)) is None:
-        with show_progress(output.stderr) as progress:
+        with Progress(output.stderr) as progress:
             record = backup_directory(place, target, on_step=show_steps(progress))
     else:
         record = with_node(place, lambda node: node.backup(target))
@@ -149,7 +149,7 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
         output.line(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it")
         output.document(put_back)
         return
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         record = restore_directory(backup, target, on_step=show_steps(progress))
     _print_made("restored", record, target, output)
 
@@ -174,7 +174,7 @@ def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
     """
     from streamingnode.care.export import export_directory
 
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         result = export_directory(
             directory, out, salvage=salvage, on_collection=lambda name: progress.stage(f"collection {name}")
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import PLACE, argument, command
 from streamingnode.cli.output import Output, format_count, format_tick
-from streamingnode.progress import Progress, show_progress
+from streamingnode.progress import Progress
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def insert(output: Output, **given: Any) -> None:
 
     with open_rows(done.file, sys.stdin.buffer) as source:
         try:
-            with show_progress(output.stderr) as progress:
+            with Progress(output.stderr) as progress:
                 run_async(partial(done.run, source, progress))
         except StreamingNodeError:
             if done.rows:

@@ -31,10 +31,10 @@ def ingest(output: Output, *, directory: Path, tables: Path, cut: bool, every_cu
     import spark_sink
     from spark_sink.ingestion import check_place
     from streamingnode.care.inspect import check_node
-    from streamingnode.progress import show_progress
+    from streamingnode.progress import Progress
 
     check_place(check_node(directory), tables)
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         progress.stage("starting Spark")
         spark = spark_sink.session()
         try:
@@ -87,9 +87,9 @@ def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: 
         raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")
     require(DEMO)
     from streamingnode import demo as job
-    from streamingnode.progress import show_progress
+    from streamingnode.progress import Progress
 
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         result = job.run_demo(directory, seconds, rounds_per_second, progress)
     output.line(
         f"{result.rounds} rounds with {result.samples} samples acknowledged, and ingested in {result.cuts} cuts"

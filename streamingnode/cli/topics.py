@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_bytes, format_count
-from streamingnode.progress import show_progress
+from streamingnode.progress import Progress
 from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, Truncated, shown
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def bridge(output: Output, *, place: Path | str, topic: str, collection: str, na
     """
     import streamingnode as sn
 
-    with show_progress(output.stderr) as progress:
+    with Progress(output.stderr) as progress:
         progress.stage("bridging")
 
         def tell(report: "BridgeReport") -> None:

@@ -147,12 +147,12 @@ async def test_live_is_the_last_round_and_samples_are_all(rounds: list[pa.Record
     async with open_node(None) as node:
         with pytest.raises(Enough):
             await record(node, kept, 60, 1_000, UntilAll(io.StringIO()))
-        for recorded in kept.rounds:
+        for recorded in kept:
             live = await node.snapshot("live", as_of=recorded.time_tick)
             assert live.select(SCHEMA.names).sort_by("pid").equals(kept.live_at(recorded.time_tick))
         assert check_rows("samples", kept.samples(), await node.snapshot("samples")).passed
     assert kept.samples().num_rows == sum(look.num_rows for look in rounds)
-    assert kept.live_at(kept.rounds[0].time_tick - 1).num_rows == 0
+    assert kept.live_at(kept[0].time_tick - 1).num_rows == 0
 
 
 def test_look_at_this_machine_sees_this_process() -> None:

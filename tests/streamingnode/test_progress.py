@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from streamingnode.progress import show_progress
+from streamingnode.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 def work(stream: io.StringIO) -> str:
     """Go through two stages, and return what is printed, with times left out."""
-    with show_progress(stream) as progress:
+    with Progress(stream) as progress:
         progress.stage("log", 10)
         progress.advance(5, "5 entries")
         progress.stage("cuts")
@@ -39,7 +39,7 @@ def test_terminal_shows_a_stage_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("stream, printed", [(io.StringIO(), ""), (Terminal(), "\rlog\x1b[K\n")])
 def test_stage_that_fails_is_not_said_to_have_ended(stream: io.StringIO, printed: str) -> None:
-    with pytest.raises(KeyboardInterrupt), show_progress(stream) as progress:
+    with pytest.raises(KeyboardInterrupt), Progress(stream) as progress:
         progress.stage("log")
         raise KeyboardInterrupt
     assert stream.getvalue() == printed

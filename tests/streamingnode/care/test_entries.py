@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 from rocksdict import Rdict
 
-from streamingnode.care.entries import ClosedLog, good_entries
+from streamingnode.care.database import ClosedLog, good_entries
 from streamingnode.care.findings import Report
 from wal.codec import encode_entry, entry_crc32c
 from wal.headers import MessageType, TimeTickHeader

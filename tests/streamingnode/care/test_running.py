@@ -8,8 +8,8 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.care.database import read_node_records
-from streamingnode.care.files import LogFacts, check_cuts
 from streamingnode.care.findings import Report, Severity
+from streamingnode.care.verify import LogFacts, check_cuts
 from streamingnode.errors import LogReopening
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk
