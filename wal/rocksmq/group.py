@@ -44,8 +44,13 @@ class Ranges:
         """Whether adding a range makes no further one."""
         return bisect_left(self.stops, start) < bisect_right(self.starts, stop)
 
-    def free(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the ranges between two ids that have none of these."""
+    def free(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
+        """Return the ranges between two ids that have none of these."""
+        if self.stops and self.stops[-1] > start:
+            return self._between(start, stop)
+        return ((start, stop),) if start < stop else ()
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         at = bisect_right(self.stops, start)
         while start < stop:
             begins = self.starts[at] if at < len(self.starts) else stop
@@ -153,6 +158,11 @@ class Group:
         Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
         """
         acked, ordered, held_before = self.acked, sorted(set(ids)), len(self.held)
+        if ordered == [self.floor] and not acked.starts:  # one after the other, as most are
+            self.held.pop(self.floor, None)
+            self.floor += 1
+            self.next_id = max(self.next_id, self.floor)
+            return held_before - len(self.held)
         runs = [(max(start, self.floor), stop) for start, stop in runs_of(ordered) if stop > self.floor]
         room = GAPS_MAX - len(acked.starts)
         if (

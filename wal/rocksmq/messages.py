@@ -115,27 +115,23 @@ def encode_entry(bodies: Sequence[Body], *, first_id: int, previous_crc32c: int)
 class TopicEntry:
     """An entry whose checksum was found right; its messages are made when somebody wants them."""
 
-    __slots__ = ("_data", "_messages", "count", "crc32c", "first_position", "size_bytes")
+    __slots__ = ("_data", "count", "crc32c", "decoded", "first_position", "last_position", "size_bytes")
 
     def __init__(self, data: bytes, first_position: int, count: int) -> None:
-        self.first_position, self.count = first_position, count
+        self.first_position, self.last_position, self.count = first_position, first_position + count - 1, count
         self.crc32c, self.size_bytes = entry_crc32c(data), len(data)
-        self._data, self._messages = data, list[ConsumerMessage]()
-
-    @property
-    def last_position(self) -> int:
-        """The id of its last message."""
-        return self.first_position + self.count - 1
+        self._data, self.decoded = data, list[ConsumerMessage]()
+        """Its messages, once they were wanted."""
 
     def messages(self) -> list[ConsumerMessage]:
         """Return its messages. Raises `Corrupt`."""
         if self._data:
             try:
-                self._messages = self._decoded()
+                self.decoded = self._decoded()
             except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise Corrupt(f"entry at id {self.first_position} does not decode: {error}") from error
             self._data = b""
-        return self._messages
+        return self.decoded
 
     def _decoded(self) -> list[ConsumerMessage]:
         data, at = self._data, ENTRY_HEADER_BYTES + self.count * _LENGTHS.size
@@ -187,6 +183,14 @@ class EntryCache:
             return None
         entry = self._entries[key] = self._entries.pop(key)  # the last to be forgotten
         return entry if entry.first_position <= message_id else None
+
+    def messages(self, log_id: int, ids: Sequence[int]) -> list[ConsumerMessage] | None:
+        """Return messages that were wanted before and lie in one entry, else None."""
+        entry = self.find(log_id, ids[0])
+        if entry is None or not entry.decoded or ids[-1] > entry.last_position:
+            return None
+        decoded, first = entry.decoded, entry.first_position
+        return [decoded[each - first] for each in ids]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
         """Keep an entry, and forget what was not used for longest, in time also all of a topic that is gone."""

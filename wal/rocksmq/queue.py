@@ -65,16 +65,14 @@ class _Write:
     """All that is changed in one turn of the event loop, and who waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.changes: dict[str, bytes | None] = {}
+        self.changes, self.topics = dict[str, bytes | None](), dict[str, Topic]()
         self.dropped: list[tuple[bytes, bytes]] = []
-        self.topics: dict[str, Topic] = {}
-        self._loop, self._waiting = loop, list[asyncio.Future[None]]()
+        self._new, self._waiting = loop.create_future, list[asyncio.Future[None]]()
 
     def done(self) -> asyncio.Future[None]:
         """Return what is done with the write; each who waits has one, and may cancel it."""
-        told: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(told)
-        return told
+        self._waiting.append(self._new())
+        return self._waiting[-1]
 
     def end(self, error: BaseException | None = None) -> None:
         """Tell who waits what became of it."""
@@ -107,8 +105,8 @@ class RocksMQ:
         self._cache = EntryCache()
         self._next_write: _Write | None = None
         self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
-        self._openings, self._closed = 0, False
-        self._next_log_id, self._owners = 0, counter(1)
+        self._openings, self._next_log_id, self._closed, self._owners = 0, 0, False, counter(1)
+        self._ahead: asyncio.Future[TopicEntry | None] | None = None
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
@@ -146,14 +144,14 @@ class RocksMQ:
         if group in found.groups:
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
         found.groups[group] = Group(GroupRecord(found.begin_id))
-        await self._changed(found, topic, group)
+        await self._write(topic, found, group).done()
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.destroy_consumer_group`."""
         found, _ = await self._find_group(topic, group, changes=True)
         del found.groups[group]
         self._signals[topic].wake()
-        await self._changed(found, topic, group)
+        await self._write(topic, found, group).done()
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
         """See `MessageQueue.exist_consumer_group`."""
@@ -165,9 +163,7 @@ class RocksMQ:
         """See `MessageQueue.register_consumer`."""
         await self._find_group(topic, group)
         if ack_timeout_s is not None and not ack_timeout_s > 0:
-            raise InvalidArgument(
-                f"ack_timeout_s={ack_timeout_s!r} is no time — give seconds above 0, or None for never"
-            )
+            raise InvalidArgument(f"ack_timeout_s={ack_timeout_s!r} — give seconds above 0, or None for never")
         owner = next(self._owners)
 
         async def give_back(ids: Sequence[int] | None) -> None:
@@ -187,7 +183,7 @@ class RocksMQ:
         if not self._is_ready:
             await self._ready()
         await self._store.admit(size_bytes)
-        found, admitted = await self._find(topic), monotonic()
+        found, admitted = self._topic(topic), monotonic()
         write = self._write(topic, found)
         first = found.next_id + len(found.bodies)
         found.bodies += bodies
@@ -207,14 +203,18 @@ class RocksMQ:
             raise InvalidArgument(f"count={count!r} — ask for at least one message")
         until = monotonic() + wait_s
         while True:
-            found, state = await self._find_group(topic, group)
+            if not self._is_ready:
+                await self._ready()
+            found, state = self._group(topic, group)
             now = self._elapsed_ms() / 1000
             state.expire(now)
             lease = Lease(owner, None if ack_timeout_s is None else now + ack_timeout_s)
             if ids := state.take(lease, count, end_id=found.end_id):
+                if messages := self._cache.messages(found.log_id, ids):
+                    found.delivered += len(ids)
+                    return messages
                 return await self._fetch(topic, group, lease, ids)
-            left = until - monotonic()
-            if left <= 0:
+            if (left := until - monotonic()) <= 0:
                 return []
             if state.due is not None:
                 left = min(left, max(state.due - now, 0.001))
@@ -224,13 +224,15 @@ class RocksMQ:
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
-        found, state = await self._find_group(topic, group, changes=True)
+        if not self._is_ready:
+            await self._ready()
+        found, state = self._group(topic, group, changes=True)
         if not ids:
             return
         if set(map(type, ids)) != {int} or max(ids) > found.end_id:
             raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
         found.acked += state.ack(ids)
-        await self._changed(found, topic, group)
+        await self._write(topic, found, group).done()
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.seek`."""
@@ -248,7 +250,7 @@ class RocksMQ:
         found, _ = await self._find_group(topic, group, changes=True)
         found.groups[group] = Group(GroupRecord(min(max(message_id, found.begin_id), found.end_id + 1)))
         self._signals[topic].wake()
-        await self._changed(found, topic, group)
+        await self._write(topic, found, group).done()
 
     async def seek_to_latest(self, topic: str, group: str) -> None:
         """See `MessageQueue.seek_to_latest`."""
@@ -256,8 +258,7 @@ class RocksMQ:
 
     async def get_latest_msg(self, topic: str) -> int:
         """See `MessageQueue.get_latest_msg`."""
-        found = await self._find(topic)
-        return found.end_id if found.end_id >= found.begin_id else -1
+        return found.end_id if (found := await self._find(topic)).end_id >= found.begin_id else -1
 
     async def check_topic_valid(self, topic: str) -> None:
         """See `MessageQueue.check_topic_valid`."""
@@ -285,6 +286,8 @@ class RocksMQ:
             self._closed = True
             for signal in self._signals.values():
                 signal.wake()
+            if self._ahead is not None:
+                await asyncio.wait([self._ahead])
 
     # --- retention -------------------------------------------------------------------------------------------------------
 
@@ -314,16 +317,17 @@ class RocksMQ:
                 write.topics[name] = topic
             if topic.begin_id > begin_id:
                 write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
-        freed = list(write.dropped)
         await write.done()
-        for begin, end in freed:
+        for begin, end in write.dropped:
             await self._store.engine.compact(begin, end)
 
     # --- what is in memory, and what is written -------------------------------------------------------------------------
 
     async def _find(self, topic: str, *, changes: bool = False) -> Topic:
-        if not self._is_ready:
-            await self._ready()
+        await self._ready()
+        return self._topic(topic, changes=changes)
+
+    def _topic(self, topic: str, *, changes: bool = False) -> Topic:
         if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
             self._store.check_admitted(makes_room=True)
         if (found := self._topics.get(topic)) is None:
@@ -333,7 +337,11 @@ class RocksMQ:
         return found
 
     async def _find_group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
-        found = await self._find(topic, changes=changes)
+        await self._ready()
+        return self._group(topic, group, changes=changes)
+
+    def _group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
+        found = self._topic(topic, changes=changes)
         if (state := found.groups.get(group)) is None:
             raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
         return found, state
@@ -372,19 +380,17 @@ class RocksMQ:
             for signal in self._signals.values():
                 signal.wake()
 
-    def _write(self, name: str = "", topic: Topic | None = None) -> _Write:
-        """Return the write of this turn, in which what has changed of the topic is."""
-        if self._next_write is None:
+    def _write(self, name: str = "", topic: Topic | None = None, group: str = "") -> _Write:
+        """Return the write of this turn, in which what has changed of the topic, and of a group of it, is."""
+        if (write := self._next_write) is None:
             loop = asyncio.get_running_loop()
-            self._next_write = _Write(loop)
+            write = self._next_write = _Write(loop)
             loop.call_soon(self._flush)
         if topic is not None:
-            self._next_write.topics[name] = topic
-        return self._next_write
-
-    async def _changed(self, found: Topic, topic: str, group: str) -> None:
-        found.changed_groups.add(group)
-        await self._write(topic, found).done()
+            write.topics[name] = topic
+            if group:
+                topic.changed_groups.add(group)
+        return write
 
     def _flush(self) -> None:
         """Hand what was changed in this turn to the writer thread. Never suspends, so call order is the order on disk."""
@@ -431,6 +437,7 @@ class RocksMQ:
                     read = monotonic()
                 if entry is None:
                     break
+                self._read_ahead(topic, group, found, first)
                 known, at = entry.messages(), entry.first_position
                 part = [known[each - at] for each in ids[len(messages) : bisect_right(ids, entry.last_position)]]
                 size_bytes += sum([len(message.payload) for message in part])
@@ -444,6 +451,13 @@ class RocksMQ:
             _tell_slow("consume", topic, began, read=read, taken=ended)
         found.delivered += taken
         return messages
+
+    def _read_ahead(self, topic: str, group: str, found: Topic, at: int) -> None:
+        """Once half of what was read is delivered, have what follows read, while acknowledgements are on their way."""
+        first, last = found.newest_read
+        if (first + last) // 2 <= at <= last < found.end_id and (self._ahead is None or self._ahead.done()):
+            self._ahead = asyncio.ensure_future(self._read(topic, group, found, last + 1, or_none=True))
+            self._ahead.add_done_callback(lambda task: task.cancelled() or task.exception())  # who wants it meets it
 
     async def _read(self, topic: str, group: str, found: Topic, start: int, *, or_none: bool) -> TopicEntry | None:
         """Return the entry that holds a message from the disk, None when the message was given up meanwhile.
@@ -463,6 +477,7 @@ class RocksMQ:
                     entries = await engine.read(read, 1)  # this one alone may be sound
                 for each in entries:
                     self._cache.put(found.log_id, each)
+                found.newest_read = entries[0].first_position, entries[-1].last_position
                 return entries[0]
         except Corrupt as error:
             now, _ = await self._find_group(topic, group)

@@ -62,6 +62,8 @@ class Topic:
         self.pages = list(pages)  # in the order of ids, as their keys are
         self.acked_pages = sum(page.acked_ms > 0 for page in self.pages)
         """So many of the first ones are acknowledged."""
+        self.newest_read = (0, -1)
+        """The first and the last id of what was read from the disk last."""
         self.damage = ""
         """Why it is not to be used."""
         self.produced = self.delivered = self.acked = 0

@@ -19,7 +19,7 @@ from wal.errors import (
 )
 from wal.rocksmq.group import GAPS_MAX
 from wal.rocksmq.messages import EntryCache, ProducerMessage
-from wal.rocksmq.queue import RocksMQ
+from wal.rocksmq.queue import READ_BYTES, RocksMQ
 
 pytestmark = pytest.mark.anyio
 
@@ -131,6 +131,19 @@ async def test_a_cancelled_consume_loses_nothing(mq: RocksMQ) -> None:
     with pytest.raises(asyncio.CancelledError):
         await consuming
     assert [message.payload for message in await mq.consume("t", "g", 1)] == [b"0"]
+
+
+async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
+    for _ in range(3 * READ_BYTES >> 17):
+        await mq.produce("t", [bytes(1 << 17)])
+    mq._cache = EntryCache()
+    await mq.consume("t", "g", 1)
+    assert mq._ahead is None
+    first, last = mq._topics["t"].newest_read
+    await mq.consume("t", "g", (last - first) // 2)
+    assert mq._ahead is not None and (following := await mq._ahead)
+    assert following.first_position == last + 1
+    assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_read[1])
 
 
 async def test_seeking_goes_in_both_directions_and_includes_the_message(mq: RocksMQ) -> None:
