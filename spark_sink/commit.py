@@ -33,6 +33,7 @@ from spark_sink.changes import Changes, split_by_delete, verify_files
 from spark_sink.columns import PARTITION, stats_json
 from spark_sink.table import NewFile, OpenTable, TableFile
 from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
+from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory, sync_file
 
@@ -69,9 +70,12 @@ class Attempt:
         return attempt
 
     def seal(self) -> list[NewFile]:
-        """Return what Spark wrote, on disk and ready to commit; files without rows and Hadoop's side files are gone."""
+        """Return what Spark wrote, on disk and ready to commit; files without rows and Hadoop's side files are gone.
+
+        Raises `StorageFailed` when it wrote somewhere else: the commit would say that these cuts have no rows.
+        """
         if not self.directory.is_dir():
-            return []
+            raise StorageFailed(f"Spark left nothing in {self.directory} — let it write to the disk of this process")
         written = sorted(self.directory.rglob("*.parquet"))
         with ThreadPoolExecutor(FILE_THREADS) as threads:
             sealed = list(threads.map(self._seal_file, written))
@@ -175,7 +179,8 @@ def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Chan
         touched = [file for path, file in candidates.items() if path in hit]
     if not changes.segments and not touched:
         return Written((), dropped, rows_in, None)
-    attempt = Attempt.begin(table.path, changes.last.number)
+    # Java has the working directory that this process had when it started: relative paths are other ones there.
+    attempt = Attempt.begin(table.path.resolve(), changes.last.number)
     failpoint("ingest.intended")
     reached, others = split_by_delete(changes.segments, changes.deletes)
     rows = read_rows(spark, schema, segment_paths(others))
@@ -190,4 +195,7 @@ def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Chan
     failpoint("ingest.written")
     adds = attempt.seal()
     failpoint("ingest.sealed")
+    written = sum(file.rows for file in adds)
+    if written > rows_in + sum(file.rows or 0 for file in touched) or (written < rows_in and not (reached or touched)):
+        raise StorageFailed(f"Spark wrote {written} rows of {rows_in} to {attempt.directory} — run the ingest again")
     return Written(adds, [*dropped, *touched], rows_in, attempt)

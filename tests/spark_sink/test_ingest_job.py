@@ -17,6 +17,7 @@ from spark_sink.ingestion import LOCKS, IngestJob
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
+from wal.errors import StorageFailed
 
 pytestmark = pytest.mark.spark
 
@@ -349,4 +350,43 @@ def test_what_a_failed_attempt_left_goes_once_it_is_old(node: NodeBuilder, table
     os.utime(tables / "orders" / INTENTS / left.name, (0, 0))
     ingest()
     assert not left.exists()
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_relative_paths_are_those_of_this_process_wherever_java_was_started(
+    spark: SparkSession, node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create()
+    node.insert("orders", orders(1, 2, 3))
+    node.cut()
+    monkeypatch.chdir(node.path.parent)
+    there = spark_sink.ingest(spark, node.path.name, os.path.relpath(tables), request_cut=False)
+    assert there.rows_added == 3
+    node.upsert("orders", orders(2, amount=9.0))  # which reads what is in the table
+    node.cut()
+    spark_sink.ingest(spark, node.path.name, os.path.relpath(tables), request_cut=False)
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+@pytest.mark.parametrize("lost", ["directory", "rows"])
+def test_rows_that_spark_wrote_elsewhere_are_no_commit(
+    lost: str, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.insert("orders", orders(1, 2, 3))
+    node.cut()
+
+    def lose(step: str) -> None:
+        if step == "ingest.written":
+            (attempt,) = (tables / "orders").glob("cut-*")
+            if lost == "directory":
+                shutil.rmtree(attempt)
+            else:
+                for file in attempt.rglob("*.parquet"):
+                    file.unlink()
+
+    with pytest.raises(StorageFailed):
+        ingest(on_step=lose)
+    assert rows_of(tables / "orders") == []
+    ingest()
     assert rows_of(tables / "orders") == node.expected("orders")
