@@ -7,6 +7,7 @@
 #   make test-long   the long tests; with GATE=kill MINUTES=60 one gate for so long, kept in docs/reliability.md
 #   make check       format, lint, types, layers, spelling, tidiness, budgets
 #   make bench       the benchmarks, each against its baseline
+#   make docs        pages and reference as a site in site/; fails on a broken link, or a public name without a docstring
 #   make lock        resolve requirements.lock again
 #   make clean       remove caches and build output; .venv and data stay
 #
@@ -15,7 +16,7 @@
 
 .POSIX:
 .SUFFIXES:
-.PHONY: demo test test-crash test-long check bench lock clean venv
+.PHONY: demo test test-crash test-long check bench docs lock clean venv
 
 PYTHON ?= python3
 ARGS ?=
@@ -56,10 +57,13 @@ check: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(IN)/python -m bench $(ARGS)
 
+docs: $(VENV)/.installed
+	$(IN)/python -m sphinx -q -W --keep-going -E -d build/doctrees -c docs . site $(ARGS)
+
 venv: $(VENV)/.installed
 
 clean:
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name .venv -prune -o -name .git -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # uv resolves for every supported Python and system at once; it has an environment of its own, so that a lock that cannot

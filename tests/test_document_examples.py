@@ -16,7 +16,7 @@ from streamingnode.cli.program import build_parser
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-RUN_ELSEWHERE = {"README.md": "test_programs", "docs/guide.md": "test_guide"}
+RUN_ELSEWHERE = {"README.md": "test_programs", "docs/guide.md": "test_guide", "docs/spark.md": "test_spark_page"}
 
 
 def blocks(kind: str) -> Iterator[tuple[str, str]]:

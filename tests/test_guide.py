@@ -17,25 +17,25 @@ def test_every_block_of_the_guide_prints_what_it_shows(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     session: dict[str, object] = {}
     try:
-        check_blocks(session)
+        check_blocks(GUIDE, session)
     finally:
         if isinstance(node := session.get("node"), SyncNode):
             node.close()
 
 
-def check_blocks(session: dict[str, object]) -> None:
+def check_blocks(page: Path, session: dict[str, object]) -> None:
     printed = ""
-    for kind, text in BLOCK.findall(GUIDE.read_text("utf-8")):
+    for kind, text in BLOCK.findall(page.read_text("utf-8")):
         if kind == "python":
             assert printed == "", "a block that prints is followed by what it prints"
-            printed = run(text, session)
+            printed = run(text, page, session)
         else:
             assert printed == text
             printed = ""
     assert printed == ""
 
 
-def run(block: str, session: dict[str, object]) -> str:
+def run(block: str, page: Path, session: dict[str, object]) -> str:
     with redirect_stdout(io.StringIO()) as output:
-        exec(compile(block, str(GUIDE), "exec"), session)
+        exec(compile(block, str(page), "exec"), session)
     return output.getvalue()
