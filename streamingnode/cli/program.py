@@ -5,9 +5,11 @@ import inspect
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from streamingnode.cli.care import backup, doctor, export, info, restore, verify
+from streamingnode.cli.command import locate, node_options
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert
 from streamingnode.cli.machine import bench, config, serve
@@ -70,6 +72,7 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
         return ended.code if isinstance(ended.code, int) else 1
     own = vars(arguments)
     command, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
+    locate(own)
     try:
         code: int | None = command.function(output, **own)
         output.flush()
@@ -99,6 +102,10 @@ class _CommandParser(_Parser):
         """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
         if self._mixing:
             return super().parse_known_args(args, namespace)
+        words = takewhile("--".__ne__, args or ())
+        if any(len(word) > 2 and "--node".startswith(word.partition("=")[0]) for word in words):
+            for action in [each for each in self._actions if each.dest == "place" and not each.option_strings]:
+                self._remove_action(action)  # the option gives it, and the other positionals move up
         self._mixing = True
         try:
             return self.parse_known_intermixed_args(args, namespace)
@@ -112,6 +119,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
+    node = node_options(_CommandParser)
     for command in COMMANDS:
         text = inspect.cleandoc(command.function.__doc__ or "")
         each = commands.add_parser(
@@ -120,6 +128,7 @@ def build_parser() -> argparse.ArgumentParser:
             description=text,
             epilog="\n  ".join(["examples:", *command.examples]),
             formatter_class=raw,
+            parents=[node] if any(names == ("place",) for names, _ in command.arguments) else [],
         )
         for names, options in command.arguments:
             each.add_argument(*names, **options)
