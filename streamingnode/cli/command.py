@@ -92,6 +92,7 @@ PLACE = argument(
     type=directory_or_address,
     help="the node's directory, whether or not a process has it open, or the address of a running one, as tcp://host:port",
 )
+OPTIONAL_PLACE = ("place",), PLACE[1] | {"nargs": "?"}
 CONNECTION = ("token_file", "tls_ca", "tls_cert", "tls_key")
 
 
@@ -126,18 +127,23 @@ def locate(arguments: dict[str, Any]) -> None:
             setattr(place, name, value)
 
 
-def with_node(place: Path | str, work: "Callable[[Node], Awaitable[A]]", *, lasting: bool = False) -> A:
+def with_node(
+    place: Path | str, work: "Callable[[Node], Awaitable[A]]", *, lasting: bool = False, within_s: float | None = None
+) -> A:
     """Return what `work` makes of a node: opened in its directory, or as a client of the process that has it open.
 
-    Work that is `lasting` goes on as a client of a service that wants the directory meanwhile.
+    Work that is `lasting` goes on as a client of a service that wants the directory meanwhile. All of it, opening too, is
+    given up after `within_s` seconds, with `TimeoutError`.
 
     Raises `InvalidArgument` when there is none, `AlreadyOwned` when that process takes no clients.
     """
+    import asyncio
+
     from streamingnode.care.inspect import check_node
     from streamingnode.opening import run_async
 
     async def run() -> A:
-        async with reached(place, lasting=lasting) as node:
+        async with asyncio.timeout(within_s), reached(place, lasting=lasting) as node:
             return await work(node)
 
     if isinstance(place, Path):

@@ -51,19 +51,23 @@ def ls(output: Output, *, place: Path | str, count: bool) -> None:
         collections, as_of_cut = _at_newest_cut(place)
         output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
     described = [
-        {
-            "name": each.name,
-            "id": each.id,
-            "primary_key": each.primary_key,
-            "shards": len(each.vchannels),
-            "partitions": each.partitions,
-            "columns": {field.name: str(field.type) for field in each.schema},
-            "rows": rows.get(each.name),
-        }
+        describe_collection(each) | {"rows": rows.get(each.name)}
         for each in sorted(collections, key=lambda each: each.name)
     ]
     output.records(described)
     output.document({"directory": str(place), "as_of_cut": as_of_cut, "collections": described})
+
+
+def describe_collection(collection: "Collection") -> dict[str, object]:
+    """Return what a collection is, for people and machines."""
+    return {
+        "name": collection.name,
+        "id": collection.id,
+        "primary_key": collection.primary_key,
+        "shards": len(collection.vchannels),
+        "partitions": collection.partitions,
+        "columns": {field.name: str(field.type) for field in collection.schema},
+    }
 
 
 def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
@@ -142,7 +146,7 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
         "streamingnode tail data orders",
         "streamingnode tail data orders --limit 10 --types insert,txn",
         "streamingnode tail data orders --from -5 -o table --follow",
-        "streamingnode tail data orders --from @1h --until @30m -o arrow > orders.arrows",
+        "streamingnode tail data orders --from @1h --until @30m -o arrow | cat > orders.arrows",
         "streamingnode tail --node tcp://127.0.0.1:7070 orders --from id:rocks/1a",
         "streamingnode tail data orders --json | head -1",
     ),

@@ -10,19 +10,25 @@ from typing import Any, NoReturn
 
 from streamingnode.cli.care import backup, doctor, export, info, restore, verify
 from streamingnode.cli.command import locate, node_options
+from streamingnode.cli.completion import completion
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert
 from streamingnode.cli.machine import bench, config, serve
+from streamingnode.cli.manage import collection, reader, txn
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from streamingnode.cli.spark import demo, ingest
 from streamingnode.cli.topics import bridge, channel, group, topic
+from streamingnode.cli.watch import check, top
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 COMMANDS = (
     demo,
     ls,
     info,
+    collection,
     partitions,
+    reader,
+    txn,
     topic,
     group,
     bridge,
@@ -30,6 +36,8 @@ COMMANDS = (
     insert,
     tail,
     flush,
+    top,
+    check,
     ingest,
     verify,
     backup,
@@ -39,6 +47,7 @@ COMMANDS = (
     serve,
     bench,
     config,
+    completion,
 )
 
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
