@@ -17,8 +17,8 @@ ABORTED = "aborted by an operator"
 class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A named reader: it has everything up to `tick`, and holds the log from `message_id` on.
 
-    `backlog` are the messages of the log, of all collections, behind that place, and `behind_s` is how old it is: also that
-    of a reader which has seen everything goes on while it is closed.
+    `backlog` are the messages of the log, of all collections, behind that place, and `behind_s` is how old it is, no older
+    than the collection: that of a reader which has seen everything grows, too, while it is closed.
     """
 
     collection: str
@@ -118,5 +118,5 @@ def _reader_info(
         message_id=str(message_id_kind(at.wal_name)(at.position)),
         tick=at.tick,
         backlog=max(0, channel.log.next_position - at.position),
-        behind_s=max(0, channel.ticks.now_ms() - physical_ms(at.tick)) / 1000,
+        behind_s=max(0, channel.ticks.now_ms() - physical_ms(max(at.tick, info.created_tick))) / 1000,
     )

@@ -269,6 +269,8 @@ async def _before_last(
                     if is_wanted(message):
                         found.append(message.message_id)
         except Truncated:
+            if not start:
+                raise
             back_ms = upto  # more than there is
             continue
         if len(found) == count or not start:

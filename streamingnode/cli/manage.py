@@ -93,7 +93,7 @@ def parse_schema(text: str) -> "pa.Schema":
     import pyarrow as pa
 
     by_alias: Any = pa.type_for_alias  # its stub knows the aliases one by one
-    fields = list[AnyField]()
+    fields: list[AnyField] = []
     for column in _BETWEEN_COLUMNS.split(text):
         name, _, kind = map(str.strip, column.partition(":"))
         bare = kind.removesuffix("not null").rstrip()
