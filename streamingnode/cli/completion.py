@@ -20,17 +20,17 @@ class Words(NamedTuple):
 @command(
     argument("shell", choices=["bash", "zsh", "fish"], help="whose completion"),
     examples=(
-        "streamingnode completion bash > ~/.local/share/bash-completion/completions/streamingnode",
-        'streamingnode completion zsh > "${fpath[1]}/_streamingnode"',
-        "streamingnode completion fish > ~/.config/fish/completions/streamingnode.fish",
-        "streamingnode completion bash --json",
+        "streamingnode completion bash",
+        "streamingnode completion fish | source",
+        "streamingnode completion zsh --json",
     ),
 )
 def completion(output: Output, *, shell: str) -> None:
     """Print a script that completes commands in a shell.
 
-    Commands, their options, and what those choose from; everything else completes as files. Write it where the shell
-    looks, or for one session of bash: source <(streamingnode completion bash).
+    Commands, their options, and what those choose from; everything else completes as files. For each new shell:
+    source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind compinit, and
+    streamingnode completion fish | source in ~/.config/fish/config.fish.
     """
     from streamingnode.cli.program import build_parser
 
@@ -93,7 +93,7 @@ def _bash(words: list[Words]) -> str:
 
 
 def _zsh(words: list[Words]) -> str:
-    return f"#compdef streamingnode\nautoload -U +X bashcompinit && bashcompinit\n{_bash(words)}"
+    return f"autoload -U +X bashcompinit && bashcompinit\n{_bash(words)}"
 
 
 def _fish(words: list[Words]) -> str:

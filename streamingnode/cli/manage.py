@@ -106,8 +106,8 @@ def parse_schema(text: str) -> "pa.Schema":
                 of = by_alias(bare)
         except ValueError:
             raise InvalidArgument(
-                f"--schema: {shown(column)} is no column — give NAME:TYPE, as id:int64, item:string, "
-                "at:timestamp[us, tz=UTC] or price:decimal128(10, 2); insert --create takes other types from a file"
+                f"--schema: {shown(column)} is no column — give NAME:TYPE with a type as `ls` shows them, as id:int64 or "
+                "at:timestamp[us, UTC]; insert --create takes lists and structs from a file"
             ) from None
         fields.append(pa.field(name, of, nullable=bare == kind))
     return pa.schema(fields)
