@@ -32,7 +32,7 @@ async def read(node: Node, name: str) -> list[int]:
     async with node.read("c", name=name, until=await node.consistent_tick()) as messages:
         async for message in messages:
             if (rows := message.to_arrow()) is not None:
-                keys += map(int, rows["id"].to_pylist())
+                keys += map(int, rows["id"].to_numpy())
                 await messages.ack(message)
     await wait_closed(node)
     return keys
