@@ -1,11 +1,8 @@
-"""`streamingnode completion`: a script that completes commands, options and their choices in a shell, made of the parser."""
+"""A script that completes commands, options and their choices in a shell, made of the parser."""
 
 import argparse
 import shlex
 from typing import NamedTuple
-
-from streamingnode.cli.command import argument, command
-from streamingnode.cli.output import Output
 
 
 class Words(NamedTuple):
@@ -17,28 +14,9 @@ class Words(NamedTuple):
     values: dict[str, list[str]]
 
 
-@command(
-    argument("shell", choices=["bash", "zsh", "fish"], help="whose completion"),
-    examples=(
-        "streamingnode completion bash",
-        "streamingnode completion fish | source",
-        "streamingnode completion zsh --json",
-    ),
-)
-def completion(output: Output, *, shell: str) -> None:
-    """Print a script that completes commands in a shell.
-
-    Commands, their options, and what those choose from; everything else completes as files. For each new shell:
-    source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind compinit, and
-    streamingnode completion fish | source in ~/.config/fish/config.fish.
-    """
-    from streamingnode.cli.program import build_parser
-
-    words = words_of(build_parser())
-    script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words)
-    output.document({"shell": shell, "script": script})
-    if not output.as_json:
-        output.write(script)
+def script_for(shell: str, parser: argparse.ArgumentParser) -> str:
+    """Return the script for `bash`, `zsh` or `fish`."""
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words_of(parser))
 
 
 def words_of(parser: argparse.ArgumentParser) -> list[Words]:
