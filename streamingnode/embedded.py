@@ -20,16 +20,7 @@ from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges
-from streamingnode.holders import (
-    ABORTED,
-    ReaderInfo,
-    TransactionInfo,
-    check_passed,
-    find_position,
-    list_readers,
-    list_transactions,
-    seek_reader,
-)
+from streamingnode.holders import ABORTED, ReaderInfo, TransactionInfo, list_readers, list_transactions, seek_reader
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
@@ -227,7 +218,7 @@ class EmbeddedReading:
 
     async def open(self) -> None:
         """Find the place to start."""
-        check_passed(self._channel, self._policy.at, self._until)
+        self._channel.check_passed(self._policy.at, self._until)
         await self._open()
 
     async def next_batch(self) -> ScanBatch:
@@ -256,7 +247,7 @@ class EmbeddedReading:
             await self._scan(policy)
             return
         known = readers.list_readers(self._info.id).get(name)
-        start = known or await find_position(self._channel, policy)
+        start = known or await self._channel.find_position(policy)
         named = self._named = await readers.open(self._info.id, name, start=start)
         try:
             await self._scan(named.position.policy, after_tick=named.position.tick)

@@ -60,7 +60,7 @@ async def seek_reader(
     before = readers.list_readers(info.id).get(name)
     if before is None:
         raise InvalidArgument(f"collection {info.name!r} has no reader {shown(name)} — see which ones there are")
-    to = await find_position(channel, policy)
+    to = await channel.find_position(policy)
     if not dry_run:
         await readers.move(info.id, name, to)
         try:  # the log may have been given up to behind that place before the reader held it
@@ -70,22 +70,6 @@ async def seek_reader(
             await readers.move(info.id, name, before)
             raise
     return _reader_info(channel, readers, info, name, to)
-
-
-async def find_position(channel: Channel, policy: DeliverPolicy) -> ReaderPosition:
-    """Return where a policy starts. Raises `Truncated`, and `InvalidArgument` for what is yet to come."""
-    check_passed(channel, policy.at)
-    async with channel.read(policy) as scanner:
-        return ReaderPosition(channel.log.name, channel.log.wal_name, scanner.place.position, scanner.place.after_tick)
-
-
-def check_passed(channel: Channel, *bounds: object) -> None:
-    """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
-    newest = channel.ticks.allocate()  # above all that were given out
-    latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
-    if latest > newest:
-        advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
-        raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
 
 def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:

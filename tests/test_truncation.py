@@ -13,7 +13,7 @@ import streamingnode as sn
 from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
-from streamingnode import holders, reader
+from streamingnode import reader
 from streamingnode.channel import Channel
 from streamingnode.config import load_config
 from streamingnode.node import Node
@@ -252,10 +252,10 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
 ) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c")
-        first = await insert(node, "c", 1)
+        find_position_as_it_is, first = Channel.find_position, await insert(node, "c", 1)
 
         async def find_position(channel: Channel, policy: DeliverPolicy) -> ReaderPosition:
-            found = await holders.find_position(channel, policy)
+            found = await find_position_as_it_is(channel, policy)
             if await is_kept(node, first):
                 await insert(node, "c", 2)
                 await node.flush()
@@ -263,7 +263,7 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
                 await until_given_up(node, first)
             return found
 
-        monkeypatch.setattr("streamingnode.embedded.find_position", find_position)
+        monkeypatch.setattr(Channel, "find_position", find_position)
         policy = policy_of(first.message_ids[0])
         types = [sn.MessageType.INSERT]
         if policy == DeliverPolicy.all():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import PLACE, argument, command, with_node
-from streamingnode.cli.output import EXIT_OK, Output, format_bytes
+from streamingnode.cli.output import EXIT_OK, Output, format_tick
 from wal.errors import InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def top(output: Output, *, place: Path | str, interval: float, rounds: int | Non
         while shown != rounds:
             await anyio.sleep(interval)
             now = await _ask(node)
-            _show(place, before[0], now, output)
+            _show(before[0], now, output)
             before, shown = now, shown + 1
 
     try:
@@ -62,7 +62,7 @@ def top(output: Output, *, place: Path | str, interval: float, rounds: int | Non
     return EXIT_OK
 
 
-def _show(place: Path | str, before: "NodeStatistics", sample: "Sample", output: Output) -> None:
+def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
     from streamingnode.care.health import flusher_lag_s
 
     now, readers, transactions = sample
@@ -72,49 +72,39 @@ def _show(place: Path | str, before: "NodeStatistics", sample: "Sample", output:
         return round(max(0, count - count_before) / passed_s, 1)  # another process has the node since, and counts anew
 
     one, two, flusher, space = before.appends, now.appends, now.flusher, now.space
-    rates = {
-        "rows_per_s": rate(two.rows, one.rows),
-        "bytes_per_s": rate(int(two.message_bytes.total), int(one.message_bytes.total)),
-        "appends_per_s": rate(two.succeeded, one.succeeded),
-    }
-    lag_s, oldest_s = flusher_lag_s(now), max((each.age_s for each in transactions), default=0.0)
-    free_bytes = None if space is None else space.free_bytes
     if output.stdout.isatty() and not output.as_json:
         output.write(CLEAR_SCREEN)
-    output.fields(
+    output.show(
         {
-            "node": f"{place}, log {now.log.state}, up {now.uptime_s:.0f} s",
-            "appends": f"{rates['rows_per_s']:.0f} rows/s, {format_bytes(rates['bytes_per_s'])}/s, "
-            f"{rates['appends_per_s']:.0f} appends/s, p99 {two.seconds.p99 * 1000:.1f} ms",
-            "flusher": f"{flusher.state.value}, {flusher.unflushed_rows} rows wait, the oldest for {lag_s:.1f} s",
-            "transactions": f"{len(transactions)} open, the oldest for {oldest_s:.1f} s",
-            "disk": "in memory" if space is None else f"{format_bytes(space.free_bytes)} free, {space.level}",
-        }
-    )
-    output.records([_reader_line(each) for each in readers])
-    output.document(
-        {
-            "at_ms": now.at_ms,
+            "time": format_tick(now.ticks.last),
             "log": now.log.state,
-            **rates,
-            "append_p99_s": two.seconds.p99,
-            "flusher": {"state": flusher.state, "unflushed_rows": flusher.unflushed_rows, "lag_s": lag_s},
-            "transactions": {"open": len(transactions), "oldest_s": oldest_s},
-            "free_bytes": free_bytes,
-            "readers": [_reader_line(each) for each in readers],
+            "rows_per_s": rate(two.rows, one.rows),
+            "bytes_per_s": rate(int(two.message_bytes.total), int(one.message_bytes.total)),
+            "appends_per_s": rate(two.succeeded, one.succeeded),
+            "append_p99_ms": round(two.seconds.p99 * 1000, 1),
+            "flusher": {
+                "state": flusher.state.value,
+                "unflushed_rows": flusher.unflushed_rows,
+                "lag_s": round(flusher_lag_s(now), 1),
+            },
+            "transactions": {
+                "open": len(transactions),
+                "oldest_s": max((round(each.age_s, 1) for each in transactions), default=0),
+            },
+            "free_mib": None if space is None else space.free_bytes >> 20,
+            "readers": [
+                {
+                    "reader": each.name,
+                    "collection": each.collection,
+                    "open": each.is_open,
+                    "backlog": each.backlog,
+                    "lag_s": round(each.behind_s, 1),
+                }
+                for each in readers
+            ],
         }
     )
     output.flush()
-
-
-def _reader_line(reader: "ReaderInfo") -> dict[str, object]:
-    return {
-        "reader": reader.name,
-        "collection": reader.collection,
-        "open": reader.is_open,
-        "backlog": reader.backlog,
-        "lag_s": round(reader.behind_s, 1),
-    }
 
 
 def limits(text: str) -> tuple[float, float]:

@@ -45,7 +45,7 @@ def test_top_prints_one_line_of_json_for_each_look(place: "Place", run: "Run") -
     assert len(looks) == 2
     for look in looks:
         assert look["log"] == "open"
-        assert look["free_bytes"] > 0
+        assert look["free_mib"] > 0
         assert look["flusher"]["lag_s"] >= 0
         assert ("billing", place.orders) in {(each["reader"], each["collection"]) for each in look["readers"]}
 
@@ -76,7 +76,7 @@ def test_top_rewrites_a_terminal_in_place_and_an_interrupt_ends_it_with_zero(dat
         assert running.stderr is not None
         assert "Traceback" not in running.stderr.read()
     os.close(ours)
-    assert b"rows/s" in shown
+    assert b"rows_per_s" in shown
 
 
 @pytest.mark.parametrize("wrong", [["--interval", "0"], ["--interval", "nan"], ["-n", "0"]])
