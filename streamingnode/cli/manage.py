@@ -57,8 +57,9 @@ def collection(
     `ls` shows which there are; `insert --create` makes one with the columns of a file, lists and structs too. Dropping
     is at once and for good, and ends open transactions on the collection.
     """
-    if (action == "create") is (schema is None or primary_key is None):
-        takes = "--schema and --primary-key" if action == "create" else "neither --schema nor --primary-key"
+    creates, given = action == "create", [schema, primary_key]
+    if (None in given or dry_run) if creates else any(each is not None for each in given):
+        takes = "--schema and --primary-key, and no --dry-run" if creates else "neither --schema nor --primary-key"
         raise InvalidArgument(f"{action} takes {takes} — see collection --help")
     columns = None if schema is None else parse_schema(schema)
 
@@ -68,19 +69,13 @@ def collection(
             if not dry_run:
                 await node.drop_collection(collection)
             return found
-        from streamingnode.collections import check_definition
-
-        options: dict[str, Any] = {"primary_key": str(primary_key), "shards": shards, "partitions": partition}
-        definition = check_definition(collection, columns, **options)
-        if dry_run:
-            return {"name": definition.name, "primary_key": primary_key, "shards": shards}
-        made = await node.create_collection(collection, columns, **options)
+        made = await node.create_collection(
+            collection, columns, primary_key=str(primary_key), shards=shards, partitions=partition
+        )
         return describe_collection(made)
 
     described = with_node(place, apply)
-    _print_change(
-        output, {"create": "created", "drop": "dropped"}[action], f"collection {collection}", described, dry_run
-    )
+    _print_change(output, "created" if creates else "dropped", f"collection {collection}", described, dry_run)
 
 
 _BETWEEN_COLUMNS = re.compile(r",(?![^\[(]*[\])])")

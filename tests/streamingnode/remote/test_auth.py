@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import streamingnode as sn
+from streamingnode.cli import main
 from streamingnode.errors import AccessDenied, InvalidArgument, Unauthenticated, Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import parse_address
@@ -286,6 +287,15 @@ async def test_with_a_client_authority_only_its_certificates_are_let_in(certific
             with pytest.raises(Unreachable):
                 await sn.connect(url, tls=client_tls(certificates, certificate=certificate))
         assert (await contents(node)).keys() == {1}
+
+
+async def test_a_command_shows_its_certificate_and_verifies_that_of_the_node(certificates: Path) -> None:
+    async with listening(None, node_tls(certificates, client_ca=True), by_certificate=True) as (_, _, port):
+        command = ["flush", "--node", f"tls://127.0.0.1:{port}"]
+        authority = ["--tls-ca", str(certificates / "ca.pem")]
+        own = ["--tls-cert", str(certificates / "client.pem"), "--tls-key", str(certificates / "client.key")]
+        for options, code in ((authority + own, 0), (authority, Unreachable.exit_code), (own, Unreachable.exit_code)):
+            assert await asyncio.to_thread(main, command + options) == code, options
 
 
 async def test_nothing_is_left_of_those_whose_handshake_failed(certificates: Path) -> None:
