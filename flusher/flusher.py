@@ -109,6 +109,7 @@ class FlusherStatistics:
     cut_tick: int
     cut_crc32c: int
     checkpoint_position: int
+    unflushed_since_tick: int
     unflushed_rows: int
     unflushed_bytes: int
     held_bytes: int
@@ -208,6 +209,7 @@ class Flusher:
             cut_tick=self.checkpoint.tick,
             cut_crc32c=self.checkpoint.manifest_crc32c,
             checkpoint_position=self.checkpoint.position,
+            unflushed_since_tick=cut.first_tick if cut and cut.files else 0,
             unflushed_rows=sum(file.rows for file in cut.files.values()) if cut else 0,
             unflushed_bytes=cut.taken_bytes if cut else 0,
             held_bytes=cut.held_bytes if cut else 0,

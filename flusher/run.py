@@ -121,6 +121,8 @@ class OpenCut:
 
     def __init__(self, number: int, catalog: Catalog, start_file: Callable[..., FileInProgress]) -> None:
         self.number = number
+        self.first_tick = 0
+        """About that of its first row; 0 without one."""
         self.files: dict[int | str, FileInProgress] = {}
         """By segment, those of deletes by vchannel; each has rows."""
         self._catalog = catalog
@@ -236,6 +238,7 @@ class FlushRun:
         for batch, ticks in row_batches(visible):
             take_in = self.open_cut.insert if batch.type is MessageType.INSERT else self.open_cut.delete
             take_in(Rows.of(batch, ticks))
+            self.open_cut.first_tick = self.open_cut.first_tick or visible.time_tick
         if isinstance(visible, Message):
             await self._take_in_one(visible, writers)
 

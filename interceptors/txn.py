@@ -88,7 +88,7 @@ class TxnInterceptor(Interceptor):
         """Set when a session needs a rollback in the log."""
         self._limits = limits
         self._memory = memory
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._commits = Commits() if commits is None else commits
         self._sessions: dict[int, Session] = {}
         self._begins: dict[int, Pack | int] = {}
@@ -104,6 +104,11 @@ class TxnInterceptor(Interceptor):
     def live(self) -> int:
         """How many transactions are open."""
         return len(self._sessions)
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The open ones, oldest first; to be looked at."""
+        return tuple(self._sessions.values())
 
     @property
     def size_bytes(self) -> int:
@@ -163,7 +168,7 @@ class TxnInterceptor(Interceptor):
         failpoint("txn.group_durable")
 
     async def _begin(self, pack: Pack, append: AppendPack) -> None:
-        begin, limits, now_ms = pack.messages[0], self._limits, self._now_ms()
+        begin, limits, now_ms = pack.messages[0], self._limits, self.now_ms()
         assert isinstance(begin.header, BeginTxnHeader), "a begin has its own header"
         keepalive_ms = min(begin.header.keepalive_ms or limits.keepalive_ms_default, int(limits.age_s_max * 1000))
         if len(self._sessions) >= limits.sessions_max:
@@ -203,7 +208,7 @@ class TxnInterceptor(Interceptor):
             failpoint("txn.body_joined")
             await append(pack)
             failpoint("txn.body_durable")
-            acknowledged_ms = self._now_ms()
+            acknowledged_ms = self.now_ms()
         finally:
             if pack.ticket is None:
                 session.drop_bodies(bodies)
@@ -286,7 +291,7 @@ class TxnInterceptor(Interceptor):
 
     def expire(self) -> None:
         """Fail every session whose time is over, by idleness or age."""
-        now_ms = self._now_ms()
+        now_ms = self.now_ms()
         for session in self._sessions.values():
             if failure := session.due(now_ms):
                 self._fail(session, failure)
@@ -315,7 +320,7 @@ class TxnInterceptor(Interceptor):
         """Fail the session if its time is over or a fence is above its begin; the transition that follows raises."""
         if session.state not in OPEN:
             return
-        if failure := session.due(self._now_ms()):
+        if failure := session.due(self.now_ms()):
             self._fail(session, failure)
         elif self._is_fenced(session, vchannels):
             self._fail(session, Failure.OVERTAKEN)
@@ -341,7 +346,7 @@ class TxnInterceptor(Interceptor):
 
     def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
         assert isinstance(begin.header, BeginTxnHeader)
-        now_ms, last_tick = self._now_ms(), max(message.time_tick for message in (begin, *bodies))
+        now_ms, last_tick = self.now_ms(), max(message.time_tick for message in (begin, *bodies))
         # How long ago that was only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
         session = Session(
             begin.txn_id,

@@ -6,8 +6,11 @@ from enum import Enum, unique
 from types import NoneType
 
 from wal.errors import InvalidArgument, StreamingNodeError
-from wal.position import MessageId
+from wal.position import MessageId, message_id_kind
 from wal.timetick import tick_given
+
+PlainPlace = tuple[str, int] | int | None
+"""The kind of log and the position of a message, or a tick."""
 
 
 class ReaderBusy(StreamingNodeError):
@@ -68,6 +71,20 @@ class DeliverPolicy:
         if isinstance(after, MessageId):
             return DeliverPolicy(Start.AFTER, _checked_id(after))
         return DeliverPolicy(Start.AFTER_TICK, tick_given("after", after))
+
+    @staticmethod
+    def of_plain(start: str, at: PlainPlace) -> "DeliverPolicy":
+        """Return the policy whose `plain` this is. Raises `InvalidArgument`."""
+        try:
+            return DeliverPolicy(Start(start), message_id_kind(at[0])(at[1]) if isinstance(at, tuple) else at)
+        except ValueError as error:
+            raise InvalidArgument(f"no reader starts so: {error} — use a policy that DeliverPolicy makes") from error
+
+    @property
+    def plain(self) -> tuple[str, PlainPlace]:
+        """Its start, and where that is, as they cross a connection."""
+        at = self.at
+        return self.start.value, (at.wal_name, at.position) if isinstance(at, MessageId) else at
 
     def __str__(self) -> str:
         return self.start.value if self.at is None else f"{self.start.value} {self.at}"

@@ -96,6 +96,17 @@ class NamedReaders:
         """
         return await carry_on(self._delete(self._reserve(collection_id, name)))
 
+    async def move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
+        """Have a reader resume at `to`, ahead of its place or behind it; durable when this returns.
+
+        Raises `ReaderBusy` while it is open, `InvalidArgument` when there is none. Cancelled, it may still take place.
+        """
+        await carry_on(self._move(self._reserve(collection_id, name), to))
+
+    def is_open(self, collection_id: int, name: str) -> bool:
+        """Whether somebody has the reader open, or is about to."""
+        return _key(collection_id, name) in self._open
+
     async def keep_only(self, live: Collection[int]) -> None:
         """Forget the readers of collections that are not `live`; none is open yet."""
         keys = [key for key in self._positions if _collection_id(key) not in live]
@@ -131,6 +142,24 @@ class NamedReaders:
         finally:
             del self._open[key]
 
+    async def _move(self, key: str, to: ReaderPosition) -> None:
+        try:
+            before = self._positions.get(key)
+            if before is None:
+                raise InvalidArgument(f"there is no reader {key.rpartition('/')[2]!r} — see which ones there are")
+            # Whichever the store has after a crash, the log has to be there: the lower one is held until it is known.
+            self._positions[key] = min(before, to, key=lambda at: at.position)
+            self._in_doubt.add(key)
+            try:
+                await self.save(key, to)
+            except StreamingNodeError as error:
+                if error.retryable != "indeterminate":
+                    self._positions[key] = before
+                    self._in_doubt.discard(key)
+                raise
+        finally:
+            del self._open[key]
+
     async def _save_first(self, key: str, start: ReaderPosition) -> None:
         # It holds the log from now on, which could be gone once the write is done. And it goes on holding it when nobody
         # knows whether the write took place: cancelled, or indeterminate.
@@ -150,7 +179,9 @@ class NamedReaders:
     def _reserve(self, collection_id: int, name: str) -> str:
         key = _key(collection_id, name)
         if key in self._open:
-            raise ReaderBusy(f"reader {name!r} is open or being deleted — close it, or use another name")
+            raise ReaderBusy(
+                f"reader {name!r} is open, or being moved or deleted — close it first, or use another name"
+            )
         self._open[key] = None
         return key
 

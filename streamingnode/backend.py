@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, PlainPlace
 from scanner.named_reader import ReaderPosition
 from scanner.scanner import ScanBatch
 from streamingnode.care.findings import Report
@@ -15,6 +15,7 @@ from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
 from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig
+from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import Channels
 from wal.append import Append
@@ -161,6 +162,18 @@ class Backend(Protocol):
 
     async def delete_reader(self, collection: str, name: str) -> bool:
         """As `Node.delete_reader`."""
+
+    async def named_readers(self) -> tuple[ReaderInfo, ...]:
+        """As `Node.readers`."""
+
+    async def seek_reader(self, collection: str, name: str, start: str, at: PlainPlace, *, dry_run: bool) -> ReaderInfo:
+        """As `Node.seek_reader`, with the policy as plain data."""
+
+    async def open_transactions(self) -> tuple[TransactionInfo, ...]:
+        """As `Node.transactions`."""
+
+    async def abort_transaction(self, txn_id: int) -> None:
+        """As `Node.abort_transaction`."""
 
     async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
         """As `Node.snapshot`."""

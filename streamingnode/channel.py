@@ -23,12 +23,14 @@ from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardMa
 from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
 from interceptors.txn import TxnInterceptor
 from interceptors.window import encode_window
+from scanner.deliver_policy import DeliverPolicy
+from scanner.named_reader import ReaderPosition
 from scanner.scanner import ScannerRegistry
 from streamingnode.config import NodeConfig
 from wal.adaptor import Wal
 from wal.append import Append, AppendGroup, AppendObserver, AppendPack, AppendResult
 from wal.entry import LogEntry
-from wal.errors import StreamingNodeError
+from wal.errors import InvalidArgument, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.files import disk_errors_typed
 from wal.headers import CutHeader, MessageType
@@ -216,6 +218,20 @@ class Channel:
             return max((self.term.mvcc.of(vchannel).time_tick for vchannel in vchannels), default=tick)
 
         return await self.wal.in_term(ask)
+
+    async def find_position(self, policy: DeliverPolicy) -> ReaderPosition:
+        """Return where a policy starts. Raises `Truncated`, and `InvalidArgument` for what is yet to come."""
+        self.check_passed(policy.at)
+        async with self.read(policy) as scanner:
+            return ReaderPosition(self.log.name, self.log.wal_name, scanner.place.position, scanner.place.after_tick)
+
+    def check_passed(self, *bounds: object) -> None:
+        """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
+        newest = self.ticks.allocate()  # above all that were given out
+        latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
+        if latest > newest:
+            advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
+            raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
     async def request_cut(self) -> int:
         """Cut if there is something to cut; return the number of the cut that covers all before the call, 0 for none ever.

@@ -11,7 +11,7 @@ import pyarrow as pa
 from flusher.flusher import Flusher
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from scanner.deliver_policy import DeliverPolicy, Start
+from scanner.deliver_policy import DeliverPolicy, PlainPlace, Start
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.care.findings import Report
@@ -20,10 +20,13 @@ from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges
+from streamingnode.holders import ABORTED, ReaderInfo, TransactionInfo, list_readers, list_transactions, seek_reader
 from streamingnode.snapshot import take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import check_note
+from streamingnode.writing.transaction import rollback_group
+from streamingnode.writing.write import check_txn_id
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
 from wal.position import MessageId, Place, message_id_kind
@@ -133,6 +136,23 @@ class EmbeddedBackend(CatalogChanges):
         """As `Node.delete_reader`."""
         return await self.readers.delete_reader(self.catalog.collection_by_name(collection).id, name)
 
+    async def named_readers(self) -> tuple[ReaderInfo, ...]:
+        """As `Node.readers`."""
+        return list_readers(self.channel, self.readers)
+
+    async def seek_reader(self, collection: str, name: str, start: str, at: PlainPlace, *, dry_run: bool) -> ReaderInfo:
+        """As `Node.seek_reader`."""
+        info, policy = self.catalog.collection_by_name(collection), DeliverPolicy.of_plain(start, at)
+        return await seek_reader(self.channel, self.readers, info, name, policy, dry_run=dry_run)
+
+    async def open_transactions(self) -> tuple[TransactionInfo, ...]:
+        """As `Node.transactions`."""
+        return list_transactions(self.channel)
+
+    async def abort_transaction(self, txn_id: int) -> None:
+        """As `Node.abort_transaction`."""
+        await self.append(rollback_group(check_txn_id(txn_id), ABORTED))
+
     async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
         """As `Node.snapshot`."""
         info = self.catalog.collection_by_name(collection)
@@ -200,7 +220,7 @@ class EmbeddedReading:
 
     async def open(self) -> None:
         """Find the place to start."""
-        _check_passed(self._channel, self._policy.at, self._until)
+        self._channel.check_passed(self._policy.at, self._until)
         await self._open()
 
     async def next_batch(self) -> ScanBatch:
@@ -229,7 +249,7 @@ class EmbeddedReading:
             await self._scan(policy)
             return
         known = readers.list_readers(self._info.id).get(name)
-        start = known or await self._find_position(policy)
+        start = known or await self._channel.find_position(policy)
         named = self._named = await readers.open(self._info.id, name, start=start)
         try:
             await self._scan(named.position.policy, after_tick=named.position.tick)
@@ -250,18 +270,3 @@ class EmbeddedReading:
             policy = DeliverPolicy.start_from(message_id_kind(self._channel.log.wal_name)(position))
         self._scanner = self._channel.read(policy, vchannels=self._vchannels, types=self._types, after_tick=after_tick)
         await self._scanner.open()
-
-    async def _find_position(self, policy: DeliverPolicy) -> ReaderPosition:
-        """Return where a policy starts, for a reader that is new to its name."""
-        log = self._channel.log
-        async with self._channel.read(policy) as scanner:
-            return ReaderPosition(log.name, log.wal_name, scanner.place.position, scanner.place.after_tick)
-
-
-def _check_passed(channel: Channel, *bounds: object) -> None:
-    """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
-    newest = channel.ticks.allocate()  # above all that were given out
-    latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
-    if latest > newest:
-        advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
-        raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")

@@ -19,6 +19,7 @@ from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
 from streamingnode.collections import Collection, check_definition, check_name, collection_of
 from streamingnode.config import NodeConfig, check_path
+from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.reader import CollectionReader
 from streamingnode.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
@@ -202,6 +203,18 @@ class Node:
         """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
         await self._append(rollback_group(check_txn_id(txn_id), "rolled back by its caller"), "the rollback", timeout)
 
+    async def transactions(self) -> tuple[TransactionInfo, ...]:
+        """Return the open transactions of all clients, oldest first: those that are sent before their commit."""
+        return await self._run(self._backend.open_transactions, "the transactions", changes=False)
+
+    async def abort_transaction(self, txn_id: int) -> None:
+        """Roll a transaction of any client back; its next call raises `TransactionExpired`.
+
+        Raises `TransactionExpired` or `InvalidTransactionState` when it is not open.
+        """
+        check_txn_id(txn_id)
+        await self._run(partial(self._backend.abort_transaction, txn_id), "the rollback")
+
     # --- producers ------------------------------------------------------------------------------------------------------
 
     async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
@@ -284,6 +297,24 @@ class Node:
         """
         self._info(collection)
         return await self._run(partial(self._backend.delete_reader, collection, name), "forgetting the reader")
+
+    async def readers(self) -> tuple[ReaderInfo, ...]:
+        """Return the named readers of all collections, by collection and name: where they are, and who holds the log."""
+        return await self._run(self._backend.named_readers, "the readers", changes=False)
+
+    async def seek_reader(
+        self, collection: str, name: str, policy: DeliverPolicy, *, dry_run: bool = False
+    ) -> ReaderInfo:
+        """Have a named reader go on where `policy` starts, and return where that is; with `dry_run` only that.
+
+        Durable when this returns. What lies between is delivered again, or never. Raises `ReaderBusy` while the reader is
+        open, `Truncated` for a place below what is kept, and `InvalidArgument` when there is no such reader.
+        """
+        self._info(collection)
+        if not isinstance(policy, DeliverPolicy):
+            raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
+        seek = partial(self._backend.seek_reader, collection, name, *policy.plain, dry_run=dry_run)
+        return await self._run(seek, "moving the reader", changes=not dry_run)
 
     # --- collections ----------------------------------------------------------------------------------------------------
 

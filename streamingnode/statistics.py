@@ -21,8 +21,10 @@ from streamingnode.channel import Channel
 from wal.append import AppendObserver, Pack
 from wal.errors import Corrupt
 from wal.files import create_file, read_regular
+from wal.headers import DeleteHeader, InsertHeader
 from wal.lifecycle import LogStatus
 from wal.measure import Distribution, Histogram, Rate
+from wal.message import MutableMessage
 from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import TopicInfo
 from wal.rocksmq.queue import RocksMQ
@@ -44,6 +46,7 @@ class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     cancelled: int
     in_flight: int
+    rows: int
     messages_per_s: float
     bytes_per_s: float
     seconds: Distribution
@@ -126,6 +129,10 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, TopicInfo] = {}
 
 
+def _rows_of(message: MutableMessage) -> int:
+    return message.header.rows if isinstance(message.header, InsertHeader | DeleteHeader) else 0
+
+
 UNCOUNTED_MAX = 256
 """Appends counted at a time, which costs half as much; whoever asks for statistics sees all of them."""
 
@@ -141,6 +148,7 @@ class AppendMeter:
         self._ended = {"ok": 0, "error": 0, "cancel": 0}
         self._seconds, self._message_bytes = Histogram(), Histogram()
         self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
+        self._rows = 0
         self._uncounted: list[tuple[float, float, int, int, int]] = []
         """Of appends that succeeded: when they ended, by the clock of the rates, seconds, groups, messages, bytes."""
         self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
@@ -151,6 +159,7 @@ class AppendMeter:
         self._ended[status] += groups
         self._ended["error"] += pack.refused
         if status == "ok" and groups:
+            self._rows += sum([batch.rows for batch in pack.batches]) or sum(map(_rows_of, pack.messages))
             self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes))
             if len(self._uncounted) >= UNCOUNTED_MAX:
                 self._count()
@@ -182,6 +191,7 @@ class AppendMeter:
             failed=self._ended["error"],
             cancelled=self._ended["cancel"],
             in_flight=in_flight,
+            rows=self._rows,
             messages_per_s=self._messages.per_second,
             bytes_per_s=self._bytes.per_second,
             seconds=self._seconds.distribution(),

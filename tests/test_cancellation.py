@@ -169,6 +169,17 @@ class Caller:
         await self.node.producer("brief")
         await self.node.delete_producer("brief")
 
+    async def move_a_reader(self) -> None:
+        await self.read_by_name()
+        await self.node.seek_reader("c", "billing", sn.DeliverPolicy.all())
+        assert [each.name for each in await self.node.readers()] == ["billing"]
+
+    async def abort_a_transaction(self) -> None:
+        txn_id = await self.node.begin_transaction()
+        await self.node.insert("c", [{"key": 0, "value": -1}], txn_id=txn_id)
+        assert txn_id in [each.txn_id for each in await self.node.transactions()]
+        await self.node.abort_transaction(txn_id)
+
     async def drop_partition(self) -> None:
         name = f"p{self.number()}"
         await self.node.create_partition("c", name)

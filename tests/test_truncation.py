@@ -16,7 +16,6 @@ from scanner.named_reader import ReaderPosition
 from streamingnode import reader
 from streamingnode.channel import Channel
 from streamingnode.config import load_config
-from streamingnode.embedded import EmbeddedReading
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from streamingnode.snapshot import take_snapshot
@@ -253,10 +252,10 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
 ) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c")
-        find_position_as_it_is, first = EmbeddedReading._find_position, await insert(node, "c", 1)
+        find_position_as_it_is, first = Channel.find_position, await insert(node, "c", 1)
 
-        async def find_position(reader: EmbeddedReading, policy: DeliverPolicy) -> ReaderPosition:
-            found = await find_position_as_it_is(reader, policy)
+        async def find_position(channel: Channel, policy: DeliverPolicy) -> ReaderPosition:
+            found = await find_position_as_it_is(channel, policy)
             if await is_kept(node, first):
                 await insert(node, "c", 2)
                 await node.flush()
@@ -264,7 +263,7 @@ async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_n
                 await until_given_up(node, first)
             return found
 
-        monkeypatch.setattr(EmbeddedReading, "_find_position", find_position)
+        monkeypatch.setattr(Channel, "find_position", find_position)
         policy = policy_of(first.message_ids[0])
         types = [sn.MessageType.INSERT]
         if policy == DeliverPolicy.all():

@@ -1,6 +1,6 @@
-"""Whether a machine, an installation and a node directory are fit: facts, and what is wrong, in plain words. Blocks.
+"""Whether a machine, an installation, a node directory and a running node are fit: facts, and what is wrong, in plain words.
 
-What is measured is measured here and now; one temporary file is written where the node would write.
+What is measured is measured here and now; one temporary file is written where the node would write. All but `judge` blocks.
 """
 
 import os
@@ -8,6 +8,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,14 +17,19 @@ from pathlib import Path
 import google_crc32c
 
 from flusher.directory import CutLog
+from flusher.flusher import FlusherState
 from spark_sink.errors import PackageMissing, install
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import check_node, floor_of, is_node
+from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.ownership import assert_sole_owner
+from streamingnode.statistics import NodeStatistics
 from wal.errors import StreamingNodeError
 from wal.files import disk_errors_typed, open_files_max
+from wal.lifecycle import LogState
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import check_place
+from wal.timetick import physical_ms
 
 REQUIRED = ("anyio", "google_crc32c", "msgspec", "numpy", "protobuf", "pyarrow", "rocksdict", "stamina", "structlog")
 OPTIONAL = {"pyspark": "spark", "deltalake": "tables", "psutil": "demo", "matplotlib": "demo", "uvloop": "speed"}
@@ -36,6 +43,24 @@ FILES_MIN = 1_024
 
 FREE_BYTES_COMFORT = 4 << 30
 """Less leaves little between the first warning and the point at which appends are refused."""
+
+
+Limits = tuple[float, float]
+"""From where on there is a warning, and from where on it is critical."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """What `judge` goes by: seconds, and bytes that are free.
+
+    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps a day anyway.
+    """
+
+    flusher_lag_s: Limits = (120.0, 900.0)
+    free_bytes: Limits = (FREE_BYTES_COMFORT, RocksOptions().free_bytes_min)
+    transaction_age_s: Limits = (60.0, 300.0)
+    reader_behind_s: Limits = (86_400.0, 7 * 86_400.0)
+
 
 _COMPILE = (
     "use a platform it has wheels for, or install the crc32c library with its headers and a C compiler, then run: "
@@ -100,11 +125,66 @@ def _look_for_java(facts: dict[str, str], report: Report) -> None:
 def _look_at_space(place: Path, facts: dict[str, str], report: Report) -> None:
     disk = os.statvfs(place)
     free, needed = disk.f_bavail * disk.f_frsize, RocksOptions().free_bytes_min
-    text = facts["disk space"] = f"{free >> 20} MiB free at {place}; appends are refused below {needed >> 20} MiB"
-    if free < needed:
-        report.damage("disk space", text, "free space, or use another disk")
-    elif free < FREE_BYTES_COMFORT:
-        report.warn("disk space", text, "free space soon")
+    facts["disk space"] = f"{free >> 20} MiB free at {place}; appends are refused below {needed >> 20} MiB"
+    _judge_space(free, (FREE_BYTES_COMFORT, needed), facts["disk space"], report)
+
+
+def _judge_space(free: int, limits: Limits, text: str, report: Report) -> None:
+    # Less is worse here, so all three have the other sign.
+    _judge_level(-free, (-limits[0] + 1, -limits[1] + 1), "disk space", text, "free space, or use another disk", report)
+
+
+def _judge_level(value: float, limits: Limits, place: str, text: str, step: str, report: Report) -> None:
+    warning, critical = limits
+    if value >= critical:
+        report.damage(place, text, step)
+    elif value >= warning:
+        report.warn(place, text, step)
+
+
+def judge(
+    told: NodeStatistics,
+    readers: Sequence[ReaderInfo],
+    transactions: Sequence[TransactionInfo],
+    thresholds: Thresholds,
+    report: Report,
+) -> dict[str, str]:
+    """Return what a running node tells of itself, in short; `report` gets what is wrong: damage is what is critical."""
+    log, flusher, space = told.log, told.flusher, told.space
+    facts = {"log": f"{log.state}, term {log.term}"}
+    if log.state != LogState.OPEN.value:
+        report.damage("log", f"it takes no appends: {log.state}, {log.last_error or log.store}", "look at its disk")
+    lag_s = flusher_lag_s(told)
+    facts["flusher"] = f"{flusher.state.value}, {flusher.unflushed_rows} rows wait, the oldest for {lag_s:.0f} s"
+    why = f"{facts['flusher']}; {flusher.short_of or flusher.last_error or 'no error'}"
+    _judge_level(lag_s, thresholds.flusher_lag_s, "flusher", why, "look at the disk of its files", report)
+    if flusher.state is FlusherState.FAILED:
+        report.damage("flusher", f"it has stopped: {flusher.last_error}", "verify the node")
+    if space is not None:
+        facts["disk space"] = (
+            f"{space.free_bytes >> 20} MiB free, appends are refused below {space.needed_bytes >> 20} MiB"
+        )
+        warning, critical = thresholds.free_bytes
+        _judge_space(space.free_bytes, (warning, max(critical, space.needed_bytes)), facts["disk space"], report)
+    oldest = max(transactions, key=lambda each: each.age_s, default=None)
+    facts["transactions"] = f"{len(transactions)} open"
+    if oldest is not None:
+        text = f"{oldest.txn_id} is open for {oldest.age_s:.0f} s and holds the log"
+        step = f"end it: streamingnode txn abort DIR {oldest.txn_id}"
+        _judge_level(oldest.age_s, thresholds.transaction_age_s, "transactions", text, step, report)
+    facts["readers"] = f"{len(readers)} named"
+    for each in readers:
+        text = f"{each.name} of {each.collection} holds the log for {each.behind_s:.0f} s, {each.backlog} messages"
+        step = f"run it, or remove it: streamingnode reader rm DIR {each.collection} {each.name}"
+        behind_s = each.behind_s if each.backlog else 0.0
+        _judge_level(behind_s, thresholds.reader_behind_s, "readers", text, step, report)
+    return facts
+
+
+def flusher_lag_s(told: NodeStatistics) -> float:
+    """Return for how long the oldest row that is in no cut waits for one, since the node is open; 0 without one."""
+    since_tick = told.flusher.unflushed_since_tick
+    return min(told.uptime_s, max(0, told.at_ms - physical_ms(since_tick)) / 1000) if since_tick else 0.0
 
 
 def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:

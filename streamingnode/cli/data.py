@@ -1,12 +1,16 @@
 """What a node holds, on the command line: `ls`, `partitions`, `tail` and `flush`."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streamingnode.cli.command import PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument
+from wal.timetick import tick_given
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
     from streamingnode.collections import Collection
     from streamingnode.node import Node
     from streamingnode.read_message import ReadMessage
+    from streamingnode.schema import AnyField
+    from wal.position import MessageId
 
 
 @command(
@@ -45,19 +51,23 @@ def ls(output: Output, *, place: Path | str, count: bool) -> None:
         collections, as_of_cut = _at_newest_cut(place)
         output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
     described = [
-        {
-            "name": each.name,
-            "id": each.id,
-            "primary_key": each.primary_key,
-            "shards": len(each.vchannels),
-            "partitions": each.partitions,
-            "columns": {field.name: str(field.type) for field in each.schema},
-            "rows": rows.get(each.name),
-        }
+        describe_collection(each) | {"rows": rows.get(each.name)}
         for each in sorted(collections, key=lambda each: each.name)
     ]
     output.records(described)
     output.document({"directory": str(place), "as_of_cut": as_of_cut, "collections": described})
+
+
+def describe_collection(collection: "Collection") -> dict[str, object]:
+    """Return what a collection is, for people and machines."""
+    return {
+        "name": collection.name,
+        "id": collection.id,
+        "primary_key": collection.primary_key,
+        "shards": len(collection.vchannels),
+        "partitions": collection.partitions,
+        "columns": {field.name: str(field.type) for field in collection.schema},
+    }
 
 
 def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
@@ -114,19 +124,30 @@ TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "cre
     argument(
         "--from",
         dest="start",
-        default="start",
-        metavar="start|end|ID|TICK",
-        help="start: the earliest message kept (default); end: only what is new; a message id such as rocks/1a: that "
-        "message and what follows; a time tick: what follows it",
+        default="earliest",
+        metavar="POSITION",
+        help="earliest: the first message kept (default); latest: only what is new; -N: the last N messages; @1h: so "
+        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message and what follows; "
+        "tick:123: what follows it",
     ),
+    argument("--until", metavar="POSITION", help="end behind a time, a tick, or so long ago, as above"),
     argument("--follow", action="store_true", help="go on with new messages until interrupted"),
-    argument("--limit", type=int, help="end after this many messages"),
+    argument("-n", "--limit", type=int, metavar="N", help="end after this many messages"),
+    argument(
+        "-o",
+        "--output",
+        dest="form",
+        choices=["json", "table", "arrow"],
+        default="json",
+        help="JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick and _type",
+    ),
     argument("--types", help=f"only these kinds, separated by commas: {', '.join(TYPES)}"),
     examples=(
         "streamingnode tail data orders",
         "streamingnode tail data orders --limit 10 --types insert,txn",
-        "streamingnode tail data orders --from rocks/1a",
-        "streamingnode tail data orders --from end --follow",
+        "streamingnode tail data orders --from -5 -o table --follow",
+        "streamingnode tail data orders --from @1h --until @30m -o arrow | cat > orders.arrows",
+        "streamingnode tail --node tcp://127.0.0.1:7070 orders --from id:rocks/1a",
         "streamingnode tail data orders --json | head -1",
     ),
 )
@@ -136,55 +157,166 @@ def tail(
     place: Path | str,
     collection: str,
     start: str,
+    until: str | None,
     follow: bool,
     limit: int | None,
+    form: str,
     types: str | None,
 ) -> None:
-    """Print the messages of a collection as JSON lines.
+    """Print the messages of a collection.
 
-    One line for each message in tick order: an insert with its rows, a delete with its keys, a transaction (`txn`)
-    with its bodies, schema changes. Ends with what is there now; --follow goes on.
+    One line of JSON for each message in tick order: an insert with its rows, a delete with its keys, a transaction
+    (`txn`) with its bodies, schema changes. Ends with what is there now; --follow goes on, --until ends before that.
     """
     kinds = None if types is None else set(map(str.strip, types.split(",")))
     if unknown := sorted((kinds or set()) - set(TYPES)):
         raise InvalidArgument(f"--types does not know {', '.join(unknown)} — choose from {', '.join(TYPES)}")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"--limit is {limit} — give 1 or more")
-    policy = _start_policy(start)
+    if output.as_json and form != "json":
+        raise InvalidArgument(f"--json and -o {form} are two forms — leave one out")
+    last = int(start[1:]) if start[:1] == "-" and start[1:].isdecimal() else 0
+    policy = None if last else start_policy(start)
+    end = None if until is None else _tick_at(until, "--until")
     import anyio.to_thread
 
-    def write(message: "ReadMessage") -> None:
-        output.write(f"{to_json(_describe_message(message))}\n")
-        output.flush()
+    def is_wanted(message: "ReadMessage") -> bool:
+        return kinds is None or message.type.name.lower() in kinds
 
     async def print_messages(node: "Node") -> None:
-        until, printed = None if follow else await node.consistent_tick(), 0
-        async with node.read(collection, policy, until=until) as messages:
-            async for message in messages:
-                if kinds is None or message.type.name.lower() in kinds:
-                    # In a thread: a pipe nobody reads from must not hold up the node.
-                    await anyio.to_thread.run_sync(write, message)
-                    printed += 1
-                if printed == limit:
-                    return
+        printed = 0
+        upto = await node.consistent_tick() if end is None else end
+        begin = await _before_last(node, collection, last, upto, is_wanted) if policy is None else policy
+        reader = node.read(collection, begin, until=None if follow and end is None else upto)
+        with _writing(form, output, node.collection(collection).schema) as write:
+            async with reader as messages:
+                async for message in messages:
+                    if is_wanted(message):
+                        # In a thread: a pipe nobody reads from must not hold up the node.
+                        await anyio.to_thread.run_sync(write, message)
+                        printed += 1
+                    if printed == limit:
+                        return
 
     with_node(place, print_messages, lasting=follow)
 
 
-def _start_policy(text: str) -> "DeliverPolicy":
+def start_policy(text: str, option: str = "--from") -> "DeliverPolicy":
     """Return where to start, as `--from` says it. Raises `InvalidArgument`."""
     from scanner.deliver_policy import DeliverPolicy
     from wal.position import parse_message_id
 
-    if text in {"start", "end"}:
-        return DeliverPolicy.all() if text == "start" else DeliverPolicy.latest()
+    if text in {"earliest", "start"}:
+        return DeliverPolicy.all()
+    if text in {"latest", "end"}:
+        return DeliverPolicy.latest()
+    if "/" not in text:
+        is_tick = text.removeprefix("tick:").isdecimal()
+        return DeliverPolicy.start_after(max(0, _tick_at(text, option) - (not is_tick)))
     try:
-        if text.isdecimal():
-            return DeliverPolicy.start_after(int(text))
-        return DeliverPolicy.start_from(parse_message_id(text))
+        return DeliverPolicy.start_from(parse_message_id(text.removeprefix("id:")))
     except InvalidArgument as error:
-        step = "give start, end, or a message_id or tick that tail prints"
-        raise InvalidArgument(f"--from {text!r}: {error.happened} — {step}") from error
+        raise _no_position(text, option, error.happened) from error
+
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def _tick_at(text: str, option: str) -> int:
+    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument`."""
+    from wal.timetick import time_to_tick
+
+    try:
+        if (number := text.removeprefix("tick:")).isdecimal():
+            return tick_given("the tick", int(number))
+        if text[:1] == "@" and text[1:-1].isdecimal() and text[-1] in _UNITS_S:
+            return time_to_tick(datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]]))
+        moment = datetime.fromisoformat(text.removeprefix("@"))
+    except InvalidArgument as error:
+        raise _no_position(text, option, error.happened) from error
+    except (ValueError, OverflowError) as error:
+        raise _no_position(text, option, "it is no position") from error
+    if moment.tzinfo is None:
+        raise _no_position(text, option, "the time may be in any zone: add Z, or +01:00")
+    return time_to_tick(moment)
+
+
+def _no_position(text: str, option: str, why: str) -> InvalidArgument:
+    step = "give earliest, latest, @1h, a time such as 2026-11-24T10:00:00Z, or a message_id or tick that tail prints"
+    return InvalidArgument(f"{option} {text!r}: {why} — {step}")
+
+
+BACK_MS, BACK_FACTOR = 1_000, 8
+"""How far back the last messages are looked for at first, and how much further each time that there are too few."""
+
+
+async def _before_last(
+    node: "Node", collection: str, count: int, upto: int, is_wanted: "Callable[[ReadMessage], bool]"
+) -> "DeliverPolicy":
+    """Return where the last messages up to a tick begin: as the log is read forward only, from further back each time."""
+    from scanner.deliver_policy import DeliverPolicy
+    from wal.errors import Truncated
+    from wal.timetick import add_ms
+
+    back_ms = BACK_MS
+    while True:
+        start = max(0, add_ms(upto, -back_ms))
+        found = deque["MessageId"](maxlen=count)
+        try:
+            policy = DeliverPolicy.start_after(start) if start else DeliverPolicy.all()
+            async with node.read(collection, policy, until=upto) as messages:
+                async for message in messages:
+                    if is_wanted(message):
+                        found.append(message.message_id)
+        except Truncated:
+            if not start:
+                raise
+            back_ms = upto  # more than there is
+            continue
+        if len(found) == count or not start:
+            return DeliverPolicy.start_from(found[0]) if found else DeliverPolicy.start_after(upto)
+        back_ms *= BACK_FACTOR
+
+
+@contextmanager
+def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Callable[[ReadMessage], None]]":
+    """Yield what prints one message; blocks. Arrow has rows and keys, where columns that keys lack are null."""
+
+    def write_text(message: "ReadMessage") -> None:
+        if form == "json":
+            output.write(f"{to_json(_describe_message(message))}\n")
+        else:
+            at = f"{format_tick(message.time_tick)}  {message.message_id!s:<12}"
+            for part in message.bodies or (message,):
+                for row in _content(part).get("rows") or [None]:
+                    output.line(f"{at}  {part.type.name.lower():<17}  {'' if row is None else to_json(row)}".rstrip())
+        output.flush()
+
+    if form != "arrow":
+        yield write_text
+        return
+    import pyarrow as pa
+
+    system: list[AnyField] = [pa.field("_tick", pa.int64()), pa.field("_type", pa.string())]
+    schema = pa.schema([*system, *(column.with_nullable(True) for column in columns)])
+
+    def write(message: "ReadMessage") -> None:
+        for part in message.bodies or (message,):
+            rows = part.to_arrow()
+            if rows is not None:
+                count = rows.num_rows
+                there: dict[str, Any] = {
+                    "_tick": [message.time_tick] * count,
+                    "_type": [part.type.name.lower()] * count,
+                }
+                there |= {name: rows[name] for name in rows.column_names}
+                values = {each.name: there.get(each.name, [None] * count) for each in schema}
+                with output.typed():
+                    stream.write_table(pa.table(values, schema=schema))
+        output.flush()
+
+    with pa.ipc.new_stream(output.binary(), schema) as stream:
+        yield write
 
 
 def _describe_message(message: "ReadMessage") -> dict[str, object]:
@@ -199,7 +331,7 @@ def _describe_message(message: "ReadMessage") -> dict[str, object]:
     }
 
 
-def _content(message: "ReadMessage") -> dict[str, object]:
+def _content(message: "ReadMessage") -> dict[str, Any]:
     if message.bodies:
         return {"bodies": [{"type": body.type.name.lower(), **_content(body)} for body in message.bodies]}
     rows = message.to_arrow()

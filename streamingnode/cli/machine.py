@@ -7,71 +7,108 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
-from streamingnode.cli.command import argument, command
+from streamingnode.cli.command import OPTIONAL_PLACE, argument, command, with_node
 from streamingnode.cli.output import Output
 from wal.errors import InvalidArgument
 
+if TYPE_CHECKING:
+    from streamingnode.node import Node
+
 ROW_BYTES = 1024
+KEY_BYTES = 8
+DROP_S_MAX = 10.0
+"""How long the end of a measurement waits until its collection is dropped."""
 
 
 @command(
+    OPTIONAL_PLACE,
     argument(
         "--dir", dest="directory", metavar="DIR", type=Path, default=".", help="on the disk to measure (default: .)"
     ),
     argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)"),
-    argument("--callers", type=int, default=64, metavar="N", help="inserts outstanding (default: 64)"),
-    argument("--rows", type=int, default=1, metavar="N", help="rows of 1 KiB in each insert (default: 1)"),
-    examples=("streamingnode bench", "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json"),
+    argument(
+        "--outstanding", "--callers", dest="callers", type=int, default=64, metavar="N", help="inserts (default: 64)"
+    ),
+    argument("--rows", type=int, default=1, metavar="N", help="rows in each insert (default: 1)"),
+    argument("--size", type=int, default=ROW_BYTES, metavar="BYTES", help=f"of each row (default: {ROW_BYTES})"),
+    examples=(
+        "streamingnode bench",
+        "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json",
+        "streamingnode bench --node tcp://127.0.0.1:7070 --outstanding 256 --size 200",
+    ),
 )
-def bench(output: Output, *, directory: Path, seconds: float, callers: int, rows: int) -> None:
-    """Measure durable inserts into a temporary node.
+def bench(
+    output: Output,
+    *,
+    place: Path | str | None,
+    directory: Path,
+    seconds: float,
+    callers: int,
+    rows: int,
+    size: int,
+) -> None:
+    """Measure durable inserts into a temporary node, or into one that is there.
 
-    The node is made under --dir and removed. What one fsync takes there, `doctor` measures.
+    The temporary node is made under --dir and removed. In a node that is there a collection of its own is made, and
+    dropped at the end; what was written goes from its log and files by retention. What one fsync takes, `doctor`
+    measures.
     """
     if not directory.is_dir():
         raise InvalidArgument(f"{directory} is no directory — make it, or name another with --dir")
-    if not (0 < seconds < math.inf and callers >= 1 and rows >= 1):
-        raise InvalidArgument("--seconds, --callers or --rows is out of range — give more than 0")
-    from streamingnode.opening import run_async
+    if not (0 < seconds < math.inf and callers >= 1 and rows >= 1 and size >= 1):
+        raise InvalidArgument("--seconds, --outstanding, --rows or --size is out of range — give more than 0")
+    from streamingnode.opening import open_node, run_async
 
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as scratch:
-        took = run_async(partial(_insert, Path(scratch) / "node", seconds, callers, rows))
+    measure = partial(_insert, seconds=seconds, callers=callers, rows=rows, value_bytes=max(0, size - KEY_BYTES))
+    if place is not None:
+        took = with_node(place, measure)
+    else:
+
+        async def alone(path: Path) -> list[float]:
+            async with open_node(path) as node:
+                return await measure(node)
+
+        with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as scratch:
+            took = run_async(partial(alone, Path(scratch) / "node"))
     measured = {
         "rows_per_s": round(callers * rows / statistics.mean(took), 1),
         "p50_ms": round(statistics.median(took) * 1000, 3),
         "p99_ms": round(sorted(took)[int(len(took) * 0.99)] * 1000, 3),
     }
-    output.show({"callers": callers, "rows": rows, **measured})
+    output.show({"callers": callers, "rows": rows, "size": size, **measured})
 
 
-async def _insert(path: Path, seconds: float, callers: int, rows: int) -> list[float]:
-    """Insert from so many callers, each once at least; return what each insert took."""
+async def _insert(node: "Node", *, seconds: float, callers: int, rows: int, value_bytes: int) -> list[float]:
+    """Insert from so many callers, each once at least, into a new collection; return what each insert took."""
     import anyio
     import pyarrow as pa
 
-    from streamingnode.opening import open_node
-
     columns: dict[str, pa.DataType] = {"id": pa.int64(), "value": pa.binary()}
-    dicts = [{"id": key, "value": os.urandom(ROW_BYTES)} for key in range(rows)]
+    dicts = [{"id": key, "value": os.urandom(value_bytes)} for key in range(rows)]
     # One row is given as a dict, as small inserts are mostly written.
     given = dicts if rows == 1 else pa.RecordBatch.from_pylist(dicts, schema=pa.schema(columns))
-    took = list[float]()
+    took, name = list[float](), f"bench-{uuid4().hex}"
 
-    async with open_node(path) as node, anyio.create_task_group() as tasks:
-        await node.create_collection("rows", pa.schema(columns), primary_key="id")
+    async def insert() -> None:
+        ended = 0.0
+        while ended < until:
+            began = time.perf_counter()
+            await node.insert(name, given)
+            ended = time.perf_counter()
+            took.append(ended - began)
+
+    await node.create_collection(name, pa.schema(columns), primary_key="id")
+    try:
         until = time.perf_counter() + seconds
-
-        async def insert() -> None:
-            ended = 0.0
-            while ended < until:
-                began = time.perf_counter()
-                await node.insert("rows", given)
-                ended = time.perf_counter()
-                took.append(ended - began)
-
-        for _ in range(callers):
-            tasks.start_soon(insert)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(callers):
+                tasks.start_soon(insert)
+    finally:
+        with anyio.move_on_after(DROP_S_MAX, shield=True):
+            await node.drop_collection(name)
     return took
 
 

@@ -8,10 +8,11 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from io import IOBase
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
-from wal.errors import StorageFailed, StreamingNodeError, escaped
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, escaped
 from wal.timetick import physical_ms
 
 EXIT_OK = 0
@@ -79,8 +80,14 @@ class Output:
 
     def write(self, text: str) -> None:
         """Print text as it is. Raises `BrokenPipeError` when the reader is gone, `StorageFailed` when it takes no more."""
-        with _typed():
+        with self.typed():
             self.stdout.write(text)
+
+    def binary(self) -> IOBase:
+        """Return where bytes go. Raises `InvalidArgument` for a terminal."""
+        if self.stdout.isatty():
+            raise InvalidArgument("a terminal shows no Arrow — send it to a file or a pipe")
+        return cast(IOBase, self.stdout.buffer)
 
     def note(self, text: str) -> None:
         """Tell a person something that is no result, on stderr."""
@@ -101,8 +108,19 @@ class Output:
 
     def flush(self) -> None:
         """Hand everything to the reader. Raises as `write` does."""
-        with _typed():
+        with self.typed():
             self.stdout.flush()
+
+    @staticmethod
+    @contextmanager
+    def typed() -> Iterator[None]:
+        """Raise a failed write in the block as `write` does."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
 
     def hang_up(self) -> None:
         """The reader takes no more: what is still buffered goes nowhere, so that the interpreter's exit is quiet too."""
@@ -113,16 +131,6 @@ class Output:
 
 def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
-
-
-@contextmanager
-def _typed() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
 
 
 def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -5,22 +5,52 @@ import inspect
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from streamingnode.cli.care import backup, doctor, export, info, restore, verify
+from streamingnode.cli.command import argument, command, locate, node_options
+from streamingnode.cli.completion import script_for
 from streamingnode.cli.data import flush, ls, partitions, tail
 from streamingnode.cli.insert import insert
 from streamingnode.cli.machine import bench, config, serve
+from streamingnode.cli.manage import collection, reader, txn
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from streamingnode.cli.spark import demo, ingest
 from streamingnode.cli.topics import bridge, channel, group, topic
+from streamingnode.cli.watch import check, top
 from wal.errors import StorageFailed, StreamingNodeError, escaped
+
+
+@command(
+    argument("shell", choices=["bash", "zsh", "fish"], help="whose completion"),
+    examples=(
+        "streamingnode completion bash",
+        "streamingnode completion fish | source",
+        "streamingnode completion zsh --json",
+    ),
+)
+def completion(output: Output, *, shell: str) -> None:
+    """Print a script that completes commands in a shell.
+
+    Commands, their options, and what those choose from; everything else completes as files. For each new shell:
+    source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind compinit, and
+    streamingnode completion fish | source in ~/.config/fish/config.fish.
+    """
+    script = script_for(shell, build_parser())
+    output.document({"shell": shell, "script": script})
+    if not output.as_json:
+        output.write(script)
+
 
 COMMANDS = (
     demo,
     ls,
     info,
+    collection,
     partitions,
+    reader,
+    txn,
     topic,
     group,
     bridge,
@@ -28,6 +58,8 @@ COMMANDS = (
     insert,
     tail,
     flush,
+    top,
+    check,
     ingest,
     verify,
     backup,
@@ -37,6 +69,7 @@ COMMANDS = (
     serve,
     bench,
     config,
+    completion,
 )
 
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
@@ -69,9 +102,10 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
         output.flush()
         return ended.code if isinstance(ended.code, int) else 1
     own = vars(arguments)
-    command, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
+    chosen, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
+    locate(own)
     try:
-        code: int | None = command.function(output, **own)
+        code: int | None = chosen.function(output, **own)
         output.flush()
     except StreamingNodeError as error:
         try:
@@ -99,6 +133,10 @@ class _CommandParser(_Parser):
         """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
         if self._mixing:
             return super().parse_known_args(args, namespace)
+        words = takewhile("--".__ne__, args or ())
+        if any(len(word) > 2 and "--node".startswith(word.partition("=")[0]) for word in words):
+            for action in [each for each in self._actions if each.dest == "place" and not each.option_strings]:
+                self._remove_action(action)  # the option gives it, and the other positionals move up
         self._mixing = True
         try:
             return self.parse_known_intermixed_args(args, namespace)
@@ -112,20 +150,22 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
-    for command in COMMANDS:
-        text = inspect.cleandoc(command.function.__doc__ or "")
-        each = commands.add_parser(
-            command.name,
+    node = node_options(_CommandParser)
+    for each in COMMANDS:
+        text = inspect.cleandoc(each.function.__doc__ or "")
+        own = commands.add_parser(
+            each.name,
             help=text.partition("\n")[0],
             description=text,
-            epilog="\n  ".join(["examples:", *command.examples]),
+            epilog="\n  ".join(["examples:", *each.examples]),
             formatter_class=raw,
+            parents=[node] if any(names == ("place",) for names, _ in each.arguments) else [],
         )
-        for names, options in command.arguments:
-            each.add_argument(*names, **options)
-        each.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
-        each.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        each.set_defaults(command=command)
+        for names, options in each.arguments:
+            own.add_argument(*names, **options)
+        own.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
+        own.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        own.set_defaults(command=each)
     return parser
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamingnode.cli.command import PLACE, argument, command, with_node
+from streamingnode.cli.command import DRY_RUN, PLACE, argument, command, with_node
 from streamingnode.cli.output import Output, format_bytes, format_count
 from streamingnode.progress import Progress
 from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, Truncated, shown
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from streamingnode.bridging import BridgeReport
     from streamingnode.node import Node
     from wal.rocksmq.contract import GroupInfo, TopicInfo
-
-DRY_RUN = argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
 
 
 @command(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
 import msgspec
 import pyarrow as pa
 
+from scanner.deliver_policy import PlainPlace
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from streamingnode.remote.topics import ClientTopics
@@ -88,6 +89,10 @@ CALLS = {
         _call("put_note", Access.PRODUCE, repeats=True),
         _call("delete_producer", Access.ADMIN, repeats=False),
         _call("delete_reader", Access.ADMIN, repeats=False, of_collection="collection"),
+        _call("named_readers", Access.CONSUME, repeats=True),
+        _call("seek_reader", Access.ADMIN, repeats=True, of_collection="collection"),
+        _call("open_transactions", Access.CONSUME, repeats=True),
+        _call("abort_transaction", Access.ADMIN, repeats=False),
         _call("snapshot", Access.CONSUME, repeats=True, of_collection="collection"),
         _call("flush", Access.ADMIN, repeats=True),
         _call("back_up", Access.ADMIN, repeats=False),
@@ -168,7 +173,7 @@ class ReadCall(msgspec.Struct, frozen=True, array_like=True):
 
     collection_id: int
     start: str
-    start_at: tuple[str, int] | int | None
+    start_at: PlainPlace
     until: int | None
     reader: str | None
     types: Annotated[tuple[int, ...], msgspec.Meta(max_length=len(MessageType))]

@@ -92,8 +92,8 @@ class _Named:
 def _asked(name: str, *, changes: str = "") -> Any:
     """Return the method that makes a call of the table; one that `changes` the catalog does so once, under a stamp."""
 
-    async def ask(self: "RemoteBackend", *arguments: object) -> Any:
-        return await self.link.call_of(name, *arguments)
+    async def ask(self: "RemoteBackend", *arguments: object, **options: object) -> Any:
+        return await self.link.call_of(name, *arguments, *options.values())
 
     async def change(self: "RemoteBackend", *arguments: object, timeout: float | None, **options: bool) -> Any:
         own = self._stamp(None)
@@ -301,6 +301,10 @@ class RemoteBackend:
     put_note = _asked("put_note")
     delete_producer = _asked("delete_producer")
     delete_reader = _asked("delete_reader")
+    named_readers = _asked("named_readers")
+    seek_reader = _asked("seek_reader")
+    open_transactions = _asked("open_transactions")
+    abort_transaction = _asked("abort_transaction")
     snapshot = _asked("snapshot")
     flush = _asked("flush")
     statistics = _asked("statistics")
@@ -353,9 +357,8 @@ class RemoteReading:
         types: frozenset[MessageType],
     ) -> None:
         self._link, self._name = link, name
-        at = (policy.at.wal_name, policy.at.position) if isinstance(policy.at, MessageId) else policy.at
         kinds = tuple(sorted(map(int, types)))
-        self._request = ReadCall(info.id, policy.start.value, at, until, name, kinds, None, STREAM_CREDIT_BYTES)
+        self._request = ReadCall(info.id, *policy.plain, until, name, kinds, None, STREAM_CREDIT_BYTES)
         self._frames: deque[Frame | None] = deque()
         self._came = asyncio.Event()
         self._stream = 0

@@ -10,7 +10,7 @@ from anyio import to_thread
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, ProducerFenced
 from interceptors.shard.catalog import Catalog
-from scanner.deliver_policy import DeliverPolicy, Start
+from scanner.deliver_policy import DeliverPolicy
 from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
@@ -442,10 +442,8 @@ class Session:
         self._check(Access.CONSUME, info.name)
         if call.reader is not None:
             check_name("reader", call.reader)
-        start_at = call.start_at
-        at = message_id_kind(start_at[0])(start_at[1]) if isinstance(start_at, tuple) else start_at
+        policy = DeliverPolicy.of_plain(call.start, call.start_at)
         try:
-            policy = DeliverPolicy(Start(call.start), at)
             types = frozenset(map(MessageType, call.types))
         except ValueError as error:
             raise ProtocolError(f"no reader starts so: {error}") from error

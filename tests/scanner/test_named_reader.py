@@ -319,3 +319,58 @@ async def test_a_reader_whose_deletion_is_in_doubt_holds_the_log_and_is_stored_a
     written = len(store.writes)
     await readers.open(1, "r", start=START)
     assert len(store.writes) == written + 1
+
+
+# --- moved by somebody else -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", [3, 9], ids=["back", "on"])
+async def test_a_move_holds_the_lower_place_until_the_store_has_the_new_one(to: int) -> None:
+    store = SlowStore()
+    store.gate.set()
+    readers = NamedReaders(store)
+    reader = await readers.open(1, "billing", start=START)
+    await reader.ack(*place(5, 5))
+    await reader.close()
+    store.gate.clear()
+    moving = asyncio.create_task(readers.move(1, "billing", ReaderPosition("p0", START.wal_name, to, to)))
+    await turns()
+    assert readers.lease("p0") == min(5, to)
+    assert readers.is_open(1, "billing"), "nobody opens it meanwhile"
+    store.gate.set()
+    await moving
+    assert (readers.lease("p0"), readers.list_readers(1)["billing"].tick) == (to, to)
+    assert not readers.is_open(1, "billing")
+    reader = await readers.open(1, "billing", start=START)
+    assert reader.position.tick == to
+
+
+async def test_a_move_that_failed_leaves_the_reader_where_it_was() -> None:
+    store = SlowStore()
+    store.gate.set()
+    readers = NamedReaders(store)
+    await (await readers.open(1, "billing", start=START)).close()
+    to = ReaderPosition("p0", START.wal_name, 9, 9)
+    store.failures = [StorageFailed("no")]
+    with pytest.raises(StorageFailed):
+        await readers.move(1, "billing", to)
+    assert readers.list_readers(1)["billing"] == START
+    store.failures = [Indeterminate("who knows")]
+    with pytest.raises(Indeterminate):
+        await readers.move(1, "billing", to)
+    assert readers.lease("p0") == START.position, "it may be in the store, or not: the lower place is held"
+    store.writes.clear()
+    await readers.open(1, "billing", start=START)
+    assert store.writes, "and written again before it is used"
+
+
+async def test_a_move_is_refused_while_the_reader_is_open_and_when_there_is_none() -> None:
+    readers = NamedReaders(MemoryLogStore())
+    with pytest.raises(InvalidArgument, match="no reader 'billing'"):
+        await readers.move(1, "billing", START)
+    assert not readers.is_open(1, "billing")
+    reader = await readers.open(1, "billing", start=START)
+    with pytest.raises(ReaderBusy):
+        await readers.move(1, "billing", START)
+    await reader.close()
+    await readers.move(1, "billing", START)

@@ -4,10 +4,12 @@ import asyncio
 import hashlib
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import pytest
 
 import streamingnode as sn
@@ -286,6 +288,16 @@ async def test_with_a_client_authority_only_its_certificates_are_let_in(certific
             with pytest.raises(Unreachable):
                 await sn.connect(url, tls=client_tls(certificates, certificate=certificate))
         assert (await contents(node)).keys() == {1}
+
+
+async def test_a_command_shows_its_certificate_and_verifies_that_of_the_node(certificates: Path) -> None:
+    async with listening(None, node_tls(certificates, client_ca=True), by_certificate=True) as (_, _, port):
+        command = [sys.executable, "-m", "streamingnode", "flush", "--node", f"tls://127.0.0.1:{port}"]
+        authority = ["--tls-ca", str(certificates / "ca.pem")]
+        own = ["--tls-cert", str(certificates / "client.pem"), "--tls-key", str(certificates / "client.key")]
+        for options, code in ((authority + own, 0), (authority, Unreachable.exit_code), (own, Unreachable.exit_code)):
+            done = await anyio.run_process(command + options, check=False)
+            assert done.returncode == code, done.stderr
 
 
 async def test_nothing_is_left_of_those_whose_handshake_failed(certificates: Path) -> None:

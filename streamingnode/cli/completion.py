@@ -1,0 +1,87 @@
+"""A script that completes commands, options and their choices in a shell, made of the parser."""
+
+import argparse
+import shlex
+from typing import NamedTuple
+
+
+class Words(NamedTuple):
+    """What may follow a command: its options with their help, the choices of its first argument, and of each option."""
+
+    command: str
+    options: dict[str, str]
+    actions: list[str]
+    values: dict[str, list[str]]
+
+
+def script_for(shell: str, parser: argparse.ArgumentParser) -> str:
+    """Return the script for `bash`, `zsh` or `fish`."""
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words_of(parser))
+
+
+def words_of(parser: argparse.ArgumentParser) -> list[Words]:
+    """Return what may follow each command of a parser."""
+    found = []
+    for of in [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:  # noqa: SLF001
+        for name, each in of.items():
+            options, actions, values = dict[str, str](), list[str](), dict[str, list[str]]()
+            for action in each._actions:  # noqa: SLF001 - argparse has no other way to see what a parser takes
+                options |= dict.fromkeys(action.option_strings, (action.help or "").partition(";")[0])
+                choices = list(map(str, action.choices or ()))
+                values |= dict.fromkeys(action.option_strings, choices) if choices else {}
+                actions = actions or ([] if action.option_strings else choices)
+            found.append(Words(name, options, actions, values))
+    return found
+
+
+_FUNCTION = """\
+_streamingnode() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+        1:*) words="{commands} --help --version" ;;
+{actions}
+    esac
+    case "${{COMP_WORDS[1]}}:$previous" in
+{values}
+        *) if [[ "$current" == -* ]]; then
+            case "${{COMP_WORDS[1]}}" in
+{options}
+            esac
+        fi ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _streamingnode streamingnode
+"""
+
+
+def _bash(words: list[Words]) -> str:
+    return _FUNCTION.format(
+        commands=" ".join(each.command for each in words),
+        actions="\n".join(
+            f'        2:{each.command}) words="{" ".join(each.actions)}" ;;' for each in words if each.actions
+        ),
+        values="\n".join(
+            f'        {each.command}:{option}) words="{" ".join(choices)}" ;;'
+            for each in words
+            for option, choices in each.values.items()
+        ),
+        options="\n".join(f'                {each.command}) words="{" ".join(each.options)}" ;;' for each in words),
+    )
+
+
+def _zsh(words: list[Words]) -> str:
+    return f"autoload -U +X bashcompinit && bashcompinit\n{_bash(words)}"
+
+
+def _fish(words: list[Words]) -> str:
+    lines = []
+    for each in words:
+        lines.append(f"complete -c streamingnode -n __fish_use_subcommand -f -a {each.command}")
+        seen = f"complete -c streamingnode -n '__fish_seen_subcommand_from {each.command}'"
+        lines += [f"{seen} -a '{' '.join(each.actions)}'"] if each.actions else []
+        for option, text in each.options.items():
+            kind = "-l" if option.startswith("--") else "-s"
+            choices = f" -x -a '{' '.join(each.values[option])}'" if option in each.values else ""
+            lines.append(f"{seen} {kind} {option.lstrip('-')}{choices} -d {shlex.quote(text)}")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,106 @@
+"""What holds a node's log until somebody ends it: named readers and open transactions, as an operator sees and ends them."""
+
+import msgspec
+
+from interceptors.shard.catalog import CollectionInfo
+from scanner.deliver_policy import DeliverPolicy
+from scanner.named_reader import NamedReaders, ReaderPosition
+from streamingnode.channel import Channel
+from wal.errors import InvalidArgument, Truncated, shown
+from wal.position import message_id_kind
+from wal.timetick import physical_ms
+
+ABORTED = "aborted by an operator"
+"""The reason in the log of a rollback that its client did not ask for."""
+
+
+class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A named reader: it has everything up to `tick`, and holds the log from `message_id` on.
+
+    `backlog` are the messages of the log, of all collections, behind that place, and `behind_s` is how old it is, no older
+    than the collection: that of a reader which has seen everything grows, too, while it is closed.
+    """
+
+    collection: str
+    name: str
+    is_open: bool
+    message_id: str
+    tick: int
+    backlog: int
+    behind_s: float
+
+
+class TransactionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An open transaction that is sent before its commit; it ends by itself when it is idle for `keepalive_s`."""
+
+    txn_id: int
+    state: str
+    collections: tuple[str, ...]
+    bodies: int
+    bytes: int
+    age_s: float
+    idle_s: float
+    keepalive_s: float
+
+
+def list_readers(channel: Channel, readers: NamedReaders) -> tuple[ReaderInfo, ...]:
+    """Return the named readers of the collections that exist, by collection and name."""
+    infos = sorted(channel.catalog.collections(), key=lambda info: info.name)
+    return tuple(
+        _reader_info(channel, readers, info, name, at)
+        for info in infos
+        for name, at in readers.list_readers(info.id).items()
+    )
+
+
+async def seek_reader(
+    channel: Channel, readers: NamedReaders, info: CollectionInfo, name: str, policy: DeliverPolicy, *, dry_run: bool
+) -> ReaderInfo:
+    """Have a named reader go on where a policy starts; as `Node.seek_reader`."""
+    before = readers.list_readers(info.id).get(name)
+    if before is None:
+        raise InvalidArgument(f"collection {info.name!r} has no reader {shown(name)} — see which ones there are")
+    to = await channel.find_position(policy)
+    if not dry_run:
+        await readers.move(info.id, name, to)
+        try:  # the log may have been given up to behind that place before the reader held it
+            async with channel.read(to.policy, after_tick=to.tick):
+                pass
+        except Truncated:
+            await readers.move(info.id, name, before)
+            raise
+    return _reader_info(channel, readers, info, name, to)
+
+
+def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
+    """Return the open transactions, oldest first."""
+    transactions = channel.term.transactions
+    now_ms = transactions.now_ms()
+    names = {vchannel: info.name for info in channel.catalog.collections() for vchannel in info.vchannels}
+    return tuple(
+        TransactionInfo(
+            txn_id=each.txn_id,
+            state=each.state.name.lower(),
+            collections=tuple(sorted({names[vchannel] for vchannel in each.vchannels & names.keys()})),
+            bodies=len(each.bodies),
+            bytes=each.size_bytes,
+            age_s=(now_ms - each.begun_ms) / 1000,
+            idle_s=(now_ms - each.active_ms) / 1000,
+            keepalive_s=each.keepalive_ms / 1000,
+        )
+        for each in transactions.sessions
+    )
+
+
+def _reader_info(
+    channel: Channel, readers: NamedReaders, info: CollectionInfo, name: str, at: ReaderPosition
+) -> ReaderInfo:
+    return ReaderInfo(
+        collection=info.name,
+        name=name,
+        is_open=readers.is_open(info.id, name),
+        message_id=str(message_id_kind(at.wal_name)(at.position)),
+        tick=at.tick,
+        backlog=max(0, channel.log.next_position - at.position),
+        behind_s=max(0, channel.ticks.now_ms() - physical_ms(max(at.tick, info.created_tick))) / 1000,
+    )

@@ -1,0 +1,100 @@
+"""`--node` in place of the directory, and what else it takes to connect: one place for all commands that speak to a node."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from streamingnode.cli.command import NodeUrl
+from streamingnode.cli.program import COMMANDS, build_parser
+from wal.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.streamingnode.cli.conftest import Place, Printed
+
+    Run = Callable[..., Printed]
+
+SPEAK = [command for command in COMMANDS if any(names == ("place",) for names, _ in command.arguments)]
+
+
+def test_the_option_takes_the_place_of_the_directory_and_leaves_the_other_arguments() -> None:
+    parse = build_parser().parse_args
+    for words in (
+        ["partitions", "create", "data", "orders", "eu"],
+        ["partitions", "create", "--node", "data", "orders", "eu"],
+        ["partitions", "--node=data", "create", "orders", "eu"],
+        ["partitions", "create", "orders", "eu", "--node", "data"],
+        ["partitions", "create", "orders", "eu", "--no", "data"],
+    ):
+        found = build_parser().parse_args(words)
+        assert (found.place, found.collection, found.partition) == (Path("data"), "orders", "eu"), words
+    with_file = parse(["insert", "--node", "unix:x", "orders", "rows.jsonl"])
+    assert (with_file.place, with_file.collection, with_file.file) == ("unix:x", "orders", "rows.jsonl")
+    assert isinstance(with_file.place, NodeUrl)
+
+
+def test_after_two_dashes_a_word_is_no_option() -> None:
+    found = build_parser().parse_args(["partitions", "create", "data", "orders", "--", "--node"])
+    assert (found.place, found.partition) == (Path("data"), "--node")
+
+
+@pytest.mark.parametrize("words", [["ls"], ["ls", "--node"], ["ls", "--node", "a", "b"], ["tail", "orders"]])
+def test_no_node_or_two_are_wrong_use(run: "Run", words: list[str]) -> None:
+    refused = run(*words)
+    assert (refused.code, refused.out) == (2, "")
+    assert "usage: streamingnode " in refused.err
+
+
+def test_every_command_that_speaks_to_a_node_takes_the_option() -> None:
+    named = {command.name for command in SPEAK}
+    assert named >= {
+        "ls",
+        "info",
+        "partitions",
+        "insert",
+        "tail",
+        "flush",
+        "backup",
+        "topic",
+        "group",
+        "bridge",
+        "channel",
+    }
+    assert named >= {"top", "check", "txn", "collection", "reader", "bench"}
+
+
+@pytest.mark.parametrize("place", ["tcp"], indirect=True)
+def test_a_token_is_taken_from_the_option_before_the_environment(
+    place: "Place", run: "Run", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url, _, token = place.arguments
+    assert run("ls", "--node", url).err.startswith("UNAUTHENTICATED")
+    monkeypatch.setenv("STREAMINGNODE_TOKEN_FILE", token)
+    assert run("ls", "--node", url).code == 0
+    assert run("ls", url).code == 0
+    assert run("ls", "--node", url, "--token-file", tmp_path / "none").code == 2
+
+
+def test_files_for_tls_are_used_and_refused_by_name(tmp_path: Path) -> None:
+    url = NodeUrl("tls://host:1")
+    url.tls_ca = url.tls_cert = url.tls_key = None
+    assert url.tls() is None
+    (tmp_path / "no.pem").write_text("nothing")
+    for name in ("tls_ca", "tls_cert", "tls_key"):
+        for file in ("no.pem", "absent.pem"):
+            url.tls_ca = url.tls_cert = url.tls_key = None
+            setattr(url, name, tmp_path / file)
+            with pytest.raises(
+                InvalidArgument, match=r"--tls-ca, --tls-cert or --tls-key cannot be used: .* — correct them"
+            ):
+                url.tls()
+
+
+def test_bench_measures_a_node_that_is_there_and_drops_its_collection(place: "Place", run: "Run") -> None:
+    measured = run("bench", *place.arguments, "--seconds", "0.1", "--outstanding", "4", "--size", "50", "--json")
+    assert measured.code == 0, measured.err
+    assert measured.document["size"] == 50
+    with place.open() as node:
+        assert not [each for each in node.collections() if each.name.startswith("bench-")]
