@@ -27,7 +27,7 @@ from wal.lifecycle import ReopenOptions
 from wal.rocks.writer import Writer
 from wal.runtime import Supervisor
 
-pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
+pytestmark = pytest.mark.anyio
 
 ANY_PORT = "127.0.0.1:0"
 QUICK: dict[str, Any] = {
