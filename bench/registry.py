@@ -21,6 +21,7 @@ from bench import (
     bench_ingest,
     bench_latency,
     bench_memory,
+    bench_metrics,
     bench_peers,
     bench_read,
     bench_remote,
@@ -116,6 +117,7 @@ BENCHMARKS: dict[str, Run] = {
     "ingest": ingest,
     "remote": bench_remote.run,
     "topics": bench_topics.run,
+    "metrics": bench_metrics.run,
     "memory": bench_memory.run,
 }
 
