@@ -3,6 +3,7 @@
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 import pytest
@@ -23,7 +24,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    timed = {"statistics.time_interceptors": True}
+    timed: dict[str, Any] = {"statistics.time_interceptors": True}
     async with sn.open_node(tmp_path, http="127.0.0.1:0", cut_interval_s=None, **timed) as opened:
         await opened.create_collection("c", SCHEMA, primary_key="id")
         yield opened
