@@ -21,6 +21,7 @@ from bench import (
     bench_ingest,
     bench_latency,
     bench_memory,
+    bench_metrics,
     bench_peers,
     bench_read,
     bench_remote,
@@ -118,6 +119,7 @@ BENCHMARKS: dict[str, Run] = {
     "remote": bench_remote.run,
     "topics": bench_topics.run,
     "streams": bench_streams.run,
+    "metrics": bench_metrics.run,
     "memory": bench_memory.run,
 }
 

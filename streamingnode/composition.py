@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -34,6 +35,9 @@ from wal.rocksmq.queue import RocksMQ
 from wal.rocksmq.topic import PREFIX
 from wal.runtime import Supervisor, elapsed_ms, event_log, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
+
+if TYPE_CHECKING:
+    from streamingnode.http import Monitor
 
 _log = event_log(__name__)
 
@@ -63,6 +67,7 @@ async def compose(
         await anyio.to_thread.run_sync(assert_sole_owner)
     store = await _open_store(path, config, brief=brief)
     closing.push_async_callback(store.close)
+    monitor = await _open_monitor(config, supervisor, closing, brief=brief)
     directory = await _files_directory(path, config, closing)
     closing.push_async_callback(supervisor.stop)
     log = await store.open_log(PCHANNEL)
@@ -132,7 +137,28 @@ async def compose(
     supervisor.spawn(channel.wal.keep())
     if path is not None:
         supervisor.spawn(keep_statistics(path, statistics))
-    return Node(backend, supervisor, closing)
+    return _watched(monitor, Node(backend, supervisor, closing), backend, appends)
+
+
+async def _open_monitor(
+    config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack, *, brief: bool
+) -> "Monitor | None":
+    """Answer monitors where that is asked for, once the directory is this node's own: the owner before had the port, too."""
+    if not config.serve.http or brief:
+        return None
+    from streamingnode.http import Monitor
+
+    monitor = Monitor(config.serve, supervisor)
+    await monitor.open()
+    closing.push_async_callback(monitor.close)
+    return monitor
+
+
+def _watched(monitor: "Monitor | None", node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> Node:
+    if monitor is not None:
+        backend.http = monitor.address
+        monitor.watch(node, backend, appends)
+    return node
 
 
 async def _open_store(path: Path | None, config: NodeConfig, *, brief: bool) -> LogStore:

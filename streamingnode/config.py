@@ -47,6 +47,7 @@ ALIASES = {
     "cut_interval_s": "flush.schedule.interval_s",
     "cut_bytes_max": "flush.schedule.bytes_max",
     "free_bytes_min": "log.free_bytes_min",
+    "http": "serve.http",
     "listen": "serve.listen",
     "retention_s": "flush.retention.min_age_s",
 }
@@ -119,10 +120,16 @@ class StatisticsOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Whether other processes reach the node at `node.sock` in its directory, and how many at a time."""
+    """Whether other processes reach the node at `node.sock` in its directory, and how many at a time.
+
+    `http` is the `HOST:PORT` at which monitors ask for its health and metrics, which on a host that other machines reach is
+    refused unless they are for anybody.
+    """
 
     listen: bool = True
     connections_max: int = 4_096
+    http: str | None = None
+    http_for_anybody: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

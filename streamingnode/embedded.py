@@ -39,6 +39,10 @@ GRACE_S = 3.0
 class StopsListening(Protocol):
     """Who takes the connections of clients."""
 
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+
     async def close(self) -> None:
         """Take no more, and end those there are."""
 
@@ -61,6 +65,8 @@ class EmbeddedBackend(CatalogChanges):
         self.node_id, self.wal_name = channel.store.node_id, channel.log.wal_name
         self.read = partial(EmbeddedReading, channel, readers)
         self.listener: StopsListening | None = None
+        self.http: str | None = None
+        """Where monitors ask, as a URL."""
         self.spool: SpoolStatistics | None = None
         self.on_wanted: Callable[[], object] = lambda: None
         """Gives the directory up, where a command has it for long."""

@@ -45,6 +45,11 @@ class Listener:
             self._server = self._make_server()
         return self._server
 
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return 0 if self._server is None else len(self._server.shared.sessions)
+
     async def open(self, directory: Path) -> None:
         """Listen at `node.sock` in the node's directory, for this user alone."""
         path = directory / SOCKET_NAME

@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -21,16 +23,21 @@ from streamingnode.opening import OpenNode, handed_over
 from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
 from wal.files import FILE_MODE
-from wal.runtime import event_log
+from wal.runtime import Event, event_log
 
 _log = event_log(__name__)
 
 
 async def serve_node(
-    directory: Path, endpoints: Sequence[Endpoint], config_file: Path | None, ready: Callable[[list[str]], None]
+    directory: Path,
+    endpoints: Sequence[Endpoint],
+    config_file: Path | None,
+    settings: Mapping[str, object],
+    ready: Callable[[list[str]], None],
 ) -> None:
     """Run the node in `directory` until a signal; `ready` is told where it listens. Raises what the node fails with."""
-    settle = partial(load_config, file=config_file, environment=os.environ, arguments={"listen": True})
+    arguments = {"listen": True, **settings}
+    settle = partial(load_config, file=config_file, environment=os.environ, arguments=arguments)
     stop = _stop_on_signals()
     # By anybody: it may be the process that this one replaces.
     node = await handed_over(directory, partial(OpenNode, directory, settle, compose), by_anybody=True)
@@ -40,6 +47,8 @@ async def serve_node(
         assert isinstance(backend.listener, Listener), "it was asked to listen"
         server = backend.listener.server
         addresses = [f"unix:{directory / SOCKET_NAME}", *[await endpoint.listen(server) for endpoint in endpoints]]
+        if backend.http is not None:
+            addresses.append(backend.http)
         await node.consistent_tick()  # ticks advance: it is ready for readers, too
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection walks it again
@@ -63,6 +72,54 @@ def audit_to(file: Path) -> None:
     audit = logging.getLogger("streamingnode.audit")
     audit.setLevel(logging.INFO)
     audit.addHandler(handler)
+
+
+COMPONENTS = {
+    "flusher": "flusher",
+    "interceptors.recovery": "recovery-storage",
+    "interceptors.shard": "shard-manager",
+    "interceptors.timetick": "timetick-sync",
+    "interceptors.txn": "txn-manager",
+    "scanner": "scanner",
+    "streamingnode": "node",
+    "streamingnode.audit": "audit",
+    "streamingnode.remote": "server",
+    "wal": "wal",
+    "wal.rocks.recovery": "wal-opener",
+    "wal.rocks.store": "wal-opener",
+    "wal.rocksmq": "rocksmq",
+}
+"""Who says something, by the longest prefix of its logger's name; other people's loggers are a component each."""
+
+
+class JsonLines(logging.Formatter):
+    """Makes of each record one JSON object in one line: `time`, `level`, `component`, `logger`, `event` and its fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; what JSON does not know is given as text."""
+        name, component = record.name, None
+        while name and (component := COMPONENTS.get(name)) is None:
+            name = name.rpartition(".")[0]
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "component": component or record.name,
+            "logger": record.name,
+        }
+        if isinstance(record.msg, Event):
+            fields = dict(record.msg.fields)
+            if "pchannel" in fields and "term" in fields:  # as the channel of an owner is written
+                fields["channel"] = f"{fields.pop('pchannel')}:rw@{fields['term']}"
+            return json.dumps(line | fields, default=str)
+        fault = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
+        return json.dumps(line | {"event": record.getMessage()} | fault, default=str)
+
+
+def log_as_json() -> None:
+    """Have everything this process logs, from info on, on stderr as JSON lines."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def _stop_on_signals() -> asyncio.Event:

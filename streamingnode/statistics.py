@@ -7,7 +7,7 @@ last ten seconds; levels are of now. Times are seconds, sizes bytes, unless a na
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,10 +21,9 @@ from streamingnode.channel import Channel
 from wal.append import AppendObserver, Pack
 from wal.errors import Corrupt
 from wal.files import create_file, read_regular
-from wal.headers import DeleteHeader, InsertHeader
+from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.lifecycle import LogStatus
 from wal.measure import Distribution, Histogram, Rate
-from wal.message import MutableMessage
 from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import TopicInfo
 from wal.rocksmq.queue import RocksMQ
@@ -46,12 +45,15 @@ class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     cancelled: int
     in_flight: int
-    rows: int
     messages_per_s: float
     bytes_per_s: float
     seconds: Distribution
     message_bytes: Distribution
     interceptors: tuple[InterceptorStatistics, ...] = ()
+    insert_rows: int = 0
+    insert_bytes: int = 0
+    delete_rows: int = 0
+    messages_by_type: dict[str, int] = {}
 
 
 class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,10 +131,6 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, TopicInfo] = {}
 
 
-def _rows_of(message: MutableMessage) -> int:
-    return message.header.rows if isinstance(message.header, InsertHeader | DeleteHeader) else 0
-
-
 UNCOUNTED_MAX = 256
 """Appends counted at a time, which costs half as much; whoever asks for statistics sees all of them."""
 
@@ -148,10 +146,11 @@ class AppendMeter:
         self._ended = {"ok": 0, "error": 0, "cancel": 0}
         self._seconds, self._message_bytes = Histogram(), Histogram()
         self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
-        self._rows = 0
         self._uncounted: list[tuple[float, float, int, int, int]] = []
         """Of appends that succeeded: when they ended, by the clock of the rates, seconds, groups, messages, bytes."""
         self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
+        self._by_type = defaultdict[MessageType, list[int]](lambda: [0, 0, 0])
+        """Messages, rows, and bytes of rows."""
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         """Count the groups of an append, those that were refused too; only those that succeeded are timed and sized."""
@@ -159,7 +158,11 @@ class AppendMeter:
         self._ended[status] += groups
         self._ended["error"] += pack.refused
         if status == "ok" and groups:
-            self._rows += sum([batch.rows for batch in pack.batches]) or sum(map(_rows_of, pack.messages))
+            for batch in pack.batches:
+                _add(self._by_type[batch.type], len(batch.groups), batch.rows, len(batch.payload))
+            for message in pack.messages:
+                rows = message.header.rows if isinstance(message.header, (InsertHeader, DeleteHeader)) else 0
+                _add(self._by_type[message.type], 1, rows, len(message.payload))
             self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes))
             if len(self._uncounted) >= UNCOUNTED_MAX:
                 self._count()
@@ -183,15 +186,21 @@ class AppendMeter:
             self._messages.add(messages, at_s)
             self._bytes.add(size_bytes, at_s)
 
+    @property
+    def histograms(self) -> tuple[Histogram, Histogram, Mapping[str, tuple[Histogram, Histogram]]]:
+        """Append latency, message sizes, and of each interceptor its time before and after the next."""
+        self._count()
+        return self._seconds, self._message_bytes, self._interceptors
+
     def statistics(self, *, in_flight: int) -> AppendStatistics:
         """Return what was measured so far."""
         self._count()
+        _, insert_rows, insert_bytes = self._by_type[MessageType.INSERT]
         return AppendStatistics(
             succeeded=self._ended["ok"],
             failed=self._ended["error"],
             cancelled=self._ended["cancel"],
             in_flight=in_flight,
-            rows=self._rows,
             messages_per_s=self._messages.per_second,
             bytes_per_s=self._bytes.per_second,
             seconds=self._seconds.distribution(),
@@ -200,7 +209,17 @@ class AppendMeter:
                 InterceptorStatistics(name=name, before_s=before.distribution(), after_s=after.distribution())
                 for name, (before, after) in self._interceptors.items()
             ),
+            insert_rows=insert_rows,
+            insert_bytes=insert_bytes,
+            delete_rows=self._by_type[MessageType.DELETE][1],
+            messages_by_type={str(kind): counted[0] for kind, counted in self._by_type.items()},
         )
+
+
+def _add(counted: list[int], messages: int, rows: int, size_bytes: int) -> None:
+    counted[0] += messages
+    counted[1] += rows
+    counted[2] += size_bytes
 
 
 def node_statistics(

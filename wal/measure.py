@@ -1,6 +1,6 @@
 """Many measurements as a few numbers: how many, how much, what most stay below, how fast lately. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import frexp
 
 import msgspec
@@ -47,15 +47,24 @@ class Histogram:
         p50, p99 = self._at_rank((count + 1) // 2), self._at_rank(count - count // 100)
         return Distribution(count=count, total=self._total, p50=p50, p99=p99, max=self._max)
 
+    def at_most(self, bounds: Sequence[float]) -> list[int]:
+        """Return how many lie below each bound: exact for powers of two, which are ends of buckets."""
+        ends = [(_end(bucket), count) for bucket, count in self._buckets.items()]
+        return [sum([count for end, count in ends if end <= bound]) for bound in bounds]
+
     def _at_rank(self, rank: int) -> float:
         """Return the upper end of the bucket in which the value of this rank lies."""
         seen = 0
         for bucket, count in sorted(self._buckets.items()):
             seen += count
             if seen >= rank:
-                octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
-                return min((0.5 + (part + 1) / (2 * BUCKETS_PER_OCTAVE)) * 2.0**octave, self._max)
+                return min(_end(bucket), self._max)
         return 0.0
+
+
+def _end(bucket: int) -> float:
+    octave, part = divmod(bucket, BUCKETS_PER_OCTAVE)
+    return (0.5 + (part + 1) / (2 * BUCKETS_PER_OCTAVE)) * 2.0**octave
 
 
 class Rate:

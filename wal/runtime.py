@@ -86,6 +86,13 @@ def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
             same.listen(BACKLOG)
 
 
+class Event(str):
+    """An event as the line of text that it is by default, with the `fields` that a formatter may write in another way."""
+
+    __slots__ = ("fields",)
+    fields: EventDict
+
+
 _key_values = structlog.processors.KeyValueRenderer(key_order=["event"], drop_missing=True, repr_native_str=False)
 
 
@@ -103,10 +110,13 @@ def event_log(name: str) -> FilteringBoundLogger:
     return logger
 
 
-def _render(logger: WrappedLogger, method: str, event: EventDict) -> str:
+def _render(logger: WrappedLogger, method: str, event: EventDict) -> Event:
+    fields = dict(event)
     trace = str(event.pop("exception", ""))
     line = escaped(_key_values(logger, method, event))
-    return "\n    ".join([line, *map(escaped, trace.splitlines())])
+    rendered = Event("\n    ".join([line, *map(escaped, trace.splitlines())]))
+    rendered.fields = fields
+    return rendered
 
 
 class Supervisor:

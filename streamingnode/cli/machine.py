@@ -124,15 +124,19 @@ async def _insert(node: "Node", *, seconds: float, callers: int, rows: int, valu
         "--tls-client-ca", type=Path, metavar="FILE", help="clients at tls:// need a certificate of this authority"
     ),
     argument("--audit-log", type=Path, metavar="FILE", help="who connects, who is refused, and what admins do"),
+    argument("--http", metavar="HOST:PORT", help="answer monitors there: /livez, /readyz, /metrics"),
+    argument("--http-for-anybody", action="store_true", help="allow --http at an address that other machines reach"),
+    argument("--log-format", choices=["text", "json"], default="text", help="json: every event as a line of JSON"),
     argument("--config", type=Path, metavar="FILE", help="a TOML file of settings"),
     examples=(
         "streamingnode serve data",
         "streamingnode serve data --json",
+        "streamingnode serve data --http 127.0.0.1:9464 --log-format json",
         "streamingnode serve data --listen tcp://127.0.0.1:7070 --tokens tokens.toml",
         "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key --tokens tokens.toml",
     ),
 )
-def serve(
+def serve(  # noqa: PLR0913 - one for each option
     output: Output,
     *,
     directory: Path,
@@ -142,6 +146,9 @@ def serve(
     tls_key: Path | None,
     tls_client_ca: Path | None,
     audit_log: Path | None,
+    http: str | None,
+    http_for_anybody: bool,
+    log_format: str,
     config: Path | None,
 ) -> None:
     """Run a node for other processes, in the foreground.
@@ -152,7 +159,7 @@ def serve(
     """
     from streamingnode.opening import run_async
     from streamingnode.remote.auth import Endpoint, server_tls
-    from streamingnode.serve import audit_to, serve_node
+    from streamingnode.serve import audit_to, log_as_json, serve_node
     from wal.files import disk_errors_typed
 
     tls = server_tls(tls_cert, tls_key, tls_client_ca)
@@ -161,12 +168,17 @@ def serve(
         with disk_errors_typed(audit_log):
             audit_to(audit_log)
 
+    if log_format == "json":
+        log_as_json()
+    given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody}
+    settings = {name: value for name, value in given.items() if value}
+
     def ready(addresses: list[str]) -> None:
         output.line(f"ready: {' '.join(addresses)}")
         output.document({"ready": True, "pid": os.getpid(), "addresses": addresses})
         output.flush()
 
-    run_async(partial(serve_node, directory, endpoints, config, ready))
+    run_async(partial(serve_node, directory, endpoints, config, settings, ready))
 
 
 @command(

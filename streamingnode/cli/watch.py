@@ -78,7 +78,7 @@ def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
         {
             "time": format_tick(now.ticks.last),
             "log": now.log.state,
-            "rows_per_s": rate(two.rows, one.rows),
+            "rows_per_s": rate(two.insert_rows + two.delete_rows, one.insert_rows + one.delete_rows),
             "bytes_per_s": rate(int(two.message_bytes.total), int(one.message_bytes.total)),
             "appends_per_s": rate(two.succeeded, one.succeeded),
             "append_p99_ms": round(two.seconds.p99 * 1000, 1),

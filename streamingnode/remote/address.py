@@ -3,6 +3,7 @@
 As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://orders.example:7070`.
 """
 
+import ipaddress
 import ssl
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,6 +43,14 @@ def parse_address(url: str) -> Address:
     except ValueError:
         pass
     raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ Secrets come from files, are kept as digests, and are never part of an error or 
 
 import hashlib
 import hmac
-import ipaddress
 import math
 import os
 import ssl
@@ -23,7 +22,7 @@ from typing import Self
 import msgspec
 
 from streamingnode.errors import Unauthenticated
-from streamingnode.remote.address import Address, parse_address
+from streamingnode.remote.address import Address, is_loopback, parse_address
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.calls import Access, Hello
 from streamingnode.remote.connection import Connection
@@ -110,7 +109,7 @@ class Endpoint:
             raise InvalidArgument(f"{url} is a path, and every open node has its own — give a tcp:// or tls:// address")
         if address.tls and tls is None:
             raise InvalidArgument(f"{url} needs a certificate — add --tls-cert and --tls-key")
-        if not _is_loopback(address.host) and not (address.tls and (tokens or client_ca)):
+        if not is_loopback(address.host) and not (address.tls and (tokens or client_ca)):
             raise InvalidArgument(
                 f"{url} is open to other machines — use tls:// with --tls-cert, --tls-key, and --tokens or --tls-client-ca"
             )
@@ -168,13 +167,6 @@ def _check_valid(cert: Path, context: ssl.SSLContext) -> None:
     for side in (client, node, client):
         with suppress(ssl.SSLWantReadError):
             side.do_handshake()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_private(file: Path, what: str) -> None:

@@ -34,3 +34,11 @@ def test_measurement_below_nothing_counts_as_nothing() -> None:
     histogram = Histogram()
     histogram.record(-5.0)
     assert histogram.distribution() == Distribution(count=1)
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1e6)))
+def test_counts_below_powers_of_two_are_exact(values: list[float]) -> None:
+    histogram, bounds = Histogram(), [2.0**power for power in range(-12, 12, 3)]
+    for value in values:
+        histogram.record(value)
+    assert histogram.at_most(bounds) == [sum(value < bound for value in values) for bound in bounds]

@@ -141,7 +141,8 @@ async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     assert mq._ahead is None
     first, last = mq._topics["t"].newest_read
     await mq.consume("t", "g", (last - first) // 2)
-    assert mq._ahead is not None and (following := await mq._ahead)
+    assert mq._ahead is not None
+    assert (following := await mq._ahead)
     assert following.first_position == last + 1
     assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_read[1])
 

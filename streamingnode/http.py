@@ -1,0 +1,236 @@
+"""What a monitor asks of a node over HTTP: whether it lives, whether it is ready, and its metrics.
+
+A few lines of HTTP/1.1: GET of three paths, one request for each connection, everything bounded. It changes nothing, and
+gives out no rows.
+"""
+
+import asyncio
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+from anyio import to_thread
+
+from spark_sink.errors import PackageMissing
+from streamingnode.config import ServeOptions
+from streamingnode.embedded import EmbeddedBackend
+from streamingnode.node import Node
+from streamingnode.remote.address import is_loopback
+from streamingnode.statistics import AppendMeter
+from wal.errors import InvalidArgument, StreamingNodeError, brief
+from wal.lifecycle import LogState
+from wal.rocks.space import SpaceLevel
+from wal.runtime import Supervisor, accept_one_a_turn, event_log
+
+if TYPE_CHECKING:
+    from streamingnode.metrics import NodeMetrics
+
+_log = event_log(__name__)
+
+HEAD_BYTES_MAX = 8_192
+"""Of a request: its line and its headers."""
+REQUEST_S_MAX = 5.0
+"""Until a client has sent its request."""
+ANSWER_S_MAX = 5.0
+"""Until a client has taken its answer."""
+LINGER_S_MAX, LINGER_BYTES_MAX = 1.0, 1 << 20
+"""What is read and thrown away of a client that still sends: closing before that could lose the answer."""
+CONNECTIONS_MAX = 32
+"""At a time; a further one takes the place of the oldest, so that slow clients keep no probe out."""
+READY_S_MAX = 1.0
+"""How long a new tick may take: an fsync is part of it once a second."""
+
+_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]")
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+}
+
+
+class Reply(NamedTuple):
+    """What is answered: a status, and a body of a kind."""
+
+    status: int
+    body: bytes
+    kind: str = "application/json"
+
+    def encode(self) -> bytes:
+        """Return the bytes of the response."""
+        allow = "Allow: GET\r\n" if self.status == 405 else ""
+        head = (
+            f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\n{allow}Content-Type: {self.kind}\r\n"
+            f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+def http_address(given: str, *, for_anybody: bool) -> tuple[str, int]:
+    """Return the host and port of `HOST:PORT`. Raises `InvalidArgument`, for one open to other machines unless they may."""
+    try:
+        parts = urlsplit(f"//{given}")
+        host, port = (parts.hostname, parts.port) if parts.netloc == given and "@" not in given else (None, None)
+    except ValueError:
+        host = port = None
+    if not host or port is None:
+        raise InvalidArgument(f"{given!r} is no address for HTTP — give HOST:PORT, as 127.0.0.1:9464")
+    if not (is_loopback(host) or for_anybody):
+        raise InvalidArgument(
+            f"http {given} is open to other machines, which may read the metrics without a token — "
+            "use 127.0.0.1, or allow it with serve.http_for_anybody (--http-for-anybody)"
+        )
+    return host, port
+
+
+class Monitor:
+    """Answers HTTP for one node; on its event loop. Until `watch` is called the node is recovering."""
+
+    def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
+        """Raises `InvalidArgument` for an address that is none, or open to other machines."""
+        assert options.http, "without an address there is no monitor"
+        self._host, self._port = http_address(options.http, for_anybody=options.http_for_anybody)
+        self._supervisor = supervisor
+        self._node: Node | None = None
+        self._connections = dict[asyncio.Task[Any], None]()
+        """By age, the oldest first."""
+        self._server: asyncio.AbstractServer | None = None
+        self._made: NodeMetrics | None = None
+        self._routes = {"/livez": self._live, "/readyz": self._ready, "/metrics": self._metrics}
+
+    async def open(self) -> None:
+        """Listen. Raises `InvalidArgument` for an address that cannot be had."""
+        try:
+            self._server = await asyncio.start_server(
+                self._connected, self._host, self._port, limit=HEAD_BYTES_MAX, backlog=1
+            )
+        except OSError as error:
+            raise InvalidArgument(
+                f"http {self._host}:{self._port} cannot be listened at: {error.strerror} — "
+                "end what has the port, or choose another with serve.http (--http)"
+            ) from error
+        accept_one_a_turn(self._server)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as a URL; the port is the one it got for 0."""
+        assert self._server is not None, "open comes first"
+        host, port = self._server.sockets[0].getsockname()[:2]  # type: ignore[attr-defined]  # uvloop has a class of its own
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def watch(self, node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> None:
+        """Tell from now on how an open node is."""
+        self._node, self._measure = node, backend.measure
+        self._make_metrics = lambda: _metrics_class()(backend, appends)
+
+    async def close(self) -> None:
+        """Take no more connections, and end those there are; idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    # --- the answers ----------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> Reply:
+        if (failure := self._supervisor.failure) is not None:
+            return _document(503, live=False, reason=brief(f"{type(failure).__name__}: {failure}"))
+        return _document(200, live=True)
+
+    async def _ready(self) -> Reply:
+        if self._node is None:
+            return _document(503, ready=False, state=LogState.RECOVERING.value, reason="the node is opening")
+        told = self._measure()
+        state, space = told.log.state, told.space
+        if state != LogState.OPEN.value:
+            return _document(503, ready=False, state=state, reason=f"the log takes no appends: {told.log.last_error}")
+        if space is not None and SpaceLevel[space.level.upper()] >= SpaceLevel.FULL:
+            return _document(503, ready=False, state=state, reason=f"the disk is {space.level}: appends are refused")
+        try:  # ticks advance, and everything that is on its way now is written
+            tick = await self._node.consistent_tick(timeout=READY_S_MAX)
+        except StreamingNodeError as error:
+            return _document(503, ready=False, state=state, code=error.code, reason=str(error))
+        return _document(200, ready=True, state=state, tick=tick)
+
+    async def _metrics(self) -> Reply:
+        if self._node is None:
+            return _document(503, reason="the node is opening")
+        try:
+            if self._made is None:  # its library is loaded with the first question
+                self._made = await to_thread.run_sync(self._make_metrics)
+        except PackageMissing as error:
+            return _document(501, code=error.code, reason=str(error))
+        return Reply(200, *await self._made.expose())
+
+    # --- the connections ------------------------------------------------------------------------------------------------
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "asyncio calls it in one"
+        if len(self._connections) >= CONNECTIONS_MAX:
+            next(iter(self._connections)).cancel()
+        self._connections[task] = None
+        try:
+            writer.transport.set_write_buffer_limits(high=0)  # so that `drain` waits until all of it is sent
+            # A client that leaves, or is too slow, is not worth a word.
+            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                reply = await self._answer(reader)
+                async with asyncio.timeout(ANSWER_S_MAX):
+                    writer.write(reply.encode())
+                    await writer.drain()
+                    writer.write_eof()
+                await _linger(reader)
+        finally:
+            del self._connections[task]
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Reply:
+        try:
+            async with asyncio.timeout(REQUEST_S_MAX):
+                head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return _document(431, reason=f"the request has over {HEAD_BYTES_MAX} bytes")
+        except TimeoutError:
+            return _document(408, reason=f"the request took over {REQUEST_S_MAX:g} s")
+        request = _REQUEST_LINE.fullmatch(head.partition(b"\r\n")[0])
+        if request is None:
+            return _document(400, reason="this is no HTTP/1.1 request")
+        route = self._routes.get(request[2].partition(b"?")[0].decode())
+        if route is None:
+            return _document(404, reason=f"there are {', '.join(self._routes)}")
+        if request[1] != b"GET":
+            return _document(405, reason="it takes GET")
+        try:
+            return await route()
+        except Exception:  # noqa: BLE001 - a bug, which is not to end as silence
+            _log.error("monitor_failed", path=request[2].decode(), exc_info=True)
+            return _document(500, reason="see the event monitor_failed")
+
+
+async def _linger(reader: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(LINGER_S_MAX):
+        taken = 0
+        while taken < LINGER_BYTES_MAX and (more := await reader.read(HEAD_BYTES_MAX)):
+            taken += len(more)
+
+
+def _metrics_class() -> "type[NodeMetrics]":
+    try:
+        from streamingnode.metrics import NodeMetrics
+    except ModuleNotFoundError as error:
+        if error.name != "prometheus_client":
+            raise
+        raise PackageMissing("prometheus_client", "metrics") from error
+    return NodeMetrics
+
+
+def _document(status: int, **fields: object) -> Reply:
+    return Reply(status, msgspec.json.encode(fields) + b"\n")

@@ -1,0 +1,219 @@
+"""What a node counts, as Prometheus reads it: a registry for each node, filled when it is asked. See docs/metrics.md.
+
+The append path counts nothing for it that `Node.statistics` would not have. Whatever has a label is bounded: types, states,
+interceptors, and so many topics and groups.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import attrgetter
+
+from anyio import to_thread
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from flusher.flusher import FlusherState
+from streamingnode.embedded import EmbeddedBackend
+from streamingnode.statistics import AppendMeter, NodeStatistics
+from wal.lifecycle import LogState
+from wal.measure import Histogram
+from wal.rocks.space import SpaceLevel
+from wal.timetick import physical_ms
+
+PREFIX = "streamingnode_"
+TOPICS_MAX, GROUPS_MAX = 100, 500
+"""Topics, by name, and groups in all that have series of their own; dashboards and scrapers bear no more."""
+SECONDS_BOUNDS = tuple(2.0**power for power in range(-12, 4))
+"""From 0.25 ms to 8 s. A bound is the end of a bucket of `Histogram`, so its counts are exact."""
+BYTES_BOUNDS = tuple(64.0 * 4**power for power in range(10))
+"""From 64 B to 16 MiB."""
+SCAN_MODES = {"opening": "opening", "catching up": "catchup", "tailing": "tailing"}
+
+Value = Callable[[NodeStatistics], float]
+
+
+def _seconds(tick: str) -> Value:
+    """Return what reads a tick as Unix time in seconds; 0 where there is none."""
+    of = attrgetter(tick)
+    return lambda statistics: physical_ms(of(statistics)) / 1000
+
+
+GAUGES: dict[str, tuple[str, Value | str]] = {
+    "uptime_seconds": ("How long the node is open.", "uptime_s"),
+    "last_allocated_time_tick": ("Newest tick given, as Unix time.", _seconds("ticks.last")),
+    "last_confirmed_time_tick": ("Up to which readers have everything, as Unix time.", _seconds("ticks.confirmed")),
+    "time_tick_lag_seconds": ("The clock less the confirmed tick.", "ticks.lag_s"),
+    "time_tick_ahead_seconds": ("How far the newest tick is ahead of the clock.", "ticks.ahead_s"),
+    "unconfirmed_time_tick_total": ("Ticks given and not confirmed.", "ticks.unconfirmed"),
+    "produce_inflight_total": ("Append groups on their way.", "appends.in_flight"),
+    "inflight_txn": ("Streamed transactions that are open.", "writes.open_transactions"),
+    "inflight_txn_bytes": ("What they hold.", "writes.open_transaction_bytes"),
+    "growing_segment_total": ("Segments that the next cut will seal.", "writes.growing_segments"),
+    "growing_segment_bytes": ("Their size in the log.", "writes.growing_segment_bytes"),
+    "write_ahead_buffer_entry_total": ("Newest log in memory for readers: entries.", "tail.entries"),
+    "write_ahead_buffer_size_bytes": ("The same in bytes.", "tail.bytes"),
+    "scanner_backlog_message_max": (
+        "Messages before the place of the open reader that is furthest behind.",
+        lambda statistics: max((reader.backlog for reader in statistics.readers), default=0),
+    ),
+    "scanner_txn_buf_bytes": (
+        "Bodies that readers hold until their commit.",
+        lambda statistics: sum(reader.transaction_bytes for reader in statistics.readers),
+    ),
+    "flusher_time_tick": ("Tick of the last cut, as Unix time; 0 before the first.", _seconds("flusher.cut_tick")),
+    "flusher_cut_number": ("The last cut whose checkpoint is durable.", "flusher.cut_number"),
+    "flusher_unflushed_rows": ("Rows that are in no cut yet.", "flusher.unflushed_rows"),
+    "flusher_unflushed_bytes": ("Their size in the log.", "flusher.unflushed_bytes"),
+    "flusher_held_bytes": ("Of these, still in memory.", "flusher.held_bytes"),
+    "recovery_attempt_total": ("Failed tries to reopen the log since it last took appends.", "log.attempts"),
+}
+SPACE = {
+    "disk_free_bytes": ("Free on the disk of the log.", "free_bytes"),
+    "disk_needed_bytes": ("Below how much appends are refused.", "needed_bytes"),
+    "disk_log_bytes": ("RocksDB's own log.", "log_bytes"),
+    "disk_reserve_bytes": ("Kept for a start on a full disk.", "reserve_bytes"),
+    "append_queue_bytes": ("Appended and not synced yet.", "queued_bytes"),
+}
+COUNTERS: dict[str, tuple[str, Value | str]] = {
+    "insert_rows_total": ("Rows written.", "appends.insert_rows"),
+    "insert_bytes_total": ("Their size in the log.", "appends.insert_bytes"),
+    "delete_rows_total": ("Keys deleted.", "appends.delete_rows"),
+    "log_reopened_total": ("How often the log came back after a failed write.", "log.reopened"),
+    "flusher_fault_total": ("Disk errors of the flusher.", "flusher.faults"),
+}
+
+
+class NodeMetrics:
+    """The metrics of one open node; `measure` and the rest are asked on its event loop."""
+
+    def __init__(self, backend: EmbeddedBackend, appends: AppendMeter) -> None:
+        self._backend, self._channel, self._appends = backend, backend.channel, appends
+        self._labels = {"node_id": backend.node_id, "channel_name": backend.channel.log.name}
+        self._families: list[Metric] = []
+        self.registry = CollectorRegistry()
+        """Of this node and its process, and never the library's global one."""
+        ProcessCollector(registry=self.registry)
+        self.registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what was measured last; any thread may ask."""
+        return self._families
+
+    async def expose(self) -> tuple[bytes, str]:
+        """Measure, and return it as text with its content type; the text is made in a thread."""
+        self._families = list(self.measure())
+        return await to_thread.run_sync(generate_latest, self.registry), CONTENT_TYPE_LATEST
+
+    def measure(self) -> Iterator[Metric]:
+        """Yield every family as of now."""
+        told = self._backend.measure()
+        for kind, table in (("gauge", GAUGES), ("counter", COUNTERS)):
+            for name, (text, value) in table.items():
+                yield self._one(name, text, attrgetter(value)(told) if isinstance(value, str) else value(told), kind)
+        if told.space is not None:
+            for name, (text, field) in SPACE.items():
+                yield self._one(name, text, getattr(told.space, field))
+            yield self._state("disk_info", "How near the disk is to full.", SpaceLevel.__members__, told.space.level)
+        yield from self._of_channel(told)
+        yield from self._of_appends(told)
+        yield from self._of_topics(told)
+
+    def _of_channel(self, told: NodeStatistics) -> Iterator[Metric]:
+        segments, limits = self._channel.shards.state.segments.values(), self._channel.config.segments
+        collections, tail = self._channel.catalog.collections(), self._channel.tail
+        listener = self._backend.listener
+        for name, text, value in (
+            ("growing_segment_rows_total", "Rows in growing segments.", sum(each.stats.rows for each in segments)),
+            ("growing_segment_hwm_bytes", "Above this the largest are sealed.", limits.growing_bytes_high),
+            ("growing_segment_lwm_bytes", "Until this is left.", limits.growing_bytes_low),
+            ("segment_assign_collection_total", "Collections.", len(collections)),
+            ("segment_assign_partition_total", "Partitions.", sum(len(each.partitions) for each in collections)),
+            ("write_ahead_buffer_capacity_bytes", "The bound of its size.", self._channel.config.tail.capacity_bytes),
+            ("write_ahead_buffer_latest_time_tick", "As Unix time.", physical_ms(tail.confirmed_tick) / 1000),
+            ("connection_total", "Clients that are connected.", listener.connections if listener else 0),
+        ):
+            yield self._one(name, text, value)
+        log = {"wal_name": self._channel.log.wal_name, "access_model": "rw", "term": str(told.log.term)}
+        yield self._labelled("info", "The log, and the number of its owner.", [(log, 1)])
+        states = [state.value for state in LogState]
+        yield self._state("recovery_info", "Where the log stands; it takes appends when open.", states, told.log.state)
+        states = [state.value for state in FlusherState]
+        yield self._state("flusher_info", "What the flusher is doing.", states, told.flusher.state.value)
+        readers = [reader.mode for reader in told.readers]
+        modes = [({"scanner_model": label}, readers.count(mode)) for mode, label in SCAN_MODES.items()]
+        yield self._labelled("scanner_total", "Open readers.", modes)
+        writes = told.writes
+        pending = {
+            "rows": writes.pending_row_bytes,
+            "appends": writes.pending_append_bytes,
+            "transactions": writes.pending_transaction_bytes,
+        }
+        held = [({"kind": kind}, size_bytes) for kind, size_bytes in pending.items()]
+        yield self._labelled("pending_bytes", "What writes hold in memory.", held)
+
+    def _of_appends(self, told: NodeStatistics) -> Iterator[Metric]:
+        ended = {"ok": told.appends.succeeded, "error": told.appends.failed, "cancel": told.appends.cancelled}
+        groups = [({"status": status}, count) for status, count in ended.items()]
+        yield self._labelled("append_group_total", "Append groups, by how they ended.", groups, "counter")
+        types = [({"message_type": name, "status": "ok"}, n) for name, n in told.appends.messages_by_type.items()]
+        yield self._labelled("append_message_total", "Messages in the log.", types, "counter")
+        seconds, message_bytes, interceptors = self._appends.histograms
+        for name, text, bounds, found in (
+            ("append_message_duration_seconds", "Append latency.", SECONDS_BOUNDS, [({"status": "ok"}, seconds)]),
+            ("append_message_bytes", "Message sizes.", BYTES_BOUNDS, [({"status": "ok"}, message_bytes)]),
+            *(
+                (
+                    f"interceptor_{when}_append_duration_seconds",
+                    f"Its time {when} the next interceptor.",
+                    SECONDS_BOUNDS,
+                    [({"interceptor_name": name}, both[at]) for name, both in interceptors.items()],
+                )
+                for at, when in enumerate(("before", "after"))
+            ),
+        ):
+            yield self._histogram(name, text, bounds, found)
+
+    def _of_topics(self, told: NodeStatistics) -> Iterator[Metric]:
+        topics = dict(islice(sorted(told.topics.items()), TOPICS_MAX))
+        for name, text, kind, field in (
+            ("rocksmq_topic_bytes", "What a topic holds.", "gauge", "bytes"),
+            ("rocksmq_produce_total", "Messages produced.", "counter", "produced"),
+            ("rocksmq_deliver_total", "Messages delivered.", "counter", "delivered"),
+            ("rocksmq_ack_total", "Messages acknowledged.", "counter", "acked"),
+        ):
+            of = [({"topic": topic}, getattr(info, field)) for topic, info in topics.items()]
+            yield self._labelled(name, text, of, kind)
+        lags = (
+            ({"topic": topic, "group": group}, info.lag)
+            for topic, of in topics.items()
+            for group, info in sorted(of.groups.items())
+        )
+        text = "Messages that a group has not acknowledged."
+        yield self._labelled("rocksmq_group_lag", text, list(islice(lags, GROUPS_MAX)))
+
+    def _one(self, name: str, text: str, value: float, kind: str = "gauge") -> Metric:
+        return self._labelled(name, text, [({}, value)], kind)
+
+    def _state(self, name: str, text: str, states: Iterable[str], now: str) -> Metric:
+        of = [({"state": state.lower().replace(" ", "_")}, int(state.lower() == now)) for state in states]
+        return self._labelled(name, text, of)
+
+    def _labelled(
+        self, name: str, text: str, values: Iterable[tuple[dict[str, str], float]], kind: str = "gauge"
+    ) -> Metric:
+        # The library gives the samples of a counter, but not of a gauge, their suffix back.
+        family = Metric(PREFIX + (name.removesuffix("_total") if kind == "counter" else name), text, kind)
+        for labels, value in values:
+            family.add_sample(PREFIX + name, self._labels | labels, value)
+        return family
+
+    def _histogram(
+        self, name: str, text: str, bounds: tuple[float, ...], found: list[tuple[dict[str, str], Histogram]]
+    ) -> Metric:
+        family = HistogramMetricFamily(PREFIX + name, text, labels=[*self._labels, *(found[0][0] if found else ())])
+        for labels, histogram in found:
+            counts, whole = histogram.at_most(bounds), histogram.distribution()
+            buckets = [*zip(map(str, bounds), counts, strict=True), ("+Inf", whole.count)]
+            family.add_metric([*self._labels.values(), *labels.values()], buckets, whole.total)
+        return family
