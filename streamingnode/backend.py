@@ -94,14 +94,14 @@ class Backend(Protocol):
 
     def read(
         self,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | None,
         name: str | None,
         types: frozenset[MessageType],
     ) -> Reading:
-        """Return a way through the log; all of a tick comes together, also what lies above `until`."""
+        """Return a way through the log for some collections; all of a tick comes together, also what lies above `until`."""
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 for none."""

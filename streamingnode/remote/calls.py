@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
+from streamingnode.collections import READ_COLLECTIONS_MAX
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.streams.channels import ChannelService
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
@@ -162,11 +163,12 @@ class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
-    """A reader of a collection; `resume` is where one goes on that was open before: a position and a tick."""
+    """A reader of a collection, or of several; `resume` is where one goes on that was open before: a position and a tick."""
 
     name: ClassVar[str] = "read"
 
-    collection_id: int
+    collections: int | Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=READ_COLLECTIONS_MAX)]
+    """The id, or ids."""
     start: str
     start_at: tuple[str, int] | int | None
     until: int | None

@@ -169,7 +169,7 @@ class RemoteBackend:
 
     def read(
         self,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | None,
@@ -177,7 +177,7 @@ class RemoteBackend:
         types: frozenset[MessageType],
     ) -> "RemoteReading":
         """Return a way through the node's log."""
-        return RemoteReading(self.link, info, policy, until=until, name=name, types=types)
+        return RemoteReading(self.link, infos, policy, until=until, name=name, types=types)
 
     async def drain(self) -> None:
         """Wait for writes that were sent; what was not is refused when the link closes."""
@@ -345,7 +345,7 @@ class RemoteReading:
     def __init__(
         self,
         link: Link,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | None,
@@ -355,7 +355,8 @@ class RemoteReading:
         self._link, self._name = link, name
         at = (policy.at.wal_name, policy.at.position) if isinstance(policy.at, MessageId) else policy.at
         kinds = tuple(sorted(map(int, types)))
-        self._request = ReadCall(info.id, policy.start.value, at, until, name, kinds, None, STREAM_CREDIT_BYTES)
+        ids = infos[0].id if len(infos) == 1 else tuple(info.id for info in infos)
+        self._request = ReadCall(ids, policy.start.value, at, until, name, kinds, None, STREAM_CREDIT_BYTES)
         self._frames: deque[Frame | None] = deque()
         self._came = asyncio.Event()
         self._stream = 0
