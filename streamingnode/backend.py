@@ -162,8 +162,10 @@ class Backend(Protocol):
     async def delete_reader(self, collection: str, name: str) -> bool:
         """As `Node.delete_reader`."""
 
-    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
-        """As `Node.snapshot`."""
+    async def snapshot(
+        self, collection: str, as_of: int | None, columns: tuple[str, ...] | None = None, keys: bytes | None = None
+    ) -> pa.Table:
+        """As `Node.snapshot`; `keys` are those of a delete, an Arrow IPC message without its schema."""
 
     async def flush(self) -> FlushResult:
         """As `Node.flush`."""

@@ -20,7 +20,7 @@ from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges
-from streamingnode.snapshot import take_snapshot
+from streamingnode.snapshot import select, take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import check_note
@@ -131,10 +131,12 @@ class EmbeddedBackend(CatalogChanges):
         """As `Node.delete_reader`."""
         return await self.readers.delete_reader(self.catalog.collection_by_name(collection).id, name)
 
-    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
+    async def snapshot(
+        self, collection: str, as_of: int | None, columns: tuple[str, ...] | None = None, keys: bytes | None = None
+    ) -> pa.Table:
         """As `Node.snapshot`."""
         info = self.catalog.collection_by_name(collection)
-        return await take_snapshot(self.channel, self.flusher, info, as_of)
+        return await take_snapshot(self.channel, self.flusher, info, as_of, select(info, columns, keys))
 
     async def flush(self) -> FlushResult:
         """As `Node.flush`."""

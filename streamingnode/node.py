@@ -253,9 +253,18 @@ class Node:
         )
 
     async def snapshot(
-        self, collection: str, *, as_of: int | datetime | None = None, timeout: float | None = None
+        self,
+        collection: str,
+        *,
+        as_of: int | datetime | None = None,
+        columns: Sequence[str] | None = None,
+        keys: Keys | None = None,
+        timeout: float | None = None,
     ) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
+
+        `columns`, in that order, and `keys`, as `delete` takes them, choose of the rows, and save reading the others: files
+        whose ranges of keys tell that they have none, and other columns. Raises `SchemaMismatch` for what does not fit.
 
         Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
         Raises `InvalidArgument` for a tick that is yet to come, and `Truncated`, naming the nearest ticks, for a state that
@@ -264,7 +273,12 @@ class Node:
         """
         self._info(collection)
         tick = None if as_of is None else tick_given("as_of", as_of)
-        take = partial(self._backend.snapshot, collection, tick)
+        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
+            raise InvalidArgument(f"columns={shown(columns)} — pass a list of names")
+        names = None if columns is None else tuple(columns)
+        to_delete = self._writes.write("delete", collection)  # which takes keys alike
+        wanted = None if keys is None else to_delete.target.encode_keys(await to_delete.check(keys))
+        take = partial(self._backend.snapshot, collection, tick, names, wanted)
         return await self._run(take, "the snapshot", timeout, changes=False)
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:

@@ -67,7 +67,12 @@ def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "", 
     hints = get_type_hints(method)
     reply, has_timeout = hints.pop("return"), "timeout" in hints
     hints.pop("timeout", None)
-    arguments = [(argument, hints[argument]) for argument in inspect.signature(method).parameters if argument in hints]
+    parameters = inspect.signature(method).parameters
+    arguments: list[Any] = [
+        (argument, hints[argument], *([] if given.default is inspect.Parameter.empty else [given.default]))
+        for argument, given in parameters.items()
+        if argument in hints
+    ]
     request = msgspec.defstruct(f"{name.replace('.', '_')}_request", arguments, array_like=True, frozen=True)
     return Call(name, access, repeats, request, WireReport if reply is Report else reply, has_timeout, of_collection)
 
@@ -206,7 +211,7 @@ def _encode_other(value: object) -> object:
             return value.serialize().to_pybytes()
         case pa.Table():
             if value.nbytes > TABLE_BYTES_MAX:
-                raise TooLarge(f"a snapshot of {value.nbytes} bytes — read the collection in pieces with read()")
+                raise TooLarge(f"a snapshot of {value.nbytes} bytes — name columns or keys, or read it with read()")
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, value.schema) as writer:
                 writer.write_table(value)

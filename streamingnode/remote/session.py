@@ -324,6 +324,10 @@ class Session:
             return await self._topics.call(number, call.name.removeprefix(TOPICS), arguments)
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await to_thread.run_sync(definition.checked)
+        if call.name == "snapshot" and arguments["keys"] is not None:
+            info = self._backend.catalog.collection_by_name(arguments["collection"])
+            keys = WireTarget(MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"]))
+            checked_rows(arguments["keys"], self._writes.target(keys))
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")
