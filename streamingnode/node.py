@@ -273,12 +273,15 @@ class Node:
         """
         self._info(collection)
         tick = None if as_of is None else tick_given("as_of", as_of)
-        if isinstance(columns, str) or not all(isinstance(name, str) for name in columns or ()):
+        is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+        if columns is not None and not (is_list and all(isinstance(name, str) for name in columns)):
             raise InvalidArgument(f"columns={shown(columns)} — pass a list of names")
+        encoded = None
+        if keys is not None:
+            delete = self._writes.write("delete", collection)  # which takes the same keys
+            encoded = delete.target.encode_keys(await delete.check(keys))
         names = None if columns is None else tuple(columns)
-        to_delete = self._writes.write("delete", collection)  # which takes keys alike
-        wanted = None if keys is None else to_delete.target.encode_keys(await to_delete.check(keys))
-        take = partial(self._backend.snapshot, collection, tick, names, wanted)
+        take = partial(self._backend.snapshot, collection, tick, names, encoded)
         return await self._run(take, "the snapshot", timeout, changes=False)
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
