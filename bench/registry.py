@@ -26,6 +26,7 @@ from bench import (
     bench_remote,
     bench_scan,
     bench_service,
+    bench_snapshot,
     bench_topics,
     bench_writes,
 )
@@ -116,10 +117,11 @@ BENCHMARKS: dict[str, Run] = {
     "ingest": ingest,
     "remote": bench_remote.run,
     "topics": bench_topics.run,
+    "snapshot": bench_snapshot.run,
     "memory": bench_memory.run,
 }
 
-LONG = frozenset({"memory", "remote", "topics"})
+LONG = frozenset({"memory", "remote", "snapshot", "topics"})
 """Only run when they are named."""
 
 
