@@ -102,11 +102,14 @@ def test_columns_and_keys_are_chosen_of_table_files_and_log_alike(
         node.flush()
         node.upsert("orders", [{"id": 3, "item": "newest"}])
         keys = pa.array([1, 2, 3, 4, 55, 102, 103, 155, 156, 300, 999])
-        read = []
+        read: list[Any] = []
         real = OpenTable._read_file
-        monkeypatch.setattr(
-            OpenTable, "_read_file", lambda table, file, **options: read.append(file) or real(table, file, **options)
-        )
+
+        def noted(table: OpenTable, file: Any, **options: Any) -> pa.Table:
+            read.append(file)
+            return real(table, file, **options)
+
+        monkeypatch.setattr(OpenTable, "_read_file", noted)
         for as_of in (None, inside, inside - 1):
             whole = node.snapshot("orders", as_of=as_of)
             chosen = whole.filter(pc.is_in(whole["id"], value_set=keys))

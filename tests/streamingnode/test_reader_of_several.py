@@ -178,9 +178,8 @@ async def test_a_named_reader_goes_on_after_what_it_acknowledged_of_any_of_them(
         await order(node, number)
         await stock(node, f"{number}")
     async with node.read(BOTH, name="billing", types=ROWS) as messages:
-        for _ in range(3):
-            message = await anext(messages)
-        await messages.ack(message)
+        third = [await anext(messages) for _ in range(3)][-1]
+        await messages.ack(third)
         with pytest.raises(ReaderBusy):
             async with node.read(BOTH, name="billing"):
                 pytest.fail("not reached")

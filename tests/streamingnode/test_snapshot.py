@@ -47,7 +47,8 @@ STEPS = st.lists(
 def columns_of(kind: pa.DataType) -> pa.Schema:
     """Return a key between other columns, two of which Parquet gives the same path."""
     point = pa.struct([("x", pa.int32()), ("y", pa.string())])
-    return pa.schema([("p", point), ("p.x", pa.int64()), pa.field("key", kind, nullable=False), ("item", pa.string())])
+    others: dict[str, pa.DataType] = {"p": point, "p.x": pa.int64(), "item": pa.string()}
+    return pa.schema(others).insert(2, pa.field("key", kind, nullable=False))
 
 
 def row(key: Any, number: int) -> dict[str, Any]:
