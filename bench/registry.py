@@ -27,6 +27,7 @@ from bench import (
     bench_remote,
     bench_scan,
     bench_service,
+    bench_snapshot,
     bench_streams,
     bench_topics,
     bench_writes,
@@ -120,10 +121,11 @@ BENCHMARKS: dict[str, Run] = {
     "topics": bench_topics.run,
     "streams": bench_streams.run,
     "metrics": bench_metrics.run,
+    "snapshot": bench_snapshot.run,
     "memory": bench_memory.run,
 }
 
-LONG = frozenset({"memory", "remote", "topics"})
+LONG = frozenset({"memory", "remote", "snapshot", "topics"})
 """Only run when they are named."""
 
 

@@ -343,6 +343,10 @@ class CutLog:
         """Return the cuts from `first` to `last`, both included."""
         return [self.read(number) for number in range(first, last + 1)]
 
+    def is_known(self, number: int) -> bool:
+        """Whether cut `number` is told by a cut after it that was read, or by `anchor`."""
+        return number in self._marks
+
     def crc32c_of(self, number: int) -> int | None:
         """Return the checksum of cut `number`, as its successor or `anchor` tells it; None when nothing does."""
         told = number in self._marks or (bool(self.numbers) and self.first - 1 <= number <= self.newest)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from flusher.data_file import Rows, decode_rows
 from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_path
 from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
+from flusher.selection import Selection
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.entry import Visible, row_batches
@@ -40,7 +41,8 @@ class SnapshotSource:
     """What a snapshot is made of: one collection, the cuts after `base` to `last_cut`, and every message above its tick.
 
     Without a base, the cuts begin with the first one. `tail` may hold messages of other collections; it ends at or above
-    `as_of`. What cannot be read is raised, or with `on_loss` left out and told there: the file, its rows if known, why.
+    `as_of`. `selection` is what of the rows is asked for, all for None. What cannot be read is raised, or with `on_loss`
+    left out and told there: the file, its rows if known, why.
     """
 
     cuts: CutLog
@@ -49,11 +51,17 @@ class SnapshotSource:
     tail: Sequence[Visible]
     as_of: int = TICK_MAX
     base: SnapshotBase | None = None
+    selection: Selection | None = None
     on_loss: Callable[[str, int | None, Exception], None] | None = None
+
+    @property
+    def selected(self) -> Selection:
+        """What of the rows is asked for."""
+        return self.selection or Selection(self.collection)
 
 
 def read_snapshot(source: SnapshotSource) -> pa.Table:
-    """Return the rows that live at tick `as_of`: the base's, then in cut order.
+    """Return the rows that live at tick `as_of`, of those asked for: the base's, then in cut order.
 
     Raises `Truncated` when rows of the collection are in cuts that were given up (every table has taken them), or a
     partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
@@ -63,16 +71,22 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
     drops, names = _partitions(source, manifests)
     # Some may have gone since `collection` was looked up.
     live = frozenset(each.id for each in info.partitions if each.id not in drops)
-    schema = stored_schema(arrow_schema(info))
-    rows, deletes = _tail(source, live)
+    selected = source.selected
+    schema = stored_schema(selected.schema)
+    rows, deletes = _tail(source, selected, live)
     own = [file for manifest in manifests for file in manifest.files if file.collection_id == info.id]
-    files = [file for file in own if file.tick_min <= source.as_of]
+    files = [
+        file
+        for file in own
+        if file.tick_min <= source.as_of and selected.may_have((file.key_min, file.key_max), (file.vchannel,) * 2)
+    ]
     segments = [file for file in files if isinstance(file, SegmentFile) and file.partition_id in live]
     delete_files = [file for file in files if isinstance(file, DeleteFile)]
+    keys = stored_schema(pa.schema([schema.field(selected.key)]))
     base = _base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()
-    table = _up_to(pa.concat_tables([base, *_read(source, segments), *rows]), source.as_of)
-    deletes = [_up_to(each, source.as_of) for each in (*_read(source, delete_files), *deletes)]
-    return apply_deletes(table, deletes, key=info.primary_key).select(arrow_schema(info).names)
+    table = _up_to(pa.concat_tables([base, *_read(source, selected, segments, schema), *rows]), source.as_of)
+    deletes = [_up_to(each, source.as_of) for each in (*_read(source, selected, delete_files, keys), *deletes)]
+    return apply_deletes(selected.rows(table), deletes, key=selected.key).select(selected.columns)
 
 
 def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
@@ -89,7 +103,7 @@ def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> p
 
 def _manifests(source: SnapshotSource) -> list[CutManifest]:
     """Return the cuts that may have something of the collection, oldest first. Raises `Truncated` when some are gone."""
-    earliest = min(cut_numbers(source.cuts.directory), default=0)
+    earliest = 0 if source.base else min(cut_numbers(source.cuts.directory), default=0)
     first = 1 if source.base is None else source.base.cut + 1
     manifests: list[CutManifest] = []
     after: Cut | None = None
@@ -175,7 +189,9 @@ def _base_rows(base: SnapshotBase, drops: dict[int, int], names: dict[int, str])
     return base.rows.filter(pc.invert(pc.is_in(base.rows.column(-1), value_set=pa.array(gone, pa.string()))))
 
 
-def _read(source: SnapshotSource, files: Sequence[DataFile]) -> Iterator[pa.Table]:
+def _read(
+    source: SnapshotSource, selected: Selection, files: Sequence[DataFile], schema: pa.Schema
+) -> Iterator[pa.Table]:
     for file in files:
         try:
             try:
@@ -188,27 +204,28 @@ def _read(source: SnapshotSource, files: Sequence[DataFile]) -> Iterator[pa.Tabl
                 raise
             source.on_loss(file.path, file.rows, error)
         else:
-            yield pq.read_table(pa.BufferReader(content))
+            with pq.ParquetFile(pa.BufferReader(content)) as opened:
+                yield selected.read(opened, schema).select(schema.names)
 
 
 def _up_to(table: pa.Table, tick: int) -> pa.Table:
     return table if tick >= TICK_MAX else table.filter(pc.less_equal(table.column(TICK), pa.scalar(tick, pa.int64())))
 
 
-def _tail(source: SnapshotSource, live: frozenset[int]) -> tuple[list[pa.Table], list[pa.Table]]:
+def _tail(source: SnapshotSource, selected: Selection, live: frozenset[int]) -> tuple[list[pa.Table], list[pa.Table]]:
     """Return the rows and the deletes that are in the log only, a table for each vchannel."""
     info = source.collection
     rows: defaultdict[str, list[Rows]] = defaultdict(list)
     deletes: defaultdict[str, list[Rows]] = defaultdict(list)
     for batch, ticks in (each for visible in source.tail for each in row_batches(visible)):
-        if batch.collection_id != info.id:
+        if batch.collection_id != info.id or not selected.may_have(None, (batch.vchannel, batch.vchannel)):
             continue
         if batch.type is MessageType.DELETE:
             deletes[batch.vchannel].append(Rows(batch, ticks))
         elif batch.partition_id in live:
             rows[batch.vchannel].append(Rows(batch, ticks))
-    schema = arrow_schema(info)
+    schema, wanted = arrow_schema(info), stored_schema(selected.schema)
     keys = pa.schema([schema.field(info.primary_key)])
     inserted = (decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile) for name in sorted(rows))
     deleted = (decode_rows(deletes[name], keys, vchannel=name, kind=DeleteFile) for name in sorted(deletes))
-    return [table.cast(stored_schema(schema)) for table in inserted], list(deleted)
+    return [table.select(wanted.names).cast(wanted) for table in inserted], list(deleted)

@@ -1,12 +1,12 @@
 """Named readers: a position in a log that survives restarts, and the lease that keeps truncation behind it.
 
-A position only moves forward. The lease is what is durable, never what is being written: after a crash the reader resumes
-there.
+A reader is of one collection or of several, and on each of them no other has its name. A position only moves forward. The
+lease is what is durable, never what is being written: after a crash the reader resumes there.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -42,6 +42,15 @@ class ReaderRecords(Protocol):
         """As `LogStore.put_meta`."""
 
 
+class KnownReader(NamedTuple):
+    """A named reader: the ids of its collections, where it resumes, and whether somebody has it open, or is about to."""
+
+    collections: frozenset[int]
+    name: str
+    position: ReaderPosition
+    is_open: bool
+
+
 class NamedReaders:
     """The named readers of all collections of one node; lives on the event loop. `load` comes first."""
 
@@ -60,26 +69,33 @@ class NamedReaders:
     def lease(self, pchannel: str, *, live: Collection[int] | None = None) -> int | None:
         """Return the lowest position of a log that a named reader still needs; None without one.
 
-        Readers of collections that are not `live` (None: all are) hold nothing: nobody can open them again.
+        Readers without a collection that is `live` (None: all are) hold nothing: nobody can open them again.
         """
         needed = (
             at.position
             for key, at in self._positions.items()
-            if at.pchannel == pchannel and (live is None or _collection_id(key) in live)
+            if at.pchannel == pchannel and (live is None or _is_live(key, live))
         )
         return min(needed, default=None)
 
-    def list_readers(self, collection_id: int) -> dict[str, ReaderPosition]:
-        """Return the collection's named readers and their durable positions, by name."""
-        prefix = _key(collection_id, "")
-        return {key[len(prefix) :]: at for key, at in sorted(self._positions.items()) if key.startswith(prefix)}
+    def find(
+        self, collections: Collection[int], name: str, *, live: Mapping[int, str] | None = None
+    ) -> ReaderPosition | None:
+        """Return the durable position of the reader of these collections that has this name; None when there is none.
 
-    async def open(self, collection_id: int, name: str, *, start: ReaderPosition) -> "NamedReader":
+        Raises `InvalidArgument` when the reader that has this name on one of them has others, of those that are `live` by id
+        and name (None: all are).
+        """
+        return self._positions.get(self._key(collections, name, live))
+
+    async def open(
+        self, collections: Collection[int], name: str, *, start: ReaderPosition, live: Mapping[int, str] | None = None
+    ) -> "NamedReader":
         """Return the reader, at its stored position, or at `start` when it is new; durable when this returns.
 
-        Raises `ReaderBusy` while it is open elsewhere.
+        Raises `ReaderBusy` while it is open elsewhere, and `InvalidArgument` as `find` does.
         """
-        key = self._reserve(collection_id, name)
+        key = self._reserve(self._key(collections, name, live))
         try:
             if key not in self._positions or key in self._in_doubt:
                 await self._save_first(key, self._positions.get(key, start))
@@ -90,26 +106,27 @@ class NamedReaders:
         return reader
 
     async def delete_reader(self, collection_id: int, name: str) -> bool:
-        """Forget a reader and its lease; returns whether there was one. Raises `ReaderBusy` while it is open.
+        """Forget a collection's reader, which may have others too, and its lease; returns whether there was one.
 
-        Cancelled, it may still take place.
+        Raises `ReaderBusy` while it is open. Cancelled, it may still take place.
         """
-        return await carry_on(self._delete(self._reserve(collection_id, name)))
+        return await carry_on(self._delete(self._reserve(self._key_of(collection_id, name))))
 
     async def move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
-        """Have a reader resume at `to`, ahead of its place or behind it; durable when this returns.
+        """Have a collection's reader resume at `to`, ahead of its place or behind it; durable when this returns.
 
         Raises `ReaderBusy` while it is open, `InvalidArgument` when there is none. Cancelled, it may still take place.
         """
-        await carry_on(self._move(self._reserve(collection_id, name), to))
+        await carry_on(self._move(self._reserve(self._key_of(collection_id, name)), to))
 
-    def is_open(self, collection_id: int, name: str) -> bool:
-        """Whether somebody has the reader open, or is about to."""
-        return _key(collection_id, name) in self._open
+    def known(self) -> Iterator[KnownReader]:
+        """Yield every reader that holds the log."""
+        for key, at in self._positions.items():
+            yield KnownReader(_collection_ids(key), key.rpartition("/")[2], at, key in self._open)
 
     async def keep_only(self, live: Collection[int]) -> None:
-        """Forget the readers of collections that are not `live`; none is open yet."""
-        keys = [key for key in self._positions if _collection_id(key) not in live]
+        """Forget the readers without a collection that is `live`; none is open yet."""
+        keys = [key for key in self._positions if not _is_live(key, live)]
         if keys:
             await self._store.put_meta(dict.fromkeys(keys))
         for key in keys:
@@ -176,9 +193,32 @@ class NamedReaders:
         self._positions.pop(key, None)
         self._in_doubt.discard(key)
 
-    def _reserve(self, collection_id: int, name: str) -> str:
-        key = _key(collection_id, name)
+    def _key(self, collections: Collection[int], name: str, live: Mapping[int, str] | None) -> str:
+        for key in self._keys_of(collections, name):
+            known, wanted = _collection_ids(key), frozenset(collections)
+            if live is not None:
+                known, wanted = known & live.keys(), wanted & live.keys()
+            if known != wanted:
+                names = ", ".join(live[each] if live else str(each) for each in sorted(known))
+                raise InvalidArgument(
+                    f"reader {name!r} is of the collections {names} — open it with these, use another name, or forget its "
+                    "place with delete_reader()"
+                )
+            return key
+        return _key(collections, name)
+
+    def _key_of(self, collection_id: int, name: str) -> str:
+        return next(self._keys_of({collection_id}, name), _key({collection_id}, name))
+
+    def _keys_of(self, collections: Collection[int], name: str) -> Iterator[str]:
+        """Yield the readers of this name that have one of these collections, known or being opened."""
+        for key in self._positions.keys() | self._open.keys():
+            if key.endswith(f"/{name}") and not _collection_ids(key).isdisjoint(collections):
+                yield key
+
+    def _reserve(self, key: str) -> str:
         if key in self._open:
+            name = key.rpartition("/")[2]
             raise ReaderBusy(
                 f"reader {name!r} is open, or being moved or deleted — close it first, or use another name"
             )
@@ -239,12 +279,16 @@ class NamedReader:
             self._writing = None
 
 
-def _key(collection_id: int, name: str) -> str:
-    return f"{_PREFIX}{collection_id}/{name}"
+def _key(collections: Collection[int], name: str) -> str:
+    return f"{_PREFIX}{'+'.join(map(str, sorted(collections)))}/{name}"
 
 
-def _collection_id(key: str) -> int:
-    return int(key.removeprefix(_PREFIX).partition("/")[0])
+def _collection_ids(key: str) -> frozenset[int]:
+    return frozenset(map(int, key.removeprefix(_PREFIX).partition("/")[0].split("+")))
+
+
+def _is_live(key: str, live: Collection[int]) -> bool:
+    return any(each in live for each in _collection_ids(key))
 
 
 def _decode_position(key: str, value: bytes) -> ReaderPosition:

@@ -9,6 +9,7 @@ is only ever compared and committed on one handle. Every version is the state at
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
+from flusher.selection import Selection
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import AlreadyExists, Corrupt, StorageFailed, UnsupportedFormat
 
@@ -89,6 +91,7 @@ class TableFile:
     partition: str
     key_range: tuple[int | str, int | str] | None = None
     offset_min: int | None = None
+    tick_min: int | None = None
     vchannel_range: tuple[str, str] | None = None
 
 
@@ -235,19 +238,25 @@ class OpenTable:
         """Return the active files; `key` is the column whose range they report."""
         return [_table_file(row, key) for row in pa.table(self._delta.get_add_actions(flatten=False)).to_pylist()]
 
-    def rows(self, collection: pa.Schema) -> pa.Table:
-        """Return all rows with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
+    def rows(self, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
+        """Return all rows, in columns with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
 
-        Each file's are in the order of their ticks, and the files in that of their first. Raises `StorageFailed` when a
+        With a selection, which has these columns, what it rules out may be missing. Each file's are in the order of their
+        ticks, and the files in that of their first. Raises `StorageFailed` when a
         file that the log names is not there, `Corrupt` when it is not what the log says.
         """
-        schema = stored_schema(collection).append(pa.field(PARTITION, pa.string()))
+        stored = stored_schema(columns)
+        schema = stored.append(pa.field(PARTITION, pa.string()))
         order: Any = [(column, "ascending") for column in (TICK, VCHANNEL, OFFSET)]
+        files = self.files(key=selection.key if selection else OFFSET)
+        read = partial(self._read_file, columns=stored, selection=selection)
         tables = [
-            shaped(self._read_file(file), schema, partition=file.partition).sort_by(order) for file in self.files()
+            (file.tick_min, shaped(read(file), schema, partition=file.partition).sort_by(order))
+            for file in files
+            if selection is None or selection.may_have(file.key_range, file.vchannel_range)
         ]
-        tables.sort(key=lambda table: table[TICK][0].as_py() if table.num_rows else 0)
-        return pa.concat_tables([schema.empty_table(), *tables])
+        tables.sort(key=lambda found: found[0] or (found[1][TICK][0].as_py() if found[1].num_rows else 0))
+        return pa.concat_tables([schema.empty_table(), *(table for _, table in tables)])
 
     def commit(
         self,
@@ -298,7 +307,7 @@ class OpenTable:
                 f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool — read it with that tool"
             )
 
-    def _read_file(self, file: TableFile) -> pa.Table:
+    def _read_file(self, file: TableFile, *, columns: pa.Schema, selection: Selection | None) -> pa.Table:
         root = self.path.resolve()
         path = root / file.path
         if not path.resolve().is_relative_to(root):
@@ -309,13 +318,14 @@ class OpenTable:
                     f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table"
                 )
             with pq.ParquetFile(path, page_checksum_verification=True) as content:
-                rows = content.read()
+                count = content.metadata.num_rows
+                rows = content.read() if selection is None else selection.read(content, columns)
         except FileNotFoundError:
             raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
         except (pa.ArrowException, OSError) as error:
             raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
-        if file.rows is not None and rows.num_rows != file.rows:
-            raise Corrupt(f"{path} has {rows.num_rows} rows, its table says {file.rows} — restore the table")
+        if file.rows is not None and count != file.rows:
+            raise Corrupt(f"{path} has {count} rows, its table says {file.rows} — restore the table")
         return rows
 
 
@@ -368,5 +378,6 @@ def _table_file(row: dict[str, Any], key: str) -> TableFile:
         partition=row["partition"][PARTITION] or "",
         key_range=ends(key, int | str),
         offset_min=low.get(OFFSET),
+        tick_min=low.get(TICK),
         vchannel_range=ends(VCHANNEL, str),
     )

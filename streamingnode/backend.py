@@ -95,14 +95,14 @@ class Backend(Protocol):
 
     def read(
         self,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | None,
         name: str | None,
         types: frozenset[MessageType],
     ) -> Reading:
-        """Return a way through the log; all of a tick comes together, also what lies above `until`."""
+        """Return a way through the log for some collections; all of a tick comes together, also what lies above `until`."""
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 for none."""
@@ -175,8 +175,10 @@ class Backend(Protocol):
     async def abort_transaction(self, txn_id: int) -> None:
         """As `Node.abort_transaction`."""
 
-    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
-        """As `Node.snapshot`."""
+    async def snapshot(
+        self, collection: str, as_of: int | None, columns: tuple[str, ...] | None = None, keys: bytes | None = None
+    ) -> pa.Table:
+        """As `Node.snapshot`; `keys` are those of a delete, an Arrow IPC message without its schema."""
 
     async def flush(self) -> FlushResult:
         """As `Node.flush`."""

@@ -13,6 +13,8 @@ from wal.errors import InvalidArgument, shown
 
 PARTITIONS_MAX = 1_024
 """Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
+READ_COLLECTIONS_MAX = 1_024
+"""Collections of one reader; the name of a named reader lists them."""
 NAME_CHARACTERS_MAX = 128
 _NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 

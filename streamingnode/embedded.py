@@ -21,7 +21,7 @@ from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges
 from streamingnode.holders import ABORTED, ReaderInfo, TransactionInfo, list_readers, list_transactions, seek_reader
-from streamingnode.snapshot import take_snapshot
+from streamingnode.snapshot import select, take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import check_note
@@ -159,10 +159,12 @@ class EmbeddedBackend(CatalogChanges):
         """As `Node.abort_transaction`."""
         await self.append(rollback_group(check_txn_id(txn_id), ABORTED))
 
-    async def snapshot(self, collection: str, as_of: int | None) -> pa.Table:
+    async def snapshot(
+        self, collection: str, as_of: int | None, columns: tuple[str, ...] | None = None, keys: bytes | None = None
+    ) -> pa.Table:
         """As `Node.snapshot`."""
         info = self.catalog.collection_by_name(collection)
-        return await take_snapshot(self.channel, self.flusher, info, as_of)
+        return await take_snapshot(self.channel, self.flusher, info, as_of, select(info, columns, keys))
 
     async def flush(self) -> FlushResult:
         """As `Node.flush`."""
@@ -192,7 +194,7 @@ class EmbeddedReading:
         self,
         channel: Channel,
         readers: NamedReaders,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | None,
@@ -201,10 +203,11 @@ class EmbeddedReading:
         resume: tuple[int, int] | None = None,
     ) -> None:
         """`resume` is the position and tick that another reading of the same came to, whatever was acknowledged."""
-        self._channel, self._readers, self._info = channel, readers, info
+        self._channel, self._readers, self._infos = channel, readers, infos
         self._policy, self._until, self._name, self._resume = policy, until, name, resume
-        self._vchannels = frozenset(info.vchannels)
-        self._types = types | {MessageType.DROP_COLLECTION}  # it ends the reader, delivered or not
+        self._ids = frozenset(info.id for info in infos)
+        self._vchannels = frozenset(vchannel for info in infos for vchannel in info.vchannels)
+        self._types = types | {MessageType.DROP_COLLECTION}  # the last one ends the reader, delivered or not
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
 
@@ -249,14 +252,17 @@ class EmbeddedReading:
             await named.close()
 
     async def _open(self) -> None:
-        self._channel.check_live(self._info)  # what would end the reader may be past
+        live = {info.id: info.name for info in self._channel.catalog.collections()}
+        if self._resume is None:  # else what ends the reader is yet to be read, whatever was dropped meanwhile
+            for info in self._infos:
+                self._channel.check_live(info)
         readers, name, policy = self._readers, self._name, self._policy
         if name is None:
             await self._scan(policy)
             return
-        known = readers.list_readers(self._info.id).get(name)
+        known = readers.find(self._ids, name, live=live)
         start = known or await self._channel.find_position(policy)
-        named = self._named = await readers.open(self._info.id, name, start=start)
+        named = self._named = await readers.open(self._ids, name, start=start, live=live)
         try:
             await self._scan(named.position.policy, after_tick=named.position.tick)
         except Truncated as gone:
@@ -265,7 +271,7 @@ class EmbeddedReading:
                 raise Truncated(gone.requested, gone.earliest, next_step) from gone
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
-            await readers.delete_reader(self._info.id, name)
+            await readers.delete_reader(self._infos[0].id, name)
             if policy.start is not Start.ALL:
                 raise
             await self._open()

@@ -4,7 +4,7 @@ import msgspec
 
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
-from scanner.named_reader import NamedReaders, ReaderPosition
+from scanner.named_reader import KnownReader, NamedReaders
 from streamingnode.channel import Channel
 from wal.errors import InvalidArgument, Truncated, shown
 from wal.position import message_id_kind
@@ -18,10 +18,10 @@ class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A named reader: it has everything up to `tick`, and holds the log from `message_id` on.
 
     `backlog` are the messages of the log, of all collections, behind that place, and `behind_s` is how old it is, no older
-    than the collection: that of a reader which has seen everything grows, too, while it is closed.
+    than its collections: that of a reader which has seen everything grows, too, while it is closed.
     """
 
-    collection: str
+    collections: tuple[str, ...]
     name: str
     is_open: bool
     message_id: str
@@ -44,21 +44,18 @@ class TransactionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_readers(channel: Channel, readers: NamedReaders) -> tuple[ReaderInfo, ...]:
-    """Return the named readers of the collections that exist, by collection and name."""
-    infos = sorted(channel.catalog.collections(), key=lambda info: info.name)
-    return tuple(
-        _reader_info(channel, readers, info, name, at)
-        for info in infos
-        for name, at in readers.list_readers(info.id).items()
-    )
+    """Return the named readers of collections that exist, by collection and name."""
+    live = {info.id for info in channel.catalog.collections()}
+    found = [_reader_info(channel, each) for each in readers.known() if not live.isdisjoint(each.collections)]
+    return tuple(sorted(found, key=lambda info: (info.collections, info.name)))
 
 
 async def seek_reader(
     channel: Channel, readers: NamedReaders, info: CollectionInfo, name: str, policy: DeliverPolicy, *, dry_run: bool
 ) -> ReaderInfo:
     """Have a named reader go on where a policy starts; as `Node.seek_reader`."""
-    before = readers.list_readers(info.id).get(name)
-    if before is None:
+    known = [each for each in readers.known() if info.id in each.collections and each.name == name]
+    if not known:
         raise InvalidArgument(f"collection {info.name!r} has no reader {shown(name)} — see which ones there are")
     to = await channel.find_position(policy)
     if not dry_run:
@@ -67,9 +64,9 @@ async def seek_reader(
             async with channel.read(to.policy, after_tick=to.tick):
                 pass
         except Truncated:
-            await readers.move(info.id, name, before)
+            await readers.move(info.id, name, known[0].position)
             raise
-    return _reader_info(channel, readers, info, name, to)
+    return _reader_info(channel, known[0]._replace(position=to))
 
 
 def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
@@ -92,15 +89,15 @@ def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
     )
 
 
-def _reader_info(
-    channel: Channel, readers: NamedReaders, info: CollectionInfo, name: str, at: ReaderPosition
-) -> ReaderInfo:
+def _reader_info(channel: Channel, reader: KnownReader) -> ReaderInfo:
+    at, infos = reader.position, [info for info in channel.catalog.collections() if info.id in reader.collections]
+    since = max(at.tick, min(info.created_tick for info in infos))
     return ReaderInfo(
-        collection=info.name,
-        name=name,
-        is_open=readers.is_open(info.id, name),
+        collections=tuple(sorted(info.name for info in infos)),
+        name=reader.name,
+        is_open=reader.is_open,
         message_id=str(message_id_kind(at.wal_name)(at.position)),
         tick=at.tick,
         backlog=max(0, channel.log.next_position - at.position),
-        behind_s=max(0, channel.ticks.now_ms() - physical_ms(max(at.tick, info.created_tick))) / 1000,
+        behind_s=max(0, channel.ticks.now_ms() - physical_ms(since)) / 1000,
     )

@@ -17,7 +17,7 @@ from streamingnode.backend import Backend
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
-from streamingnode.collections import Collection, check_definition, check_name, collection_of
+from streamingnode.collections import READ_COLLECTIONS_MAX, Collection, check_definition, check_name, collection_of
 from streamingnode.config import NodeConfig, check_path
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.reader import CollectionReader
@@ -235,7 +235,7 @@ class Node:
 
     def read(
         self,
-        collection: str,
+        collection: str | Sequence[str],
         policy: DeliverPolicy = ALL,
         *,
         until: int | datetime | None = None,
@@ -243,18 +243,20 @@ class Node:
         types: Iterable[MessageType] | None = None,
         include_ticks: bool = False,
     ) -> CollectionReader:
-        """Return a reader: `async with node.read("orders", DeliverPolicy.latest()) as messages`.
+        """Return a reader: `async with node.read(["orders", "stock"], DeliverPolicy.latest()) as messages`.
 
-        It delivers every message of the collection after where `policy` starts, ticks strictly ascending, and ends after
-        everything at or below the tick `until`, or with the message that the collection was dropped. A reader with a `name`
-        keeps its place with `ack` over restarts, holds retention, and takes `policy` only the first time. `types` leaves out
-        other messages and bodies; `include_ticks` adds a message for each tick that passes without one. Opening the block
-        raises `InvalidArgument` for a tick that is yet to come, `Truncated` when the policy starts below what is kept,
-        `ReaderBusy` while the name is in use, and `CollectionNotFound` when the collection was dropped meanwhile.
+        It delivers every message of the collection, or of all of several, after where `policy` starts, ticks strictly
+        ascending, and ends after everything at or below the tick `until`, or with the message that the last of them was
+        dropped. A reader with a `name` keeps its place with `ack` over restarts, holds retention, and takes `policy` only
+        the first time; it is opened with the same collections each time, without those that were dropped. `types` leaves
+        out other messages and bodies; `include_ticks` adds a message for each tick that passes without one. Opening the
+        block raises `InvalidArgument` for a tick that is yet to come, `Truncated` when the policy starts below what is
+        kept, `ReaderBusy` while the name is in use, `InvalidArgument` when it has other collections, and
+        `CollectionNotFound` when one was dropped meanwhile.
         """
         return CollectionReader(
             self._backend,
-            self._info(collection),
+            self._infos(collection),
             policy,
             until=until,
             name=name,
@@ -264,9 +266,18 @@ class Node:
         )
 
     async def snapshot(
-        self, collection: str, *, as_of: int | datetime | None = None, timeout: float | None = None
+        self,
+        collection: str,
+        *,
+        as_of: int | datetime | None = None,
+        columns: Sequence[str] | None = None,
+        keys: Keys | None = None,
+        timeout: float | None = None,
     ) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
+
+        `columns`, in that order, and `keys`, as `delete` takes them, choose of the rows, and save reading the others: files
+        whose ranges of keys tell that they have none, and other columns. Raises `SchemaMismatch` for what does not fit.
 
         Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
         Raises `InvalidArgument` for a tick that is yet to come, and `Truncated`, naming the nearest ticks, for a state that
@@ -275,7 +286,15 @@ class Node:
         """
         self._info(collection)
         tick = None if as_of is None else tick_given("as_of", as_of)
-        take = partial(self._backend.snapshot, collection, tick)
+        is_list = isinstance(columns, Sequence) and not isinstance(columns, str)
+        if columns is not None and not (is_list and all(isinstance(name, str) for name in columns)):
+            raise InvalidArgument(f"columns={shown(columns)} — pass a list of names")
+        encoded = None
+        if keys is not None:
+            delete = self._writes.write("delete", collection)  # which takes the same keys
+            encoded = delete.target.encode_keys(await delete.check(keys))
+        names = None if columns is None else tuple(columns)
+        take = partial(self._backend.snapshot, collection, tick, names, encoded)
         return await self._run(take, "the snapshot", timeout, changes=False)
 
     async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
@@ -293,7 +312,8 @@ class Node:
     async def delete_reader(self, collection: str, name: str) -> bool:
         """Forget a named reader and release what it holds; return whether there was one. Raises `ReaderBusy` while open.
 
-        A named reader that nobody opens again holds the log for ever, unless its collection is dropped.
+        A named reader that nobody opens again holds the log for ever, unless its collections are dropped; one of several is
+        found by any of them.
         """
         self._info(collection)
         return await self._run(partial(self._backend.delete_reader, collection, name), "forgetting the reader")
@@ -445,6 +465,18 @@ class Node:
         if not isinstance(collection, str):
             raise InvalidArgument(f"a collection name is text, not {type(collection).__name__} — pass a str")
         return self._backend.catalog.collection_by_name(collection)
+
+    def _infos(self, collections: str | Sequence[str]) -> tuple[CollectionInfo, ...]:
+        if isinstance(collections, str):
+            return (self._info(collections),)
+        if not isinstance(collections, Sequence) or not 1 <= len(collections) <= READ_COLLECTIONS_MAX:
+            raise InvalidArgument(
+                f"collection={shown(collections)} — pass a name, or a list of 1 to {READ_COLLECTIONS_MAX} names"
+            )
+        infos = tuple(map(self._info, collections))
+        if len({info.id for info in infos}) < len(infos):
+            raise InvalidArgument(f"collection={shown(collections)} names one twice — name each once")
+        return infos
 
     def _check_open(self) -> None:
         if self._closing is not None:

@@ -1,9 +1,9 @@
-"""Messages as a reader of one collection sees them: all parts of one tick together, rows as Arrow. No I/O."""
+"""Messages as a reader of collections sees them: all parts of one tick together, rows as Arrow. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import overload
+from typing import NamedTuple, overload
 
 import msgspec
 import numpy as np
@@ -22,13 +22,26 @@ PayloadSchemas = Mapping[MessageType, pa.Schema]
 """How inserts and deletes of one collection decode."""
 
 
+class ReadCollection(NamedTuple):
+    """One collection that is read."""
+
+    id: int
+    name: str
+    schemas: PayloadSchemas
+
+
+ReadChannels = Mapping[str, ReadCollection]
+"""What is read, by vchannel: each belongs to one collection."""
+
+
 class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What happened to one collection at one tick.
+    """What happened to the collections of a reader at one tick.
 
     `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or `TIME_TICK` when ticks were asked for. A transaction has its
-    `bodies`, in order and only those of this collection, one for each insert or delete, more for one that is too large for
-    one append group; `num_rows` is then their sum. Reading that resumes at `last_confirmed`, and passes over ticks up to
-    this one, misses and repeats nothing.
+    `bodies`, in order and only those of these collections, one for each insert or delete, more for one that is too large for
+    one append group; `num_rows` is then their sum. `collection` is empty for a tick, and for a transaction over several: its
+    bodies tell theirs. Reading that resumes at `last_confirmed`, and passes over ticks up to this one, misses and repeats
+    nothing.
     """
 
     type: MessageType
@@ -36,6 +49,7 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     last_confirmed: MessageId
     time_tick: int
     vchannels: tuple[str, ...] = ()
+    collection: str = ""
     num_rows: int = 0
     bodies: "tuple[ReadMessage, ...]" = ()
     parts: tuple[Message, ...] = ()
@@ -67,30 +81,26 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class ReadRows:
-    """Rows of one collection that came packed, of many messages: these are made when they are asked for."""
+    """Rows that came packed, of many messages: these are made when they are asked for."""
 
-    def __init__(
-        self, rows: PackedRows, vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
-    ) -> None:
-        self._rows, self._vchannels, self._types, self._schemas = rows, vchannels, types, schemas
+    def __init__(self, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]) -> None:
+        self._rows, self._channels, self._types = rows, channels, types
         self.num_rows = sum([batch.rows for batch in rows.batches])
         self.time_tick = rows.ticks.item(max([batch.groups.item(-1) for batch in rows.batches]))
 
     @classmethod
-    def of(
-        cls, rows: PackedRows, vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
-    ) -> "ReadRows | None":
+    def of(cls, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]) -> "ReadRows | None":
         """Return the rows of these vchannels and types, None when there are none."""
-        batches = tuple(batch for batch in rows.batches if batch.vchannel in vchannels and batch.type in types)
+        batches = tuple(batch for batch in rows.batches if batch.vchannel in channels and batch.type in types)
         if len(batches) < len(rows.batches):
             rows = replace(rows, batches=batches)
-        return cls(rows, vchannels, types, schemas) if batches else None
+        return cls(rows, channels, types) if batches else None
 
     def messages(self) -> list[ReadMessage]:
         """Make the messages, one for each group."""
         made = []
         for _, messages in groupby(self._rows.messages(), attrgetter("time_tick")):
-            message = merge_tick(list(messages), self._vchannels, self._types, self._schemas)
+            message = merge_tick(list(messages), self._channels, self._types)
             assert message is not None, "only what is delivered is left"
             made.append(message)
         return made
@@ -110,11 +120,11 @@ class ReadRows:
 
     def _only(self, groups: npt.NDArray[np.bool_]) -> "ReadRows | None":
         rows = self._rows.only(groups)
-        return None if rows is None else ReadRows(rows, self._vchannels, self._types, self._schemas)
+        return None if rows is None else ReadRows(rows, self._channels, self._types)
 
 
 class ReadBatch(Sequence[ReadMessage]):
-    """Messages of one collection, in order; those that came packed are made into objects when they are looked at."""
+    """Messages in order; those that came packed are made into objects when they are looked at."""
 
     def __init__(self, parts: Sequence[ReadMessage | ReadRows]) -> None:
         self._parts = parts
@@ -148,28 +158,30 @@ class ReadBatch(Sequence[ReadMessage]):
 
 
 def merge_tick(
-    messages: Sequence[AnyMessage], vchannels: frozenset[str], types: frozenset[MessageType], schemas: PayloadSchemas
+    messages: Sequence[AnyMessage], channels: ReadChannels, types: frozenset[MessageType]
 ) -> ReadMessage | None:
-    """Return the messages of one tick as one message, None if none of them is of the collection and of the types."""
+    """Return the messages of one tick as one message, None if none of them is of the collections and of the types."""
     last, kind = messages[-1], message_id_kind(messages[-1].wal_name)
     if isinstance(last, TransactionMessage):
-        bodies = _bodies([body for body in last.bodies if body.vchannel in vchannels and body.type in types], schemas)
+        bodies = _bodies([body for body in last.bodies if body.vchannel in channels and body.type in types], channels)
         if not bodies:
             return None
+        collections = {body.collection for body in bodies}
         return ReadMessage(
             type=MessageType.TXN,
             message_id=kind(last.position),
             last_confirmed=kind(last.last_confirmed_position),
             time_tick=last.time_tick,
             vchannels=tuple(sorted({vchannel for body in bodies for vchannel in body.vchannels})),
+            collection=collections.pop() if len(collections) == 1 else "",
             num_rows=sum(body.num_rows for body in bodies),
             bodies=bodies,
         )
     parts = [message for message in messages if isinstance(message, Message) and message.type in types]
-    return _merged(parts, schemas) if parts else None
+    return _merged(parts, channels) if parts else None
 
 
-def _bodies(bodies: Sequence[Message], schemas: PayloadSchemas) -> tuple[ReadMessage, ...]:
+def _bodies(bodies: Sequence[Message], channels: ReadChannels) -> tuple[ReadMessage, ...]:
     """Join the parts that one insert or delete left on several shards."""
     joined: list[list[Message]] = []
     for body in bodies:
@@ -178,18 +190,20 @@ def _bodies(bodies: Sequence[Message], schemas: PayloadSchemas) -> tuple[ReadMes
             joined[-1].append(body)
         else:
             joined.append([body])
-    return tuple(_merged(parts, schemas) for parts in joined)
+    return tuple(_merged(parts, channels) for parts in joined)
 
 
-def _merged(parts: Sequence[Message], schemas: PayloadSchemas) -> ReadMessage:
+def _merged(parts: Sequence[Message], channels: ReadChannels) -> ReadMessage:
     last, kind = parts[-1], message_id_kind(parts[-1].wal_name)
+    of = channels[last.vchannel]
     return ReadMessage(
         type=last.type,
         message_id=kind(last.position),
         last_confirmed=kind(last.last_confirmed_position),
         time_tick=last.time_tick,
         vchannels=tuple(part.vchannel for part in parts),
+        collection=of.name,
         num_rows=sum(part.header.rows for part in parts if isinstance(part.header, (InsertHeader, DeleteHeader))),
         parts=tuple(parts),
-        schemas=schemas,
+        schemas=of.schemas,
     )

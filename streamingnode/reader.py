@@ -1,4 +1,4 @@
-"""Reads one collection: `async with node.read("orders", policy) as messages`.
+"""Reads collections: `async with node.read(["orders", "stock"], policy) as messages`.
 
 A named reader of a quiet collection would hold everything that other collections write: so acknowledging the last message
 delivered acknowledges the quiet after it too, and a reader that has nothing to acknowledge moves on by itself.
@@ -22,7 +22,7 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch
 from streamingnode.backend import Backend
 from streamingnode.collections import check_name
-from streamingnode.read_message import DELIVERED_TYPES, ReadBatch, ReadMessage, ReadRows, merge_tick
+from streamingnode.read_message import DELIVERED_TYPES, ReadBatch, ReadCollection, ReadMessage, ReadRows, merge_tick
 from streamingnode.schema import decode_schema
 from wal.entry import PackedRows, messages_of, up_to
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, shown
@@ -39,17 +39,17 @@ LEASE_INTERVAL_S = 10.0
 
 
 class CollectionReader:
-    """An open reader of one collection; one task uses it at a time. Made by `Node.read`.
+    """An open reader of one collection or several; one task uses it at a time. Made by `Node.read`.
 
-    It ends after everything at or below `until`, or after the message that the collection was dropped. A reader that falls
-    behind costs nobody else anything. Raises, where it is iterated, `Truncated` when what it would read next is gone,
-    `Corrupt` for damage, `OnShutdown` when the node closes.
+    It ends after everything at or below `until`, or after the message that the last of its collections was dropped. A reader
+    that falls behind costs nobody else anything. Raises, where it is iterated, `Truncated` when what it would read next is
+    gone, `Corrupt` for damage, `OnShutdown` when the node closes.
     """
 
     def __init__(
         self,
         backend: Backend,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | datetime | None,
@@ -65,12 +65,16 @@ class CollectionReader:
         end = None if until is None else tick_given("until", until)
         self._until = TICK_MAX if end is None else end
         self._types = DELIVERED_TYPES if types is None else _check_types(types)
-        self._reading = backend.read(info, policy, until=end, name=name, types=self._types)
+        self._reading = backend.read(infos, policy, until=end, name=name, types=self._types)
         self._name, self._include_ticks, self._explain = name, include_ticks, explain
         """`explain` raises what made the node fail, if that is why the reader is refused."""
-        self._vchannels = frozenset(info.vchannels)
-        schema = decode_schema(info.schema)
-        self._schemas = {MessageType.INSERT: schema, MessageType.DELETE: pa.schema([schema.field(info.primary_key)])}
+        self._channels = {
+            vchannel: collection
+            for info, collection in zip(infos, map(_read_collection, infos), strict=True)
+            for vchannel in info.vchannels
+        }
+        self._left = {info.id for info in infos}
+        """The collections that were not dropped, as far as it has read."""
         self._ready: deque[ReadMessage | ReadRows] = deque()
         self._entered, self._open, self._ended = False, False, False
         self._last_tick = 0
@@ -193,10 +197,12 @@ class CollectionReader:
             batch = await self._explained(self._reading.next_batch())
             delivered = self._merge(batch)
             self._ready.extend(delivered)
-            dropped = any(
-                message.type is MessageType.DROP_COLLECTION for message in batch.visible if isinstance(message, Message)
-            )
-            self._ended = dropped or batch.confirmed_tick >= self._until
+            self._left -= {
+                self._channels[message.vchannel].id
+                for message in batch.visible
+                if isinstance(message, Message) and message.type is MessageType.DROP_COLLECTION
+            }
+            self._ended = not self._left or batch.confirmed_tick >= self._until
             if delivered:
                 self._last_tick = delivered[-1].time_tick
             if self._name is not None:
@@ -216,7 +222,7 @@ class CollectionReader:
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage | ReadRows]:
         delivered: list[ReadMessage | ReadRows] = []
-        wanted = (self._vchannels, self._types, self._schemas)
+        wanted = (self._channels, self._types)
         for _, group in groupby(batch.visible, attrgetter("time_tick")):
             visible = [kept for each in group if (kept := up_to(each, self._until)) is not None]
             if not visible:
@@ -249,6 +255,12 @@ class CollectionReader:
         return InvalidArgument(
             "the reader is not open — use it inside `with node.read(...) as messages`, `async with` outside of sn.sync"
         )
+
+
+def _read_collection(info: CollectionInfo) -> ReadCollection:
+    schema = decode_schema(info.schema)
+    schemas = {MessageType.INSERT: schema, MessageType.DELETE: pa.schema([schema.field(info.primary_key)])}
+    return ReadCollection(info.id, info.name, schemas)
 
 
 def _check_types(types: Iterable[MessageType]) -> frozenset[MessageType]:

@@ -17,27 +17,50 @@ from flusher.cuts import Lease, read_leases
 from flusher.directory import CutLog, cut_numbers
 from flusher.flusher import Flusher
 from flusher.manifest import Checkpoint, arrow_schema
+from flusher.selection import Selection
 from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
+from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
 from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
+from streamingnode.rows import key_hashes
 from wal.entry import Visible, up_to
-from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
+from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated, shown
 from wal.files import disk_errors_typed
 from wal.position import message_id_kind
+from wal.shard_hash import shards_of
 
 if TYPE_CHECKING:
     from spark_sink.table import OpenTable, TableVersion
 
 
-async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None) -> pa.Table:
+def select(info: CollectionInfo, columns: tuple[str, ...] | None, keys: bytes | None) -> Selection:
+    """Return what `Node.snapshot` asks for; `keys` as a delete has them. Raises `SchemaMismatch` for an unknown column."""
+    schema = arrow_schema(info)
+    chosen = schema.names if columns is None else columns
+    wrong = next((name for name in chosen if name not in schema.names or chosen.count(name) > 1), None)
+    if wrong is not None or not chosen:
+        reason = "no column is chosen" if wrong is None else f"{shown(wrong)} is no column, or is chosen twice"
+        raise SchemaMismatch(f"{reason} — choose of {', '.join(schema.names[:20])}, each once", column=wrong)
+    if keys is None:
+        return Selection(info, columns=columns)
+    of = pa.schema([schema.field(info.primary_key)])
+    values = pa.ipc.read_record_batch(pa.py_buffer(keys), of).column(0)
+    shards = shards_of(key_hashes(values), len(info.vchannels))
+    vchannels = frozenset(info.vchannels[shard] for shard in set(shards.tolist()))
+    return Selection(info, columns=columns, keys=values, vchannels=vchannels)
+
+
+async def take_snapshot(
+    channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None, selection: Selection | None = None
+) -> pa.Table:
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
     with disk_errors_typed(flusher.cuts.directory.root):
         while True:
             checkpoint = flusher.checkpoint
             try:
-                return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of)
+                return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of, selection)
             except (Truncated, TableAhead):
                 if flusher.checkpoint is checkpoint:
                     await flusher.check_cuts()
@@ -45,14 +68,21 @@ async def take_snapshot(channel: Channel, flusher: Flusher, info: CollectionInfo
 
 
 async def _snapshot_after(
-    checkpoint: Checkpoint, channel: Channel, cuts: CutLog, info: CollectionInfo, as_of: int | None
+    checkpoint: Checkpoint,
+    channel: Channel,
+    cuts: CutLog,
+    info: CollectionInfo,
+    as_of: int | None,
+    selection: Selection | None,
 ) -> pa.Table:
     now = await channel.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
     if as_of is not None and as_of > now:
         raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now")
     tick = now if as_of is None else as_of
     tail = await _read_tail(channel, info, checkpoint, until=tick)
-    source = SnapshotSource(cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick)
+    source = SnapshotSource(
+        cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick, selection=selection
+    )
     try:
         rows = await anyio.to_thread.run_sync(read_rows, source)
     except StreamingNodeError:
@@ -78,12 +108,13 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
 
 def read_rows(source: SnapshotSource) -> pa.Table:
     """Return a collection's rows; its cuts are anchored. Blocks. Raises as `Node.snapshot` does."""
+    earliest: int | None = None  # listing thousands of cuts takes longer than reading a table that has taken them
     while True:
-        earliest = min(cut_numbers(source.cuts.directory), default=0)
         try:
             return _read_once(source)
         except (Corrupt, Truncated):
-            if min(cut_numbers(source.cuts.directory), default=0) == earliest:
+            before, earliest = earliest, min(cut_numbers(source.cuts.directory), default=0)
+            if before == earliest:
                 raise  # else a table took cuts, and retention removed them, while they were read
 
 
@@ -122,7 +153,7 @@ def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
     if not history:
         raise TableAhead(f"table {table.path} is ahead of this node, or has no history — {_anew(lease)}")
     if source.as_of < history[0].note.tick and (state := state_at(history, source.as_of)):
-        return _base(source, table, lease, state).rows.select(arrow_schema(source.collection).names)
+        return source.selected.rows(_base(source, table, lease, state).rows).select(source.selected.columns)
     try:
         if history[-1].note.tick > source.as_of:
             raise Truncated(f"the state at {source.as_of}", history[-1].note.last_tick)
@@ -156,13 +187,14 @@ def _open_leased(lease: Lease) -> "OpenTable":
 def _base(source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion") -> SnapshotBase:
     """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
     note, cuts = state.note, source.cuts
-    cuts.look()
+    if not cuts.is_known(note.cut):
+        cuts.look()
     own = (note.node_id, note.collection_id) == (lease.node_id, lease.collection_id)
     if not own or cuts.crc32c_of(note.cut) not in {None, note.crc32c}:
         raise Corrupt(
             f"table {lease.table} is of another node, collection or history at cut {note.cut} — {_anew(lease)}"
         )
-    rows = table.at_version(state.version).rows(arrow_schema(source.collection))
+    rows = table.at_version(state.version).rows(source.selected.schema, source.selected)
     return SnapshotBase(cut=note.cut, tick=note.tick, rows=rows)
 
 

@@ -174,8 +174,9 @@ def judge(
         _judge_level(oldest.age_s, thresholds.transaction_age_s, "transactions", text, step, report)
     facts["readers"] = f"{len(readers)} named"
     for each in readers:
-        text = f"{each.name} of {each.collection} holds the log for {each.behind_s:.0f} s, {each.backlog} messages"
-        step = f"run it, or remove it: streamingnode reader rm DIR {each.collection} {each.name}"
+        of = ", ".join(each.collections)
+        text = f"{each.name} of {of} holds the log for {each.behind_s:.0f} s, {each.backlog} messages"
+        step = f"run it, or remove it: streamingnode reader rm DIR {each.collections[0]} {each.name}"
         behind_s = each.behind_s if each.backlog else 0.0
         _judge_level(behind_s, thresholds.reader_behind_s, "readers", text, step, report)
     return facts

@@ -147,16 +147,16 @@ def reader(
     async def look(node: "Node") -> "Sequence[ReaderInfo]":
         if collection is not None:
             node.collection(collection)
-        return [each for each in await node.readers() if collection in {None, each.collection}]
+        return [each for each in await node.readers() if collection is None or collection in each.collections]
 
     async def change(node: "Node") -> "tuple[ReaderInfo, ReaderInfo]":
         before = next((each for each in await look(node) if each.name == reader), None)
         if before is None:
             raise InvalidArgument(f"{collection} has no reader {shown(reader)} — `streamingnode reader ls` names them")
         if policy is not None:
-            return before, await node.seek_reader(before.collection, before.name, policy, dry_run=dry_run)
+            return before, await node.seek_reader(before.collections[0], before.name, policy, dry_run=dry_run)
         if not dry_run:
-            await node.delete_reader(before.collection, before.name)
+            await node.delete_reader(before.collections[0], before.name)
         return before, before
 
     if reader is None:

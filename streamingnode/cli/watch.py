@@ -95,7 +95,7 @@ def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
             "readers": [
                 {
                     "reader": each.name,
-                    "collection": each.collection,
+                    "collections": ",".join(each.collections),
                     "open": each.is_open,
                     "backlog": each.backlog,
                     "lag_s": round(each.behind_s, 1),

@@ -12,6 +12,7 @@ import pyarrow as pa
 from scanner.deliver_policy import PlainPlace
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
+from streamingnode.collections import READ_COLLECTIONS_MAX
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.streams.channels import ChannelService
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
@@ -67,7 +68,12 @@ def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "", 
     hints = get_type_hints(method)
     reply, has_timeout = hints.pop("return"), "timeout" in hints
     hints.pop("timeout", None)
-    arguments = [(argument, hints[argument]) for argument in inspect.signature(method).parameters if argument in hints]
+    parameters = inspect.signature(method).parameters
+    arguments: list[Any] = [
+        (argument, hints[argument], *([] if given.default is inspect.Parameter.empty else [given.default]))
+        for argument, given in parameters.items()
+        if argument in hints
+    ]
     request = msgspec.defstruct(f"{name.replace('.', '_')}_request", arguments, array_like=True, frozen=True)
     return Call(name, access, repeats, request, WireReport if reply is Report else reply, has_timeout, of_collection)
 
@@ -167,11 +173,12 @@ class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
-    """A reader of a collection; `resume` is where one goes on that was open before: a position and a tick."""
+    """A reader of a collection, or of several; `resume` is where one goes on that was open before: a position and a tick."""
 
     name: ClassVar[str] = "read"
 
-    collection_id: int
+    collections: int | Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=READ_COLLECTIONS_MAX)]
+    """The id, or ids."""
     start: str
     start_at: PlainPlace
     until: int | None
@@ -209,7 +216,7 @@ def _encode_other(value: object) -> object:
             return value.serialize().to_pybytes()
         case pa.Table():
             if value.nbytes > TABLE_BYTES_MAX:
-                raise TooLarge(f"a snapshot of {value.nbytes} bytes — read the collection in pieces with read()")
+                raise TooLarge(f"a snapshot of {value.nbytes} bytes — name columns or keys, or read it with read()")
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, value.schema) as writer:
                 writer.write_table(value)

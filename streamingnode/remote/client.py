@@ -169,7 +169,7 @@ class RemoteBackend:
 
     def read(
         self,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | None,
@@ -177,7 +177,7 @@ class RemoteBackend:
         types: frozenset[MessageType],
     ) -> "RemoteReading":
         """Return a way through the node's log."""
-        return RemoteReading(self.link, info, policy, until=until, name=name, types=types)
+        return RemoteReading(self.link, infos, policy, until=until, name=name, types=types)
 
     async def drain(self) -> None:
         """Wait for writes that were sent; what was not is refused when the link closes."""
@@ -349,7 +349,7 @@ class RemoteReading:
     def __init__(
         self,
         link: Link,
-        info: CollectionInfo,
+        infos: tuple[CollectionInfo, ...],
         policy: DeliverPolicy,
         *,
         until: int | None,
@@ -358,7 +358,8 @@ class RemoteReading:
     ) -> None:
         self._link, self._name = link, name
         kinds = tuple(sorted(map(int, types)))
-        self._request = ReadCall(info.id, *policy.plain, until, name, kinds, None, STREAM_CREDIT_BYTES)
+        ids = infos[0].id if len(infos) == 1 else tuple(info.id for info in infos)
+        self._request = ReadCall(ids, *policy.plain, until, name, kinds, None, STREAM_CREDIT_BYTES)
         self._frames: deque[Frame | None] = deque()
         self._came = asyncio.Event()
         self._stream = 0

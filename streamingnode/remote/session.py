@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from anyio import to_thread
 
-from interceptors.errors import CollectionNotFound, InvalidTransactionState, ProducerFenced
+from interceptors.errors import InvalidTransactionState, ProducerFenced
 from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.collections import Definition, check_name
@@ -324,6 +324,10 @@ class Session:
             return await self._topics.call(number, call.name.removeprefix(TOPICS), arguments)
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await to_thread.run_sync(definition.checked)
+        if call.name == "snapshot" and arguments["keys"] is not None:
+            info = self._backend.catalog.collection_by_name(arguments["collection"])
+            keys = WireTarget(MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"]))
+            checked_rows(arguments["keys"], self._writes.target(keys))
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")
@@ -436,10 +440,10 @@ class Session:
 
     async def _read(self, number: int, call: ReadCall) -> None:
         """Send what a reader gets until it ends, as far as its credit goes; closed by the client, or with the connection."""
-        info = next((each for each in self._backend.catalog.collections() if each.id == call.collection_id), None)
-        if info is None:
-            raise CollectionNotFound("the collection was dropped meanwhile — create it again, or read another")
-        self._check(Access.CONSUME, info.name)
+        ids = call.collections if isinstance(call.collections, tuple) else (call.collections,)
+        infos = tuple(self._backend.catalog.collection(each) for each in dict.fromkeys(ids))
+        for info in infos:
+            self._check(Access.CONSUME, info.name)
         if call.reader is not None:
             check_name("reader", call.reader)
         policy = DeliverPolicy.of_plain(call.start, call.start_at)
@@ -450,7 +454,7 @@ class Session:
         reading = EmbeddedReading(
             self._backend.channel,
             self._backend.readers,
-            info,
+            infos,
             policy,
             until=call.until,
             name=call.reader,

@@ -292,6 +292,11 @@ class WriteTarget:
         found = self.partitions.get(name)
         return self.info.partition_by_name(name).id if found is None else found  # which raises, by the same names
 
+    def encode_keys(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """Return keys as a delete has them: an Arrow IPC message without its schema."""
+        nothing = pa.RecordBatch.from_pylist([], schema=self.keys.schema)
+        return bytes(encoded(self.deletes.joined(batches or [nothing])))
+
     def keys_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the keys of rows, as a delete has them."""
         return pa.RecordBatch.from_arrays([batch.column(self.key_index)], schema=self.keys.schema)

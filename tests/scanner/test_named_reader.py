@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from scanner.deliver_policy import ReaderBusy
-from scanner.named_reader import NamedReaders, ReaderPosition
+from scanner.named_reader import KnownReader, NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
 from tests.scanner.journal import Journal, read_until, seen
 from wal.errors import Corrupt, Indeterminate, InvalidArgument, OnShutdown, StorageFailed
@@ -56,7 +56,7 @@ async def test_a_reader_resumes_after_its_last_ack_across_a_restart() -> None:
     journal = await Journal.create(tail=LiveTail(), store=store)
     readers = NamedReaders(store)
     await readers.load()
-    reader = await readers.open(1, "billing", start=START)
+    reader = await readers.open({1}, "billing", start=START)
     open_txn = journal.begin()
     for payload in (b"a", b"b", b"c"):
         journal.insert(payload)
@@ -67,7 +67,7 @@ async def test_a_reader_resumes_after_its_last_ack_across_a_restart() -> None:
 
     again = NamedReaders(store)
     await again.load()
-    reader = await again.open(1, "billing", start=START)
+    reader = await again.open({1}, "billing", start=START)
     scanner = Scanner(journal.log, journal.tail, reader.position.policy, after_tick=reader.position.tick)
     assert seen(await read_until(scanner, journal.tick)) == journal.visible[2:]
 
@@ -76,9 +76,9 @@ async def test_a_new_reader_holds_its_lease_from_the_start() -> None:
     store = MemoryLogStore()
     readers = NamedReaders(store)
     assert readers.lease("p0") is None
-    await readers.open(1, "slow", start=ReaderPosition("p0", "memory", 5, 50))
-    await readers.open(2, "fast", start=ReaderPosition("p0", "memory", 9, 90))
-    await readers.open(2, "elsewhere", start=ReaderPosition("p1", "memory", 2, 20))
+    await readers.open({1}, "slow", start=ReaderPosition("p0", "memory", 5, 50))
+    await readers.open({2}, "fast", start=ReaderPosition("p0", "memory", 9, 90))
+    await readers.open({2}, "elsewhere", start=ReaderPosition("p1", "memory", 2, 20))
     assert readers.lease("p0") == 5
     restarted = NamedReaders(store)
     await restarted.load()
@@ -87,7 +87,7 @@ async def test_a_new_reader_holds_its_lease_from_the_start() -> None:
 
 async def test_a_position_never_moves_back() -> None:
     readers = NamedReaders(MemoryLogStore())
-    reader = await readers.open(1, "billing", start=START)
+    reader = await readers.open({1}, "billing", start=START)
     await reader.ack(*place(8, 80))
     await reader.ack(*place(3, 30))
     assert (reader.position.position, reader.position.tick) == (8, 80)
@@ -99,7 +99,7 @@ async def test_an_ack_of_an_earlier_message_during_a_write_moves_nothing_back() 
     store = SlowStore()
     store.gate.set()
     readers = NamedReaders(store)
-    reader = await readers.open(1, "billing", start=START)
+    reader = await readers.open({1}, "billing", start=START)
     store.gate.clear()
     acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (4, 9, 6)]
     await turns()
@@ -115,7 +115,7 @@ async def test_an_ack_of_an_earlier_message_during_a_write_moves_nothing_back() 
 async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> None:
     store = SlowStore()
     store.gate.set()
-    reader = await NamedReaders(store).open(1, "billing", start=START)
+    reader = await NamedReaders(store).open({1}, "billing", start=START)
     store.gate.clear()
     first = asyncio.create_task(reader.ack(*place(5, 5)))
     await turns()
@@ -145,7 +145,7 @@ async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() 
     store = SlowStore()
     store.gate.set()
     readers = NamedReaders(store)
-    reader = await readers.open(1, "billing", start=START)
+    reader = await readers.open({1}, "billing", start=START)
     store.gate.clear()
     store.writes.clear()
     acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in range(1, 11)]
@@ -161,7 +161,7 @@ async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() 
 async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:
     store = SlowStore()
     store.gate.set()
-    reader = await NamedReaders(store).open(1, "billing", start=START)
+    reader = await NamedReaders(store).open({1}, "billing", start=START)
     store.gate.clear()
     first, second = (asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (5, 6))
     await turns()
@@ -175,7 +175,7 @@ async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:
 async def test_an_ack_that_could_not_be_written_fails_and_can_be_tried_again() -> None:
     store = SlowStore()
     store.gate.set()
-    reader = await NamedReaders(store).open(1, "billing", start=START)
+    reader = await NamedReaders(store).open({1}, "billing", start=START)
     store.failures = [StorageFailed("no")]
     with pytest.raises(StorageFailed):
         await reader.ack(*place(5, 5))
@@ -185,22 +185,22 @@ async def test_an_ack_that_could_not_be_written_fails_and_can_be_tried_again() -
 
 
 async def test_an_ack_of_another_kind_of_log_is_refused() -> None:
-    reader = await NamedReaders(MemoryLogStore()).open(1, "billing", start=START)
+    reader = await NamedReaders(MemoryLogStore()).open({1}, "billing", start=START)
     with pytest.raises(InvalidArgument):
         await reader.ack(*place(5, 5, RocksMessageId))
 
 
 async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
     readers = NamedReaders(MemoryLogStore())
-    reader = await readers.open(1, "billing", start=START)
-    await readers.open(2, "billing", start=START)
-    for attempt in (readers.open(1, "billing", start=START), readers.delete_reader(1, "billing")):
+    reader = await readers.open({1}, "billing", start=START)
+    await readers.open({2}, "billing", start=START)
+    for attempt in (readers.open({1}, "billing", start=START), readers.delete_reader(1, "billing")):
         with pytest.raises(ReaderBusy):
             await attempt
     await reader.close()
     with pytest.raises(OnShutdown):
         await reader.ack(*place(5, 5))
-    await readers.open(1, "billing", start=START)
+    await readers.open({1}, "billing", start=START)
 
 
 async def test_a_reader_that_could_not_be_made_leaves_its_name_free() -> None:
@@ -209,15 +209,15 @@ async def test_a_reader_that_could_not_be_made_leaves_its_name_free() -> None:
     store.failures = [StorageFailed("no")]
     readers = NamedReaders(store)
     with pytest.raises(StorageFailed):
-        await readers.open(1, "billing", start=START)
+        await readers.open({1}, "billing", start=START)
     assert readers.lease("p0") is None
-    await readers.open(1, "billing", start=START)
+    await readers.open({1}, "billing", start=START)
 
 
 async def test_a_deleted_reader_is_forgotten_with_its_lease() -> None:
     store = MemoryLogStore()
     readers = NamedReaders(store)
-    await (await readers.open(1, "billing", start=START)).close()
+    await (await readers.open({1}, "billing", start=START)).close()
     assert await readers.delete_reader(1, "billing")
     assert not await readers.delete_reader(1, "billing")
     assert readers.lease("p0") is None
@@ -227,12 +227,12 @@ async def test_a_deleted_reader_is_forgotten_with_its_lease() -> None:
 async def test_a_dropped_collection_takes_its_readers_along() -> None:
     readers = NamedReaders(MemoryLogStore())
     for collection_id in (1, 11):
-        await readers.open(collection_id, "billing", start=ReaderPosition("p0", "memory", collection_id, 0))
+        await readers.open({collection_id}, "billing", start=ReaderPosition("p0", "memory", collection_id, 0))
     assert readers.lease("p0", live={11}) == 11, "nobody can open the others again"
     assert readers.lease("p0") == 1
     await readers.keep_only({11})
-    assert readers.list_readers(1) == {}
-    assert list(readers.list_readers(11)) == ["billing"]
+    assert readers.find({1}, "billing") is None
+    assert readers.find({11}, "billing") is not None
     assert readers.lease("p0") == 11
 
 
@@ -246,7 +246,7 @@ async def test_a_damaged_position_is_corrupt() -> None:
 async def test_a_new_reader_holds_the_log_while_its_first_position_is_written_and_when_that_is_cut_short() -> None:
     store = SlowStore()
     readers = NamedReaders(store)
-    opening = asyncio.get_running_loop().create_task(readers.open(1, "billing", start=START))
+    opening = asyncio.get_running_loop().create_task(readers.open({1}, "billing", start=START))
     await turns()
     assert readers.lease("p0") == START.position
     opening.cancel()
@@ -260,14 +260,14 @@ async def test_a_new_reader_whose_first_position_was_refused_holds_nothing() -> 
     store.failures.append(StorageFailed("no"))
     readers = NamedReaders(store)
     with pytest.raises(StorageFailed):
-        await readers.open(1, "billing", start=START)
+        await readers.open({1}, "billing", start=START)
     assert readers.lease("p0") is None
 
 
 async def reader_of(store: SlowStore) -> NamedReaders:
     readers = NamedReaders(store)
     store.gate.set()
-    await (await readers.open(1, "r", start=START)).close()
+    await (await readers.open({1}, "r", start=START)).close()
     store.gate.clear()
     return readers
 
@@ -280,12 +280,12 @@ async def test_a_deletion_whose_caller_is_cancelled_takes_place_and_the_next_ope
     deleting.cancel()
     await turns()
     with pytest.raises(ReaderBusy):
-        await readers.open(1, "r", start=START)
+        await readers.open({1}, "r", start=START)
     store.open_once()
     await turns()
-    assert readers.list_readers(1) == {}
+    assert readers.find({1}, "r") is None
     store.gate.set()
-    await readers.open(1, "r", start=START)
+    await readers.open({1}, "r", start=START)
     assert await store.get_meta("reader/1/r") is not None
 
 
@@ -293,7 +293,7 @@ async def test_a_deletion_whose_caller_is_cancelled_takes_place_and_the_next_ope
 async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_when_it_is_opened(cut_short: str) -> None:
     store = SlowStore()
     readers = NamedReaders(store)
-    opening = asyncio.ensure_future(readers.open(1, "r", start=START))
+    opening = asyncio.ensure_future(readers.open({1}, "r", start=START))
     await turns()
     if cut_short == "cancelled":
         opening.cancel()
@@ -304,7 +304,7 @@ async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_whe
     assert opening.cancelled() or isinstance(opening.exception(), Indeterminate)
     assert await store.get_meta("reader/1/r") is None
     store.gate.set()
-    await readers.open(1, "r", start=START)
+    await readers.open({1}, "r", start=START)
     assert await store.get_meta("reader/1/r") is not None
 
 
@@ -317,11 +317,17 @@ async def test_a_reader_whose_deletion_is_in_doubt_holds_the_log_and_is_stored_a
         await readers.delete_reader(1, "r")
     assert readers.lease("p0") == START.position
     written = len(store.writes)
-    await readers.open(1, "r", start=START)
+    await readers.open({1}, "r", start=START)
     assert len(store.writes) == written + 1
 
 
 # --- moved by somebody else -------------------------------------------------------------------------------------------
+
+
+def known(readers: NamedReaders) -> KnownReader:
+    """Return the only reader."""
+    (only,) = readers.known()
+    return only
 
 
 @pytest.mark.parametrize("to", [3, 9], ids=["back", "on"])
@@ -329,19 +335,19 @@ async def test_a_move_holds_the_lower_place_until_the_store_has_the_new_one(to: 
     store = SlowStore()
     store.gate.set()
     readers = NamedReaders(store)
-    reader = await readers.open(1, "billing", start=START)
+    reader = await readers.open({1}, "billing", start=START)
     await reader.ack(*place(5, 5))
     await reader.close()
     store.gate.clear()
     moving = asyncio.create_task(readers.move(1, "billing", ReaderPosition("p0", START.wal_name, to, to)))
     await turns()
     assert readers.lease("p0") == min(5, to)
-    assert readers.is_open(1, "billing"), "nobody opens it meanwhile"
+    assert known(readers).is_open, "nobody opens it meanwhile"
     store.gate.set()
     await moving
-    assert (readers.lease("p0"), readers.list_readers(1)["billing"].tick) == (to, to)
-    assert not readers.is_open(1, "billing")
-    reader = await readers.open(1, "billing", start=START)
+    assert (readers.lease("p0"), known(readers).position.tick) == (to, to)
+    assert not known(readers).is_open
+    reader = await readers.open({1}, "billing", start=START)
     assert reader.position.tick == to
 
 
@@ -349,18 +355,18 @@ async def test_a_move_that_failed_leaves_the_reader_where_it_was() -> None:
     store = SlowStore()
     store.gate.set()
     readers = NamedReaders(store)
-    await (await readers.open(1, "billing", start=START)).close()
+    await (await readers.open({1}, "billing", start=START)).close()
     to = ReaderPosition("p0", START.wal_name, 9, 9)
     store.failures = [StorageFailed("no")]
     with pytest.raises(StorageFailed):
         await readers.move(1, "billing", to)
-    assert readers.list_readers(1)["billing"] == START
+    assert known(readers).position == START
     store.failures = [Indeterminate("who knows")]
     with pytest.raises(Indeterminate):
         await readers.move(1, "billing", to)
     assert readers.lease("p0") == START.position, "it may be in the store, or not: the lower place is held"
     store.writes.clear()
-    await readers.open(1, "billing", start=START)
+    await readers.open({1}, "billing", start=START)
     assert store.writes, "and written again before it is used"
 
 
@@ -368,9 +374,17 @@ async def test_a_move_is_refused_while_the_reader_is_open_and_when_there_is_none
     readers = NamedReaders(MemoryLogStore())
     with pytest.raises(InvalidArgument, match="no reader 'billing'"):
         await readers.move(1, "billing", START)
-    assert not readers.is_open(1, "billing")
-    reader = await readers.open(1, "billing", start=START)
+    assert list(readers.known()) == []
+    reader = await readers.open({1}, "billing", start=START)
     with pytest.raises(ReaderBusy):
         await readers.move(1, "billing", START)
     await reader.close()
     await readers.move(1, "billing", START)
+
+
+async def test_a_reader_of_several_collections_is_moved_and_listed_once_by_any_of_them() -> None:
+    readers = NamedReaders(MemoryLogStore())
+    await (await readers.open({1, 2}, "billing", start=START)).close()
+    to = ReaderPosition("p0", START.wal_name, 9, 9)
+    await readers.move(2, "billing", to)
+    assert known(readers) == KnownReader(frozenset({1, 2}), "billing", to, is_open=False)

@@ -161,14 +161,14 @@ async def test_a_named_reader_that_acknowledged_half_a_pack_goes_on_with_the_oth
     journal.insert(b"before")
     entry = journal.pack(put(b"a"), put(b"b"), put(b"c", is_transaction=True), put(b"d"))
     start = ReaderPosition("p0", "memory", 1, 0)
-    reader = await NamedReaders(store).open(1, "billing", start=start)
+    reader = await NamedReaders(store).open({1}, "billing", start=start)
     messages = await read_until(scan(journal, reader.position.policy), journal.tick)
     await reader.ack(messages[2].last_confirmed, messages[2].time_tick)
 
     again = NamedReaders(store)
     await again.load()
     assert again.lease("p0") == entry.first_position, "half of an entry holds all of it"
-    reader = await again.open(1, "billing", start=start)
+    reader = await again.open({1}, "billing", start=start)
     scanner = Scanner(journal.log, None, reader.position.policy, after_tick=reader.position.tick)
     assert seen(await read_until(scanner, journal.tick)) == journal.visible[3:]
 

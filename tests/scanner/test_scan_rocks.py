@@ -82,7 +82,7 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
     store = await open_rocks_store(tmp_path / "data")
     journal = await Journal.create(store=store)
     readers = NamedReaders(store)
-    reader = await readers.open(1, "billing", start=ReaderPosition("p0", "rocks", 1, 0))
+    reader = await readers.open({1}, "billing", start=ReaderPosition("p0", "rocks", 1, 0))
     await write_schedule(journal, random.Random(5), 60)
     scanner = Scanner(journal.log, None, reader.position.policy, **LIMITS)
     messages = await read_until(scanner, journal.tick)
@@ -96,7 +96,7 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
     readers = NamedReaders(store)
     await readers.load()
     assert readers.lease("p0") == acked.last_confirmed_position
-    reader = await readers.open(1, "billing", start=ReaderPosition("p0", "rocks", 1, 0))
+    reader = await readers.open({1}, "billing", start=ReaderPosition("p0", "rocks", 1, 0))
     scanner = Scanner(log, None, reader.position.policy, after_tick=reader.position.tick, **LIMITS)
     rest = [each for each in journal.visible if each.tick > acked.time_tick]
     assert rest

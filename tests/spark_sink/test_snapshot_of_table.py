@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -17,6 +18,7 @@ import streamingnode as sn
 from flusher.directory import CutLog, cut_numbers
 from spark_sink.changes import verify_files
 from spark_sink.errors import PackageMissing
+from spark_sink.table import OpenTable
 from streamingnode.care.export import export_directory
 from wal.errors import Corrupt, StorageFailed, Truncated
 
@@ -83,6 +85,40 @@ def test_every_value_comes_back_equal_from_the_table_alone(spark: SparkSession, 
     exported = pq.read_table(place.with_name("out") / "orders.parquet")
     assert exported.schema == schema
     assert exported.sort_by("id").equals(before.sort_by("id"))
+
+
+def test_columns_and_keys_are_chosen_of_table_files_and_log_alike(
+    spark: SparkSession, place: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sn.sync.open_node(place, **KEEPING) as node:
+        node.create_collection("orders", PLAIN, primary_key="id", shards=2, partitions=["eu"])
+        for first in (0, 100):
+            node.insert("orders", [{"id": first + n, "item": f"{n}"} for n in range(40)])
+            node.insert("orders", [{"id": first + n, "item": "eu"} for n in range(50, 60)], partition="eu")
+            node.flush()
+            spark_sink.ingest(spark, node, tables)
+        inside = node.upsert("orders", [{"id": 1, "item": "new"}, {"id": 300, "item": "new"}]).time_tick
+        node.delete("orders", [2, 102, 155])
+        node.flush()
+        node.upsert("orders", [{"id": 3, "item": "newest"}])
+        keys = pa.array([1, 2, 3, 4, 55, 102, 103, 155, 156, 300, 999])
+        read: list[Any] = []
+        real = OpenTable._read_file
+
+        def noted(table: OpenTable, file: Any, **options: Any) -> pa.Table:
+            read.append(file)
+            return real(table, file, **options)
+
+        monkeypatch.setattr(OpenTable, "_read_file", noted)
+        for as_of in (None, inside, inside - 1):
+            whole = node.snapshot("orders", as_of=as_of)
+            chosen = whole.filter(pc.is_in(whole["id"], value_set=keys))
+            assert node.snapshot("orders", as_of=as_of, keys=keys).equals(chosen)
+            assert node.snapshot("orders", as_of=as_of, keys=keys, columns=["item"]).equals(chosen.select(["item"]))
+        in_all = len(read) // 9
+        read.clear()
+        assert node.snapshot("orders", columns=["item"], keys=[5]).to_pydict() == {"item": ["5"]}
+        assert 0 < len(read) < in_all
 
 
 def test_a_snapshot_goes_on_after_cuts_were_given_up(spark: SparkSession, place: Path, tables: Path) -> None:

@@ -45,7 +45,7 @@ async def test_readers_are_told_with_who_has_them_open_and_how_far_they_are(node
     assert await read(node, "billing") == [1]
     async with node.read("b", name="z"), node.read("c", name="a"):
         found = await node.readers()
-        assert [(each.collection, each.name, each.is_open) for each in found] == [
+        assert [(*each.collections, each.name, each.is_open) for each in found] == [
             ("b", "z", True),
             ("c", "a", True),
             ("c", "billing", False),

@@ -124,7 +124,7 @@ def test_a_reader_that_holds_the_log_is_judged_by_how_long(
     well: NodeStatistics, behind_s: float, severity: Severity | None
 ) -> None:
     reader = ReaderInfo(
-        collection="c", name="r", is_open=False, message_id="rocks/1", tick=1, backlog=1, behind_s=behind_s
+        collections=("c",), name="r", is_open=False, message_id="rocks/1", tick=1, backlog=1, behind_s=behind_s
     )
     assert worst(well, readers=[reader]) is severity
     assert worst(well, readers=[replace(reader, backlog=0)]) is None, "nothing is behind it, so it holds nothing"

@@ -93,7 +93,7 @@ def test_a_reader_is_listed_moved_and_removed_and_a_dry_run_changes_nothing(plac
         assert read_all(node, orders, "billing") == [1, 2]
     readers: Any = run("reader", "ls", *place.arguments, orders, "--json").document["readers"]
     (listed,) = readers
-    assert (listed["name"], listed["collection"], listed["is_open"]) == ("billing", orders, False)
+    assert (listed["name"], listed["collections"], listed["is_open"]) == ("billing", [orders], False)
     assert listed["name"] in run("reader", "ls", *place.arguments).out
 
     seek = ("reader", "seek", *place.arguments, orders, "billing", "--to")

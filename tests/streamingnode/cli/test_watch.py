@@ -47,7 +47,7 @@ def test_top_prints_one_line_of_json_for_each_look(place: "Place", run: "Run") -
         assert look["log"] == "open"
         assert look["free_mib"] > 0
         assert look["flusher"]["lag_s"] >= 0
-        assert ("billing", place.orders) in {(each["reader"], each["collection"]) for each in look["readers"]}
+        assert ("billing", place.orders) in {(each["reader"], each["collections"]) for each in look["readers"]}
 
 
 def test_rows_and_keys_are_counted_however_they_are_written(data: Path) -> None:

@@ -135,6 +135,7 @@ async def test_a_reader_reads_its_collection_and_does_nothing_else(tmp_path: Pat
                 client.delete_reader("c", "x"),
                 client.delete_producer("x"),
                 client.read("other").__aenter__(),
+                client.read(["c", "other"]).__aenter__(),
             ):
                 with pytest.raises(AccessDenied):
                     await call

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.collections import Definition
+from streamingnode.collections import READ_COLLECTIONS_MAX, Definition
 from streamingnode.remote import connection as connection_module
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
 from streamingnode.remote.connection import SEND_BUFFER_BYTES
@@ -327,6 +327,28 @@ async def test_a_definition_that_no_client_of_ours_makes_is_refused(served: Serv
         client.call(1, "create_collection", [definition, False, None])
         assert (await client.error()).code in {"INVALID_ARGUMENT", "SCHEMA_MISMATCH"}
     assert parts_of(served.owner).catalog.collections() == before
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 40, squeezed(64)], ids=["nothing", "no message", "compressed"])
+async def test_keys_of_a_snapshot_that_are_no_rows_are_refused_unread(served: Served, data: bytes) -> None:
+    async with greeted(served) as client:
+        client.call(1, "snapshot", ["c", None, None, data])
+        assert (await client.error()).code == "PROTOCOL_ERROR"
+        client.call(2, "snapshot", ["c", None, ["id", "id"], None])
+        assert (await client.error()).code == "SCHEMA_MISMATCH"
+        client.call(3, "snapshot", ["c", None])  # as clients from before keys and columns send it
+        await client.expect(FrameKind.REPLY)
+    await serves(served)
+
+
+@pytest.mark.parametrize(
+    "ids", [(), tuple(range(READ_COLLECTIONS_MAX + 1)), "c", (1, 2**63)], ids=["none", "many", "name", "unknown"]
+)
+async def test_a_reader_of_no_collections_or_too_many_is_refused(served: Served, ids: Any) -> None:
+    async with greeted(served) as client:
+        client.call(1, "read", ReadCall(ids, "all", None, None, None, (2,), None, 1))
+        assert (await client.error()).code in {"PROTOCOL_ERROR", "COLLECTION_NOT_FOUND"}
+        await client.still_served()
 
 
 async def test_a_note_over_its_bound_is_refused(served: Served) -> None:

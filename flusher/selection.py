@@ -1,0 +1,78 @@
+"""What of a collection is asked for: all of it, some columns, the rows of some keys; and what need not be read for that.
+
+A file's range of keys, a row group's and the shard of a key tell where rows cannot be. They tell no more: rows are chosen by
+their keys in the end, so a range that is too wide, or of another kind of value, costs time and nothing else. No I/O.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from flusher.manifest import arrow_schema
+from interceptors.shard.catalog import CollectionInfo
+
+Ends = tuple[Any, Any]
+"""The smallest and the largest value of some rows, or what may be beyond them; None for one that is not known."""
+
+_ORDERED = (int, str, bytes, date)
+"""Kinds of keys that Python and Parquet's statistics order alike; others have no ranges."""
+THREADS_FROM_ROWS = 64 << 10
+"""Decoding fewer takes less than handing it out to threads."""
+
+
+class Selection:
+    """`columns`, in this order, of the rows whose keys are among `keys`, which are on `vchannels`; None for all."""
+
+    def __init__(
+        self,
+        collection: CollectionInfo,
+        *,
+        columns: Sequence[str] | None = None,
+        keys: "pa.Array[Any] | None" = None,
+        vchannels: frozenset[str] | None = None,
+    ) -> None:
+        whole = arrow_schema(collection)
+        self.key = collection.primary_key
+        self.columns = whole.names if columns is None else list(columns)
+        self.schema = pa.schema([field for field in whole if field.name in {self.key, *self.columns}])
+        """Of what is read: with the primary key, which deletes go by."""
+        self._keys, self._vchannels = keys, vchannels
+        self._sorted: list[Any] = [] if keys is None else sorted(keys.unique().to_pylist())
+
+    def may_have(self, keys: Ends | None, vchannels: Ends | None) -> bool:
+        """Whether rows between these keys, on shards between these vchannels, may be asked for; None for all there are."""
+        if vchannels is not None and self._vchannels is not None:
+            low, high = vchannels
+            if not any(low <= each <= high for each in self._vchannels):
+                return False
+        return self._keys is None or self._is_among(*keys or (None, None))
+
+    def _is_among(self, low: Any, high: Any) -> bool:
+        if not self._sorted:
+            return False
+        kind = type(self._sorted[0])
+        if kind not in _ORDERED or type(low) is not kind or type(high) is not kind:
+            return True
+        at = bisect_left(self._sorted, low)
+        return at < len(self._sorted) and bool(self._sorted[at] <= high)
+
+    def read(self, file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
+        """Return at least the columns of `schema`, which has the key, of the row groups that may have rows asked for."""
+        groups, footer = list(range(file.num_row_groups)), file.metadata
+        if self._keys is not None:
+            leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
+            # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
+            at = next(index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == self.key)
+            found = [footer.row_group(group).column(at).statistics for group in groups]
+            ends = [(each.min, each.max) if each and each.has_min_max else (None, None) for each in found]
+            groups = [group for group in groups if self._is_among(*ends[group])]
+        return file.read_row_groups(groups, schema.names, use_threads=footer.num_rows >= THREADS_FROM_ROWS)
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """Return the rows of a table with these keys."""
+        return table if self._keys is None else table.filter(pc.is_in(table.column(self.key), value_set=self._keys))
