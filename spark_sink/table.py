@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
 _PROPERTIES = ("streamingnode.node_id", "streamingnode.collection_id", "streamingnode.collection")
 _COMMIT_KEY = "streamingnode"
 
-HISTORY_STEP = 64
-"""Commits looked at before asking for more; reading one is one small file."""
+HISTORY_STEP = 4
+"""Commits looked at before asking for four times as many; reading one is one small file."""
+
+CHECKPOINT_COMMITS = 16
+"""Commits between two checkpoints of the log: whoever opens a table reads one of those and no more commits than this."""
+_CHECKPOINTS = "delta.checkpointInterval"
+_KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 _UNREADABLE_FEATURES = frozenset({"deletionVectors", "columnMapping"})
 """Delta features under which the active files alone are not the rows."""
@@ -173,7 +179,10 @@ class OpenTable:
                 mode="error",
                 partition_by=[PARTITION],
                 name=identity.collection,
-                configuration=dict(zip(_PROPERTIES, properties, strict=True)),
+                configuration={
+                    **dict(zip(_PROPERTIES, properties, strict=True)),
+                    _CHECKPOINTS: str(CHECKPOINT_COMMITS),
+                },
                 commit_properties=_commit_properties(identity, before, changed=(before.tick, before.tick), attempt=""),
                 raise_if_key_not_exists=False,
             )
@@ -231,9 +240,21 @@ class OpenTable:
             )
         return identity
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return pa.schema(self._delta.schema().to_arrow())  # type: ignore[arg-type]  # it gives what Arrow's C interface takes
+
     def files(self, *, key: str = OFFSET) -> list[TableFile]:
         """Return the active files; `key` is the column whose range they report."""
-        return [_table_file(row, key) for row in pa.table(self._delta.get_add_actions(flatten=False)).to_pylist()]
+        rows = pa.table(self._delta.get_add_actions(flatten=False))
+        wanted = {key, OFFSET, VCHANNEL}
+        for name in ("min", "max"):  # the ranges of the other columns would take nearly all of the time
+            if name in rows.column_names:
+                kept = [field.name for field in rows.schema.field(name).type if field.name in wanted]
+                ranges = pa.table({each: pc.struct_field(rows[name], each) for each in kept})
+                rows = rows.drop([name]).append_column(name, ranges.to_struct_array())
+        return [_table_file(row, key) for row in rows.to_pylist()]
 
     def rows(self, collection: pa.Schema) -> pa.Table:
         """Return all rows with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
@@ -264,21 +285,43 @@ class OpenTable:
         Raises `CommitConflict` when this is no longer the newest version that ingests see; the table is unchanged then.
         """
         assert at.cut > self.watermark.cut, "a cut is taken once"
+        self._swap(adds, removes, _commit_properties(self.owner(), at, changed=changed, attempt=attempt), changes=True)
+        return next((found.version for found in self.history() if found.note.cut == at.cut), self.version)
+
+    def compact(self, *, adds: Sequence[NewFile], removes: Sequence[TableFile], attempt: str) -> None:
+        """Swap files for others with the same rows: the new version is the state that this one is, and is read as of it.
+
+        Raises `CommitConflict` as `commit` does, also when a file to remove is no longer in the table.
+        """
+        if not {file.path for file in removes} <= {file.path for file in self.files()}:
+            raise CommitConflict("another writer has replaced a file that was to be compacted")
+        note = next(self.history()).note  # the newest of a cut; the watermark that is set again makes this conditional
+        changed = (note.first_tick, note.last_tick)
+        properties = _commit_properties(self.owner(), self.watermark, changed=changed, attempt=attempt)
+        self._swap(adds, removes, properties, changes=False)
+
+    def keep(self, seconds: int) -> bool:
+        """Let Delta give up commits and removed files of this age, and checkpoint the log; false when it does so already."""
+        wanted = dict.fromkeys(_KEPT, f"interval {seconds} seconds") | {_CHECKPOINTS: str(CHECKPOINT_COMMITS)}
+        if wanted.items() <= self._delta.metadata().configuration.items():
+            return False
+        self._delta.alter.set_table_properties(wanted)
+        return True
+
+    def _swap(
+        self, adds: Sequence[NewFile], removes: Sequence[TableFile], properties: CommitProperties, *, changes: bool
+    ) -> None:
         now_ms = int(time.time() * 1000)
-        removed = [RemoveAction(f.path, True, now_ms, f.bytes, {PARTITION: f.partition}) for f in removes]
-        added = [AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, True, f.stats) for f in adds]
+        removed = [RemoveAction(f.path, changes, now_ms, f.bytes, {PARTITION: f.partition}) for f in removes]
+        added = [AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, changes, f.stats) for f in adds]
+        actions: list[AddAction | RemoveAction] = [*removed, *added]
         try:
             self._delta.create_write_transaction(
-                [*removed, *added],
-                "append",
-                self._delta.schema(),
-                [PARTITION],
-                commit_properties=_commit_properties(self.owner(), at, changed=changed, attempt=attempt),
+                actions, "append", self._delta.schema(), [PARTITION], commit_properties=properties
             )
         except CommitFailedError as error:
             raise CommitConflict(str(error)) from error
         self._delta.update_incremental()
-        return next((found.version for found in self.history() if found.note.cut == at.cut), self.version)
 
     def history(self) -> Iterator[TableVersion]:
         """Yield the versions that an ingest committed and the log still names, newest first; reads only as far as asked."""
