@@ -265,10 +265,31 @@ class OpenTable:
         schema = stored_schema(collection).append(pa.field(PARTITION, pa.string()))
         order: Any = [(column, "ascending") for column in (TICK, VCHANNEL, OFFSET)]
         tables = [
-            shaped(self._read_file(file), schema, partition=file.partition).sort_by(order) for file in self.files()
+            shaped(self.read_file(file), schema, partition=file.partition).sort_by(order) for file in self.files()
         ]
         tables.sort(key=lambda table: table[TICK][0].as_py() if table.num_rows else 0)
         return pa.concat_tables([schema.empty_table(), *tables])
+
+    def read_file(self, file: TableFile) -> pa.Table:
+        """Return the rows of a data file. Raises as `rows`."""
+        root = self.path.resolve()
+        path = root / file.path
+        if not path.resolve().is_relative_to(root):
+            raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
+        try:
+            if path.stat().st_size != file.bytes:
+                raise Corrupt(
+                    f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table"
+                )
+            with pq.ParquetFile(path, page_checksum_verification=True) as content:
+                rows = content.read()
+        except FileNotFoundError:
+            raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
+        except (pa.ArrowException, OSError) as error:
+            raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
+        if file.rows is not None and rows.num_rows != file.rows:
+            raise Corrupt(f"{path} has {rows.num_rows} rows, its table says {file.rows} — restore the table")
+        return rows
 
     def commit(
         self,
@@ -340,26 +361,6 @@ class OpenTable:
             raise UnsupportedFormat(
                 f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool — read it with that tool"
             )
-
-    def _read_file(self, file: TableFile) -> pa.Table:
-        root = self.path.resolve()
-        path = root / file.path
-        if not path.resolve().is_relative_to(root):
-            raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
-        try:
-            if path.stat().st_size != file.bytes:
-                raise Corrupt(
-                    f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table"
-                )
-            with pq.ParquetFile(path, page_checksum_verification=True) as content:
-                rows = content.read()
-        except FileNotFoundError:
-            raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
-        except (pa.ArrowException, OSError) as error:
-            raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
-        if file.rows is not None and rows.num_rows != file.rows:
-            raise Corrupt(f"{path} has {rows.num_rows} rows, its table says {file.rows} — restore the table")
-        return rows
 
 
 def _apps(identity: TableIdentity) -> tuple[str, str, str]:
