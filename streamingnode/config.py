@@ -70,6 +70,7 @@ ZERO_IS_A_VALUE = frozenset(
     {
         "flush.retention.min_age_s",
         "flush.retention.min_age_short_s",
+        "flush.retention.taken_cuts_s",
         "log.free_bytes_min",
         "mq.retention_bytes",
         "mq.retention_s",

@@ -16,6 +16,8 @@ from flusher.cuts import Lease, decode_first_kept, kept_cuts_key, read_leases
 from flusher.directory import CutLog, NodeDirectory, cut_numbers, file_paths, manifest_path
 from flusher.manifest import (
     Checkpoint,
+    CollectionEntry,
+    CutManifest,
     CutPosition,
     decode_checkpoint,
     decode_manifest,
@@ -91,10 +93,13 @@ class Node:
         (self.root / "leases").mkdir(exist_ok=True)
         (self.root / "leases" / f"{name or table.id}.json").write_text(json.dumps(content))
 
-    async def enforce(self, *, min_age_s: float, held: bool = False, open_s: float = 0) -> None:
-        """Open a flusher, let `open_s` pass, and enforce."""
+    async def enforce(
+        self, *, min_age_s: float, taken_cuts_s: float | None = None, held: bool = False, open_s: float = 0
+    ) -> None:
+        """Open a flusher, let `open_s` pass, and enforce; cuts in tables stay as long as others, unless it is said."""
         elapsed_s = 0.0
-        options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s))
+        taken_cuts_s = min_age_s if taken_cuts_s is None else taken_cuts_s
+        options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s, taken_cuts_s=taken_cuts_s))
         flusher = flusher_of(
             NodeDirectory(self.root),
             self.store,
@@ -146,6 +151,57 @@ def test_cuts_taken_by_every_table_go_but_never_the_newest(tmp_path: Path) -> No
         assert node.kept() == [5]
 
     anyio.run(main)
+
+
+def test_cuts_in_tables_go_earlier_than_the_log_and_than_cuts_of_a_collection_without_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=6)
+        first, second = node.tables
+        node.lease(first, 6)
+        await node.enforce(min_age_s=24 * 3600, taken_cuts_s=2.5 * 3600)
+        assert node.kept() == [1, 2, 3, 4, 5, 6], "the second collection has no table yet"
+        node.lease(second, 3)
+        await node.enforce(min_age_s=24 * 3600, taken_cuts_s=2.5 * 3600)
+        assert node.kept() == [4, 5, 6], "a table has not taken the fourth"
+        node.lease(second, 6)
+        await node.enforce(min_age_s=24 * 3600, taken_cuts_s=1.5 * 3600)
+        assert node.kept() == [6], "all but the newest are old enough"
+        assert node.log.log.first_position == 1, "the log is kept for a day"
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("old, goes", [(0, False), (7, True)], ids=["lately", "long ago"])
+def test_a_cut_with_a_collection_dropped_lately_stays_though_every_table_has_taken_it(old: int, goes: bool) -> None:
+    entries = tuple(
+        CollectionEntry(
+            collection_id=number,
+            name=f"c{number}",
+            schema=b"",
+            schema_version=1,
+            primary_key="id",
+            partitions=(),
+            vchannels=(),
+            created_tick=1,
+            dropped_tick=dropped_tick,
+        )
+        for number, dropped_tick in ((1, 0), (2, 5))
+    )
+    manifest = CutManifest(
+        format=1,
+        node_id="me",
+        number=3,
+        tick=7,
+        previous_tick=4,
+        previous_crc32c=0,
+        created_ms=0,
+        collections=entries,
+        vchannels=(),
+        segments=(),
+        deletes=(),
+    )
+    lease = Lease(node_id="me", collection_id=1, cut=3)
+    assert may_remove_cut(manifest, leases=[lease], live={1}, old_tick=old, taken_tick=9) == goes
 
 
 def data_files(root: Path) -> list[Path]:
