@@ -148,6 +148,7 @@ class OpenTable:
     def __init__(self, path: Path, delta: DeltaTable) -> None:
         self.path = path
         self._delta = delta
+        self._mark: tuple[int, Watermark] | None = None  # of a version: reading it takes a millisecond or three
 
     @classmethod
     def load(cls, path: Path, *, version: int | None = None) -> "OpenTable | None":
@@ -217,12 +218,15 @@ class OpenTable:
     @property
     def watermark(self) -> Watermark:
         """The newest cut this version has taken. Raises `Corrupt` when the table does not say."""
+        if self._mark is not None and self._mark[0] == self.version:
+            return self._mark[1]
         identity = self.owner()
         values = [self._delta.transaction_version(app) for app in _apps(identity)]
         cut, tick, crc32c = (-1 if value is None else value for value in values)
         if min(cut, tick, crc32c) < 0:
             raise Corrupt(f"table {self.path} does not say which cuts it has taken — ingest into another directory")
-        return Watermark(cut, tick, crc32c)
+        self._mark = self.version, Watermark(cut, tick, crc32c)
+        return self._mark[1]
 
     @property
     def spark_schema(self) -> "StructType":

@@ -20,6 +20,7 @@ import streamingnode as sn
 from spark_sink import runtime, upkeep
 from spark_sink.commit import ABANDONED_AGE_S
 from streamingnode.errors import Unreachable
+from tests.spark_sink.lost_jvm import GAVE_UP
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
 from tests.spark_sink.test_ingest_job import act_at_random
@@ -229,6 +230,21 @@ def test_killed_at_any_step_of_copying_every_row_is_there_once(
     assert lease_of(node, tables / "orders").cut == 2
     assert len(list((tables / "orders").glob("cut-*"))) == 1, "what the killed one wrote is gone, or is the table's"
     assert not list((tables / "orders" / "_attempts").iterdir())
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("losses, ended", [(2, 0), (4, GAVE_UP)])
+def test_a_lost_jvm_is_made_anew_a_bounded_number_of_times(
+    losses: int, ended: int, node: NodeBuilder, tables: Path
+) -> None:
+    node.create()
+    for amount in (1.0, 2.0):
+        node.upsert("orders", orders(1, amount=amount))
+    node.cut()
+    command = [sys.executable, "-m", "tests.spark_sink.lost_jvm", str(node.path), str(tables), str(losses)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == ended
+    assert rows_of(tables / "orders") == (node.expected("orders") if ended == 0 else [])
 
 
 def test_two_at_once_take_every_cut_once(node: NodeBuilder, tables: Path) -> None:
