@@ -11,6 +11,7 @@ from pathlib import Path
 from spark_sink import commit
 from spark_sink.ingestion import IngestJob
 from spark_sink.runtime import LazySession
+from spark_sink.tables import write_rows
 from wal.errors import StorageFailed
 
 GAVE_UP = 3
@@ -18,7 +19,6 @@ GAVE_UP = 3
 
 def main(node: str, tables: str, losses: int) -> None:
     sessions, lost = LazySession(pause=lambda _: None), [0]
-    write = commit.write_rows
 
     def write_without_jvm(rows: object, directory: Path, *, files_max: int) -> None:
         if lost[0] < losses:
@@ -26,9 +26,9 @@ def main(node: str, tables: str, losses: int) -> None:
             jvm = sessions.get().sparkContext._jvm
             assert jvm is not None
             os.kill(int(jvm.java.lang.ProcessHandle.current().pid()), signal.SIGKILL)
-        write(rows, directory, files_max=files_max)  # type: ignore[arg-type]
+        write_rows(rows, directory, files_max=files_max)  # type: ignore[arg-type]
 
-    commit.write_rows = write_without_jvm
+    vars(commit)["write_rows"] = write_without_jvm
     try:
         IngestJob(sessions, Path(node), Path(tables), progress=lambda *_: None).run()
     except StorageFailed:
