@@ -346,7 +346,7 @@ class IngestJob:
             except Truncated:
                 if self._is_living(entry):
                     raise  # else it was dropped before the table's first lease: the table ends with what it has
-        table = table.at_version()  # read again: a commit may have been another job's
+        table.refresh()  # a commit may have been another job's
         if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):
             self._reports[entry.collection_id] = self._report_of(table)
             self._lease(table)
