@@ -1,7 +1,8 @@
 """What an ingest costs beside the bare copy of the same files: Spark reading the segments and writing Parquet, nothing else.
 
 Run as `python -m bench.bench_ingest`. The bare copy is the limit: no checksums, no deletes, no sync, no commit. Measured in
-the same run and session, in turn; medians of `--rounds`.
+the same run and session, in turn; medians of `--rounds`. `--roads` measures
+only what small cuts cost, copied and by Spark.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -39,6 +41,10 @@ from flusher.manifest import (
     segment_path,
     stored_schema,
 )
+from spark_sink import commit
+from spark_sink.commit import Road
+from spark_sink.ingestion import IngestJob
+from spark_sink.runtime import LazySession
 from streamingnode.schema import AnyArray, AnyField
 from wal.codec import crc32c
 
@@ -67,8 +73,9 @@ class Measured:
 class NodeDirectory:
     """A node directory with cuts of many rows; only what an ingest reads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, collections: int = 1) -> None:
         self.path = path
+        self._collections = collections
         self._number = self._crc = self._offset = 0
         self._random = np.random.default_rng(11)
         (path / "cuts").mkdir(parents=True)
@@ -78,7 +85,8 @@ class NodeDirectory:
         self._number += 1
         keys = self._random.choice(self._offset, deletes, replace=False) if deletes else np.array([], np.int64)
         gone = [self._deletes(np.sort(keys))] if deletes else []
-        files = [self._segment(number, rows) for number in range(segments)]
+        ids = range(1, self._collections + 1)
+        files = [self._segment(collection, number, rows) for collection in ids for number in range(segments)]
         tick = self._number << 18
         entry = CollectionEntry(
             collection_id=1,
@@ -99,7 +107,10 @@ class NodeDirectory:
                 previous_tick=tick - (1 << 18),
                 previous_crc32c=self._crc,
                 created_ms=0,
-                collections=(entry,),
+                collections=tuple(
+                    msgspec.structs.replace(entry, collection_id=each, name="orders" if each == 1 else f"orders{each}")
+                    for each in ids
+                ),
                 vchannels=(),
                 segments=tuple(files),
                 deletes=tuple(gone),
@@ -112,7 +123,7 @@ class NodeDirectory:
         """Return every segment file."""
         return [str(path) for path in sorted((self.path / "segments").rglob("*.parquet"))]
 
-    def _segment(self, number: int, rows: int) -> SegmentFile:
+    def _segment(self, collection: int, number: int, rows: int) -> SegmentFile:
         offsets = np.arange(self._offset, self._offset + rows)
         self._offset += rows
         body = pa.FixedSizeBinaryArray.from_buffers(
@@ -127,7 +138,7 @@ class NodeDirectory:
         ]
         table = pa.Table.from_arrays(columns, schema=pa.schema([*COLUMNS, *SYSTEM]))
         segment_id = 1000 * self._number + number
-        described = self._write(segment_path(1, segment_id), table)
+        described = self._write(collection, segment_path(collection, segment_id), table)
         return SegmentFile(segment_id=segment_id, partition_id=1, **msgspec.structs.asdict(described))
 
     def _deletes(self, keys: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> DeleteFile:
@@ -135,13 +146,13 @@ class NodeDirectory:
         table = pa.Table.from_arrays(
             [pa.array(keys), *self._system(below)], schema=pa.schema([COLUMNS.field("id"), *SYSTEM])
         )
-        return DeleteFile(**msgspec.structs.asdict(self._write(delete_path(1, self._number, VCHANNEL), table)))
+        return DeleteFile(**msgspec.structs.asdict(self._write(1, delete_path(1, self._number, VCHANNEL), table)))
 
     def _system(self, offsets: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[AnyArray]:
         ticks = np.full(len(offsets), self._number << 18)
         return [pa.array(ticks), pa.array(offsets), pa.repeat(pa.scalar(VCHANNEL), len(offsets))]
 
-    def _write(self, relative: str, table: pa.Table) -> DataFile:
+    def _write(self, collection: int, relative: str, table: pa.Table) -> DataFile:
         path = self.path / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
@@ -152,7 +163,7 @@ class NodeDirectory:
             bytes=len(content),
             crc32c=crc32c(content),
             rows=table.num_rows,
-            collection_id=1,
+            collection_id=collection,
             vchannel=VCHANNEL,
             tick_min=self._number << 18,
             tick_max=self._number << 18,
@@ -213,6 +224,40 @@ def measure(spark: SparkSession, root: Path, *, segments: int, rows: int, rounds
     ]
 
 
+ROAD_ROWS = 1_000
+ROAD_TABLES = (1, 20)
+
+
+def measure_roads(spark: SparkSession, root: Path, *, rounds: int) -> list[Measured]:
+    """Measure one cut of inserts into some tables by each road, in turn, tables warm: as a resident ingest takes it."""
+    lines: list[Measured] = []
+    for tables in ROAD_TABLES:
+        node = NodeDirectory(root / f"node-{tables}", collections=tables)
+        sessions = LazySession(spark)
+
+        def take(road: Road, node: NodeDirectory = node, sessions: LazySession = sessions) -> float:
+            """Make a cut, and return the seconds in which it is in every table."""
+            into = node.path.with_name(f"{node.path.name}-by-{road.value}")
+            node.cut(segments=1, rows=ROAD_ROWS)
+            job = IngestJob(sessions, node.path, into, progress=lambda *_: None)
+            with patch.object(commit, "COPIED_FILES_MAX", 64 if road is Road.COPY else 0):
+                began = time.perf_counter()
+                told = job.run()
+                took = time.perf_counter() - began
+            assert [table.road for table in told.tables] == [road.value] * len(told.tables)
+            return took
+
+        times: dict[Road, list[float]] = {Road.COPY: [], Road.SPARK: []}
+        for _ in range(rounds + 1):  # each takes the other's cut as well: the same work on both sides
+            for road, found in times.items():
+                found.append(take(road))
+        by_copy, by_spark = (statistics.median(found[1:]) for found in times.values())
+        what = f"two cuts of {ROAD_ROWS} rows into each of {tables} tables"
+        lines.append(_line(f"{what}, by Spark", 2 * ROAD_ROWS * tables, by_spark))
+        lines.append(_line(f"{what}, copied", 2 * ROAD_ROWS * tables, by_copy, limit_s=by_spark))
+    return lines
+
+
 def _line(what: str, rows: int, seconds: float, *, limit_s: float | None = None) -> Measured:
     return Measured(what, seconds, rows / seconds if rows else None, limit_s / seconds if limit_s else None)
 
@@ -237,11 +282,15 @@ def main() -> None:
     parser.add_argument("--segments", type=int, default=6)
     parser.add_argument("--rows", type=int, default=100_000, help="rows in a segment")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--roads", action="store_true", help="only what one small cut costs, copied and by Spark")
     arguments = parser.parse_args()
     spark = spark_sink.session()
     root = Path(tempfile.mkdtemp())
     try:
-        results = measure(spark, root, segments=arguments.segments, rows=arguments.rows, rounds=arguments.rounds)
+        if arguments.roads:
+            results = measure_roads(spark, root, rounds=arguments.rounds)
+        else:
+            results = measure(spark, root, segments=arguments.segments, rows=arguments.rows, rounds=arguments.rounds)
     finally:
         shutil.rmtree(root)
         spark.stop()

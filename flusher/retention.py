@@ -30,17 +30,19 @@ CUTS_REMOVED_PER_ROUND_MAX = 1000
 """Keeps one round short after a long pause; the next round takes more."""
 
 
-def may_remove_cut(manifest: CutManifest, *, leases: Sequence[Lease], live: AbstractSet[int], old_tick: int) -> bool:
+def may_remove_cut(
+    manifest: CutManifest, *, leases: Sequence[Lease], live: AbstractSet[int], old_tick: int, taken_tick: int = 0
+) -> bool:
     """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
 
     It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each live collection in it
-    has a table.
+    has a table. Up to `taken_tick` it goes when each collection in it has one: what was dropped lately can still be read.
     """
-    if manifest.tick > old_tick or any(lease.cut < manifest.number for lease in leases):
+    if manifest.tick > max(old_tick, taken_tick) or any(lease.cut < manifest.number for lease in leases):
         return False
     with_table = {lease.collection_id for lease in leases}
     named = {entry.collection_id for entry in manifest.collections}
-    return named.isdisjoint(live - with_table)
+    return named <= with_table if manifest.tick > old_tick else named.isdisjoint(live - with_table)
 
 
 def finish_removal(cuts: CutLog) -> None:
@@ -104,11 +106,14 @@ class Retention:
                 failpoint("flush.truncating")
                 # A reader that takes its place while this waits for the entry at the bound is asked for once more.
                 await log.truncate(bound, needed=self._context.reader_floor)
-            if old is None or self._holds:
+            taken = self.newest_old(checkpoint.history, min(options.min_age_s, options.taken_cuts_s))
+            if taken is None or self._holds:
                 return 0
-            collections = state.catalog.collections(dropped=True)
-            removable, kept = await to_thread.run_sync(self._look, checkpoint, collections, old.tick)
+            collections, old_tick = state.catalog.collections(dropped=True), 0 if old is None else old.tick
+            removable, kept = await to_thread.run_sync(self._look, checkpoint, collections, old_tick, taken.tick)
             await self._give_up(removable)
+            if old is None:
+                return 0
             below = max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
             return min(old.tick, below, *kept)
 
@@ -131,7 +136,7 @@ class Retention:
         return bound if reader_floor is None else min(bound, reader_floor)
 
     def _look(
-        self, checkpoint: Checkpoint, collections: Sequence[CollectionInfo], old_tick: int
+        self, checkpoint: Checkpoint, collections: Sequence[CollectionInfo], old_tick: int, taken_tick: int
     ) -> tuple[list[CutManifest], list[int]]:
         """Remove files of dropped collections; return cuts that may go, and the ticks of drops to remember for others."""
         leases = read_leases(self._directory, node_id=self._context.store.node_id)
@@ -146,7 +151,8 @@ class Retention:
         live = {info.id for info in collections if not info.dropped_tick}
         numbers = [number for number in cut_numbers(self._directory) if number < checkpoint.cut_number]
         manifests = (self._cuts.read(number).manifest for number in numbers[:CUTS_REMOVED_PER_ROUND_MAX])
-        may_go = takewhile(lambda each: may_remove_cut(each, leases=leases, live=live, old_tick=old_tick), manifests)
+        bounds = {"old_tick": old_tick, "taken_tick": taken_tick}
+        may_go = takewhile(lambda each: may_remove_cut(each, leases=leases, live=live, **bounds), manifests)
         return list(may_go), kept
 
     def _remove_dropped(self, collection_id: int) -> None:

@@ -57,10 +57,11 @@ class RetentionOptions:
     """How long things are kept at least, and how often that is looked at; seconds.
 
     `min_age_short_s` is the least age of log, not of cuts, while the disk is short of space: what is in files then gives way
-    to new appends.
+    to new appends. `taken_cuts_s` is that of cuts, where it is shorter, once each collection in them is in a table.
     """
 
     min_age_s: float = 86_400.0
+    taken_cuts_s: float = 3_600.0
     min_age_short_s: float = 0.0
     interval_s: float = 60.0
 

@@ -201,8 +201,7 @@ class NamedReaders:
             if known != wanted:
                 names = ", ".join(live[each] if live else str(each) for each in sorted(known))
                 raise InvalidArgument(
-                    f"reader {name!r} is of the collections {names} — open it with these, use another name, or forget its "
-                    "place with delete_reader()"
+                    f"reader {name!r} is of the collections {names} — open it with these, use another name, or remove it"
                 )
             return key
         return _key(collections, name)

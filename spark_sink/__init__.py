@@ -9,22 +9,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from spark_sink.ingestion import IngestReport, Progress, TableReport, ingest
+    from spark_sink.resident import Failure, IngestRound, ingest_every
     from spark_sink.runtime import register, session
     from spark_sink.tables import TablesAt, read_table, read_tables
 
 _HOMES = {
     "spark_sink.ingestion": {"IngestReport", "Progress", "TableReport", "ingest"},
+    "spark_sink.resident": {"Failure", "IngestRound", "ingest_every"},
     "spark_sink.runtime": {"register", "session"},
     "spark_sink.tables": {"TablesAt", "read_table", "read_tables"},
 }
 _OF_THE_EXTRA = ("deltalake", "pandas", "py4j", "pyspark")
 
 __all__ = [
+    "Failure",
     "IngestReport",
+    "IngestRound",
     "Progress",
     "TableReport",
     "TablesAt",
     "ingest",
+    "ingest_every",
     "read_table",
     "read_tables",
     "register",

@@ -14,28 +14,33 @@ An intent counts as abandoned only when it is old and its attempt is not in the 
 still be writing.
 """
 
+import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from math import ceil
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
-from flusher.manifest import SegmentFile
-from spark_sink.changes import Changes, split_by_delete, verify_files
+from flusher.directory import check_file, measure_file
+from flusher.manifest import SegmentFile, arrow_schema, stored_schema
+from spark_sink.changes import Changes, split_by_delete, verify_file, verify_files
 from spark_sink.columns import PARTITION, stats_json
+from spark_sink.runtime import LazySession
 from spark_sink.table import NewFile, OpenTable, TableFile
 from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
-from wal.files import make_parents, sync_directory, sync_file
+from wal.files import make_parents, place_beneath, sync_directory, sync_file
 
 INTENTS = "_attempts"
 
@@ -47,6 +52,9 @@ FILE_BYTES_TARGET = 64 << 20
 
 FILE_THREADS = 4
 """Threads that read footers and sync files; more wait on the same disk."""
+
+COPIED_FILES_MAX = 64
+"""Files that one commit copies; more of them, those of many cuts, are small, and Spark makes few of them."""
 
 _NAME = re.compile(r"cut-\d{16}-[0-9a-f]{8}")
 
@@ -75,7 +83,9 @@ class Attempt:
         Raises `StorageFailed` when it wrote somewhere else: the commit would say that these cuts have no rows.
         """
         if not self.directory.is_dir():
-            raise StorageFailed(f"Spark left nothing in {self.directory} — let it write to the disk of this process")
+            raise StorageFailed(
+                f"nothing was written to {self.directory} — let Spark write to the disk of this process"
+            )
         written = sorted(self.directory.rglob("*.parquet"))
         with ThreadPoolExecutor(FILE_THREADS) as threads:
             sealed = list(threads.map(self._seal_file, written))
@@ -134,6 +144,36 @@ def sync_log(table: Path) -> None:
     sync_directory(log)
 
 
+class Road(Enum):
+    """How the rows of some cuts get into a table."""
+
+    NONE = "none"
+    """No row of theirs does."""
+    COPY = "copy"
+    """The node's own files become the table's."""
+    SPARK = "spark"
+    """Spark reads the node's files and the table's, and writes new ones."""
+
+
+def road_of(table: OpenTable, changes: Changes, *, rewrites: bool) -> Road:
+    """Return the road of some cuts into a table; `rewrites` says that a delete reaches a row of theirs, or one before."""
+    match rewrites, len(changes.segments):
+        case True, _:
+            return Road.SPARK
+        case False, 0:
+            return Road.NONE
+        case False, files if files <= COPIED_FILES_MAX and _has_types_of(table, changes):
+            return Road.COPY
+        case _:
+            return Road.SPARK
+
+
+def _has_types_of(table: OpenTable, changes: Changes) -> bool:
+    """Whether the files of a collection have the columns of its table; a time in milliseconds, for one, has not."""
+    stored = [(field.name, field.type) for field in stored_schema(arrow_schema(changes.entry))]
+    return stored == [(field.name, field.type) for field in table.schema if field.name != PARTITION]
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """The files of one commit and what they mean in rows; `attempt` is None when there was nothing to write."""
@@ -142,6 +182,7 @@ class Written:
     removes: Sequence[TableFile]
     rows_in: int
     attempt: Attempt | None
+    road: Road
 
     @property
     def rows_deleted(self) -> int:
@@ -150,52 +191,127 @@ class Written:
         return before - sum(file.rows for file in self.adds)
 
 
-def write_files(spark: SparkSession, node: Path, table: OpenTable, changes: Changes) -> Written:
+def write_files(
+    sessions: LazySession, node: Path, table: OpenTable, changes: Changes, *, link: bool = False
+) -> Written:
     """Write the files that bring a table to the last cut of `changes`; nothing refers to them before the commit.
 
-    Rows are read, joined and written by Spark alone. Raises `Corrupt` or `Truncated` naming a file of the node that is not
-    what its cut says, or not there; nothing is written then.
+    Rows move by the one road that `road_of` names. Raises `Corrupt` or `Truncated` naming a file of the node that is not
+    what its cut says, or not there; the table has nothing of it then.
     """
-    root, key, schema = node.resolve(), changes.entry.primary_key, table.spark_schema
-    files = table.files(key=key)
+    files = table.files(key=changes.entry.primary_key) if changes.deletes or changes.dropped_names else []
     dropped = [file for file in files if file.partition in changes.dropped_names]
     kept = [file for file in files if file.partition not in changes.dropped_names]
     rows_in = sum(segment.rows for segment in changes.segments)
-    verify_files(node, (*changes.segments, *changes.deletes))
+    verify_files(node, changes.deletes)
+    touched = _touched(sessions, node, table, changes, kept)
+    reached, others = split_by_delete(changes.segments, changes.deletes)
+    road = road_of(table, changes, rewrites=bool(reached or touched))
+    if road is Road.NONE:
+        return Written((), dropped, rows_in, None, road)
+    if road is Road.SPARK:
+        verify_files(node, changes.segments)
+    # Java has the working directory that this process had when it started: relative paths are other ones there.
+    attempt = Attempt.begin(table.path.resolve(), changes.last.number)
+    failpoint("ingest.intended")
+    if road is Road.COPY:
+        _copy_files(node, attempt, changes, link=link)
+    else:
+        _write_by_spark(sessions, node, table, changes, attempt, reached=reached, others=others, touched=touched)
+    failpoint("ingest.written")
+    adds = attempt.seal()
+    failpoint("ingest.sealed")
+    written = sum(file.rows for file in adds)
+    if written > rows_in + sum(file.rows or 0 for file in touched) or (written < rows_in and not (reached or touched)):
+        raise StorageFailed(f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again")
+    return Written(adds, [*dropped, *touched], rows_in, attempt, road)
 
-    def deletes() -> DataFrame:
-        paths = [str(root / file.path) for file in changes.deletes]
-        return read_deletes(spark, schema, key, paths, rows=sum(file.rows for file in changes.deletes))
+
+# --- by copying
+
+
+def _copy_files(node: Path, attempt: Attempt, changes: Changes, *, link: bool) -> None:
+    """Make the node's segments files of an attempt, each checked against its cut while it is read."""
+    places = [
+        (file, attempt.directory / f"{PARTITION}={name}" / f"{file.segment_id}.parquet")
+        for name, found in changes.of_partition(changes.segments).items()
+        for file in found
+    ]
+    for folder in {place.parent for _, place in places}:
+        folder.mkdir(parents=True)
+    try:
+        with ThreadPoolExecutor(FILE_THREADS) as threads:
+            for _ in threads.map(lambda each: _copy_file(node, *each, link=link), places):
+                pass
+    except Exception:
+        attempt.discard()  # a disk that is full gets the room back at once
+        raise
+
+
+def _copy_file(node: Path, file: SegmentFile, target: Path, *, link: bool) -> None:
+    source = place_beneath(node, file.path)
+    if link:
+        verify_file(node, file)
+        with suppress(OSError):  # on another file system, or one without links: it is copied
+            os.link(source, target)
+            return
+    try:
+        with target.open("xb") as copy:
+            length, checksum = measure_file(source, expected_bytes=file.bytes, take=copy.write)
+    except FileNotFoundError:
+        verify_file(node, file)  # says whether retention took it
+        raise
+    check_file(source, file, length, checksum)
+
+
+# --- by Spark
+
+
+def _touched(
+    sessions: LazySession, node: Path, table: OpenTable, changes: Changes, kept: Sequence[TableFile]
+) -> list[TableFile]:
+    """Return the files of a table that hold a row which a delete removes; Spark looks into those that may."""
+    reachable, _ = split_by_delete(kept, changes.deletes)
+    candidates = {str(table.path.resolve() / each.path): each for each in reachable}
+    if not candidates:
+        return []
+    spark, schema, key = sessions.get(), table.spark_schema, changes.entry.primary_key
+    hit = paths_with_deleted(spark, schema, key, list(candidates), _deletes(sessions, node, table, changes))
+    return [file for path, file in candidates.items() if path in hit]
+
+
+def _deletes(sessions: LazySession, node: Path, table: OpenTable, changes: Changes) -> DataFrame:
+    paths = [str(node.resolve() / file.path) for file in changes.deletes]
+    rows = sum(file.rows for file in changes.deletes)
+    return read_deletes(sessions.get(), table.spark_schema, changes.entry.primary_key, paths, rows=rows)
+
+
+def _write_by_spark(
+    sessions: LazySession,
+    node: Path,
+    table: OpenTable,
+    changes: Changes,
+    attempt: Attempt,
+    *,
+    reached: Sequence[SegmentFile],
+    others: Sequence[SegmentFile],
+    touched: Sequence[TableFile],
+) -> None:
+    """Write the rows of the node's files and of the touched ones that no delete removes; Spark alone moves them."""
+    spark, root, schema = sessions.get(), node.resolve(), table.spark_schema
 
     def segment_paths(segments: Sequence[SegmentFile]) -> dict[str, list[str]]:
         return {
             name: [str(root / each.path) for each in found] for name, found in changes.of_partition(segments).items()
         }
 
-    touched: list[TableFile] = []
-    reachable, _ = split_by_delete(kept, changes.deletes)
-    if candidates := {str(table.path.resolve() / each.path): each for each in reachable}:
-        hit = paths_with_deleted(spark, schema, key, list(candidates), deletes())
-        touched = [file for path, file in candidates.items() if path in hit]
-    if not changes.segments and not touched:
-        return Written((), dropped, rows_in, None)
-    # Java has the working directory that this process had when it started: relative paths are other ones there.
-    attempt = Attempt.begin(table.path.resolve(), changes.last.number)
-    failpoint("ingest.intended")
-    reached, others = split_by_delete(changes.segments, changes.deletes)
     rows = read_rows(spark, schema, segment_paths(others))
     if reached or touched:
         paths = segment_paths(reached)
         for file in touched:
             paths.setdefault(file.partition, []).append(str(table.path.resolve() / file.path))
-        left = without_deleted(read_rows(spark, schema, paths), deletes(), key)
+        deletes = _deletes(sessions, node, table, changes)
+        left = without_deleted(read_rows(spark, schema, paths), deletes, changes.entry.primary_key)
         rows = left.unionAll(rows) if others else left
     size_bytes = sum(file.bytes for file in changes.segments) + sum(file.bytes for file in touched)
     write_rows(rows, attempt.directory, files_max=max(1, ceil(size_bytes / FILE_BYTES_TARGET)))
-    failpoint("ingest.written")
-    adds = attempt.seal()
-    failpoint("ingest.sealed")
-    written = sum(file.rows for file in adds)
-    if written > rows_in + sum(file.rows or 0 for file in touched) or (written < rows_in and not (reached or touched)):
-        raise StorageFailed(f"Spark wrote {written} rows of {rows_in} to {attempt.directory} — run the ingest again")
-    return Written(adds, [*dropped, *touched], rows_in, attempt)

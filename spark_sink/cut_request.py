@@ -33,7 +33,10 @@ class CuttingNode(Protocol):
         """The node's directory, None for a node in memory."""
 
     def flush(self) -> Any:
-        """Make a cut of everything acknowledged so far, and return it; a node on an event loop gives a coroutine."""
+        """Make a cut of everything acknowledged so far, and return it; a node on an event loop gives a coroutine.
+
+        None when there is nobody to be asked: the cuts that are there are taken.
+        """
 
 
 def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path:
@@ -64,7 +67,7 @@ def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, boo
     open node raises what its `flush` does.
     """
     if not isinstance(node, str | Path):
-        return msgspec.convert(node.flush(), AnsweredCut, from_attributes=True), False
+        return msgspec.convert(node.flush(), AnsweredCut | None, from_attributes=True), False
     command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
     next_step = f"run: streamingnode flush {node}"
     try:

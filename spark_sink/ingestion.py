@@ -1,9 +1,9 @@
-"""Ingest: every cut of a node into its tables, each exactly once. The driver's side; rows move only inside Spark.
+"""Ingest: every cut of a node into its tables, each exactly once. The driver's side.
 
 Cuts are taken in order, in runs that make one commit per table, all tables of a run before the next run, so that tables meet
 at cuts. For each table and run, under the table's lock:
 
-    check the table -> plan -> verify the files -> find touched files -> write -> sync -> commit -> sync -> lease -> retire
+    check the table -> plan -> verify the files -> choose the road -> write -> sync -> commit -> sync -> lease -> retire
 
 Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the version the watermark was
 read from. Whoever loses that race loads the table again and finds its cuts taken. What each crash point leaves is in
@@ -23,13 +23,13 @@ from flusher.cuts import Lease, check_writable, release, write_lease
 from flusher.directory import Cut, CutLog, lives, living
 from flusher.manifest import CollectionEntry, arrow_schema
 from spark_sink.changes import Changes, batches, changes_of, entries_of, first_with
-from spark_sink.commit import clean_up, holds_only_attempts, sync_log, write_files
+from spark_sink.commit import Road, clean_up, holds_only_attempts, sync_log, write_files
 from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead
-from spark_sink.runtime import telling_lost_jvm
+from spark_sink.runtime import LazySession
 from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
-from wal.errors import AlreadyExists, InvalidArgument, Overloaded, Truncated
+from wal.errors import AlreadyExists, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError, Truncated
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory
 
@@ -41,27 +41,16 @@ CONFLICTS_MAX = 16
 
 LOCKS = ".locks"
 
-SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.caseSensitive": "true",
-    # INT96, Spark's default, has no statistics and other readers have dropped it.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    # One file open for each partition instead of sorting all rows by partition.
-    "spark.sql.maxConcurrentOutputFileWriters": "64",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-}
-"""Set in a session of the job's own, so that what the caller set in theirs neither changes nor matters."""
-
 Progress = Callable[[str, int, int], None]
 """Receives (stage, done, total) as an ingest goes on; called from the thread that called `ingest`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableReport:
-    """What one table took; `first_cut` is 0 when another job had taken everything or there was nothing to take."""
+    """What one table took; `first_cut` is 0 when another job had taken everything or there was nothing to take.
+
+    `road` is how the rows of the last commit got there: `copy`, `spark`, or `none` when there were none.
+    """
 
     table: str
     path: str
@@ -72,6 +61,7 @@ class TableReport:
     rows_added: int = 0
     rows_deleted: int = 0
     dropped: bool = False
+    road: str = Road.NONE.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +90,14 @@ class IngestReport:
 
 
 def ingest(
-    spark: SparkSession,
+    spark: SparkSession | None,
     node: str | Path | CuttingNode = "data",
     tables: str | Path = "tables",
     *,
     progress: Progress | None = None,
     request_cut: bool = True,
     every_cut: bool = False,
+    link: bool = False,
 ) -> IngestReport:
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
 
@@ -114,6 +105,10 @@ def ingest(
     takes the cuts that are there. `node` is a directory, or an open node of `sn.sync`, which makes its own. A commit takes
     as many cuts as it can, which hides the states between; with `every_cut` each cut is a version of its own. Can be killed
     at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+
+    Files of cuts that only insert are copied, where their types are the table's, and need no Spark: without a session (None)
+    one is made when a cut needs it, and ends with the call. With `link` they are hard links instead, on one file system: no
+    second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
 
     Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop,
     `StorageFailed` when the node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
@@ -127,7 +122,13 @@ def ingest(
     progress("cut", 0, 1)
     cut, running = ask_for_cut(node) if request_cut else (None, False)
     progress("cut", 1, 1)
-    report = IngestJob(spark, directory, Path(tables), progress=progress, every_cut=every_cut).run(cut)
+    sessions = LazySession(spark)
+    try:
+        report = IngestJob(sessions, directory, Path(tables), progress=progress, every_cut=every_cut, link=link).run(
+            cut
+        )
+    finally:
+        sessions.close()
     return replace(report, node_was_running=running, seconds=time.monotonic() - started)
 
 
@@ -152,26 +153,34 @@ def table_lock(tables: Path, name: str) -> Iterator[None]:
 
 
 class IngestJob:
-    """One run over the cuts that a node has now; `run` once."""
+    """One run over the cuts that a node has now; `run` once.
+
+    With `failures`, what fails in one table is put there by the table's name, and the others go on; tables that it names
+    already are left alone. Once `is_stopping`, no further table is begun.
+    """
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | LazySession,
         node: Path,
         tables: Path,
         *,
         progress: Progress,
         commit_bytes_max: int = COMMIT_BYTES_MAX,
         every_cut: bool = False,
+        link: bool = False,
+        failures: dict[str, StreamingNodeError] | None = None,
+        is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._spark = spark.newSession()
-        for name, value in SETTINGS.items():
-            self._spark.conf.set(name, value)
+        self._sessions = spark if isinstance(spark, LazySession) else LazySession(spark)
         self._node = node
         self._tables = tables
         self._progress = progress
         self._commit_bytes_max = commit_bytes_max
         self._every_cut = every_cut
+        self._link = link
+        self._failures = failures
+        self._is_stopping = is_stopping
         self._cuts = CutLog(node)
         self._reports: dict[int, TableReport] = {}
 
@@ -194,8 +203,12 @@ class IngestJob:
             entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
             # In order of creation: a name's older bearer goes first.
             for entry in sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id)):
-                self._progress(entry.name, done, total)
-                self._bring(entry, run)
+                if self._is_stopping():
+                    break
+                if not self._has_failed(entry.name):
+                    self._progress(entry.name, done, total)
+                    with self._apart(entry.name):
+                        self._bring(entry, run)
             done += len(run)
         self._progress("done", total, total)
         return IngestReport(
@@ -205,6 +218,23 @@ class IngestJob:
             tables=tuple(sorted(self._reports.values(), key=lambda report: report.table)),
         )
 
+    @contextmanager
+    def _apart(self, name: str) -> Iterator[None]:
+        """Keep what fails in the block to one table, where the others are to go on."""
+        try:
+            yield
+        except Exception as error:
+            if self._failures is None:
+                raise
+            if not isinstance(error, StreamingNodeError):  # the table's library, the disk or Spark
+                told = StorageFailed(f"table {self._tables / name}: {error} — look at the table and its disk")
+                told.__cause__ = error
+                error = told
+            self._failures[name] = error
+
+    def _has_failed(self, name: str) -> bool:
+        return name in (self._failures or ())
+
     # --- which tables, which cuts
 
     def _held_tables(self, node_id: str) -> dict[int, OpenTable]:
@@ -213,10 +243,13 @@ class IngestJob:
         for path in sorted(self._tables.iterdir()) if self._tables.is_dir() else []:
             if "@" in path.name or path.name.startswith("."):
                 continue
-            table = OpenTable.load(path)
-            if table is not None and table.identity is not None and table.identity.node_id == node_id:
-                self._check_descent(table)
-                held[table.identity.collection_id] = table
+            if self._has_failed(path.name):
+                continue
+            with self._apart(path.name):
+                table = OpenTable.load(path)
+                if table is not None and table.identity is not None and table.identity.node_id == node_id:
+                    self._check_descent(table)
+                    held[table.identity.collection_id] = table
         return held
 
     def _check_descent(self, table: OpenTable) -> None:
@@ -238,12 +271,11 @@ class IngestJob:
     def _first_needed(self, newest: Cut, held: dict[int, OpenTable]) -> int:
         """Return the first cut that some table has not taken; one past the newest when all have."""
         needed = [table.watermark.cut + 1 for table in held.values()]
-        needed += [
-            first_with(self._cuts, entry.created_tick)
-            for entry in newest.manifest.collections
-            if entry.collection_id not in held and lives(entry, newest.tick)
-        ]
-        return min(needed, default=self._cuts.first)
+        for entry in newest.manifest.collections:
+            if entry.collection_id not in held and lives(entry, newest.tick) and not self._has_failed(entry.name):
+                with self._apart(entry.name):
+                    needed.append(first_with(self._cuts, entry.created_tick))
+        return min(needed, default=newest.number + 1 if self._failures else self._cuts.first)
 
     def _retire_gone(self, held: dict[int, OpenTable], cuts: Sequence[Cut]) -> None:
         """Retire tables of collections that none of these cuts names: they took the drop, and their job was killed then."""
@@ -251,7 +283,7 @@ class IngestJob:
         self._cuts.look()  # a table may be of a collection that is newer than these cuts: another job has made it
         named |= living(self._cuts.read(self._cuts.newest).manifest)
         for identity in [table.owner() for collection_id, table in held.items() if collection_id not in named]:
-            with table_lock(self._tables, identity.collection):
+            with self._apart(identity.collection), table_lock(self._tables, identity.collection):
                 table = OpenTable.load(self._tables / identity.collection)
                 if table is not None and table.identity == identity:  # else another job was faster
                     sync_log(table.path)
@@ -262,7 +294,7 @@ class IngestJob:
 
     def _bring(self, entry: CollectionEntry, run: Sequence[Cut]) -> None:
         """Bring one collection's table to the end of a run."""
-        path = self._tables / entry.name
+        path, losses = self._tables / entry.name, 0
         make_parents(self._tables)
         with table_lock(self._tables, entry.name):
             for _ in range(CONFLICTS_MAX):
@@ -271,6 +303,11 @@ class IngestJob:
                     if table is not None:
                         self._advance(table, entry, run)
                 except CommitConflict:
+                    continue
+                except StorageFailed as error:
+                    losses += 1
+                    if not self._sessions.outlasts(error, losses=losses):
+                        raise
                     continue
                 return
         raise Overloaded(f"{path}: {CONFLICTS_MAX} commits were lost to other writers — run one ingest at a time")
@@ -309,7 +346,7 @@ class IngestJob:
             except Truncated:
                 if self._is_living(entry):
                     raise  # else it was dropped before the table's first lease: the table ends with what it has
-        table = table.at_version()  # read again: a commit may have been another job's
+        table.refresh()  # a commit may have been another job's
         if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):
             self._reports[entry.collection_id] = self._report_of(table)
             self._lease(table)
@@ -317,8 +354,8 @@ class IngestJob:
             self._retire(table)
 
     def _commit(self, table: OpenTable, changes: Changes) -> None:
-        with telling_lost_jvm(self._spark):
-            written = write_files(self._spark, self._node, table, changes)
+        with self._sessions.telling_loss():
+            written = write_files(self._sessions, self._node, table, changes, link=self._link)
         name = written.attempt.name if written.attempt else ""
         at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
         try:
@@ -343,6 +380,7 @@ class IngestJob:
             version=version,
             rows_added=before.rows_added + written.rows_in,
             rows_deleted=before.rows_deleted + written.rows_deleted,
+            road=written.road.value,
         )
 
     # --- after the commit

@@ -4,20 +4,25 @@
 caller built in another way works as well, after `register(spark)`.
 """
 
+import logging
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from zlib import crc32
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import PackageMissing
@@ -66,6 +71,30 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.log.structuredLogging.enabled": "false",
 }
+
+JOB_SETTINGS: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    # INT96, Spark's default, has no statistics and other readers have dropped it.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # One file open for each partition instead of sorting all rows by partition.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Set in a session of an ingest's own, so that what the caller set in theirs neither changes nor matters."""
+
+EXIT_WITHOUT_MEMORY = "-XX:+ExitOnOutOfMemoryError"
+"""A JVM that ran out of memory may answer and do nothing right any more; one that is gone is made anew."""
+
+RESTARTS_MAX = 3
+"""JVMs lost in a row, in one commit, before it is given up: rows that no JVM of this size can take end each of them."""
+RESTART_PAUSE_S = 1.0
+"""Before the first restart; twice as long before each that follows."""
+
+_log = logging.getLogger(__name__)
 
 
 def session(**conf: str) -> SparkSession:
@@ -220,19 +249,79 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
+class LazySession:
+    """The Spark session of ingests: the caller's, or one made at its first use and made anew when its JVM is lost.
+
+    For one thread. `pause` is told the seconds to wait before a restart.
+    """
+
+    def __init__(self, given: SparkSession | None = None, *, pause: Callable[[float], object] = time.sleep) -> None:
+        self._given = given
+        self._made: SparkSession | None = None
+        self._job: SparkSession | None = None
+        self._pause = pause
+
+    def get(self) -> SparkSession:
+        """Return a session with the settings of an ingest. Raises as `session`."""
+        if self._job is None:
+            if self._given is None:
+                with _signals_kept():
+                    self._made = session(**{"spark.driver.extraJavaOptions": EXIT_WITHOUT_MEMORY})
+                _log.info("a Spark session was started: a cut needs it")
+            self._job = (self._given or self._made).newSession()  # type: ignore[union-attr]  # made above
+            for name, value in JOB_SETTINGS.items():
+                self._job.conf.set(name, value)
+        return self._job
+
+    def outlasts(self, error: StorageFailed, *, losses: int) -> bool:
+        """Whether what failed may be done again: the JVM was lost the `losses`-th time, and is made anew for it."""
+        if self._made is None or losses > RESTARTS_MAX or _answers(self._made):
+            return False
+        pause_s = RESTART_PAUSE_S * 2 ** (losses - 1)
+        _log.warning("%s; a new one is started in %g s, loss %d of %d", error, pause_s, losses, RESTARTS_MAX)
+        self.close()
+        self._pause(pause_s)
+        return True
+
+    def close(self) -> None:
+        """Stop the session if it was made here; also when its JVM is gone. The next use makes one."""
+        made, self._made, self._job = self._made, None, None
+        if made is None:
+            return
+        was_there = _answers(made)
+        with suppress(*(() if was_there else (Exception,))), _signals_kept():
+            made.stop()
+        if not was_there:
+            # PySpark has no public way to forget a JVM that ended: it would call the old one for ever.
+            with suppress(Exception):
+                SparkContext._gateway.shutdown()  # type: ignore[union-attr]  # noqa: SLF001
+            SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
+            SparkSession._instantiatedSession = None  # noqa: SLF001
+
+    @contextmanager
+    def telling_loss(self) -> Iterator[None]:
+        """Turn what fails in the block into `StorageFailed` when Spark's JVM does not answer any more."""
+        try:
+            yield
+        except StreamingNodeError:
+            raise
+        except Exception as error:
+            if self._job is None or _answers(self._job):
+                raise
+            raise StorageFailed(
+                "the Java process of Spark is gone — run it again in a new process; what is committed stays"
+            ) from error
+
+
 @contextmanager
-def telling_lost_jvm(spark: SparkSession) -> Iterator[None]:
-    """Turn what fails in the block into `StorageFailed` when Spark's JVM does not answer any more."""
+def _signals_kept() -> Iterator[None]:
+    """Keep SIGINT's handler: PySpark puts one of its own in its place, which raises wherever the program is."""
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
-    except StreamingNodeError:
-        raise
-    except Exception as error:
-        if _answers(spark):
-            raise
-        raise StorageFailed(
-            "the Java process of Spark is gone — run it again in a new process; what is committed stays"
-        ) from error
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 def _answers(spark: SparkSession) -> bool:

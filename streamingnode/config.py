@@ -71,6 +71,7 @@ ZERO_IS_A_VALUE = frozenset(
     {
         "flush.retention.min_age_s",
         "flush.retention.min_age_short_s",
+        "flush.retention.taken_cuts_s",
         "log.free_bytes_min",
         "mq.retention_bytes",
         "mq.retention_s",
@@ -229,10 +230,10 @@ def _read_toml(file: Path) -> Mapping[str, object]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        what = f"cannot be read: {error.strerror} — name another, or leave it out"
+        why = f"cannot be read: {error.strerror}"
+        raise InvalidArgument(f"config file {file} {why} — name another, or leave it out") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        what = f"is not TOML: {error} — correct it"
-    raise InvalidArgument(f"config file {file} {what}")
+        raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
 
 
 def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") -> Iterator[Setting]:

@@ -92,6 +92,12 @@ _INGEST = {
     "ingest.retired": "a dropped collection's table under its last name",
 }
 
+_COMPACT = {
+    "compact.intended": "an intent without files; small files are compacted again",
+    "compact.written": "a file the table does not name; written again, removed once old",
+    "compact.committed": "a commit, after a power cut perhaps not; the same rows in both",
+}
+
 _RECOVERY = {
     "recovery.directory_made": "an empty directory; a new node is made in it",
     "recovery.directory_locked": "an empty directory, or the node as it was; the lock ends with the process",
@@ -126,7 +132,7 @@ _RECOVERY = {
     "recovery.cut_adopted": "a published cut ahead of its checkpoint; adopted again",
 }
 
-FAILPOINTS = MappingProxyType({**_APPEND, **_TXN, **_FLUSH, **_INGEST, **_RECOVERY})
+FAILPOINTS = MappingProxyType({**_APPEND, **_TXN, **_FLUSH, **_INGEST, **_COMPACT, **_RECOVERY})
 """What a crash at each place leaves behind, by name, in the order in which a node passes them."""
 
 

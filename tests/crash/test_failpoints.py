@@ -31,7 +31,7 @@ REOPENING = ("recovery.write_failed", "recovery.term_ended", "recovery.database_
 A_WRITE_FAILS = "append.written=error@5"
 """What makes a running node open its log again, and come past `REOPENING`."""
 
-OUTSIDE_SPARK = [name for name in FAILPOINTS if not name.startswith("ingest.")]
+OUTSIDE_SPARK = [name for name in FAILPOINTS if not name.startswith(("ingest.", "compact."))]
 
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["streamingnode.composition", "tests.chaos.failpoint_life"])

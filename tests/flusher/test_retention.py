@@ -91,10 +91,13 @@ class Node:
         (self.root / "leases").mkdir(exist_ok=True)
         (self.root / "leases" / f"{name or table.id}.json").write_text(json.dumps(content))
 
-    async def enforce(self, *, min_age_s: float, held: bool = False, open_s: float = 0) -> None:
-        """Open a flusher, let `open_s` pass, and enforce."""
+    async def enforce(
+        self, *, min_age_s: float, taken_cuts_s: float | None = None, held: bool = False, open_s: float = 0
+    ) -> None:
+        """Open a flusher, let `open_s` pass, and enforce; cuts in tables stay as long as others, unless it is said."""
         elapsed_s = 0.0
-        options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s))
+        taken_cuts_s = min_age_s if taken_cuts_s is None else taken_cuts_s
+        options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s, taken_cuts_s=taken_cuts_s))
         flusher = flusher_of(
             NodeDirectory(self.root),
             self.store,
@@ -144,6 +147,24 @@ def test_cuts_taken_by_every_table_go_but_never_the_newest(tmp_path: Path) -> No
         node.lease(second, 5)
         await node.enforce(min_age_s=0)
         assert node.kept() == [5]
+
+    anyio.run(main)
+
+
+def test_cuts_in_tables_go_earlier_than_the_log_and_than_cuts_of_a_collection_without_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        node = await Node.create(tmp_path, cuts=6)
+        first, second = node.tables
+        node.lease(first, 6)
+        await node.enforce(min_age_s=24 * 3600, taken_cuts_s=2.5 * 3600)
+        assert node.kept() == [1, 2, 3, 4, 5, 6], "the second collection has no table yet"
+        node.lease(second, 3)
+        await node.enforce(min_age_s=24 * 3600, taken_cuts_s=2.5 * 3600)
+        assert node.kept() == [4, 5, 6], "a table has not taken the fourth"
+        node.lease(second, 6)
+        await node.enforce(min_age_s=24 * 3600, taken_cuts_s=1.5 * 3600)
+        assert node.kept() == [6], "all but the newest are old enough"
+        assert node.log.log.first_position == 1, "the log is kept for a day"
 
     anyio.run(main)
 

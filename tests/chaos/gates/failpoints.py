@@ -31,8 +31,8 @@ REOPENING = frozenset(
 A_WRITE_FAILS = "append.written=error@5"
 """What makes a running node open its log again, and come past `REOPENING`."""
 
-OUTSIDE_SPARK = tuple(name for name in FAILPOINTS if not name.startswith("ingest."))
-"""Those of a node; the ones of the ingest need Spark and have a gate of their own."""
+OUTSIDE_SPARK = tuple(name for name in FAILPOINTS if not name.startswith(("ingest.", "compact.")))
+"""Those of a node; the ones of the ingest need Spark and have a gate of their own, and its tests compact tables."""
 RECOVERY = tuple(name for name in OUTSIDE_SPARK if name.startswith("recovery."))
 FIRST, SECOND = "crash at: {}", "then at: {}"
 """What a report calls a place, once for each of both crashes."""

@@ -1,0 +1,249 @@
+"""The ingest that stays: round after round it asks for a cut, brings every table there, and keeps the tables small.
+
+What fails is told and tried again, each table for itself: the others go on. All that is kept between two rounds can be lost,
+so there is nothing to recover: a round is an ingest, and exactly once rests on its commits.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from math import isfinite
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from flusher.directory import CutLog
+from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory, request_cut
+from spark_sink.ingestion import IngestJob, IngestReport, TableReport, check_place
+from spark_sink.runtime import LazySession
+from spark_sink.table import OpenTable
+from spark_sink.upkeep import compact, keep_versions, remove_unused
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
+from wal.timetick import physical_ms
+
+RETRY_PAUSE_MAX_S = 60.0
+"""Longest pause before a table that failed is tried again; it doubles from the pause between two rounds."""
+
+UNUSED_EVERY_S = 600.0
+"""Pause between two looks at a table for files that no version needs."""
+
+KEEP_S_MIN = 60
+"""Least age of what is given up: who has opened a version is given time to read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What failed, by table; the table is empty when it was the node, or asking it for a cut."""
+
+    table: str
+    code: str
+    message: str
+    retryable: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestRound:
+    """What one round did, and how far the tables are behind the log at its end.
+
+    `lag_cuts` and `lag_ticks` are those of the last table behind the newest cut. `lag_s` is the age of the state that all
+    tables have reached: since the node was asked for the cut they are at, else, at most, since that cut's tick; None without
+    a cut. `compacted` counts files that are fewer.
+    """
+
+    number: int
+    cut: int
+    tick: int
+    lag_cuts: int
+    lag_ticks: int
+    lag_s: float | None
+    seconds: float
+    rows_added: int = 0
+    rows_deleted: int = 0
+    compacted: int = 0
+    tables: tuple[TableReport, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+def ingest_every(
+    node: str | Path | CuttingNode = "data",
+    tables: str | Path = "tables",
+    *,
+    every_s: float = 2.0,
+    spark: SparkSession | None = None,
+    stop: threading.Event | None = None,
+    request_cut: bool = True,
+    every_cut: bool = False,
+    link: bool = False,
+    keep_s: int = 3600,
+) -> Iterator[IngestRound]:
+    """Ingest every `every_s` seconds until `stop` is set, and yield what each round did; the caller's thread does it all.
+
+    A round is an `ingest`, which says what `node`, `request_cut`, `every_cut` and `link` are. A directory is asked for a cut
+    by a process each time, half a second of a processor; an open node is asked at once. What fails in a table is in the
+    round's `failures`, its cuts are taken later. Small files become larger ones, and versions older than `keep_s` seconds
+    go: a table can be read as of a tick for that long. Several of these at once are safe. Once `stop` is set, the commit
+    under way ends and no other begins. The node may end and come back meanwhile.
+
+    Raises `InvalidArgument` at once, as `ingest`, and for numbers out of range; a round raises nothing but what is no error
+    of ours, the disk's, the table's library or Spark.
+    """
+    if not (every_s > 0 and isfinite(every_s)):
+        raise InvalidArgument(f"every_s={every_s!r} is out of range — give more than 0")
+    if not KEEP_S_MIN <= keep_s < 1 << 31:
+        raise InvalidArgument(f"keep_s={keep_s!r} is out of range — give {KEEP_S_MIN} or more")
+    directory = node_directory(node, request_cut=request_cut)
+    check_place(directory, Path(tables))
+    stop = stop or threading.Event()
+    sessions = LazySession(spark, pause=stop.wait)
+    job = {"every_cut": every_cut, "link": link}
+    resident = _Resident(node if request_cut else None, directory, Path(tables), sessions, stop, every_s, keep_s, job)
+    return resident.rounds()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pause:
+    """A table that is left alone until a time, and why."""
+
+    error: StreamingNodeError
+    seconds: float
+    until: float
+
+
+class _Resident:
+    """What is known from one round to the next."""
+
+    def __init__(
+        self,
+        asked: str | Path | CuttingNode | None,
+        directory: Path,
+        tables: Path,
+        sessions: LazySession,
+        stop: threading.Event,
+        every_s: float,
+        keep_s: int,
+        job: Mapping[str, bool],
+    ) -> None:
+        self._asked = asked
+        self._directory = directory
+        self._tables = tables
+        self._sessions = sessions
+        self._stop = stop
+        self._every_s = every_s
+        self._keep_s = keep_s
+        self._job = job
+        self._report = IngestReport(node_id="", cut=0, tick=0)
+        self._paused: dict[str, _Pause] = {}
+        self._reached: dict[str, tuple[int, int]] = {}  # by table, the cut and the tick it is known to be at
+        self._tended: dict[str, float] = {}  # by table, when it was last kept small
+        self._swept: dict[str, float] = {}  # by table, when to look again for files that no version needs
+
+    def rounds(self) -> Iterator[IngestRound]:
+        try:
+            for number in count(1):
+                if self._stop.is_set():
+                    return
+                began = time.monotonic()
+                yield self._round(number)
+                self._stop.wait(max(0.0, began + self._every_s - time.monotonic()))
+        finally:
+            self._sessions.close()
+
+    def _round(self, number: int) -> IngestRound:
+        began = time.monotonic()
+        failures: dict[str, StreamingNodeError] = {}
+        answered, report = None, None
+        try:
+            answered = None if self._asked is None else request_cut(self._asked)[0]
+        except Exception as error:  # noqa: BLE001 - asking runs a program or somebody's node; the cuts that are there are taken
+            failures[""] = _typed(error, "asking for a cut")
+        try:
+            report = self._take(answered, failures)
+        except Exception as error:  # noqa: BLE001 - what goes on for days outlasts whatever a disk or a library raises
+            failures[""] = _typed(error, f"node {self._directory}")
+        compacted = 0 if report is None else self._tend(failures)
+        newest = report or self._report
+        self._report = newest
+        behind = min(self._reached.values(), default=(newest.cut, newest.tick))
+        is_all = answered is not None and answered.number <= behind[0]
+        age_s = time.monotonic() - began if is_all else max(0.0, time.time() - physical_ms(behind[1]) / 1000)
+        taken = report.tables if report else ()
+        return IngestRound(
+            number=number,
+            cut=newest.cut,
+            tick=newest.tick,
+            lag_cuts=max(0, newest.cut - behind[0]),
+            lag_ticks=max(0, newest.tick - behind[1]),
+            lag_s=age_s if behind[1] or is_all else None,
+            seconds=time.monotonic() - began,
+            rows_added=sum(table.rows_added for table in taken),
+            rows_deleted=sum(table.rows_deleted for table in taken),
+            compacted=compacted,
+            tables=tuple(table for table in taken if table.first_cut or table.dropped),
+            failures=tuple(
+                Failure(table=name, code=error.code, message=str(error), retryable=error.retryable)
+                for name, error in sorted(failures.items())
+            ),
+        )
+
+    def _take(self, answered: AnsweredCut | None, failures: dict[str, StreamingNodeError]) -> IngestReport | None:
+        """Bring the tables to the newest cut; None when they are there. Raises what concerns all of them."""
+        now = time.monotonic()
+        left_alone = {name: each.error for name, each in self._paused.items() if now < each.until}
+        failed = dict(left_alone)
+        try:
+            if CutLog(self._directory).newest == self._report.cut and len(left_alone) == len(self._paused):
+                return None
+            job = IngestJob(
+                self._sessions,
+                self._directory,
+                self._tables,
+                progress=lambda _stage, _done, _total: None,
+                failures=failed,
+                is_stopping=self._stop.is_set,
+                **self._job,
+            )
+            report = job.run(answered)
+        finally:
+            failures |= failed
+        for table in report.tables:
+            self._reached.pop(table.table, None)
+            if not table.dropped:
+                self._reached[table.table] = (table.last_cut, table.tick)
+        self._paused = {
+            name: self._paused[name] if name in left_alone else self._pause(name, error, now)
+            for name, error in failed.items()
+        }
+        return report
+
+    def _pause(self, name: str, error: StreamingNodeError, now: float) -> _Pause:
+        before = self._paused.get(name)
+        seconds = min(RETRY_PAUSE_MAX_S, self._every_s if before is None else 2 * before.seconds)
+        return _Pause(error, seconds, now + seconds)
+
+    def _tend(self, failures: dict[str, StreamingNodeError]) -> int:
+        """Keep one table small, another in each round; return how many files it has less."""
+        names = [name for name in self._reached if name not in failures]
+        if not names or self._stop.is_set():
+            return 0
+        name, now = min(names, key=lambda each: self._tended.get(each, 0.0)), time.monotonic()
+        self._tended[name] = now
+        try:
+            table = OpenTable.load(self._tables / name)
+            if table is None:
+                return 0
+            if now >= self._swept.get(name, 0.0):
+                keep_versions(table, self._keep_s)
+                remove_unused(table)
+                self._swept[name] = now + UNUSED_EVERY_S
+            return compact(table.at_version())
+        except Exception as error:  # noqa: BLE001 - as above
+            failures[name] = _typed(error, f"keeping table {self._tables / name} small")
+            return 0
+
+
+def _typed(error: Exception, what: str) -> StreamingNodeError:
+    if isinstance(error, StreamingNodeError):
+        return error
+    return StorageFailed(f"{what}: {error} — look at the disk; it is tried again")

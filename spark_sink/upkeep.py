@@ -1,0 +1,116 @@
+"""Keeps a table that takes a cut every few seconds small: few files, a short log, no file that no version needs.
+
+Small files become one by copying their rows, in a commit of its own that says it changes none. It is an attempt like an
+ingest's, with the same crash points, written without the table's lock, so that ingests go on; only the commit waits for it,
+and is given up when one of the files has been replaced meanwhile. Neither Spark nor Delta's own `OPTIMIZE` does it: the one
+takes a JVM for a copy, the other syncs nothing, so that a power cut would take rows that were on disk before.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_sink.columns import PARTITION, shaped
+from spark_sink.commit import FILE_BYTES_TARGET, INTENTS, Attempt, sync_log
+from spark_sink.ingestion import table_lock
+from spark_sink.table import CommitConflict, OpenTable, TableFile
+from wal.failpoint import failpoint
+
+SMALL_FILE_BYTES = FILE_BYTES_TARGET // 4
+"""Files of this size are left as they are: what many readers do at once is worth more than fewer files."""
+
+SMALL_FILES_MAX = 64
+"""Smaller files of one partition before they become one; with a cut every 2 s that is every 2 minutes."""
+
+ROW_GROUP_BYTES = 64 << 20
+"""Rows in memory at a time, as Arrow has them."""
+
+
+def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
+    """Yield the files of each partition that are due to become one, smallest first, together `FILE_BYTES_TARGET` at most.
+
+    A file larger than all smaller ones together waits for more of them, so a row is copied a few times, not once in 64
+    cuts. A partition has `SMALL_FILES_MAX` small files, and 24 more at most, each twice as large as the one before.
+    """
+    small = [file for file in files if file.bytes < SMALL_FILE_BYTES]
+    small.sort(key=lambda file: (file.partition, file.bytes, file.path))
+    for _, found in groupby(small, key=lambda file: file.partition):
+        group = list(found)
+        while len(group) >= SMALL_FILES_MAX and group[-1].bytes > sum(file.bytes for file in group[:-1]):
+            group.pop()
+        if len(group) >= SMALL_FILES_MAX:
+            while sum(file.bytes for file in group) > FILE_BYTES_TARGET:
+                group.pop()
+            yield group
+
+
+def compact(table: OpenTable) -> int:
+    """Make one file of the small ones of each partition that has many; return how many files there are less.
+
+    Readers of an older version find its files until `remove_unused` takes them. Blocks; can be killed anywhere.
+    """
+    removed = 0
+    for files in small_files(table.files()):
+        attempt = Attempt.begin(table.path, table.watermark.cut)
+        failpoint("compact.intended")
+        try:
+            _merge(table, files, attempt.directory / f"{PARTITION}={files[0].partition}" / "compacted.parquet")
+            failpoint("compact.written")
+            adds = attempt.seal()
+            with table_lock(table.path.parent, table.path.name):
+                newest = table.at_version()
+                if newest.identity != table.identity:  # dropped, and made anew
+                    raise CommitConflict(f"{table.path} is another table now")
+                sync_log(table.path)
+                newest.compact(adds=adds, removes=files, attempt=attempt.name)
+                failpoint("compact.committed")
+                sync_log(table.path)
+        except CommitConflict:
+            attempt.discard()
+            continue
+        attempt.finish()
+        removed += len(files) - len(adds)
+    return removed
+
+
+def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
+    schema = table.schema.remove(table.schema.get_field_index(PARTITION))
+    target.parent.mkdir(parents=True)
+    rows: list[pa.Table] = []
+    with pq.ParquetWriter(target, schema, compression="zstd", write_page_checksum=True) as writer:
+        for number, file in enumerate(sorted(files, key=lambda file: (file.offset_min or 0, file.path)), start=1):
+            rows.append(shaped(table.read_file(file, columns=schema), schema, partition=file.partition))
+            if number == len(files) or sum(each.nbytes for each in rows) >= ROW_GROUP_BYTES:
+                writer.write_table(pa.concat_tables(rows))
+                rows.clear()
+
+
+def keep_versions(table: OpenTable, seconds: int) -> None:
+    """Let the table's log give up what is older: its versions can then be read for that long, at least."""
+    with table_lock(table.path.parent, table.path.name):
+        if table.at_version().keep(seconds):
+            sync_log(table.path)
+
+
+def remove_unused(table: OpenTable) -> None:
+    """Remove files of attempts that no version in the log needs; what an attempt under way has written stays."""
+    # In this order: an attempt that was there and has no intent any more is in the log, or was discarded.
+    attempts = sorted(path for path in table.path.glob("cut-*") if path.is_dir())
+    intents = {path.name for path in (table.path / INTENTS).glob("cut-*")}
+    newest = table.at_version()
+    versions = list(newest.history())
+    kept = intents | {version.note.attempt for version in versions}
+    # What the earliest version has was added by commits that the log has given up; what came later, `versions` name.
+    needed = {file.path for each in (versions[-1].version, newest.version) for file in newest.at_version(each).files()}
+    for attempt in attempts:
+        if attempt.name not in kept:
+            files = sorted(attempt.rglob("*.parquet"))
+            unused = [path for path in files if path.relative_to(table.path).as_posix() not in needed]
+            if len(unused) == len(files):
+                shutil.rmtree(attempt, ignore_errors=True)
+            for path in unused:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,162 @@
+"""Tables of many cuts: their files stay few, their log short, and every version that is kept reads as before."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+import spark_sink
+from spark_sink import upkeep
+from spark_sink.commit import INTENTS
+from spark_sink.table import OpenTable, TableFile
+from spark_sink.upkeep import SMALL_FILE_BYTES, SMALL_FILES_MAX, compact, keep_versions, remove_unused, small_files
+from tests.spark_sink.node_builder import NodeBuilder, orders
+from tests.spark_sink.table_reading import rows_of
+from wal import failpoint
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def _disarmed() -> Iterator[None]:
+    yield
+    failpoint.disarm_all()
+
+
+def take(node: NodeBuilder, tables: Path, *numbers: int) -> None:
+    for number in numbers:
+        node.insert("orders", orders(number))
+        node.cut()
+        spark_sink.ingest(None, node.path, tables, request_cut=False)
+
+
+def opened(path: Path) -> OpenTable:
+    table = OpenTable.load(path)
+    assert table is not None
+    return table
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "SMALL_FILES_MAX", 3)
+
+
+def files(*sizes: int, partition: str = "_default") -> list[TableFile]:
+    return [TableFile(f"{partition}/{number}", size, 1, partition) for number, size in enumerate(sizes)]
+
+
+def test_few_small_files_and_large_ones_stay_as_they_are() -> None:
+    assert not list(small_files(files(*[1] * (SMALL_FILES_MAX - 1), *[SMALL_FILE_BYTES] * 100)))
+
+
+def test_small_files_of_each_partition_become_one() -> None:
+    of_two = files(*[1] * SMALL_FILES_MAX) + files(*[2] * SMALL_FILES_MAX, partition="eu")
+    assert [{file.partition for file in group} for group in small_files(of_two)] == [{"_default"}, {"eu"}]
+
+
+def test_files_stay_few_and_rows_are_copied_few_times_over_a_day_of_cuts() -> None:
+    sizes, copied, cuts, most = list[int](), 0, 43_200, 0
+    for _ in range(cuts):
+        sizes.append(1000)
+        most = max(most, len(sizes))
+        for group in small_files(files(*sizes)):
+            copied += (merged := sum(file.bytes for file in group))
+            sizes = [size for number, size in enumerate(sizes) if number not in {int(f.path[9:]) for f in group}]
+            sizes.append(merged)
+    assert most <= SMALL_FILES_MAX + 24
+    assert copied <= 12 * 1000 * cuts
+
+
+def test_a_compacted_table_has_the_same_rows_at_every_version(node: NodeBuilder, tables: Path, few: None) -> None:
+    node.create(shards=1)
+    take(node, tables, 1, 2, 3, 4)
+    path = tables / "orders"
+    assert compact(opened(path)) == 3
+    assert len(DeltaTable(str(path)).file_uris()) == 1
+    take(node, tables, 5)
+    for entry in DeltaTable(str(path)).history():
+        expected = node.history.get(entry["streamingnode"]["cut"], {}).get("orders", [])
+        assert len(rows_of(path, entry["version"])) == len(expected)
+    assert rows_of(path) == node.expected("orders")
+    assert not list((path / INTENTS).iterdir())
+    history = list(opened(path).history())
+    at_four = next(found for found in history if found.note.cut == 4)
+    assert len(opened(path).at_version(at_four.version).files()) == 1, "the compacted version is the state at its cut"
+
+
+def test_an_ingest_meanwhile_wins_or_is_kept(node: NodeBuilder, tables: Path, few: None) -> None:
+    node.create(shards=1)
+    take(node, tables, 1, 2, 3)
+    failpoint.arm("compact.written", lambda: take(node, tables, 4))
+    assert compact(opened(tables / "orders")) == 2
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_a_second_compaction_of_the_same_files_is_given_up(node: NodeBuilder, tables: Path, few: None) -> None:
+    node.create(shards=1)
+    take(node, tables, 1, 2, 3)
+    path = tables / "orders"
+
+    def compact_as_well() -> None:
+        compact(opened(path))
+
+    failpoint.arm("compact.written", compact_as_well)
+    assert compact(opened(path)) == 0
+    assert rows_of(path) == node.expected("orders")
+    assert len(DeltaTable(str(path)).file_uris()) == 1
+
+
+@pytest.mark.parametrize("place", ["compact.intended", "compact.written", "compact.committed"])
+def test_a_compaction_that_fails_at_any_step_takes_and_doubles_no_row(
+    place: str, node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    take(node, tables, 1, 2, 3)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    failpoint.arm(place, fail)
+    with pytest.raises(KeyboardInterrupt):
+        compact(opened(tables / "orders"))
+    assert rows_of(tables / "orders") == node.expected("orders")
+    take(node, tables, 4, 5)
+    compact(opened(tables / "orders"))
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_old_commits_and_files_go_and_what_is_kept_reads_as_before(node: NodeBuilder, tables: Path, few: None) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1, 2, 3)
+    keep_versions(opened(path), 3600)
+    compact(opened(path))
+    take(node, tables, *range(4, 40))
+    log = path / "_delta_log"
+    before = len(list(log.iterdir()))
+    for file in log.iterdir():
+        os.utime(file, (0, 0))
+    take(node, tables, *range(40, 60))
+    left = sorted(int(file.name[:20]) for file in log.glob("*.json"))
+    assert left[0] > 0
+    assert len(list(log.iterdir())) < before
+    remove_unused(opened(path))
+    assert not list(path.glob(f"cut-{1:016d}-*")), "compacted, and of no version that is kept"
+    for found in opened(path).history():
+        assert len(rows_of(path, found.version)) == found.note.cut
+    assert rows_of(path) == node.expected("orders")
+
+
+def test_files_of_an_attempt_under_way_stay(node: NodeBuilder, tables: Path) -> None:
+    node.create(shards=1)
+    take(node, tables, 1)
+    path = tables / "orders"
+    mine, nobodys = "cut-0000000000000009-aaaaaaaa", "cut-0000000000000009-bbbbbbbb"
+    for name in (mine, nobodys):
+        (path / name).mkdir()
+        (path / name / "a.parquet").touch()
+    (path / INTENTS / mine).touch()
+    remove_unused(opened(path))
+    assert ((path / mine).exists(), (path / nobodys).exists()) == (True, False)
