@@ -18,6 +18,7 @@ from bench import (
     bench_checks,
     bench_cut,
     bench_flush,
+    bench_freshness,
     bench_ingest,
     bench_latency,
     bench_memory,
@@ -117,6 +118,7 @@ BENCHMARKS: dict[str, Run] = {
     "cut": bench_cut.run,
     "flush": flush,
     "ingest": ingest,
+    "freshness": bench_freshness.run,
     "remote": bench_remote.run,
     "topics": bench_topics.run,
     "streams": bench_streams.run,
@@ -125,7 +127,7 @@ BENCHMARKS: dict[str, Run] = {
     "memory": bench_memory.run,
 }
 
-LONG = frozenset({"memory", "remote", "snapshot", "topics"})
+LONG = frozenset({"freshness", "memory", "remote", "snapshot", "topics"})
 """Only run when they are named."""
 
 
