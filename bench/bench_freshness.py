@@ -1,8 +1,8 @@
 """How old a table is beside an ingest that stays: from when a row is acknowledged until its table has it. Long.
 
-A node in this process takes 1,000 rows of 1 KiB a second, in writes of ten; `streamingnode ingest --every 2s` runs beside it,
-as a process. The table's log is looked at twenty times a second, and each write is seen with the first version whose tick is not
-below its own. Rows of the first seconds, while Spark starts, do not count.
+A node in this process takes 1,000 rows of 1 KiB a second, in writes of ten; `ingest --every 2s` runs beside it. The log of
+the table is looked at twenty times a second, and each write is seen with the first version whose tick is not below its own.
+Rows of the first seconds, while Spark starts, do not count.
 
     python -m bench.bench_freshness --seconds 3600
 """

@@ -223,16 +223,21 @@ class DirectoryLock:
             os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
             os.ftruncate(lock, len(pid))
             _held[identity] = os.getpid()
+            opened.callback(self._unlock, lock, place, len(pid), os.getpid())
             opened.callback(_held.pop, identity, None)
-            opened.callback(self._unsay, lock, len(pid), os.getpid())
             self._held = opened.pop_all()
 
     @staticmethod
-    def _unsay(lock: int, length: int, owner: int) -> None:
-        """Take the pid out, so that who is refused before the next owner's is in does not take it for that one's."""
+    def _unlock(lock: int, place: int, length: int, owner: int) -> None:
+        """Take the pid out, so that who is refused before the next owner's is in does not take it for that one's; unlock.
+
+        Closing is not enough: a process that another thread is just starting has the descriptors until it runs its program.
+        """
         if os.getpid() == owner:
             with suppress(OSError):
                 os.pwrite(lock, bytes(length), 0)
+            for descriptor in (place, lock):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def release(self) -> None:
         """Unlock; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""

@@ -80,7 +80,10 @@ def kept_closed(directory: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an owner has the directory locked as well
         except BlockingIOError:
             raise AlreadyOwned(str(directory), holder(directory) or None) from None
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: see `DirectoryLock`
     finally:
         os.close(descriptor)
 

@@ -42,6 +42,19 @@ def test_a_released_directory_can_be_owned_again_and_names_the_new_owner(tmp_pat
     lock.release()
 
 
+def test_a_process_that_inherited_the_descriptors_keeps_no_released_directory(tmp_path: Path) -> None:
+    """As one that another thread is just starting does, until it runs its program."""
+    lock = DirectoryLock(tmp_path)
+    places = [tmp_path, tmp_path / LOCK_NAME]
+    found = [(each, each.name) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    inherited = [int(name) for each, name in found if each.exists() and each.readlink() in places]
+    assert len(inherited) == len(places)
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=inherited):
+        lock.release()
+        DirectoryLock(tmp_path).release()
+
+
 def test_unlinking_the_lock_file_lets_nobody_else_in(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path)
     (tmp_path / LOCK_NAME).unlink()
