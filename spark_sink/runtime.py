@@ -264,6 +264,8 @@ class LazySession:
     def get(self) -> SparkSession:
         """Return a session with the settings of an ingest. Raises as `session`."""
         if self._job is None:
+            if self._given is None and SparkContext._active_spark_context is not None:  # noqa: SLF001 - as below
+                self._given = session()  # of this process, whoever made it: they end it
             if self._given is None:
                 with _signals_kept():
                     self._made = session(**{"spark.driver.extraJavaOptions": EXIT_WITHOUT_MEMORY})

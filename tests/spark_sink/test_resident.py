@@ -274,3 +274,15 @@ def test_the_command_follows_a_node_and_ends_in_order_at_a_signal(ending: signal
             job.stdout.read()
             assert job.wait() == 0
     assert sorted(row["id"] for row in rows_of(tables / "orders")) == [1, 2]  # type: ignore[type-var]
+
+
+def test_a_session_that_was_there_is_used_and_goes_on(spark: SparkSession, node: NodeBuilder, tables: Path) -> None:
+    node.create()
+    node.insert("orders", orders(1, 2))
+    node.cut()
+    node.upsert("orders", orders(1, amount=9.0))
+    node.cut()
+    report = spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert report.tables[0].road == "spark"
+    assert rows_of(tables / "orders") == node.expected("orders")
+    assert spark.range(3).count() == 3, "it is somebody else's to stop"
