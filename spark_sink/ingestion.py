@@ -31,7 +31,7 @@ from spark_sink.runtime import LazySession
 from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
 from wal.errors import AlreadyExists, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError, Truncated
 from wal.failpoint import failpoint
-from wal.files import make_parents, sync_directory
+from wal.files import disk_errors_typed, make_parents, sync_directory
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -220,9 +220,10 @@ class IngestJob:
 
     @contextmanager
     def _apart(self, name: str) -> Iterator[None]:
-        """Keep what fails in the block to one table, where the others are to go on."""
+        """Keep what fails in the block to one table, where the others are to go on; errors of its disk are typed."""
         try:
-            yield
+            with disk_errors_typed(self._tables / name):
+                yield
         except Exception as error:
             if self._failures is None:
                 raise

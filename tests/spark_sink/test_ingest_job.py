@@ -1,5 +1,6 @@
 """Tables equal the model after every ingest, and stay whole whatever is dropped or raced."""
 
+import errno
 import os
 import random
 import shutil
@@ -388,5 +389,25 @@ def test_rows_that_spark_wrote_elsewhere_are_no_commit(
     with pytest.raises(StorageFailed):
         ingest(on_step=lose)
     assert rows_of(tables / "orders") == []
+    ingest()
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+@pytest.mark.parametrize(
+    "step", ["ingest.intended", "ingest.written", "ingest.sealed", "ingest.committed", "ingest.finished"]
+)
+def test_a_disk_that_is_full_is_typed_and_the_next_ingest_goes_on(
+    step: str, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.insert("orders", orders(1, 2, 3))
+    node.cut()
+
+    def fill(at: str) -> None:
+        if at == step:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(StorageFailed, match="No space left"):
+        ingest(on_step=fill)
     ingest()
     assert rows_of(tables / "orders") == node.expected("orders")
