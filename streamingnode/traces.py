@@ -11,7 +11,6 @@ from flusher.directory import Cut
 from spark_sink.errors import PackageMissing
 from wal.append import AppendObserver, Pack
 from wal.errors import StreamingNodeError
-from wal.headers import MessageType
 
 try:
     from opentelemetry import trace
@@ -31,24 +30,23 @@ class Traces:
         self._forward_to = forward_to
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
-        """Tell of one try of a pack, those of the log's own ticks left out.
+        """Tell of one try of a pack.
 
         It is a child of the caller's span where it went in the caller's task. A pack of those that waited has no parent: the
         packer's task has the context of whoever came first.
         """
-        if pack.first_type is not MessageType.TIME_TICK:
-            told: dict[str, AttributeValue] = {
-                "term": pack.wal_term,
-                "message_types": sorted({str(each.type) for each in pack.messages or pack.batches}),
-                "groups": len(pack.groups),
-                "refused": pack.refused,
-                "messages": pack.message_count,
-                "bytes": pack.size_bytes,
-                "outcome": status,
-            }
-            if pack.ticket is not None:
-                told |= {"tick": pack.time_tick, "position": pack.ticket.first_position}
-            self._tell("append", seconds, None if pack.come_again is None else Context(), **told)
+        told: dict[str, AttributeValue] = {
+            "term": pack.wal_term,
+            "message_types": sorted({str(each.type) for each in pack.messages or pack.batches}),
+            "groups": len(pack.groups),
+            "refused": pack.refused,
+            "messages": pack.message_count,
+            "bytes": pack.size_bytes,
+            "outcome": status,
+        }
+        if pack.ticket is not None:
+            told |= {"tick": pack.time_tick, "position": pack.ticket.first_position}
+        self._tell("append", seconds, None if pack.come_again is None else Context(), **told)
         if self._forward_to is not None:
             self._forward_to.append_ended(pack, seconds, status)
 
