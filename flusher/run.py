@@ -97,7 +97,8 @@ class FlushContext:
     a tick at or below which cuts are published and no reader starts any more, after each round of retention.
     `save_producers` returns what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have
     everything up to that tick. `log_is_back` returns once the log takes writes, and raises what its callers get when that
-    takes too long. `next_id` returns an id above those of all segments that the log has so far.
+    takes too long. `next_id` returns an id above those of all segments that the log has so far. `cut_made` is told each
+    cut whose checkpoint is durable, and how many seconds that took since its message was met.
     """
 
     directory: NodeDirectory
@@ -112,6 +113,7 @@ class FlushContext:
     save_producers: Callable[[int], Awaitable[bytes | None]]
     log_is_back: Callable[[], Awaitable[object]]
     next_id: Callable[[], int]
+    cut_made: Callable[[Cut, float], None] | None = None
 
 
 class OpenCut:
@@ -281,7 +283,7 @@ class FlushRun:
         writers.start_soon(run)
 
     async def _cut(self, message: Message, header: CutHeader) -> None:
-        cut, tick = self.open_cut, message.time_tick
+        cut, tick, begun_ms = self.open_cut, message.time_tick, self._context.elapsed_ms()
         failpoint("flush.cut_met")
         if header.number != cut.number:
             raise Corrupt(f"the log has cut {header.number} where {cut.number} must follow")
@@ -294,6 +296,8 @@ class FlushRun:
             failpoint("recovery.cut_adopted")
         failpoint("flush.cut_published")
         await self._advance(message, published)
+        if self._context.cut_made is not None:
+            self._context.cut_made(published, (self._context.elapsed_ms() - begun_ms) / 1000)
 
     async def _write(self, tick: int) -> Cut:
         context, files = self._context, list(self.open_cut.files.values())

@@ -23,13 +23,17 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecoveredChannel:
-    """A channel as the end of its log leaves it; `fences` maps vchannels to the tick of the last exclusive message read."""
+    """A channel as the end of its log leaves it, after so many entries read.
+
+    `fences` maps vchannels to the tick of the last exclusive message read.
+    """
 
     shard_state: ShardState
     open_transactions: tuple[OpenTransaction, ...]
     fences: Mapping[str, int]
     commits: Commits
     window: Window
+    entries: int
 
 
 async def recover(
@@ -64,7 +68,7 @@ async def recover(
     buffer = TransactionBuffer(begin_missing=begin_missing)
     fences: dict[str, int] = {}
     commits: Commits | None = None
-    next_position = position
+    next_position, read = position, 0
     while entries := await log.read(next_position, bytes_max=READ_BYTES):
         if commits is None:  # of what began before the first entry, the commit may lie before it
             commits = Commits(
@@ -79,7 +83,7 @@ async def recover(
                 state.observe(message)  # does nothing for what the snapshot has
                 if isinstance(message, Message) and message.type in DDL:
                     fences[message.vchannel] = message.time_tick
-        next_position = entries[-1].last_position + 1
+        next_position, read = entries[-1].last_position + 1, read + len(entries)
         failpoint("recovery.entries_read")
         await asyncio.sleep(0)
-    return RecoveredChannel(state, buffer.open_transactions, fences, commits or Commits(), window)
+    return RecoveredChannel(state, buffer.open_transactions, fences, commits or Commits(), window, read)

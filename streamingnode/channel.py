@@ -5,6 +5,7 @@ scanner that tailed finds the tail restarted, returns to the log at its own posi
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
@@ -133,9 +134,11 @@ class Channel:
         observer: AppendObserver,
         time_interceptors: bool,
         explain: Callable[[StreamingNodeError], None],
+        recovered: Callable[[int, int, float], None] | None = None,
     ) -> None:
         self.store, self.log, self.config, self.ticks = store, log, config, ticks
         self.observer, self.time_interceptors = observer, time_interceptors
+        self._recovered = recovered
         self.pending = PendingBytes(config.writes.pending_bytes_max)
         self.tail = LiveTail(capacity_bytes=config.tail.capacity_bytes)
         self.scanners = ScannerRegistry(log, self.tail)
@@ -162,6 +165,7 @@ class Channel:
         await self.wal.open()
 
     async def _open_term(self, first_tick: LogEntry, end: AppendPack) -> ChannelTerm:
+        started = time.perf_counter()
         checkpoint = decode_checkpoint(await self.store.get_meta(checkpoint_key(self.log.name)))
         found = await recover(
             self.log,
@@ -177,6 +181,8 @@ class Channel:
         if self._term is not None:
             term.shards.skip_ids_below(self._term.shards.next_id)  # one may be on its way in an append that waits
         self._term = term
+        if self._recovered is not None:
+            self._recovered(self.store.term, found.entries, time.perf_counter() - started)
         return term
 
     @property

@@ -38,6 +38,7 @@ from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
 if TYPE_CHECKING:
     from streamingnode.http import Monitor
+    from streamingnode.traces import Traces
 
 _log = event_log(__name__)
 
@@ -76,7 +77,8 @@ async def compose(
     if path is not None:  # a log beside cuts that are not its own is refused before anything is appended to it
         checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
         await anyio.to_thread.run_sync(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
-    appends = AppendMeter(observer)
+    traces = await _load_traces(config, store.node_id, observer, brief=brief)
+    appends = AppendMeter(traces or observer)
     channel = Channel(
         store,
         log,
@@ -85,6 +87,7 @@ async def compose(
         observer=appends,
         time_interceptors=config.statistics.time_interceptors or observer is not None,
         explain=supervisor.explain,
+        recovered=traces.recovered if traces else None,
     )
     await channel.open()
     closing.push_async_callback(channel.close)
@@ -106,6 +109,7 @@ async def compose(
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,
         next_id=lambda: channel.shards.next_id,
+        cut_made=traces.cut_made if traces else None,
     )
     flusher = Flusher(context, channel.term.checkpoint)
     closing.callback(channel.wal.stop_waiting)
@@ -159,6 +163,20 @@ def _watched(monitor: "Monitor | None", node: Node, backend: EmbeddedBackend, ap
         backend.http = monitor.address
         monitor.watch(node, backend, appends)
     return node
+
+
+async def _load_traces(
+    config: NodeConfig, node_id: str, observer: AppendObserver | None, *, brief: bool
+) -> "Traces | None":
+    if not config.serve.traces or brief:
+        return None
+
+    def load() -> "Traces":
+        from streamingnode.traces import Traces
+
+        return Traces(node_id, PCHANNEL, observer)
+
+    return await anyio.to_thread.run_sync(load)
 
 
 async def _open_store(path: Path | None, config: NodeConfig, *, brief: bool) -> LogStore:

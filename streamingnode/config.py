@@ -50,6 +50,7 @@ ALIASES = {
     "http": "serve.http",
     "listen": "serve.listen",
     "retention_s": "flush.retention.min_age_s",
+    "traces": "serve.traces",
 }
 """Short names for what people set most."""
 
@@ -124,13 +125,14 @@ class ServeOptions:
     """Whether other processes reach the node at `node.sock` in its directory, and how many at a time.
 
     `http` is the `HOST:PORT` at which monitors ask for its health and metrics, which on a host that other machines reach is
-    refused unless they are for anybody.
+    refused unless they are for anybody. `traces` makes spans for OpenTelemetry, with the extra `otel`.
     """
 
     listen: bool = True
     connections_max: int = 4_096
     http: str | None = None
     http_for_anybody: bool = False
+    traces: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

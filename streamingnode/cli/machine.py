@@ -126,6 +126,7 @@ async def _insert(node: "Node", *, seconds: float, callers: int, rows: int, valu
     argument("--audit-log", type=Path, metavar="FILE", help="who connects, who is refused, and what admins do"),
     argument("--http", metavar="HOST:PORT", help="answer monitors there: /livez, /readyz, /metrics"),
     argument("--http-for-anybody", action="store_true", help="allow --http at an address that other machines reach"),
+    argument("--traces", action="store_true", help="make spans for OpenTelemetry, which its SDK exports"),
     argument("--log-format", choices=["text", "json"], default="text", help="json: every event as a line of JSON"),
     argument("--config", type=Path, metavar="FILE", help="a TOML file of settings"),
     examples=(
@@ -148,6 +149,7 @@ def serve(  # noqa: PLR0913 - one for each option
     audit_log: Path | None,
     http: str | None,
     http_for_anybody: bool,
+    traces: bool,
     log_format: str,
     config: Path | None,
 ) -> None:
@@ -170,7 +172,7 @@ def serve(  # noqa: PLR0913 - one for each option
 
     if log_format == "json":
         log_as_json()
-    given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody}
+    given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody, "serve.traces": traces}
     settings = {name: value for name, value in given.items() if value}
 
     def ready(addresses: list[str]) -> None:
