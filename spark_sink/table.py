@@ -361,7 +361,7 @@ class OpenTable:
         return True
 
     def checkpoint(self) -> None:
-        """Write the log's checkpoint when it is due, and let Delta give up commits; durable, as all commits have to be before.
+        """Write the log's checkpoint when it is due, and let Delta give up commits; they have to be on disk, and it is.
 
         Delta writes it in place and syncs nothing: a power cut would leave half of one, and a table that nobody can open.
         So it is made in a copy of the log's end, and moved.
