@@ -19,9 +19,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
@@ -44,7 +44,7 @@ from wal.files import make_parents, place_beneath, sync_directory, sync_file
 
 INTENTS = "_attempts"
 
-ABANDONED_AGE_S = 3_600.0
+ABANDONED_AGE_S = 3_600
 """An attempt this old without a commit is taken for dead; one cut of a laptop takes seconds, of a cluster minutes."""
 
 FILE_BYTES_TARGET = 64 << 20
@@ -103,6 +103,17 @@ class Attempt:
         """Remove what was written; only for an attempt that is known not to be committed."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self._intent.unlink(missing_ok=True)
+
+    @contextmanager
+    def undone_on_error(self, table: OpenTable) -> Iterator[None]:
+        """Remove what was written when the block fails, so that a full disk has the room again; not what is committed."""
+        try:
+            yield
+        except Exception:
+            with suppress(Exception):  # the log alone tells: where it cannot be read the files stay, and their intent
+                if not table.at_version().has_attempt(self.name):
+                    self.discard()
+            raise
 
     def _seal_file(self, path: Path) -> NewFile | None:
         footer = pq.read_metadata(path)
@@ -214,16 +225,17 @@ def write_files(
     # Java has the working directory that this process had when it started: relative paths are other ones there.
     attempt = Attempt.begin(table.path.resolve(), changes.last.number)
     failpoint("ingest.intended")
-    if road is Road.COPY:
-        _copy_files(node, attempt, changes, link=link)
-    else:
+    if road is Road.SPARK:  # a job that fails removes its files itself, and its tasks may be at work for a while
         _write_by_spark(sessions, node, table, changes, attempt, reached=reached, others=others, touched=touched)
-    failpoint("ingest.written")
-    adds = attempt.seal()
-    failpoint("ingest.sealed")
-    written = sum(file.rows for file in adds)
-    if written > rows_in + sum(file.rows or 0 for file in touched) or (written < rows_in and not (reached or touched)):
-        raise StorageFailed(f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again")
+    with attempt.undone_on_error(table):
+        if road is Road.COPY:
+            _copy_files(node, attempt, changes, link=link)
+        failpoint("ingest.written")
+        adds = attempt.seal()
+        failpoint("ingest.sealed")
+        written, before = sum(file.rows for file in adds), sum(file.rows or 0 for file in touched)
+        if written > rows_in + before or (written < rows_in and not (reached or touched)):
+            raise StorageFailed(f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again")
     return Written(adds, [*dropped, *touched], rows_in, attempt, road)
 
 
@@ -239,13 +251,9 @@ def _copy_files(node: Path, attempt: Attempt, changes: Changes, *, link: bool) -
     ]
     for folder in {place.parent for _, place in places}:
         folder.mkdir(parents=True)
-    try:
-        with ThreadPoolExecutor(FILE_THREADS) as threads:
-            for _ in threads.map(lambda each: _copy_file(node, *each, link=link), places):
-                pass
-    except Exception:
-        attempt.discard()  # a disk that is full gets the room back at once
-        raise
+    with ThreadPoolExecutor(FILE_THREADS) as threads:
+        for _ in threads.map(lambda each: _copy_file(node, *each, link=link), places):
+            pass
 
 
 def _copy_file(node: Path, file: SegmentFile, target: Path, *, link: bool) -> None:

@@ -1,6 +1,20 @@
 """Errors of Spark, its tables, and the packages that they need."""
 
-from wal.errors import StreamingNodeError
+import re
+
+from wal.errors import StorageFailed, StreamingNodeError
+
+_COLOURS = re.compile(r"\x1b\[\d+m")
+
+
+def typed(error: Exception, what: str) -> StreamingNodeError:
+    """Return what a disk, a table's library or Spark raised as one of our errors, and ours as they are."""
+    if isinstance(error, StreamingNodeError):
+        return error
+    reason = " ".join(_COLOURS.sub("", str(error)).split())
+    told = StorageFailed(f"{what}: {reason} — look at the disk, then run it again")
+    told.__cause__ = error
+    return told
 
 
 def install(extra: str) -> str:

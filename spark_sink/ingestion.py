@@ -13,7 +13,7 @@ read from. Whoever loses that race loads the table again and finds its cuts take
 import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,12 +26,12 @@ from spark_sink.changes import Changes, batches, changes_of, entries_of, first_w
 from spark_sink.commit import Road, clean_up, holds_only_attempts, sync_log, write_files
 from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory
 from spark_sink.cut_request import request_cut as ask_for_cut
-from spark_sink.errors import TableAhead
+from spark_sink.errors import TableAhead, typed
 from spark_sink.runtime import LazySession
 from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
 from wal.errors import AlreadyExists, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError, Truncated
 from wal.failpoint import failpoint
-from wal.files import disk_errors_typed, make_parents, sync_directory
+from wal.files import make_parents, sync_directory
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -222,16 +222,12 @@ class IngestJob:
     def _apart(self, name: str) -> Iterator[None]:
         """Keep what fails in the block to one table, where the others are to go on; errors of its disk are typed."""
         try:
-            with disk_errors_typed(self._tables / name):
-                yield
-        except Exception as error:
+            yield
+        except Exception as error:  # noqa: BLE001 - it is raised, or told, as one of ours
+            told = typed(error, f"table {self._tables / name}")
             if self._failures is None:
-                raise
-            if not isinstance(error, StreamingNodeError):  # the table's library, the disk or Spark
-                told = StorageFailed(f"table {self._tables / name}: {error} — look at the table and its disk")
-                told.__cause__ = error
-                error = told
-            self._failures[name] = error
+                raise told from told.__cause__
+            self._failures[name] = told
 
     def _has_failed(self, name: str) -> bool:
         return name in (self._failures or ())
@@ -351,6 +347,7 @@ class IngestJob:
         if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):
             self._reports[entry.collection_id] = self._report_of(table)
             self._lease(table)
+            table.checkpoint()  # every commit before it is on disk
         else:
             self._retire(table)
 
@@ -359,14 +356,10 @@ class IngestJob:
             written = write_files(self._sessions, self._node, table, changes, link=self._link)
         name = written.attempt.name if written.attempt else ""
         at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
-        try:
+        with written.attempt.undone_on_error(table) if written.attempt else nullcontext():
             version = table.commit(
                 at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name
             )
-        except CommitConflict:
-            if written.attempt is not None:
-                written.attempt.discard()
-            raise
         failpoint("ingest.committed")
         sync_log(table.path)
         if written.attempt is not None:

@@ -16,11 +16,12 @@ from pyspark.sql import SparkSession
 
 from flusher.directory import CutLog
 from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory, request_cut
+from spark_sink.errors import typed
 from spark_sink.ingestion import IngestJob, IngestReport, TableReport, check_place
 from spark_sink.runtime import LazySession
 from spark_sink.table import OpenTable
 from spark_sink.upkeep import compact, keep_versions, remove_unused
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
+from wal.errors import InvalidArgument, StreamingNodeError
 from wal.timetick import physical_ms
 
 RETRY_PAUSE_MAX_S = 60.0
@@ -157,11 +158,11 @@ class _Resident:
         try:
             answered = None if self._asked is None else request_cut(self._asked)[0]
         except Exception as error:  # noqa: BLE001 - asking runs a program or somebody's node; the cuts that are there are taken
-            failures[""] = _typed(error, "asking for a cut")
+            failures[""] = typed(error, "asking for a cut")
         try:
             report = self._take(answered, failures)
         except Exception as error:  # noqa: BLE001 - what goes on for days outlasts whatever a disk or a library raises
-            failures[""] = _typed(error, f"node {self._directory}")
+            failures[""] = typed(error, f"node {self._directory}")
         compacted = 0 if report is None else self._tend(failures)
         newest = report or self._report
         self._report = newest
@@ -224,10 +225,11 @@ class _Resident:
 
     def _tend(self, failures: dict[str, StreamingNodeError]) -> int:
         """Keep one table small, another in each round; return how many files it has less."""
-        names = [name for name in self._reached if name not in failures]
+        now = time.monotonic()
+        names = [name for name in self._reached if name not in failures and self._tended.get(name, 0.0) <= now]
         if not names or self._stop.is_set():
             return 0
-        name, now = min(names, key=lambda each: self._tended.get(each, 0.0)), time.monotonic()
+        name = min(names, key=lambda each: self._tended.get(each, 0.0))
         self._tended[name] = now
         try:
             table = OpenTable.load(self._tables / name)
@@ -239,11 +241,6 @@ class _Resident:
                 self._swept[name] = now + UNUSED_EVERY_S
             return compact(table.at_version())
         except Exception as error:  # noqa: BLE001 - as above
-            failures[name] = _typed(error, f"keeping table {self._tables / name} small")
+            failures[name] = typed(error, f"keeping table {self._tables / name} small")
+            self._tended[name] = now + RETRY_PAUSE_MAX_S  # a full disk has its room for ingests meanwhile
             return 0
-
-
-def _typed(error: Exception, what: str) -> StreamingNodeError:
-    if isinstance(error, StreamingNodeError):
-        return error
-    return StorageFailed(f"{what}: {error} — look at the disk; it is tried again")

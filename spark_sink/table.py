@@ -6,6 +6,7 @@ whatever lock it did or did not hold. Delta alone would accept a repeated number
 is only ever compared and committed on one handle. Every version is the state at its cut. ADR 0002 says why Delta.
 """
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, RemoveAction, Transaction
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from flusher.selection import Selection
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import AlreadyExists, Corrupt, StorageFailed, UnsupportedFormat
+from wal.failpoint import failpoint
+from wal.files import sync_directory, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -38,8 +41,12 @@ HISTORY_STEP = 4
 CHECKPOINT_COMMITS = 16
 """Commits between two checkpoints of the log: whoever opens a table reads one of those and no more commits than this."""
 _CHECKPOINTS = "delta.checkpointInterval"
-_KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
+_CLEANED = "delta.enableExpiredLogCleanup"
+_LOG_KEPT, _FILES_KEPT = "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
+_BARE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Nothing follows a commit before it is on disk; `OpenTable.checkpoint` does."""
 
+_MAPPING = "delta.columnMapping.mode"
 _UNREADABLE_FEATURES = frozenset({"deletionVectors", "columnMapping"})
 """Delta features under which the active files alone are not the rows."""
 
@@ -339,24 +346,67 @@ class OpenTable:
         properties = _commit_properties(self.owner(), self.watermark, changed=changed, attempt=attempt)
         self._swap(adds, removes, properties, changes=False)
 
-    def keep(self, seconds: int) -> bool:
-        """Let Delta give up commits and removed files of this age, and checkpoint the log; false when it does so already."""
-        wanted = dict.fromkeys(_KEPT, f"interval {seconds} seconds") | {_CHECKPOINTS: str(CHECKPOINT_COMMITS)}
+    def keep(self, seconds: int, *, unused_s: int) -> bool:
+        """Let Delta give up commits of this age, and files that no version has; false when it does so already.
+
+        A vacuum of another tool goes by `unused_s`: it would take the files of an attempt that is under way for longer.
+        """
+        ages = {_LOG_KEPT: seconds, _FILES_KEPT: unused_s}
+        wanted = {name: f"interval {age} seconds" for name, age in ages.items()} | {
+            _CHECKPOINTS: str(CHECKPOINT_COMMITS)
+        }
         if wanted.items() <= self._delta.metadata().configuration.items():
             return False
-        self._delta.alter.set_table_properties(wanted)
+        self._delta.alter.set_table_properties(wanted, post_commithook_properties=_BARE)
         return True
+
+    def checkpoint(self) -> None:
+        """Write the log's checkpoint when it is due, and let Delta give up commits; they have to be on disk, and it is.
+
+        Delta writes it in place and syncs nothing: a power cut would leave half of one, and a table that nobody can open.
+        So it is made in a copy of the log's end, and moved.
+        """
+        log, building = self.path / "_delta_log", self.path / "_checkpoint"
+        first = max((path.name[:20] for path in log.glob("*.checkpoint*.parquet")), default="")
+        last = f"{self.version:020}"
+        if self.version - int(first or -1) < CHECKPOINT_COMMITS:
+            return
+        shutil.rmtree(building, ignore_errors=True)  # of a job that was killed
+        made = building / log.name
+        made.mkdir(parents=True)
+        try:
+            for path in log.iterdir():
+                if first <= path.name[:20] <= last:
+                    shutil.copy(path, made)
+            DeltaTable(str(building)).create_checkpoint()
+            failpoint("ingest.checkpoint_made")
+            for name in (f"{last}.checkpoint.parquet", "_last_checkpoint"):  # which names the other
+                sync_file(made / name)
+                (made / name).replace(log / name)
+                sync_directory(log)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        failpoint("ingest.checkpointed")
+        if self._delta.metadata().configuration.get(_CLEANED, "true") == "true":
+            self._delta.cleanup_metadata()
 
     def _swap(
         self, adds: Sequence[NewFile], removes: Sequence[TableFile], properties: CommitProperties, *, changes: bool
     ) -> None:
+        if gone := [file.path for file in adds if not (self.path / file.path).is_file()]:
+            raise StorageFailed(f"{self.path / gone[0]} was removed before its commit, by another tool — run it again")
         now_ms = int(time.time() * 1000)
         removed = [RemoveAction(f.path, changes, now_ms, f.bytes, {PARTITION: f.partition}) for f in removes]
         added = [AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, changes, f.stats) for f in adds]
         actions: list[AddAction | RemoveAction] = [*removed, *added]
         try:
             self._delta.create_write_transaction(
-                actions, "append", self._delta.schema(), [PARTITION], commit_properties=properties
+                actions,
+                "append",
+                self._delta.schema(),
+                [PARTITION],
+                commit_properties=properties,
+                post_commithook_properties=_BARE,
             )
         except CommitFailedError as error:
             raise CommitConflict(str(error)) from error
@@ -370,11 +420,14 @@ class OpenTable:
             seen, limit = seen + len(entries), limit * 4
 
     def has_attempt(self, attempt: str) -> bool:
-        """Whether an attempt's commit is in the log."""
-        return any(version.note.attempt == attempt for version in self.history())
+        """Whether an attempt was committed: its commit is in the log, or its files, which may outlive that, in the table."""
+        in_log = any(version.note.attempt == attempt for version in self.history())
+        return in_log or any(file.path.startswith(f"{attempt}/") for file in self.files())
 
     def _refuse_unreadable_features(self) -> None:
         features = _UNREADABLE_FEATURES.intersection(self._delta.protocol().reader_features or ())
+        if self._delta.metadata().configuration.get(_MAPPING, "none") != "none":  # an older protocol has no features
+            features |= {"columnMapping"}
         if features:
             raise UnsupportedFormat(
                 f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool — read it with that tool"

@@ -8,6 +8,7 @@ takes a JVM for a copy, the other syncs nothing, so that a power cut would take 
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_sink.columns import PARTITION, shaped
-from spark_sink.commit import FILE_BYTES_TARGET, INTENTS, Attempt, sync_log
+from spark_sink.commit import ABANDONED_AGE_S, FILE_BYTES_TARGET, INTENTS, Attempt, sync_log
 from spark_sink.ingestion import table_lock
 from spark_sink.table import CommitConflict, OpenTable, TableFile
 from wal.failpoint import failpoint
@@ -57,7 +58,7 @@ def compact(table: OpenTable) -> int:
     for files in small_files(table.files()):
         attempt = Attempt.begin(table.path, table.watermark.cut)
         failpoint("compact.intended")
-        try:
+        with suppress(CommitConflict), attempt.undone_on_error(table):
             _merge(table, files, attempt.directory / f"{PARTITION}={files[0].partition}" / "compacted.parquet")
             failpoint("compact.written")
             adds = attempt.seal()
@@ -69,11 +70,8 @@ def compact(table: OpenTable) -> int:
                 newest.compact(adds=adds, removes=files, attempt=attempt.name)
                 failpoint("compact.committed")
                 sync_log(table.path)
-        except CommitConflict:
-            attempt.discard()
-            continue
-        attempt.finish()
-        removed += len(files) - len(adds)
+            attempt.finish()
+            removed += len(files) - len(adds)
     return removed
 
 
@@ -92,7 +90,7 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
 def keep_versions(table: OpenTable, seconds: int) -> None:
     """Let the table's log give up what is older: its versions can then be read for that long, at least."""
     with table_lock(table.path.parent, table.path.name):
-        if table.at_version().keep(seconds):
+        if table.at_version().keep(seconds, unused_s=max(seconds, ABANDONED_AGE_S)):
             sync_log(table.path)
 
 

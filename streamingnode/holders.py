@@ -91,7 +91,7 @@ def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
 
 def _reader_info(channel: Channel, reader: KnownReader) -> ReaderInfo:
     at, infos = reader.position, [info for info in channel.catalog.collections() if info.id in reader.collections]
-    since = max(at.tick, min(info.created_tick for info in infos))
+    since = max(at.tick, min((info.created_tick for info in infos), default=0))  # none: dropped meanwhile
     return ReaderInfo(
         collections=tuple(sorted(info.name for info in infos)),
         name=reader.name,

@@ -19,7 +19,8 @@ STATS = '{"numRecords":2}'
 def delta(tmp_path: Path) -> DeltaTable:
     schema = pa.schema([("id", pa.int64())])
     table = OpenTable.create(tmp_path / "t", IDENTITY, schema, Watermark(0, 0, 0))
-    file = NewFile("cut-1/f.parquet", 10, 2, "_default", STATS)
+    file = NewFile("f.parquet", 10, 2, "_default", STATS)
+    (table.path / file.path).touch()
     table.commit(Watermark(1, 40, 400), changed=(30, 39), adds=[file], removes=[], attempt="cut-1")
     return DeltaTable(str(tmp_path / "t"))
 

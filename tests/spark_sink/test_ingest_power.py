@@ -1,6 +1,7 @@
 """An ingest whose machine loses power at each of its steps: every table reads, and no lease is ahead of its table."""
 
 import copy
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -8,12 +9,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+import spark_sink
 from flusher.cuts import Lease
+from spark_sink import table as table_module
+from spark_sink import upkeep
 from spark_sink.commit import INTENTS
 from spark_sink.ingestion import LOCKS
 from spark_sink.table import OpenTable
+from spark_sink.upkeep import compact, keep_versions
 from tests.spark_sink.conftest import STEPS, Ingest
 from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import rows_of
@@ -181,3 +187,62 @@ def check_end(lefts: Lefts, cuts: dict[str, int]) -> None:
     assert {Path(lease.table).name: lease.cut for lease in leases} == cuts
     found = {path.name: OpenTable.load(path) for path in (left / "made" / "tables").glob("[!.]*")}
     assert {name: table and table.watermark.cut for name, table in found.items() if "@" not in name} == cuts
+
+
+@pytest.fixture
+def at_every_sync(disk: SyncedDisk, node: NodeBuilder, tmp_path: Path) -> Iterator[Lefts]:
+    """Checks what a power cut leaves before each sync of the block that begins with `steps.add`."""
+    (tmp_path / "left").mkdir()
+    lefts = Lefts(disk, node, tmp_path / "left")
+    disk.ignored = "none"  # called from a test, every site is ""
+
+    def sync(descriptor: int) -> None:
+        if lefts.steps:
+            lefts.at_step("sync")
+        disk.sync(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", sync)
+        yield lefts
+
+
+def take(disk: SyncedDisk, node: NodeBuilder, tables: Path, *numbers: int) -> None:
+    for number in numbers:
+        node.insert("orders", orders(number))
+        make_cut(disk, node)
+        spark_sink.ingest(None, node.path, tables, request_cut=False)
+
+
+def test_a_power_cut_of_a_compaction_takes_and_doubles_no_row(
+    disk: SyncedDisk, node: NodeBuilder, tables: Path, at_every_sync: Lefts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SMALL_FILES_MAX", 3)
+    node.create(shards=1)
+    take(disk, node, tables, 1, 2, 3)
+    at_every_sync.steps.add("compaction")
+    table = OpenTable.load(tables / "orders")
+    assert table is not None
+    assert compact(table) == 2
+    assert at_every_sync.checked > 10
+    left = at_every_sync.check(lambda _: False) / "made" / "tables" / "orders"
+    assert len(DeltaTable(str(left)).file_uris()) == 1
+
+
+def test_a_power_cut_while_a_log_gets_its_checkpoint_and_gives_up_commits_leaves_a_table_that_reads(
+    disk: SyncedDisk, node: NodeBuilder, tables: Path, at_every_sync: Lefts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
+    node.create(shards=1)
+    log = tables / "orders" / "_delta_log"
+    take(disk, node, tables, 1, 2)
+    table = OpenTable.load(tables / "orders")
+    assert table is not None
+    keep_versions(table, 60)
+    for path in log.iterdir():
+        os.utime(path, (0, 0))
+    at_every_sync.steps.add("checkpoint")
+    take(disk, node, tables, 3, 4, 5)
+    at_every_sync.at_step("end")
+    assert not (log / f"{0:020}.json").exists()
+    assert len(list(log.glob("*.checkpoint.parquet"))) == 2
+    assert rows_of(tables / "orders") == node.expected("orders")

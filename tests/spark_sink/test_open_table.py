@@ -20,6 +20,7 @@ def at(cut: int) -> Watermark:
 
 def take(table: OpenTable, cut: int, path: str = "f") -> int:
     file = NewFile(f"{path}-{cut}.parquet", 10, 3, "eu", STATS)
+    (table.path / file.path).touch()
     return table.commit(at(cut), changed=(cut * 10 - 5, cut * 10 - 1), adds=[file], removes=[], attempt=f"{path}-{cut}")
 
 
