@@ -106,6 +106,32 @@ def test_a_restored_node_as_new_as_its_table_goes_on_exactly_once(
     assert verify_directory(restored, tables=tables).findings == []
 
 
+def test_a_restored_node_keeps_its_cuts_for_tables_that_came_back_older(
+    fed: Path, tables: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    shutil.copytree(tables, tmp_path / "older")
+    write(fed, 200, 250)
+    spark_sink.ingest(spark, fed, tables, request_cut=False)
+    backup_directory(fed, tmp_path / "backup")
+    shutil.rmtree(tables)
+    (tmp_path / "older").rename(tables)
+    restored = tmp_path / "restored"
+    restore_directory(tmp_path / "backup", restored)
+
+    async def cut() -> None:
+        settings = {
+            "flush.retention.min_age_s": 0,
+            "flush.retention.taken_cuts_s": 0,
+            "flush.retention.interval_s": 0.01,
+        }
+        async with sn.open_node(restored, **SETTINGS, **settings) as node:
+            await node.flush()
+
+    anyio.run(cut)
+    spark_sink.ingest(spark, restored, tables, request_cut=False)
+    assert sorted(row["id"] for row in rows_of(tables / "orders")) == list(range(250))
+
+
 def lose_file(table: Path) -> None:
     next(table.rglob("*.parquet")).unlink()
 
