@@ -18,6 +18,7 @@ from spark_sink.errors import TableAhead
 from streamingnode.care.backup import backup_directory, restore_directory
 from streamingnode.care.findings import Report, Severity
 from streamingnode.care.verify import verify_directory
+from tests.parts_of import parts_of
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of
 from tests.streamingnode.sample_node import swap
@@ -119,17 +120,17 @@ def test_a_restored_node_keeps_its_cuts_for_tables_that_came_back_older(
     restore_directory(tmp_path / "backup", restored)
 
     async def cut() -> None:
-        settings = {
-            "flush.retention.min_age_s": 0,
-            "flush.retention.taken_cuts_s": 0,
-            "flush.retention.interval_s": 0.01,
-        }
-        async with sn.open_node(restored, **SETTINGS, **settings) as node:
+        ages: dict[str, Any] = {"retention_s": 0, "flush.retention.taken_cuts_s": 0}
+        async with sn.open_node(restored, **SETTINGS, **ages) as node:
+            await node.insert("orders", [{"id": 250, "item": "after the backup"}])
             await node.flush()
+            await parts_of(node).flusher.enforce_retention()
 
     anyio.run(cut)
     spark_sink.ingest(spark, restored, tables, request_cut=False)
-    assert sorted(row["id"] for row in rows_of(tables / "orders")) == list(range(250))
+    keys = [row["id"] for row in rows_of(tables / "orders")]
+    assert len(keys) == 251
+    assert set(keys) == set(range(251))
 
 
 def lose_file(table: Path) -> None:
