@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 import spark_sink
+from spark_sink import table as table_module
 from spark_sink import upkeep
 from spark_sink.commit import ABANDONED_AGE_S, INTENTS
 from spark_sink.table import OpenTable, TableFile
@@ -158,6 +159,24 @@ def test_old_commits_and_files_go_and_what_is_kept_reads_as_before(node: NodeBui
     assert rows_of(path) == node.expected("orders")
 
 
+def test_the_commit_of_the_newest_ingest_stays_in_the_log_whatever_other_tools_commit_after_it(
+    node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1)
+    keep_versions(opened(path), 60)
+    DeltaTable(str(path)).alter.set_table_properties({"delta.appendOnly": "false"})
+    for file in (path / "_delta_log").iterdir():
+        os.utime(file, (0, 0))
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert next(opened(path).history()).note.cut == 1
+    take(node, tables, 2)
+    assert next(opened(path).history()).note.cut == 2
+    assert not (path / "_delta_log" / f"{0:020}.json").exists()
+
+
 def test_files_of_an_attempt_under_way_stay(node: NodeBuilder, tables: Path) -> None:
     node.create(shards=1)
     take(node, tables, 1)
@@ -205,6 +224,35 @@ def test_a_compaction_killed_at_any_step_while_ingests_go_on_takes_and_doubles_n
     assert {file.path.partition("/")[0] for file in opened(path).files()} <= {
         found.name for found in path.glob("cut-*")
     }
+
+
+CHECKPOINT = """
+import sys
+import spark_sink
+from spark_sink import table
+
+table.CHECKPOINT_COMMITS = 3
+spark_sink.ingest(None, sys.argv[1], sys.argv[2], request_cut=False)
+"""
+
+
+@pytest.mark.parametrize("step", ["table.checkpoint_made", "table.checkpointed"])
+def test_an_ingest_killed_at_its_checkpoint_leaves_a_table_that_reads_and_is_checkpointed_again(
+    step: str, node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create(shards=1)
+    take(node, tables, 1)
+    node.insert("orders", orders(2))
+    node.cut()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), ENVIRONMENT_VARIABLE: f"{step}=kill"}
+    command = [sys.executable, "-c", CHECKPOINT, str(node.path), str(tables)]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    assert rows_of(tables / "orders") == node.expected("orders")
+    monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
+    take(node, tables, 3, 4, 5)
+    assert rows_of(tables / "orders") == node.expected("orders")
+    assert list((tables / "orders" / "_delta_log").glob("*.checkpoint.parquet"))
+    assert not (tables / "orders" / "_checkpoint").exists()
 
 
 def test_an_attempt_whose_commit_the_log_gave_up_is_not_taken_for_a_dead_one(node: NodeBuilder, tables: Path) -> None:
