@@ -371,6 +371,9 @@ class OpenTable:
         last = f"{self.version:020}"
         if self.version - int(first or -1) < CHECKPOINT_COMMITS:
             return
+        newest = next(self.history(), None)
+        if newest is None or newest.version < self.version:
+            return  # it waits for an ingest, whose commit then stays in the log
         shutil.rmtree(building, ignore_errors=True)  # of a job that was killed
         made = building / log.name
         made.mkdir(parents=True)
@@ -379,14 +382,14 @@ class OpenTable:
                 if first <= path.name[:20] <= last:
                     shutil.copy(path, made)
             DeltaTable(str(building)).create_checkpoint()
-            failpoint("ingest.checkpoint_made")
+            failpoint("table.checkpoint_made")
             for name in (f"{last}.checkpoint.parquet", "_last_checkpoint"):  # which names the other
                 sync_file(made / name)
                 (made / name).replace(log / name)
                 sync_directory(log)
         finally:
             shutil.rmtree(building, ignore_errors=True)
-        failpoint("ingest.checkpointed")
+        failpoint("table.checkpointed")
         if self._delta.metadata().configuration.get(_CLEANED, "true") == "true":
             self._delta.cleanup_metadata()
 

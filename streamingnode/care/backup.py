@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from flusher.cuts import LEASE_BYTES_MAX, LEASES
+from flusher.cuts import LEASE_BYTES_MAX, LEASES, UNREADABLE, read_leases, write_lease
 from flusher.directory import (
     CUTS,
     TEMPORARY_SUFFIX,
@@ -218,6 +218,11 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
                 raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
             if copied != file:
                 raise Corrupt(f"{source} is not what the backup had — {_OTHER}")
+        # Tables may come back older than they were: until each says again what it has taken, no cut of the backup goes.
+        before = min(cut_numbers(NodeDirectory(building)), default=1) - 1
+        for lease in read_leases(NodeDirectory(building), node_id=record.node_id):
+            if lease.collection_id != UNREADABLE:
+                write_lease(building, msgspec.structs.replace(lease, cut=min(before, lease.cut), tick=0))
         floor = floor_of(building)
         term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
         write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))

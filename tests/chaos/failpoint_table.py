@@ -88,8 +88,6 @@ _INGEST = {
     "ingest.lease_written": "a temporary lease beside the old one; the lease follows",
     "ingest.lease_renamed": "the new lease, after a power cut perhaps the old one",
     "ingest.leased": "a table and its lease",
-    "ingest.checkpoint_made": "a checkpoint beside the table's log; made again",
-    "ingest.checkpointed": "a checkpoint, and commits that it makes needless; removed after the next one",
     "ingest.released": "a dropped collection's table without a lease; renamed by the next ingest",
     "ingest.retired": "a dropped collection's table under its last name",
 }
@@ -98,6 +96,8 @@ _COMPACT = {
     "compact.intended": "an intent without files; small files are compacted again",
     "compact.written": "a file the table does not name; written again, removed once old",
     "compact.committed": "a commit, after a power cut perhaps not; the same rows in both",
+    "table.checkpoint_made": "a checkpoint beside the table's log; made again",
+    "table.checkpointed": "a checkpoint, and commits that it makes needless; removed after the next one",
 }
 
 _RECOVERY = {

@@ -59,9 +59,9 @@ def test_a_table_without_a_lease_ends_when_its_dropped_collection_has_lost_files
 
     def stop(step: str) -> None:
         if step == "ingest.created":
-            raise InterruptedError
+            raise KeyboardInterrupt
 
-    with pytest.raises(InterruptedError):
+    with pytest.raises(KeyboardInterrupt):
         ingest(on_step=stop)
     node.drop("orders")
     node.create("stock")
@@ -218,9 +218,9 @@ def test_a_table_that_took_the_drop_is_retired_although_later_cuts_know_nothing_
 
     def stop(step: str) -> None:
         if step == "ingest.finished":
-            raise InterruptedError
+            raise KeyboardInterrupt
 
-    with pytest.raises(InterruptedError):
+    with pytest.raises(KeyboardInterrupt):
         ingest(on_step=stop)
     node.create()
     node.insert("orders", orders(2))

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_sink.table import CommitConflict, NewFile, OpenTable, TableIdentity, Watermark
 from tests.spark_sink.node_builder import ORDERS
-from wal.errors import AlreadyExists
+from wal.errors import AlreadyExists, UnsupportedFormat
 
 IDENTITY = TableIdentity("node-1", 7, "orders")
 STATS = '{"numRecords":3,"minValues":{"id":1,"_offset":5,"_vchannel":"v0"},"maxValues":{"id":9,"_vchannel":"v1"}}'
@@ -91,3 +92,20 @@ def test_a_table_that_no_ingest_made_is_refused(tmp_path: Path) -> None:
     assert foreign is not None
     with pytest.raises(AlreadyExists, match="no ingest made"):
         foreign.owner()
+
+
+def test_a_column_that_another_tool_renamed_is_refused_also_under_a_protocol_without_features(table: OpenTable) -> None:
+    log = table.path / "_delta_log"
+    actions = map(msgspec.json.decode, (log / f"{0:020}.json").read_bytes().splitlines())
+    metadata = next(action["metaData"] for action in actions if "metaData" in action)
+    metadata["configuration"]["delta.columnMapping.mode"] = "name"
+    schema = msgspec.json.decode(metadata["schemaString"])
+    for number, field in enumerate(schema["fields"]):
+        field["metadata"] = {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": field["name"]}
+    schema["fields"][1]["name"] = "thing"
+    metadata["schemaString"] = msgspec.json.encode(schema).decode()
+    protocol = {"minReaderVersion": 2, "minWriterVersion": 5}
+    upgrade = [{"protocol": protocol}, {"metaData": metadata}]
+    (log / f"{1:020}.json").write_bytes(b"\n".join(map(msgspec.json.encode, upgrade)))
+    with pytest.raises(UnsupportedFormat, match="uses columnMapping, turned on by another tool"):
+        reopened(table)

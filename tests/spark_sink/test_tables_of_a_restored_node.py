@@ -18,6 +18,7 @@ from spark_sink.errors import TableAhead
 from streamingnode.care.backup import backup_directory, restore_directory
 from streamingnode.care.findings import Report, Severity
 from streamingnode.care.verify import verify_directory
+from tests.parts_of import parts_of
 from tests.spark_sink.table_reading import rows_of
 from tests.streamingnode.append_double import schema_of
 from tests.streamingnode.sample_node import swap
@@ -104,6 +105,32 @@ def test_a_restored_node_as_new_as_its_table_goes_on_exactly_once(
     assert len(keys) == 250
     assert set(keys) == set(range(250))
     assert verify_directory(restored, tables=tables).findings == []
+
+
+def test_a_restored_node_keeps_its_cuts_for_tables_that_came_back_older(
+    fed: Path, tables: Path, spark: SparkSession, tmp_path: Path
+) -> None:
+    shutil.copytree(tables, tmp_path / "older")
+    write(fed, 200, 250)
+    spark_sink.ingest(spark, fed, tables, request_cut=False)
+    backup_directory(fed, tmp_path / "backup")
+    shutil.rmtree(tables)
+    (tmp_path / "older").rename(tables)
+    restored = tmp_path / "restored"
+    restore_directory(tmp_path / "backup", restored)
+
+    async def cut() -> None:
+        ages: dict[str, Any] = {"retention_s": 0, "flush.retention.taken_cuts_s": 0}
+        async with sn.open_node(restored, **SETTINGS, **ages) as node:
+            await node.insert("orders", [{"id": 250, "item": "after the backup"}])
+            await node.flush()
+            await parts_of(node).flusher.enforce_retention()
+
+    anyio.run(cut)
+    spark_sink.ingest(spark, restored, tables, request_cut=False)
+    keys = [row["id"] for row in rows_of(tables / "orders")]
+    assert len(keys) == 251
+    assert set(keys) == set(range(251))
 
 
 def lose_file(table: Path) -> None:

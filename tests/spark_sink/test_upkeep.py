@@ -1,22 +1,32 @@
 """Tables of many cuts: their files stay few, their log short, and every version that is kept reads as before."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 import spark_sink
+from spark_sink import table as table_module
 from spark_sink import upkeep
-from spark_sink.commit import INTENTS
+from spark_sink.commit import ABANDONED_AGE_S, INTENTS
 from spark_sink.table import OpenTable, TableFile
 from spark_sink.upkeep import SMALL_FILE_BYTES, SMALL_FILES_MAX, compact, keep_versions, remove_unused, small_files
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
 from wal import failpoint
+from wal.errors import StorageFailed
+from wal.failpoint import ENVIRONMENT_VARIABLE
 
 pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +159,24 @@ def test_old_commits_and_files_go_and_what_is_kept_reads_as_before(node: NodeBui
     assert rows_of(path) == node.expected("orders")
 
 
+def test_the_commit_of_the_newest_ingest_stays_in_the_log_whatever_other_tools_commit_after_it(
+    node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1)
+    keep_versions(opened(path), 60)
+    DeltaTable(str(path)).alter.set_table_properties({"delta.appendOnly": "false"})
+    for file in (path / "_delta_log").iterdir():
+        os.utime(file, (0, 0))
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert next(opened(path).history()).note.cut == 1
+    take(node, tables, 2)
+    assert next(opened(path).history()).note.cut == 2
+    assert not (path / "_delta_log" / f"{0:020}.json").exists()
+
+
 def test_files_of_an_attempt_under_way_stay(node: NodeBuilder, tables: Path) -> None:
     node.create(shards=1)
     take(node, tables, 1)
@@ -160,3 +188,144 @@ def test_files_of_an_attempt_under_way_stay(node: NodeBuilder, tables: Path) -> 
     (path / INTENTS / mine).touch()
     remove_unused(opened(path))
     assert ((path / mine).exists(), (path / nobodys).exists()) == (True, False)
+
+
+COMPACTION = """
+import sys
+from pathlib import Path
+from spark_sink import upkeep
+from tests.spark_sink.test_upkeep import opened
+
+upkeep.SMALL_FILES_MAX = 3
+upkeep.compact(opened(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.parametrize("step", ["compact.intended", "compact.written", "compact.committed", "ingest.file_synced"])
+def test_a_compaction_killed_at_any_step_while_ingests_go_on_takes_and_doubles_no_row(
+    step: str, node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1, 2, 3)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), ENVIRONMENT_VARIABLE: f"{step}=kill"}
+    number = count(4)
+    with subprocess.Popen([sys.executable, "-c", COMPACTION, str(path)], env=environment) as job:
+        while job.poll() is None:
+            take(node, tables, next(number))
+        assert job.returncode == -signal.SIGKILL
+    assert rows_of(path) == node.expected("orders")
+    for intent in (path / INTENTS).iterdir():
+        os.utime(intent, (0, 0))
+    take(node, tables, next(number))
+    compact(opened(path))
+    assert rows_of(path) == node.expected("orders")
+    assert not list((path / INTENTS).iterdir())
+    assert {file.path.partition("/")[0] for file in opened(path).files()} <= {
+        found.name for found in path.glob("cut-*")
+    }
+
+
+CHECKPOINT = """
+import sys
+import spark_sink
+from spark_sink import table
+
+table.CHECKPOINT_COMMITS = 3
+spark_sink.ingest(None, sys.argv[1], sys.argv[2], request_cut=False)
+"""
+
+
+@pytest.mark.parametrize("step", ["table.checkpoint_made", "table.checkpointed"])
+def test_an_ingest_killed_at_its_checkpoint_leaves_a_table_that_reads_and_is_checkpointed_again(
+    step: str, node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create(shards=1)
+    take(node, tables, 1)
+    node.insert("orders", orders(2))
+    node.cut()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), ENVIRONMENT_VARIABLE: f"{step}=kill"}
+    command = [sys.executable, "-c", CHECKPOINT, str(node.path), str(tables)]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    assert rows_of(tables / "orders") == node.expected("orders")
+    monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
+    take(node, tables, 3, 4, 5)
+    assert rows_of(tables / "orders") == node.expected("orders")
+    assert list((tables / "orders" / "_delta_log").glob("*.checkpoint.parquet"))
+    assert not (tables / "orders" / "_checkpoint").exists()
+
+
+def test_an_attempt_whose_commit_the_log_gave_up_is_not_taken_for_a_dead_one(node: NodeBuilder, tables: Path) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1)
+    [attempt] = path.glob("cut-*")
+    take(node, tables, 2)
+    table = DeltaTable(str(path))
+    table.create_checkpoint()
+    for commit in sorted((path / "_delta_log").glob("*.json"))[:-1]:
+        commit.unlink()
+    (path / INTENTS / attempt.name).touch()
+    os.utime(path / INTENTS / attempt.name, (0, 0))
+    take(node, tables, 3)
+    assert rows_of(path) == node.expected("orders")
+    assert not list((path / INTENTS).iterdir())
+
+
+def test_a_file_that_another_tool_removed_before_its_commit_is_not_committed(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1, 2, 3)
+
+    def vacuum() -> None:
+        removed = DeltaTable(str(path)).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+        assert len(removed) == 1
+
+    failpoint.arm("ingest.sealed", vacuum)
+    node.insert("orders", orders(4))
+    node.cut()
+    with pytest.raises(StorageFailed, match="was removed before its commit"):
+        spark_sink.ingest(None, node.path, tables, request_cut=False)
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert rows_of(path) == node.expected("orders")
+
+
+def test_a_vacuum_of_another_tool_leaves_an_attempt_under_way_alone(node: NodeBuilder, tables: Path) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1)
+    keep_versions(opened(path), 60)
+    mine = path / "cut-0000000000000009-aaaaaaaa" / "a.parquet"
+    mine.parent.mkdir()
+    mine.touch()
+    os.utime(mine, (time.time() - ABANDONED_AGE_S / 2,) * 2)
+    assert DeltaTable(str(path)).vacuum(dry_run=True, full=True) == []
+
+
+def test_a_vacuum_of_another_tool_changes_no_row_of_the_newest_version(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1, 2, 3)
+    compact(opened(path))
+    DeltaTable(str(path)).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+    remove_unused(opened(path))
+    take(node, tables, 4, 5)
+    compact(opened(path))
+    assert rows_of(path) == node.expected("orders")
+
+
+def test_two_that_keep_versions_for_different_times_go_on(node: NodeBuilder, tables: Path) -> None:
+    node.create(shards=1)
+    both = [
+        spark_sink.ingest_every(node.path, tables, every_s=0.001, request_cut=False, keep_s=keep_s)
+        for keep_s in (60, 90)
+    ]
+    for number in range(4):
+        node.insert("orders", orders(number))
+        node.cut()
+        assert [next(rounds).failures for rounds in both] == [(), ()]
+    assert rows_of(tables / "orders") == node.expected("orders")

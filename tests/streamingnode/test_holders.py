@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pyarrow as pa
@@ -135,6 +137,23 @@ async def test_a_place_that_was_given_up_before_the_reader_held_it_is_refused(
         await node.seek_reader("c", "r", sn.DeliverPolicy.all())
     (now,) = await node.readers()
     assert (now.message_id, now.tick) == (before.message_id, before.tick)
+
+
+async def test_a_reader_whose_collection_is_dropped_while_it_is_moved_is_moved_or_gone(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await read(node, "r") == []
+    readers = parts_of(node).readers
+    moving = readers.move
+
+    async def drop_and_move(*to: Any) -> None:
+        await node.drop_collection("c")
+        await moving(*to)
+
+    monkeypatch.setattr(readers, "move", drop_and_move)
+    with suppress(sn.errors.CollectionNotFound):
+        await node.seek_reader("c", "r", sn.DeliverPolicy.all())
+    assert await node.readers() == ()
 
 
 async def test_a_moved_reader_holds_the_log_from_its_new_place_on_over_a_restart(tmp_path: Path) -> None:
