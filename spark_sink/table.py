@@ -382,14 +382,14 @@ class OpenTable:
                 if first <= path.name[:20] <= last:
                     shutil.copy(path, made)
             DeltaTable(str(building)).create_checkpoint()
-            failpoint("table.checkpoint_made")
+            failpoint("compact.checkpoint_made")
             for name in (f"{last}.checkpoint.parquet", "_last_checkpoint"):  # which names the other
                 sync_file(made / name)
                 (made / name).replace(log / name)
                 sync_directory(log)
         finally:
             shutil.rmtree(building, ignore_errors=True)
-        failpoint("table.checkpointed")
+        failpoint("compact.checkpointed")
         if self._delta.metadata().configuration.get(_CLEANED, "true") == "true":
             self._delta.cleanup_metadata()
 

@@ -96,8 +96,8 @@ _COMPACT = {
     "compact.intended": "an intent without files; small files are compacted again",
     "compact.written": "a file the table does not name; written again, removed once old",
     "compact.committed": "a commit, after a power cut perhaps not; the same rows in both",
-    "table.checkpoint_made": "a checkpoint beside the table's log; made again",
-    "table.checkpointed": "a checkpoint, and commits that it makes needless; removed after the next one",
+    "compact.checkpoint_made": "a checkpoint beside the table's log; made again",
+    "compact.checkpointed": "a checkpoint, and commits that it makes needless; removed after the next one",
 }
 
 _RECOVERY = {

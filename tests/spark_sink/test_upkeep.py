@@ -236,7 +236,7 @@ spark_sink.ingest(None, sys.argv[1], sys.argv[2], request_cut=False)
 """
 
 
-@pytest.mark.parametrize("step", ["table.checkpoint_made", "table.checkpointed"])
+@pytest.mark.parametrize("step", ["compact.checkpoint_made", "compact.checkpointed"])
 def test_an_ingest_killed_at_its_checkpoint_leaves_a_table_that_reads_and_is_checkpointed_again(
     step: str, node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
