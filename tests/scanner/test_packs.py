@@ -132,7 +132,7 @@ async def test_the_ids_of_packed_messages_are_where_the_log_has_them() -> None:
 # --- where it goes on -------------------------------------------------------------------------------------------------
 
 
-@given(PACKS, st.randoms(use_true_random=False), st.integers(200, 3000))
+@given(PACKS, st.integers(0, 1 << 32).map(random.Random), st.integers(200, 3000))
 async def test_resuming_after_any_write_of_any_pack_misses_nothing_and_repeats_nothing(
     packs: list[list[Shape]], rng: random.Random, capacity_bytes: int
 ) -> None:
