@@ -103,7 +103,7 @@ async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
     assert cancelled >= 3
 
 
-@given(st.randoms(use_true_random=False))
+@given(st.integers(0, 1 << 32).map(random.Random))
 async def test_cancelling_at_any_moment_loses_nothing(rng: random.Random) -> None:
     journal = await tailed_journal(capacity_bytes=800)
     scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), **SMALL)
