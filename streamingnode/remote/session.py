@@ -327,7 +327,7 @@ class Session:
         if call.name == "snapshot" and arguments["keys"] is not None:
             info = self._backend.catalog.collection_by_name(arguments["collection"])
             keys = WireTarget(MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"]))
-            checked_rows(arguments["keys"], self._writes.target(keys))
+            checked_rows(arguments["keys"], self._server.targets.find(keys))
         stamp = arguments.get("stamp")
         if stamp is not None and stamp.producer_id != self.client_id:
             raise ProtocolError("a change under the stamp of another client")

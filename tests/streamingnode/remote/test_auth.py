@@ -118,6 +118,7 @@ async def test_a_reader_reads_its_collection_and_does_nothing_else(tmp_path: Pat
         await node.insert("other", rows(2))
         async with sn.connect(f"tcp://127.0.0.1:{port}", token=TOKENS["reader"]) as client:
             assert await contents(client) == {1: "tea 1"}
+            assert (await client.snapshot("c", keys=[1, 7])).num_rows == 1
             async with client.read("c") as messages:
                 await anext(messages)
             for call in (
@@ -129,6 +130,7 @@ async def test_a_reader_reads_its_collection_and_does_nothing_else(tmp_path: Pat
                 client.drop_collection("c"),
                 client.create_partition("c", "eu"),
                 client.snapshot("other"),
+                client.snapshot("other", keys=[2]),
                 client.flush(),
                 client.backup(tmp_path / "copy"),
                 client.verify(),
