@@ -119,7 +119,7 @@ async def test_a_check_that_fails_ends_the_waits_it_is_for_and_leaves_the_others
 
 @given(
     st.lists(st.tuples(st.integers(1, 10), st.integers(0, 5), st.booleans()), max_size=30),
-    st.randoms(use_true_random=False),
+    st.integers(0, 1 << 32).map(Random),
 )
 def test_budget_is_never_exceeded_and_whoever_waits_gets_a_turn_in_order(
     takers: list[tuple[int, int, bool]], random: Random
