@@ -281,8 +281,8 @@ class Node:
 
         Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
         Raises `InvalidArgument` for a tick that is yet to come, and `Truncated`, naming the nearest ticks, for a state that
-        neither the table nor the node keeps any more. An hour after every table has taken a cut (`taken_cuts_s`), its rows may
-        be in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
+        neither the table nor the node keeps any more. An hour (`taken_cuts_s`) after every table has taken a cut, its rows
+        may be in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
         self._info(collection)
         tick = None if as_of is None else tick_given("as_of", as_of)
