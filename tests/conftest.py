@@ -4,6 +4,7 @@ import asyncio
 import functools
 import inspect
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 def anyio_backend() -> str:
     """Run async tests on asyncio only; the node does not run on trio."""
     return "asyncio"
+
+
+@pytest.fixture
+def default_interrupt() -> Iterator[None]:
+    """Children take an interrupt, also where this process was started to ignore it, as in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -170,6 +170,7 @@ def test_a_directory_that_somebody_else_serves_is_refused(tmp_path: Path) -> Non
         assert process.poll() is None
 
 
+@pytest.mark.usefixtures("default_interrupt")
 async def test_a_command_that_has_the_directory_hands_it_over_to_a_service_and_goes_on_as_its_client(
     tmp_path: Path,
 ) -> None:

@@ -24,7 +24,7 @@ from streamingnode.config import load_config
 from streamingnode.opening import OpenNode, open_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.streamingnode.cli.conftest import Printed
 
@@ -215,14 +215,6 @@ def test_tail_into_a_reader_that_goes_away_is_quiet(data: Path, run: "Run") -> N
         assert running.stderr.read() == ""
     assert running.returncode == 141
     assert run("ls", data).code == 0
-
-
-@pytest.fixture
-def default_interrupt() -> "Iterator[None]":
-    """Children take an interrupt, also where this process was started to ignore it, as in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("default_interrupt")

@@ -14,7 +14,7 @@ import streamingnode as sn
 from streamingnode.cli.watch import CLEAR_SCREEN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tests.streamingnode.cli.conftest import Place, Printed
 
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = [sys.executable, "-m", "streamingnode"]
 HANGS_S = 40
-
-
-@pytest.fixture
-def default_interrupt() -> "Iterator[None]":
-    """Children take an interrupt, also where this process was started to ignore it, as in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 # --- top --------------------------------------------------------------------------------------------------------------
