@@ -48,3 +48,16 @@ def told(pack: MsgPack) -> tuple[list[tuple[int, int, int, int]], int, int]:
     """Return what a pack says, for comparison: type, end, id and part of each message, and its range."""
     messages = [(int(each.type), each.end_ts, each.id, each.part) for each in pack.messages]
     return messages, pack.begin_ts, pack.end_ts
+
+
+SEEK_LOG = [
+    [tick_of(0)],
+    inserts(1, 3, 19),
+    [tick_of(5)],
+    inserts(14, 9),
+    [tick_of(11)],
+    inserts(12, 13),
+    [tick_of(15)],
+    [tick_of(20)],
+]
+"""What a channel of the vectors for seeks holds, ticks and what is below them."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
 from streamingnode.streams.messages import MsgPack, MsgPosition, TsMsg
-from tests.streamingnode.streams.messages_of import batch_of, creation, ends, insert, inserts, tick_of, told
+from tests.streamingnode.streams.messages_of import SEEK_LOG, batch_of, creation, ends, insert, inserts, tick_of, told
 from wal.headers import MessageType
 
 Log = list[list[TsMsg]]
@@ -32,18 +32,6 @@ def tick_merge(*channels: str) -> TickMerge:
     for channel in channels:
         merge.add(channel)
     return merge
-
-
-SEEK_LOG: Log = [
-    [tick_of(0)],
-    inserts(1, 3, 19),
-    [tick_of(5)],
-    inserts(14, 9),
-    [tick_of(11)],
-    inserts(12, 13),
-    [tick_of(15)],
-    [tick_of(20)],
-]
 
 
 def test_packs_of_one_channel_hold_what_is_up_to_each_tick() -> None:

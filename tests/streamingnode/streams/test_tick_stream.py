@@ -10,7 +10,7 @@ import pytest
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.streams.factory import MsgStreamFactory
 from streamingnode.streams.messages import MsgPack, MsgPosition, MsgType, TsMsg, new_memory_dispatcher
-from tests.streamingnode.streams.messages_of import creation, ends, insert, inserts, tick_of, told
+from tests.streamingnode.streams.messages_of import SEEK_LOG, creation, ends, insert, inserts, tick_of, told
 from tests.streamingnode.streams.streams_on import send, streams_in
 from tests.wal.rocksmq.queues import Clock, opened
 from wal.errors import Overloaded, Truncated
@@ -18,21 +18,10 @@ from wal.rocksmq.contract import MqOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
-SEEK_VECTOR = [
-    [tick_of(0)],
-    inserts(1, 3, 19),
-    [tick_of(5)],
-    inserts(14, 9),
-    [tick_of(11)],
-    inserts(12, 13),
-    [tick_of(15)],
-    [tick_of(20)],
-]
-
 
 async def test_seeking_to_any_end_position_reproduces_the_remaining_packs(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
-        await send(producer, *SEEK_VECTOR)
+        await send(producer, *SEEK_LOG)
         async with streams.tick_consumer("a") as consumer:
             packs = [await consumer.consume(timeout=20) for _ in range(4)]
             assert [sorted(ends(pack.messages)) for pack in packs] == [[1, 3], [9], [12, 13, 14], [19]]
@@ -111,7 +100,7 @@ async def test_more_batches_before_a_tick_than_a_group_may_hold_are_overloaded(
 
 async def test_a_saved_position_goes_on_over_a_restart_of_the_queue(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
-        await send(producer, *SEEK_VECTOR)
+        await send(producer, *SEEK_LOG)
         async with streams.tick_consumer("a") as consumer:
             saved = [(await consumer.consume(timeout=20)).end_positions for _ in range(2)][-1]
     async with streams_in(tmp_path) as streams, streams.tick_consumer("a") as consumer:
@@ -121,7 +110,7 @@ async def test_a_saved_position_goes_on_over_a_restart_of_the_queue(tmp_path: Pa
 
 async def test_a_subscription_alone_goes_on_without_losing_what_was_above_the_tick(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
-        await send(producer, *SEEK_VECTOR)
+        await send(producer, *SEEK_LOG)
         async with streams.tick_consumer("a") as consumer:
             await consumer.consume(timeout=20)
         async with streams.tick_consumer("a") as consumer:
@@ -131,7 +120,7 @@ async def test_a_subscription_alone_goes_on_without_losing_what_was_above_the_ti
 
 async def test_positions_of_one_kind_of_stream_lose_nothing_in_the_other(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
-        await send(producer, *SEEK_VECTOR)
+        await send(producer, *SEEK_LOG)
         async with streams.tick_consumer("a") as ticks, streams.consumer("a", of="plain") as plain:
             aligned = await ticks.consume(timeout=20)
             await plain.seek(aligned.end_positions)  # begins with the batch that 19, above the tick, is in
@@ -164,7 +153,7 @@ async def test_a_position_that_retention_gave_up_names_the_earliest(tmp_path: Pa
         factory = MsgStreamFactory(queue)
         async with factory.new_msg_stream() as producer, factory.new_tt_msg_stream() as consumer:
             await producer.as_producer(["a"])
-            await send(producer, *SEEK_VECTOR)
+            await send(producer, *SEEK_LOG)
             await consumer.as_consumer(["a"], "g")
             packs = [await consumer.consume(timeout=20) for _ in range(4)]
             await consumer.close()
