@@ -164,6 +164,11 @@ class Scanner:
                 return batch
             if self._failure is not None:
                 raise self._failure
+            if (
+                self._released
+            ):  # a batch's worth was passed over, and nothing may come that would have the rest looked at
+                await asyncio.sleep(0)
+                continue
             try:
                 read = await source.next()
             except (Corrupt, Truncated, UnsupportedFormat) as failure:

@@ -19,6 +19,7 @@ from wal.message import AnyMessage
 pytestmark = pytest.mark.anyio
 
 SMALL = Bounds(batch_bytes=300, batch_messages=5)
+PATIENCE_S = 20
 
 
 async def filled(rows: int = 60) -> tuple[Journal, FaultyLog]:
@@ -53,6 +54,19 @@ async def test_many_readers_that_catch_up_together_read_the_log_as_often_as_one(
     assert log.reads == once
     for reader in readers:
         await reader.close()
+
+
+async def test_what_somebody_else_has_read_is_delivered_although_more_of_it_is_passed_over_than_fits_into_a_batch() -> (
+    None
+):
+    journal, log = await filled()
+    (await shared(journal, log)).shared.keep(await journal.log.read(1, bytes_max=1 << 20))  # which is all there is
+    until = journal.entries[-2].time_tick
+    resumed = Scanner(log.as_log, journal.tail, DeliverPolicy.all(), after_tick=until, **SMALL)
+    async with asyncio.timeout(PATIENCE_S):  # nothing comes any more that could wake it
+        assert seen(await read_until(resumed, journal.tick)) == later_than(journal, until)
+    assert not log.reads
+    await resumed.close()
 
 
 Reader = tuple[Scanner, int, list[AnyMessage]]
