@@ -72,10 +72,19 @@ def test_every_option_of_every_command_is_completed() -> None:
 )
 def test_the_script_of_a_shell_has_no_mistake_of_its_grammar(tmp_path: Path, shell: str, check: list[str]) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not here")
+        pytest.skip(f"needs {shell}: apt-get install {shell}")
     (tmp_path / "script").write_text(script_of(shell))
     done = subprocess.run([*check, tmp_path / "script"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_fish_offers_commands_and_what_they_do(tmp_path: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("needs fish: apt-get install fish")
+    (tmp_path / "script").write_text(script_of("fish"))
+    asked = "source script; complete -C 'streamingnode ta'; complete -C 'streamingnode txn '"
+    done = subprocess.run(["fish", "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert {"tail", "ls", "abort"} <= {line.partition("\t")[0] for line in done.stdout.splitlines()}
 
 
 def test_fish_has_a_line_for_each_option_with_its_help_quoted() -> None:
