@@ -17,6 +17,7 @@ from bench import (
     bench_append,
     bench_checks,
     bench_cut,
+    bench_day,
     bench_flush,
     bench_freshness,
     bench_ingest,
@@ -119,6 +120,7 @@ BENCHMARKS: dict[str, Run] = {
     "flush": flush,
     "ingest": ingest,
     "freshness": bench_freshness.run,
+    "day": bench_day.run,
     "remote": bench_remote.run,
     "topics": bench_topics.run,
     "streams": bench_streams.run,
@@ -127,7 +129,7 @@ BENCHMARKS: dict[str, Run] = {
     "memory": bench_memory.run,
 }
 
-LONG = frozenset({"freshness", "memory", "remote", "snapshot", "topics"})
+LONG = frozenset({"day", "freshness", "memory", "remote", "snapshot", "topics"})
 """Only run when they are named."""
 
 

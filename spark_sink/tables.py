@@ -48,7 +48,7 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
 
     Raises `InvalidArgument` when there is no table, when the tick is past what the table has taken, and, naming the nearest
     ticks there are, when its state was hidden in one commit with later ones; `Truncated` when the table's log no longer
-    reaches back to the tick.
+    reaches back to the tick, or a vacuum took a file of it.
     """
     table = _load(Path(path))
     if as_of_tick is not None:
@@ -58,7 +58,7 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
             history.append(found)
             if found.note.last_tick <= tick:
                 break
-        table = table.at_version(_states_at({str(table.path): history}, tick)[str(table.path)])
+        table = _kept(table.at_version(_states_at({str(table.path): history}, tick)[str(table.path)]))
     return _frame(spark, table)
 
 
@@ -77,7 +77,7 @@ def read_tables(
     if tick is None:
         raise InvalidArgument(f"no cut is in all of {', '.join(loaded)} — ingest again, with every_cut=True")
     versions = _states_at(histories, tick)
-    frames = {name: _frame(spark, table.at_version(versions[name])) for name, table in loaded.items()}
+    frames = {name: _frame(spark, _kept(table.at_version(versions[name]))) for name, table in loaded.items()}
     notes = [found.note for history in histories.values() for found in history]
     return TablesAt(max(note.cut for note in notes if note.tick <= tick), tick, frames)
 
@@ -119,6 +119,16 @@ def _load(path: Path) -> OpenTable:
     table = OpenTable.load(path)
     if table is None:
         raise InvalidArgument(f"{path} is no table — run an ingest into it, or name another path")
+    return table
+
+
+def _kept(table: OpenTable) -> OpenTable:
+    """Return a version whose files are all there. Raises `Truncated` where a vacuum has taken one: Spark would, later."""
+    if gone := next((file.path for file in table.files() if not (table.path / file.path).exists()), None):
+        step = "ask for a later one, or leave out as_of_tick"
+        raise Truncated(
+            f"version {table.version} of {table.path}, whose file {gone} was vacuumed,", table.version + 1, step
+        )
     return table
 
 

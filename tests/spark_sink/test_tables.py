@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
@@ -95,6 +96,20 @@ def test_tables_show_the_state_at_a_tick_and_the_source_the_newest(
     assert found(at_moment) == expected
     with pytest.raises(InvalidArgument, match="is no table"):
         spark_sink.read_table(spark, tables / "nothing")
+
+
+@pytest.mark.spark
+def test_a_state_that_lost_files_to_a_vacuum_is_refused_before_spark_looks_for_them(
+    spark: SparkSession, node: NodeBuilder, tables: Path, three_cuts: list[int]
+) -> None:
+    path = tables / "orders"
+    assert DeltaTable(str(path)).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    with pytest.raises(Truncated, match=r"version \d+ of .*was vacuumed"):
+        spark_sink.read_table(spark, path, as_of_tick=three_cuts[1])
+    with pytest.raises(Truncated, match=r"version \d+ of .*was vacuumed"):
+        spark_sink.read_tables(spark, tables, ["orders"], as_of_tick=three_cuts[1])
+    newest = spark_sink.read_table(spark, path, as_of_tick=three_cuts[2])
+    assert found(newest) == ordered(node.history[3]["orders"])
 
 
 @pytest.mark.spark
