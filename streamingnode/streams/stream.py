@@ -32,7 +32,7 @@ from wal.errors import (
 from wal.headers import MessageType
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.group import HELD_MAX
-from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, parts_within
 from wal.runtime import event_log, outlast
 
 FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0
@@ -218,14 +218,9 @@ class MsgStream:
         return dict(zip(batches, sent, strict=True))
 
     async def _send_to(self, channel: str, batches: Sequence[bytes]) -> list[int]:
-        ids, part, part_bytes = list[int](), list[ProducerMessage](), 0
-        for batch in batches:
-            if part and part_bytes + len(batch) > PRODUCE_BYTES_MAX:
-                ids += await self._queue.produce(channel, part)
-                part, part_bytes = [], 0
-            part.append(ProducerMessage(batch, CONTENT_TYPE))
-            part_bytes += len(batch)
-        return [*ids, *await self._queue.produce(channel, part)]
+        messages = [ProducerMessage(batch, CONTENT_TYPE) for batch in batches]
+        parts = parts_within(messages, PRODUCE_BYTES_MAX)
+        return [message_id for part in parts for message_id in await self._queue.produce(channel, part)]
 
     # --- consuming --------------------------------------------------------------------------------------------------------
 
