@@ -6,7 +6,7 @@ settings file anew each time. A look must neither break what the next opening wo
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.streams.channels import CHANNEL_KEY, OwnerDescription
-from wal.codec import decode_entry
 from wal.entry import LogEntry
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
@@ -31,7 +30,7 @@ from wal.rocks import layout, recovery
 from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME, meta_key
-from wal.rocks.log import first_kept, last_position, read_range
+from wal.rocks.log import decode_rocks_entry, first_kept, last_position, read_range
 from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.messages import decode_entry as decode_topic_entry
@@ -160,11 +159,13 @@ class ClosedDatabase:
 
     def checkpoint(self) -> Checkpoint:
         """Return the log's checkpoint. Raises `Corrupt`, and `UnsupportedFormat` for that of a newer release."""
-        try:
-            found = self.rows.get(meta_key(checkpoint_key(PCHANNEL)))
-        except Exception as error:  # rocksdict raises nothing more exact
-            raise Corrupt(f"it cannot be read: {error}") from error
-        return decode_checkpoint(found if isinstance(found, bytes) else None)
+        with classified(Path(self.rows.path())):
+            return decode_checkpoint(self.rows.get(meta_key(checkpoint_key(PCHANNEL))))
+
+    def records(self, report: Report) -> "NodeRecords":
+        """Return what is beside the log; see `check_records`. Raises `Corrupt`."""
+        with classified(Path(self.rows.path())):
+            return check_records(recovery.scan_prefix(self.rows, b""), report)
 
 
 @contextmanager
@@ -236,21 +237,17 @@ def _open_surveyed(path: Path, floor: Floor | None, *, past_damage: bool = False
     """Open a database and look at what it holds; a log whose end cannot be read ends at 0 then."""
 
     def last_readable(entries: Rdict, log_id: int) -> int:
-        try:
+        with suppress(Exception):  # rocksdict raises nothing more exact
             return last_position(entries, log_id)
-        except Exception:  # noqa: BLE001 - rocksdict raises nothing more exact
-            return 0
+        return 0
 
-    database = open_read_only(path, past_damage=past_damage)
-    try:
-        found = recovery.survey(database, last_position=last_readable)
-        is_its_own = floor is not None and floor.node_id == found.node_id
-        return ClosedDatabase(database, found, floor if is_its_own else None)
-    except Exception as error:
-        database.close()
-        if isinstance(error, StreamingNodeError):
-            raise
-        raise Corrupt(f"the facts about the store cannot be read: {error}") from error
+    with ExitStack() as undo:
+        database = undo.enter_context(closing(open_read_only(path, past_damage=past_damage)))
+        with classified(path):
+            found = recovery.survey(database, last_position=last_readable)
+        undo.pop_all()
+    is_its_own = floor is not None and floor.node_id == found.node_id
+    return ClosedDatabase(database, found, floor if is_its_own else None)
 
 
 def check_database_files(path: Path, database: Rdict, report: Report) -> None:
@@ -316,6 +313,7 @@ def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> It
         if failure or entry.first_position > expected:
             _lost(log, expected, entry.first_position - 1, failure, report)
         expected, failure, before = entry.last_position + 1, "", entry
+        report.read("log", entry.size_bytes)
         report.count("log entries")
         report.count("log positions", entry.count)
         yield entry
@@ -329,10 +327,9 @@ def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry
         raise Corrupt(str(stored))
     last, data = stored
     try:
-        previous_crc32c = None if before is None else before.crc32c
-        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=previous_crc32c)
+        entry = decode_rocks_entry(data, None if before is None else before.crc32c)
     except Corrupt:
-        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=None)
+        entry = decode_rocks_entry(data, None)
         if entry.first_position <= expected:
             raise
         # Behind a gap, nothing tells what it has to follow.
@@ -382,33 +379,20 @@ class NodeRecords:
             msgspec.msgpack.decode(value, type=OwnerDescription)
 
 
-def stored_records(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
-    """Yield every record beside the entries. Raises what RocksDB raises for damage."""
-    iterator = database.iter()
-    iterator.seek_to_first()
-    while iterator.valid():
-        yield iterator.key(), iterator.value()
-        iterator.next()
-    iterator.status()  # without this a damaged block looks like the end
-
-
-def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> NodeRecords:
-    """Decode every record whose meaning is known, and return what is of use; the others are damage."""
+def check_records(stored: Mapping[bytes, bytes], report: Report) -> NodeRecords:
+    """Decode every record beside the entries whose meaning is known; return what is of use, the others are damage."""
     records = NodeRecords()
-    try:
-        for key, value in stored:
-            report.read("log", len(key) + len(value))
-            try:
-                if key.startswith(layout.META_PREFIX):
-                    records.take(key[len(layout.META_PREFIX) :].decode(), value)
-                elif key.startswith(layout.LOG_ID_PREFIX):
-                    layout.decode_log_id(value)
-                elif key.startswith(layout.FIRST_POSITION_PREFIX):
-                    layout.decode_number(value)
-            except Exception as error:  # noqa: BLE001 - any way in which it does not decode
-                report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
-    except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
-        report.damage(STATE_MAP, f"cannot be read to its end: {error}")
+    for key, value in stored.items():
+        report.read("log", len(key) + len(value))
+        try:
+            if key.startswith(layout.META_PREFIX):
+                records.take(key[len(layout.META_PREFIX) :].decode(), value)
+            elif key.startswith(layout.LOG_ID_PREFIX):
+                layout.decode_log_id(value)
+            elif key.startswith(layout.FIRST_POSITION_PREFIX):
+                layout.decode_number(value)
+        except Exception as error:  # noqa: BLE001 - any way in which it does not decode
+            report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
     try:
         _, records.topics = decode_records(records.topic_records)
     except Exception as error:  # noqa: BLE001 - any way in which they do not decode
@@ -424,7 +408,7 @@ def read_node_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     """
     path, report = directory / DATABASE_NAME, Report()
     with classified(path), closing(open_read_only(path)) as database:
-        found, records = recovery.survey(database), check_records(stored_records(database), report)
+        found, records = recovery.survey(database), check_records(recovery.scan_prefix(database, b""), report)
     for damage in report.damages:
         raise Corrupt(f"{damage.place} {damage.detail} — {damage.next_step}")
     return found, records

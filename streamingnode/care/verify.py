@@ -27,16 +27,15 @@ from flusher.directory import (
 )
 from flusher.manifest import DATA, Checkpoint, DataFile, SegmentFile
 from streamingnode.care.database import (
-    STEP_BYTES,
+    STATE_MAP,
+    NodeRecords,
     check_database_files,
-    check_records,
     check_topics,
     good_entries,
     is_unfinished_creation,
     opened,
     read_topic,
     stored_entries,
-    stored_records,
 )
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, kept_closed, read_record
@@ -123,17 +122,17 @@ def _check_database(directory: Path, report: Report) -> LogFacts:
         if database is None:
             return LogFacts(node_id=node_id)
         check_database_files(directory / DATABASE_NAME, database.rows, report)
-        records = check_records(stored_records(database.rows), report)
-        facts = LogFacts(node_id=node_id, checkpoint=records.checkpoint, first_kept=records.first_kept)
+        facts, records = LogFacts(node_id=node_id), NodeRecords()
+        try:
+            records = database.records(report)
+            facts.checkpoint, facts.first_kept = records.checkpoint, records.first_kept
+        except StreamingNodeError as error:
+            report.error(STATE_MAP, error)
         log = database.log(report)
         if log is not None and log.first:  # else damage of the state map, which is named already
-            facts.last_tick = read_bytes = 0
+            facts.last_tick = 0
             for entry in good_entries(log, stored_entries(log), report):
-                facts.last_tick, read_bytes = entry.time_tick, read_bytes + entry.size_bytes
-                if read_bytes >= STEP_BYTES:
-                    report.read("log", read_bytes)
-                    read_bytes = 0
-            report.read("log", read_bytes)
+                facts.last_tick = entry.time_tick
         check_topics(records.topics, partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)), report)
         return facts
 

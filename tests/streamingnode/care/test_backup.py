@@ -311,7 +311,7 @@ def test_links_that_a_crash_left_are_a_warning_and_gone_after_the_next_backup(sa
 def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_away(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._copy_cuts
+    path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._contents
 
     def copy_while_a_table_takes_a_newer_cut(*arguments: Any) -> list[CopiedFile]:
         (path / "leases").mkdir(exist_ok=True)
@@ -323,7 +323,7 @@ def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_
         async with sn.open_node(path, **SETTINGS) as node:
             await node.backup(tmp_path / "backup")
 
-    monkeypatch.setattr(making, "_copy_cuts", copy_while_a_table_takes_a_newer_cut)
+    monkeypatch.setattr(making, "_contents", copy_while_a_table_takes_a_newer_cut)
     anyio.run(run)
     restore_directory(tmp_path / "backup", tmp_path / "restored")
     assert verify_directory(tmp_path / "restored").findings == []
