@@ -61,13 +61,6 @@ class BridgeReport(msgspec.Struct):
     last_id: int = 0
 
 
-class _Note(msgspec.Struct, frozen=True, array_like=True):
-    """Dead letters of messages from `first_id` on are sent next, and are above `behind` in their topic."""
-
-    first_id: int
-    behind: int
-
-
 class _Fitted(NamedTuple):
     """A message, and its rows, or why it has none."""
 
@@ -144,8 +137,10 @@ class _Crossing:
             await self._mq.create_consumer_group(self._topic, self._name)
         producer = await self._node.producer(self._name)
         await self._go_to(max(await self._current_id(), producer.last_sequence + 1))
-        if producer.note and (note := msgspec.msgpack.decode(producer.note, type=_Note)).first_id >= self._next_id:
-            self._behind, self._sent = note.behind, await self._letters(note.behind)
+        if producer.note:
+            first_id, behind = msgspec.msgpack.decode(producer.note, type=tuple[int, int])
+            if first_id >= self._next_id:
+                self._behind, self._sent = behind, await self._letters(behind)
         async with await self._mq.register_consumer(self._topic, self._name, ack_timeout_s=None) as consumer:
             while messages := await self._take(consumer, once=once):
                 fitted = await to_thread.run_sync(list, map(self._fit, messages))
@@ -201,7 +196,8 @@ class _Crossing:
         await self._mq.create_topic(self._dead)
         if first_id > max(self._sent, default=0):  # else letters of this run may be where the last note says
             self._behind = await self._mq.get_latest_msg(self._dead)
-        await producer.put_note(msgspec.msgpack.encode(_Note(first_id, self._behind)))
+        # Letters of messages from `first_id` on are sent next, and are above `_behind` in their topic.
+        await producer.put_note(msgspec.msgpack.encode((first_id, self._behind)))
         unsent = [self._letter(each) for each in run if each.message.message_id not in self._sent]
         for letters in parts_within(unsent, DEAD_BYTES):
             try:
