@@ -18,15 +18,7 @@ import anyio
 import msgspec
 from anyio import from_thread, to_thread
 
-from flusher.cuts import (
-    LEASE_BYTES_MAX,
-    LEASES,
-    UNREADABLE,
-    decode_first_kept,
-    kept_cuts_key,
-    read_leases,
-    write_lease,
-)
+from flusher.cuts import LEASE_BYTES_MAX, LEASES, UNREADABLE, read_leases, write_lease
 from flusher.directory import (
     CUTS,
     TEMPORARY_SUFFIX,
@@ -67,7 +59,7 @@ from wal.files import (
     write_file,
 )
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
-from wal.rocks.layout import DATABASE_NAME, meta_key
+from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.store import RocksStore
 from wal.rocksmq.messages import TopicEntry
@@ -289,9 +281,15 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
     cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
     manifests = {manifest_path(number): number for number in range(records.first_kept, checkpoint.cut_number + 1)}
-    number, file = manifests.get(path, 0), None
+    named: Iterator[tuple[int, DataFile | None]] = (
+        (number, file)
+        for number in reversed(cut_numbers(directory))
+        for file in cuts.read(number).manifest.files
+        if file.path == path
+    )
+    number, file = (manifests[path], None) if path in manifests else next(named, (0, None))
     if not number:
-        number, file = _entry_of(directory, cuts, path)
+        raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
     try:
         content = read_regular(place_beneath(backup, path), bytes_max=file.bytes if file else READ_BYTES_MAX)
     except FileNotFoundError:
@@ -304,14 +302,6 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     if not is_same:
         raise Corrupt(f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}")
     return content
-
-
-def _entry_of(directory: Path, cuts: CutLog, path: str) -> tuple[int, DataFile]:
-    for number in reversed(cut_numbers(directory)):
-        for file in cuts.read(number).manifest.files:
-            if file.path == path:
-                return number, file
-    raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
 
 
 # --- of a running node ------------------------------------------------------------------------------------------------
@@ -341,18 +331,17 @@ class Upkeep:
 
     def _verify(self) -> Report:
         """Check log, cuts and leases; not the floor file, which is written all the time, nor what nothing names yet."""
-        log, report = self._channel.log, Report(on_step=_check_cancelled)
+        report = Report(on_step=_check_cancelled)
+        facts = LogFacts(node_id=self._store.node_id, checkpoint=self._flusher.checkpoint, running=True)
+        numbers = cut_numbers(self._path)
         try:
-            stored = self._on_loop(self._store.scan_meta(""))
-            topics = check_records({meta_key(key): value for key, value in stored.items()}, report).topics
-            check_topics(topics, self._read_topic, report)
+            # After the cuts were listed: which is the first that is kept goes up before a cut goes.
+            records = check_records(self._on_loop(self._store.scan_meta("")), report)
+            facts.first_kept = records.first_kept
+            check_topics(records.topics, self._read_topic, report)
         except Corrupt as error:
             report.error(STATE_MAP, error)
         self._check_log(report)
-        facts = LogFacts(node_id=self._store.node_id, checkpoint=self._flusher.checkpoint, running=True)
-        numbers = cut_numbers(self._path)
-        # Asked for after the cuts were listed: it goes up before a cut goes.
-        facts.first_kept = decode_first_kept(self._on_loop(self._store.get_meta(kept_cuts_key(log.name))))
         check_cuts(self._path, numbers, facts, report)
         check_leases(self._path, facts.node_id, report)
         return report

@@ -6,7 +6,7 @@ settings file anew each time. A look must neither break what the next opening wo
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,8 +138,10 @@ class ClosedDatabase:
             return None
         last = self.found.last_positions[log_id]
         first, kept, acknowledged = 0, last, 0
-        with suppress(Exception):  # damage of the state map, which whoever reads all of it names
+        try:
             first = first_kept(self.rows, log_id)
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
+            report.damage(STATE_MAP, f"does not tell where the log begins: {error}")
         if self.floor is not None:
             acknowledged = self.floor.positions.get(log_id, 0)
             if not self.found.synced_each_batch:
@@ -163,9 +165,10 @@ class ClosedDatabase:
             return decode_checkpoint(self.rows.get(meta_key(checkpoint_key(PCHANNEL))))
 
     def records(self, report: Report) -> "NodeRecords":
-        """Return what is beside the log; see `check_records`. Raises `Corrupt`."""
+        """Return what is beside the log; see `check_records`. Raises what RocksDB's failure means."""
         with classified(Path(self.rows.path())):
-            return check_records(recovery.scan_prefix(self.rows, b""), report)
+            stored = recovery.scan_prefix(self.rows, layout.META_PREFIX)
+            return check_records({key[len(layout.META_PREFIX) :].decode(): stored[key] for key in stored}, report)
 
 
 @contextmanager
@@ -173,16 +176,14 @@ def opened(directory: Path, report: Report) -> Iterator[tuple[str, ClosedDatabas
     """Check floor and database of a node, and open it for the block: its id, empty when unknown, and what can be read."""
     floor = check_floor(directory, report)
     node_id, database = "" if floor is None else floor.node_id, None
-    try:
-        database = _open_checked(directory / DATABASE_NAME, floor, report)
-        node_id = database.found.node_id
-    except StreamingNodeError as error:
-        report.error(DATABASE_NAME, error)
-    with nullcontext() if database is None else closing(database.rows):
+    with ExitStack() as databases:
+        with report.errors_at(DATABASE_NAME):
+            database = _open_checked(directory / DATABASE_NAME, floor, report, databases)
+            node_id = database.found.node_id
         yield node_id, database
 
 
-def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedDatabase:
+def _open_checked(path: Path, floor: Floor | None, report: Report, databases: ExitStack) -> ClosedDatabase:
     """Open a database with as much of its log as RocksDB reads, and compare it with the floor.
 
     What an owner would open is the log up to the first damaged record. What is behind that is read too, so that holes are
@@ -190,10 +191,10 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
     else RocksDB's failure means when it cannot be opened at all.
     """
     try:
-        reached = _open_surveyed(path, floor)
+        reached = _open_surveyed(path, floor, databases)
     except Corrupt as error:
         try:
-            behind = _open_surveyed(path, floor, past_damage=True)
+            behind = _open_surveyed(path, floor, databases, past_damage=True)
         except Corrupt:
             if not recovery.has_torn_end(path):
                 raise
@@ -202,50 +203,41 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
         report.error(DATABASE_NAME, error)
         return behind
     try:
-        behind = _open_surveyed(path, floor, past_damage=True)
+        behind = _open_surveyed(path, floor, databases, past_damage=True)
     except Corrupt as error:
         # RocksDB does not always get there, and a torn tail is no damage.
         if reached.found.synced_each_batch:
             report.error(DATABASE_NAME, error)
         behind = reached
-    if floor is None or not _has_all(reached.found, behind.found, floor, report):
-        taken, other = behind, reached
-    else:
-        taken, other = reached, behind
-        if not reached.found.synced_each_batch and (torn := recovery.torn_bytes(path)):
-            detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
-            report.warn(DATABASE_NAME, detail, _AT_START)
-    if other is not taken:
-        other.rows.close()
-    return taken
-
-
-def _has_all(reached: recovery.Survey, behind: recovery.Survey, floor: Floor, report: Report) -> bool:
-    """Whether an owner would find all that was acknowledged; what is missing is damage."""
+    if floor is None:
+        return behind
     try:
-        recovery.judge(reached, behind, floor, place=DATABASE_NAME)
-    except Corrupt as error:
+        recovery.judge(reached.found, behind.found, floor, place=DATABASE_NAME)
+    except Corrupt as error:  # an owner would not find all that was acknowledged
         report.error(DATABASE_NAME, error)
-        return False
-    if reached.term > floor.term:
+        return behind
+    if reached.found.term > floor.term:
         step = "put log and floor of one backup together; opening the node trusts the log"
         report.warn(FLOOR_NAME, "is of an earlier term than the log beside it: it is an older copy", step)
-    return True
+    if not reached.found.synced_each_batch and (torn := recovery.torn_bytes(path)):
+        detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
+        report.warn(DATABASE_NAME, detail, _AT_START)
+    return reached
 
 
-def _open_surveyed(path: Path, floor: Floor | None, *, past_damage: bool = False) -> ClosedDatabase:
-    """Open a database and look at what it holds; a log whose end cannot be read ends at 0 then."""
+def _open_surveyed(
+    path: Path, floor: Floor | None, databases: ExitStack, *, past_damage: bool = False
+) -> ClosedDatabase:
+    """Open a database until `databases` are closed, and look at what it holds; a log whose end cannot be read ends at 0."""
 
     def last_readable(entries: Rdict, log_id: int) -> int:
         with suppress(Exception):  # rocksdict raises nothing more exact
             return last_position(entries, log_id)
         return 0
 
-    with ExitStack() as undo:
-        database = undo.enter_context(closing(open_read_only(path, past_damage=past_damage)))
-        with classified(path):
-            found = recovery.survey(database, last_position=last_readable)
-        undo.pop_all()
+    database = databases.enter_context(closing(open_read_only(path, past_damage=past_damage)))
+    with classified(path):
+        found = recovery.survey(database, last_position=last_readable)
     is_its_own = floor is not None and floor.node_id == found.node_id
     return ClosedDatabase(database, found, floor if is_its_own else None)
 
@@ -358,43 +350,31 @@ class NodeRecords:
     readers: dict[str, ReaderPosition] = field(default_factory=dict)
     first_kept: int = FIRST_CUT
     """The number of the earliest cut that is kept."""
-    topic_records: dict[str, bytes] = field(default_factory=dict)
     topics: dict[str, Topic] = field(default_factory=dict)
 
-    def take(self, key: str, value: bytes) -> None:
-        """Decode one record of the state map. Raises what its decoder raises."""
-        if key.startswith(CHECKPOINT):
-            self.checkpoint = decode_checkpoint(value)
-            if self.checkpoint.producers is not None:
-                decode_window(self.checkpoint.producers, RocksMessageId)
-        elif key.startswith(READER):
-            self.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
-        elif key.startswith(TOPICS):
-            self.topic_records[key] = value
-        elif key.startswith(CUTS_RECORD):
-            self.first_kept = decode_first_kept(value)
-        elif key.startswith(PRODUCER):
-            msgspec.msgpack.decode(value, type=ProducerRecord)
-        elif key.startswith(CHANNEL_KEY):
-            msgspec.msgpack.decode(value, type=OwnerDescription)
 
-
-def check_records(stored: Mapping[bytes, bytes], report: Report) -> NodeRecords:
-    """Decode every record beside the entries whose meaning is known; return what is of use, the others are damage."""
+def check_records(state_map: Mapping[str, bytes], report: Report) -> NodeRecords:
+    """Decode every record whose meaning is known, and return what is of use; the others are damage."""
     records = NodeRecords()
-    for key, value in stored.items():
+    for key, value in state_map.items():
         report.read("log", len(key) + len(value))
         try:
-            if key.startswith(layout.META_PREFIX):
-                records.take(key[len(layout.META_PREFIX) :].decode(), value)
-            elif key.startswith(layout.LOG_ID_PREFIX):
-                layout.decode_log_id(value)
-            elif key.startswith(layout.FIRST_POSITION_PREFIX):
-                layout.decode_number(value)
+            if key.startswith(CHECKPOINT):
+                records.checkpoint = decode_checkpoint(value)
+                if records.checkpoint.producers is not None:
+                    decode_window(records.checkpoint.producers, RocksMessageId)
+            elif key.startswith(READER):
+                records.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
+            elif key.startswith(CUTS_RECORD):
+                records.first_kept = decode_first_kept(value)
+            elif key.startswith(PRODUCER):
+                msgspec.msgpack.decode(value, type=ProducerRecord)
+            elif key.startswith(CHANNEL_KEY):
+                msgspec.msgpack.decode(value, type=OwnerDescription)
         except Exception as error:  # noqa: BLE001 - any way in which it does not decode
             report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
     try:
-        _, records.topics = decode_records(records.topic_records)
+        _, records.topics = decode_records({key: value for key, value in state_map.items() if key.startswith(TOPICS)})
     except Exception as error:  # noqa: BLE001 - any way in which they do not decode
         report.damage(STATE_MAP, f"the records of topics do not decode: {error}")
     return records
@@ -407,15 +387,12 @@ def read_node_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     `StorageFailed` or `UnsupportedFormat`.
     """
     path, report = directory / DATABASE_NAME, Report()
-    with classified(path), closing(open_read_only(path)) as database:
-        found, records = recovery.survey(database), check_records(recovery.scan_prefix(database, b""), report)
+    with classified(path), closing(open_read_only(path)) as rows:
+        database = ClosedDatabase(rows, recovery.survey(rows), None)
+        records = database.records(report)
     for damage in report.damages:
         raise Corrupt(f"{damage.place} {damage.detail} — {damage.next_step}")
-    return found, records
-
-
-TopicRead = Callable[[Topic, int], list[TopicEntry]]
-"""Returns entries of a topic from the one that holds an id on; none to let it be."""
+    return database.found, records
 
 
 def read_topic(entries: Rdict, topic: Topic, message_id: int) -> list[TopicEntry]:
@@ -424,8 +401,11 @@ def read_topic(entries: Rdict, topic: Topic, message_id: int) -> list[TopicEntry
     return read_range(entries, topic.log_id, decode_topic_entry, message_id, kept, STEP_BYTES)
 
 
-def check_topics(topics: Mapping[str, Topic], read: TopicRead, report: Report) -> None:
-    """Read every topic to its end; of a damaged one, what is behind the damage is not looked at."""
+def check_topics(topics: Mapping[str, Topic], read: Callable[[Topic, int], list[TopicEntry]], report: Report) -> None:
+    """Read every topic to its end; of a damaged one, what is behind the damage is not looked at.
+
+    `read` returns entries of a topic from the one that holds an id on; none to let it be.
+    """
     for name, topic in topics.items():
         message_id, crc32c = topic.begin_id, topic.crc32c
         try:

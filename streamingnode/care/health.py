@@ -197,20 +197,16 @@ def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:
 
 
 def _look_at_node(directory: Path, facts: dict[str, str], report: Report) -> None:
-    try:
-        with disk_errors_typed(directory):
-            if directory.is_dir():
-                check_place(directory)
-            elif directory.exists():
-                check_node(directory)
-            if not is_node(directory):
-                facts["node"] = f"{directory} holds none yet; opening one makes it"
-                return
-            floor, cuts = floor_of(directory), CutLog(directory)
-            for number in cuts.numbers:
-                cuts.read(number)
-    except StreamingNodeError as error:
-        report.error("node", error)
-        return
-    kept = f"cuts {cuts.first} to {cuts.newest}" if cuts.numbers else "no cut yet"
-    facts["node"] = f"{floor.node_id}, term {floor.term}, {kept}, manifests are whole"
+    with report.errors_at("node"), disk_errors_typed(directory):
+        if directory.is_dir():
+            check_place(directory)
+        elif directory.exists():
+            check_node(directory)
+        if not is_node(directory):
+            facts["node"] = f"{directory} holds none yet; opening one makes it"
+            return
+        floor, cuts = floor_of(directory), CutLog(directory)
+        for number in cuts.numbers:
+            cuts.read(number)
+        kept = f"cuts {cuts.first} to {cuts.newest}" if cuts.numbers else "no cut yet"
+        facts["node"] = f"{floor.node_id}, term {floor.term}, {kept}, manifests are whole"

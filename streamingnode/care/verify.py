@@ -25,7 +25,7 @@ from flusher.directory import (
     measure_file,
     refuse_mixed,
 )
-from flusher.manifest import DATA, Checkpoint, DataFile, SegmentFile
+from flusher.manifest import DATA, Checkpoint, SegmentFile
 from streamingnode.care.database import (
     STATE_MAP,
     NodeRecords,
@@ -99,21 +99,13 @@ def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnS
 def _check_backup(directory: Path, report: Report) -> None:
     """Compare a backup with its own record: every file there, as long as it was, with the checksum it had."""
     step = "use another backup"
-    try:
-        files = read_record(directory).files
-    except StreamingNodeError as error:
-        report.error(BACKUP_RECORD_NAME, error, step)
-        return
-    for file in files:
-        try:
-            measured = measure_file(
-                directory / file.path, expected_bytes=file.bytes, take=lambda chunk: report.read("backup", len(chunk))
-            )
-        except (OSError, Corrupt) as error:
-            report.error(file.path, error, step)
-            continue
-        if measured != (file.bytes, file.crc32c):
-            report.damage(file.path, f"is not what the backup had, {file.bytes} bytes of another checksum", step)
+    with report.errors_at(BACKUP_RECORD_NAME, step):
+        for file in read_record(directory).files:
+            with report.errors_at(file.path, step):
+                path, take = directory / file.path, lambda chunk: report.read("backup", len(chunk))
+                if measure_file(path, expected_bytes=file.bytes, take=take) != (file.bytes, file.crc32c):
+                    detail = f"is not what the backup had, {file.bytes} bytes of another checksum"
+                    report.damage(file.path, detail, step)
 
 
 def _check_database(directory: Path, report: Report) -> LogFacts:
@@ -123,13 +115,11 @@ def _check_database(directory: Path, report: Report) -> LogFacts:
             return LogFacts(node_id=node_id)
         check_database_files(directory / DATABASE_NAME, database.rows, report)
         facts, records = LogFacts(node_id=node_id), NodeRecords()
-        try:
+        with report.errors_at(STATE_MAP):
             records = database.records(report)
             facts.checkpoint, facts.first_kept = records.checkpoint, records.first_kept
-        except StreamingNodeError as error:
-            report.error(STATE_MAP, error)
         log = database.log(report)
-        if log is not None and log.first:  # else damage of the state map, which is named already
+        if log is not None and log.first:  # else nobody knows where it begins
             facts.last_tick = 0
             for entry in good_entries(log, stored_entries(log), report):
                 facts.last_tick = entry.time_tick
@@ -148,12 +138,14 @@ def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Rep
     node, named = NodeDirectory(directory), set[str]()
     cuts = CutLog(node, node_id=facts.node_id)
     if facts.checkpoint is not None and facts.last_tick is not None:
-        try:
+        with report.errors_at(CUTS):
             refuse_mixed(directory, facts.checkpoint, facts.node_id, facts.last_tick)
-        except Corrupt as error:
-            report.error(CUTS, error)
     all_known = _are_all_there(numbers, facts, report)
     after, living_ids = None, frozenset[int]()
+
+    def read(chunk: bytes) -> None:
+        report.read(CUTS, len(chunk))
+
     for number in reversed(numbers):
         report.read(CUTS, 0)
         try:
@@ -169,7 +161,19 @@ def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Rep
         living_ids = living_ids if after else living(cut.manifest)
         for file in cut.manifest.files:
             named.add(file.path)
-            _check_file(node, cut, file, living_ids, facts, report)
+            with report.errors_at(file.path):
+                path = place_beneath(directory, file.path)
+                try:
+                    length, checksum = measure_file(path, expected_bytes=file.bytes, take=read)
+                except FileNotFoundError:
+                    # Retention removes files of a dropped collection before their cut, and those of a cut after it.
+                    is_taken = facts.running and not (directory / manifest_path(number)).exists()
+                    if file.collection_id in living_ids and not is_taken:
+                        report.damage(file.path, f"cut {number} names it ({file.rows} rows) and it is not there")
+                    continue
+                check_file(file.path, file, length, checksum)
+                report.count("segments" if isinstance(file, SegmentFile) else "delete files")
+                report.count("rows", file.rows)
         after = cut
     return frozenset(named) if all_known else None
 
@@ -194,28 +198,6 @@ def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint | None, rep
         report.damage(place, detail, TOGETHER)
     if checkpoint is not None and checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
         report.damage(place, "is not the cut that the log knows", TOGETHER)
-
-
-def _check_file(
-    node: NodeDirectory, cut: Cut, file: DataFile, living_ids: frozenset[int], facts: LogFacts, report: Report
-) -> None:
-    try:
-        length, checksum = measure_file(
-            place_beneath(node.root, file.path),
-            expected_bytes=file.bytes,
-            take=lambda chunk: report.read(CUTS, len(chunk)),
-        )
-        check_file(file.path, file, length, checksum)
-    except FileNotFoundError:
-        # Retention removes files of a dropped collection before their cut, and those of a cut after it.
-        is_taken = facts.running and not (node.root / manifest_path(cut.number)).exists()
-        if file.collection_id in living_ids and not is_taken:
-            report.damage(file.path, f"cut {cut.number} names it ({file.rows} rows) and it is not there")
-    except (OSError, Corrupt) as error:
-        report.error(file.path, error)
-    else:
-        report.count("segments" if isinstance(file, SegmentFile) else "delete files")
-        report.count("rows", file.rows)
 
 
 def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flusher.directory import CutLog
 from flusher.manifest import with_checksum
 from streamingnode.care import backup as making
 from streamingnode.care.backup import RESTORE_TERM_STEP, backup_directory, restore_directory
-from streamingnode.care.inspect import CopiedFile, read_record
+from streamingnode.care.inspect import read_record
 from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
 from tests.parts_of import parts_of
@@ -313,7 +314,7 @@ def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_
 ) -> None:
     path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._contents
 
-    def copy_while_a_table_takes_a_newer_cut(*arguments: Any) -> list[CopiedFile]:
+    def copy_while_a_table_takes_a_newer_cut(*arguments: Any) -> Iterator[tuple[Path, str, int | None]]:
         (path / "leases").mkdir(exist_ok=True)
         node_id = CutLog(path).node_id
         write_lease(path, Lease(table=str(tmp_path / "t"), node_id=node_id, collection_id=1, cut=99, tick=1))
