@@ -42,7 +42,7 @@ from streamingnode.care.database import (
 )
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, floor_of, kept_closed, read_record
-from streamingnode.care.verify import LogFacts, check_cuts, check_leases, verify_unlocked
+from streamingnode.care.verify import check_cuts, check_leases, verify_unlocked
 from streamingnode.channel import Channel, flush
 from wal.codec import crc32c
 from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
@@ -331,19 +331,18 @@ class Upkeep:
 
     def _verify(self) -> Report:
         """Check log, cuts and leases; not the floor file, which is written all the time, nor what nothing names yet."""
-        report = Report(on_step=_check_cancelled)
-        facts = LogFacts(node_id=self._store.node_id, checkpoint=self._flusher.checkpoint, running=True)
-        numbers = cut_numbers(self._path)
+        report, node_id, records = Report(on_step=_check_cancelled), self._store.node_id, None
+        checkpoint, numbers = self._flusher.checkpoint, cut_numbers(self._path)
         try:
             # After the cuts were listed: which is the first that is kept goes up before a cut goes.
             records = check_records(self._on_loop(self._store.scan_meta("")), report)
-            facts.first_kept = records.first_kept
+            records.checkpoint = checkpoint
             check_topics(records.topics, self._read_topic, report)
         except Corrupt as error:
             report.error(STATE_MAP, error)
         self._check_log(report)
-        check_cuts(self._path, numbers, facts, report)
-        check_leases(self._path, facts.node_id, report)
+        check_cuts(self._path, numbers, node_id, records, report)
+        check_leases(self._path, node_id, report)
         return report
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:

@@ -294,7 +294,7 @@ def stored_entries(log: ClosedLog) -> Iterator[Stored]:
 
 def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> Iterator[LogEntry]:
     """Yield the entries that are what was written, and report what does not follow or is not there."""
-    expected, failure = log.first, ""
+    expected, failure, read_bytes = log.first, "", 0
     before: LogEntry | None = None
     for each in stored:
         try:
@@ -305,10 +305,14 @@ def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> It
         if failure or entry.first_position > expected:
             _lost(log, expected, entry.first_position - 1, failure, report)
         expected, failure, before = entry.last_position + 1, "", entry
-        report.read("log", entry.size_bytes)
+        read_bytes += entry.size_bytes
+        if read_bytes >= STEP_BYTES:
+            report.read("log", read_bytes)
+            read_bytes = 0
         report.count("log entries")
         report.count("log positions", entry.count)
         yield entry
+    report.read("log", read_bytes)
     if failure or expected <= log.end:
         _lost(log, expected, log.end, failure, report)
 
@@ -351,6 +355,8 @@ class NodeRecords:
     first_kept: int = FIRST_CUT
     """The number of the earliest cut that is kept."""
     topics: dict[str, Topic] = field(default_factory=dict)
+    last_tick: int | None = None
+    """That of the last entry of the log, if that was read to its end."""
 
 
 def check_records(state_map: Mapping[str, bytes], report: Report) -> NodeRecords:

@@ -157,26 +157,19 @@ class _Export:
             return Checkpoint(cut_number=number, tick=cut.tick, manifest_crc32c=cut.crc32c), state
         return known, state or ShardState()
 
-    def _messages(
-        self,
-        *,
-        after_tick: int,
-        vchannels: frozenset[str] | None = None,
-        collection: str = "",
-        report: Report | None = None,
-    ) -> Iterator[Visible]:
-        """Yield what readers of these vchannels would see above a tick, past damage, which is in `report`."""
+    def _messages(self, after_tick: int, info: CollectionInfo | None, report: Report) -> Iterator[Visible]:
+        """Yield what readers of a collection, None: of all, would see above a tick, past damage, which is in `report`."""
         if self._log is None:
             return
-        wanted = ScanFilter(vchannels=vchannels, after_tick=after_tick)
+        wanted = ScanFilter(vchannels=None if info is None else frozenset(info.vchannels), after_tick=after_tick)
 
         def begin_missing(commit: Message) -> None:
-            if collection and wanted.wants_commit(commit):
+            if info is not None and wanted.wants_commit(commit):
                 place = f"log {PCHANNEL!r}, transaction {commit.txn_id}"
-                self._lose(collection, place, None, "what it began with is missing, so all of it is left out")
+                self._lose(info.name, place, None, "what it began with is missing, so all of it is left out")
 
         transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
-        for entry in good_entries(self._log, stored_entries(self._log), report or Report()):
+        for entry in good_entries(self._log, stored_entries(self._log), report):
             if entry.first_position > expected:
                 # A transaction that was open here may lack a part, and nothing that comes later tells.
                 transactions = TransactionBuffer(begin_missing=begin_missing)
@@ -192,7 +185,7 @@ class _Export:
     def _catch_up(self, base: Checkpoint, state: ShardState) -> None:
         """Bring the catalog up to the end of the log, and name what is damaged in that, and rows of what nobody knows."""
         unknown, report = dict[str, int](), Report()
-        for visible in self._messages(after_tick=base.tick, report=report):
+        for visible in self._messages(base.tick, None, report):
             state.observe(visible)
             for batch, _ in row_batches(visible):
                 is_insert = batch.type is MessageType.INSERT
@@ -205,14 +198,13 @@ class _Export:
 
     def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint) -> ExportedFile | None:
         self._on_collection(info.name)
-        vchannels = frozenset(info.vchannels)
         try:
             check_name("collection", info.name)  # it becomes a file's
             source = SnapshotSource(
                 cuts=cuts,
                 collection=info,
                 last_cut=base.cut_number,
-                tail=list(self._messages(after_tick=base.tick, vchannels=vchannels, collection=info.name)),
+                tail=list(self._messages(base.tick, info, Report())),
                 on_loss=partial(self._lose, info.name) if self._salvage else None,
             )
             cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)

@@ -6,7 +6,6 @@ another: each cut is the one that the next one follows, none is missing, the new
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +24,7 @@ from flusher.directory import (
     measure_file,
     refuse_mixed,
 )
-from flusher.manifest import DATA, Checkpoint, SegmentFile
+from flusher.manifest import DATA, NO_CHECKPOINT, SegmentFile
 from streamingnode.care.database import (
     STATE_MAP,
     NodeRecords,
@@ -47,20 +46,6 @@ from wal.rocks.opening import BACKUP_RECORD_NAME
 _OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
 _OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")
 _INGEST = "run `streamingnode ingest` for each table, which writes it again; then remove what is left over"
-
-
-@dataclass(slots=True, kw_only=True)
-class LogFacts:
-    """What the log knows of the cuts beside it: checkpoint and last tick are None when nobody could be asked.
-
-    Cuts below `first_kept` may be gone. `running` is for a node that goes on meanwhile: cuts may come and, by retention, go.
-    """
-
-    node_id: str
-    checkpoint: Checkpoint | None = None
-    last_tick: int | None = None
-    first_kept: int | None = None
-    running: bool = False
 
 
 def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress) -> Report:
@@ -85,14 +70,14 @@ def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnS
         return report
     if (directory / BACKUP_RECORD_NAME).exists():
         _check_backup(directory, report)
-    facts = _check_database(directory, report)
-    named = check_cuts(directory, cut_numbers(directory), facts, report)
-    leases = check_leases(directory, facts.node_id, report)
+    node_id, records = _check_database(directory, report)
+    named = check_cuts(directory, cut_numbers(directory), node_id, records, report)
+    leases = check_leases(directory, node_id, report)
     check_strays(directory, named, report)
     if tables is not None:
         from streamingnode.care.tables import check_tables
 
-        check_tables(directory, tables, leases, facts.node_id, report)
+        check_tables(directory, tables, leases, node_id, report)
     return report
 
 
@@ -108,39 +93,39 @@ def _check_backup(directory: Path, report: Report) -> None:
                     report.damage(file.path, detail, step)
 
 
-def _check_database(directory: Path, report: Report) -> LogFacts:
-    """Check floor and database from their facts to the last entry: what an owner would have to trust."""
+def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords | None]:
+    """Check floor and database to the last entry; return the node's id, and its records if they can be read."""
+    records: NodeRecords | None = None
     with opened(directory, report) as (node_id, database):
-        if database is None:
-            return LogFacts(node_id=node_id)
-        check_database_files(directory / DATABASE_NAME, database.rows, report)
-        facts, records = LogFacts(node_id=node_id), NodeRecords()
-        with report.errors_at(STATE_MAP):
-            records = database.records(report)
-            facts.checkpoint, facts.first_kept = records.checkpoint, records.first_kept
-        log = database.log(report)
-        if log is not None and log.first:  # else nobody knows where it begins
-            facts.last_tick = 0
-            for entry in good_entries(log, stored_entries(log), report):
-                facts.last_tick = entry.time_tick
-        check_topics(records.topics, partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)), report)
-        return facts
+        if database is not None:
+            check_database_files(directory / DATABASE_NAME, database.rows, report)
+            with report.errors_at(STATE_MAP):
+                records = database.records(report)
+            known, log = records or NodeRecords(), database.log(report)
+            if log is not None and log.first:  # else nobody knows where it begins
+                known.last_tick = 0
+                for entry in good_entries(log, stored_entries(log), report):
+                    known.last_tick = entry.time_tick
+            check_topics(known.topics, partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)), report)
+    return node_id, records
 
 
 # --- cuts, files, leases, left-overs ---------------------------------------------------------------------------------------
 
 
-def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Report) -> frozenset[str] | None:
+def check_cuts(
+    directory: Path, numbers: list[int], node_id: str, records: NodeRecords | None, report: Report
+) -> frozenset[str] | None:
     """Check cuts with their files, newest first, and return the paths of all files that are named.
 
-    None when nobody knows them, as a cut is missing or cannot be read.
+    None when nobody knows them, as a cut is missing or cannot be read. `records` are None when the log beside them could
+    not be asked. Retention may take cuts meanwhile.
     """
-    node, named = NodeDirectory(directory), set[str]()
-    cuts = CutLog(node, node_id=facts.node_id)
-    if facts.checkpoint is not None and facts.last_tick is not None:
+    cuts, named = CutLog(NodeDirectory(directory), node_id=node_id), set[str]()
+    if records is not None and records.last_tick is not None:
         with report.errors_at(CUTS):
-            refuse_mixed(directory, facts.checkpoint, facts.node_id, facts.last_tick)
-    all_known = _are_all_there(numbers, facts, report)
+            refuse_mixed(directory, records.checkpoint, node_id, records.last_tick)
+    all_known = _are_all_there(numbers, records, report)
     after, living_ids = None, frozenset[int]()
 
     def read(chunk: bytes) -> None:
@@ -157,7 +142,7 @@ def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Rep
             all_known = False
             continue
         report.count("cuts")
-        _check_place(cut, after, facts.checkpoint, report)
+        _check_place(cut, after, records, report)
         living_ids = living_ids if after else living(cut.manifest)
         for file in cut.manifest.files:
             named.add(file.path)
@@ -167,8 +152,8 @@ def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Rep
                     length, checksum = measure_file(path, expected_bytes=file.bytes, take=read)
                 except FileNotFoundError:
                     # Retention removes files of a dropped collection before their cut, and those of a cut after it.
-                    is_taken = facts.running and not (directory / manifest_path(number)).exists()
-                    if file.collection_id in living_ids and not is_taken:
+                    is_kept = (directory / manifest_path(number)).exists()
+                    if file.collection_id in living_ids and is_kept:
                         report.damage(file.path, f"cut {number} names it ({file.rows} rows) and it is not there")
                     continue
                 check_file(file.path, file, length, checksum)
@@ -178,10 +163,10 @@ def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Rep
     return frozenset(named) if all_known else None
 
 
-def _are_all_there(numbers: list[int], facts: LogFacts, report: Report) -> bool:
+def _are_all_there(numbers: list[int], records: NodeRecords | None, report: Report) -> bool:
     """Whether no cut is missing from the earliest that retention kept to the newest that the log knows."""
-    newest = max([*numbers[-1:], 0 if facts.checkpoint is None else facts.checkpoint.cut_number])
-    first = facts.first_kept if facts.first_kept is not None else min(numbers, default=newest + 1)
+    newest = max([*numbers[-1:], 0 if records is None else records.checkpoint.cut_number])
+    first = min(numbers, default=newest + 1) if records is None else records.first_kept
     edges = [first - 1, *(number for number in numbers if number >= first), newest + 1]
     gaps = [(low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1]
     for low, high in gaps:
@@ -190,13 +175,14 @@ def _are_all_there(numbers: list[int], facts: LogFacts, report: Report) -> bool:
     return not gaps
 
 
-def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint | None, report: Report) -> None:
+def _check_place(cut: Cut, after: Cut | None, records: NodeRecords | None, report: Report) -> None:
     """Check that a cut is the one which the next one follows, and which the log knows."""
     place = manifest_path(cut.number)
     if after is not None and after.number == cut.number + 1 and after.previous != cut.mark:
         detail = f"is not the cut that cut {after.number} follows: one of them is of another history"
         report.damage(place, detail, TOGETHER)
-    if checkpoint is not None and checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
+    known = NO_CHECKPOINT if records is None else records.checkpoint
+    if known.cut_number == cut.number and known.manifest_crc32c != cut.crc32c:
         report.damage(place, "is not the cut that the log knows", TOGETHER)
 
 
