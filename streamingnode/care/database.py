@@ -110,12 +110,11 @@ def open_read_only(path: Path, *, past_damage: bool = False) -> Rdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLog:
-    """One log of a closed node: it must hold everything from position `first` to `end`.
+    """The log of a closed node: it must hold everything from position `first` to `end`.
 
     `first` is 0 when nobody knows. What a log that `is_torn` has behind `end`, the next owner drops.
     """
 
-    name: str
     log_id: int
     entries: Rdict
     first: int
@@ -151,7 +150,6 @@ class ClosedDatabase:
             torn = f"what is behind position {kept}, up to {last}, not acknowledged as durable"
             report.warn(DATABASE_NAME, f"torn tail, will be dropped: {torn}", _AT_START)
         return ClosedLog(
-            name=PCHANNEL,
             log_id=log_id,
             entries=self.rows.get_column_family(layout.ENTRY_FAMILY),
             first=first,
@@ -303,7 +301,7 @@ def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> It
             failure, before = failure or str(error), None
             continue
         if failure or entry.first_position > expected:
-            _lost(log, expected, entry.first_position - 1, failure, report)
+            _lost(expected, entry.first_position - 1, failure, report)
         expected, failure, before = entry.last_position + 1, "", entry
         read_bytes += entry.size_bytes
         if read_bytes >= STEP_BYTES:
@@ -314,7 +312,7 @@ def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> It
         yield entry
     report.read("log", read_bytes)
     if failure or expected <= log.end:
-        _lost(log, expected, log.end, failure, report)
+        _lost(expected, log.end, failure, report)
 
 
 def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry:
@@ -338,9 +336,9 @@ def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry
     return entry
 
 
-def _lost(log: ClosedLog, first: int, last: int, failure: str, report: Report) -> None:
+def _lost(first: int, last: int, failure: str, report: Report) -> None:
     detail = failure.partition(" — ")[0] or "missing, and was acknowledged"
-    report.damage(f"log {log.name!r}, positions {first} to {max(first, last)}", detail)
+    report.damage(f"log {PCHANNEL!r}, positions {first} to {max(first, last)}", detail)
 
 
 # --- records and topics ------------------------------------------------------------------------------------------------
