@@ -20,6 +20,7 @@ from interceptors.idempotency import ProducerRecord
 from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
 from streamingnode.care.findings import RESTORE, Report
+from streamingnode.care.inspect import floor_of
 from streamingnode.streams.channels import CHANNEL_KEY, OwnerDescription
 from wal.entry import LogEntry
 from wal.errors import Corrupt, StreamingNodeError
@@ -67,27 +68,22 @@ def is_unfinished_creation(directory: Path) -> bool:
 
 def check_floor(directory: Path, report: Report) -> Floor | None:
     """Check every part of the floor file and return what it says; None when it says nothing."""
-    try:
+    floor: Floor | None = None
+    with report.errors_at(FLOOR_NAME):
+        floor = floor_of(directory)
         data = read_regular(directory / FLOOR_NAME, bytes_max=parts.FLOOR_READ_BYTES_MAX)
-        floor = parts.decode_floor(data)
-    except FileNotFoundError:
-        report.damage(FLOOR_NAME, "is not there, so nobody knows how far the log had come")
-        return None
-    except StreamingNodeError as error:
-        report.error(FLOOR_NAME, error)
-        return None
-    report.bytes += len(data)
-    if len(data) != parts.FLOOR_BYTES:
-        report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
-    # A power cut may tear what was being written; the other slot, older by a sync, counts then. So looks a flipped bit.
-    for name, begin, end, decode in (
-        ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
-        ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
-        ("the promised tick", parts.PROMISE_OFFSET, parts.TOKEN_OFFSET, parts.decode_promise),
-        ("its owner's fencing token", parts.TOKEN_OFFSET, parts.FLOOR_BYTES, parts.decode_token_term),
-    ):
-        if any(data[begin:end]) and not decode(data[begin:end]):
-            report.warn(FLOOR_NAME, f"{name} fails its checksum: torn by a power cut, or damaged", _AT_START)
+        report.bytes += len(data)
+        if len(data) != parts.FLOOR_BYTES:
+            report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
+        # A power cut may tear what was being written; the other slot, older by a sync, counts then. So looks a flipped bit.
+        for name, begin, end, decode in (
+            ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
+            ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
+            ("the promised tick", parts.PROMISE_OFFSET, parts.TOKEN_OFFSET, parts.decode_promise),
+            ("its owner's fencing token", parts.TOKEN_OFFSET, parts.FLOOR_BYTES, parts.decode_token_term),
+        ):
+            if any(data[begin:end]) and not decode(data[begin:end]):
+                report.warn(FLOOR_NAME, f"{name} fails its checksum: torn by a power cut, or damaged", _AT_START)
     return floor
 
 
