@@ -19,10 +19,11 @@ from interceptors.errors import SchemaMismatch
 from streamingnode.collections import check_name
 from streamingnode.rows import RowShape, row_shape, to_batches
 from streamingnode.rows_json import Row, row_decoder
+from streamingnode.streams.messages import parts_within
 from streamingnode.writing.write import check_rows_fit
 from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge
 from wal.rocksmq.contract import Consumer
-from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, parts_within
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
 if TYPE_CHECKING:
     from streamingnode.node import Node

@@ -15,7 +15,7 @@ from typing import Self, TypeVar, cast
 
 from streamingnode.errors import AccessDenied, DeadlineExceeded
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
-from streamingnode.streams.messages import CONTENT_TYPE, MsgPack, MsgPosition, TsMsg, UnmarshalDispatcher
+from streamingnode.streams.messages import CONTENT_TYPE, MsgPack, MsgPosition, TsMsg, UnmarshalDispatcher, parts_within
 from streamingnode.streams.repack import RepackFunc, repack
 from wal.errors import (
     AlreadyExists,
@@ -32,7 +32,7 @@ from wal.errors import (
 from wal.headers import MessageType
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.group import HELD_MAX
-from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, parts_within
+from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.runtime import event_log, outlast
 
 FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0

@@ -2,7 +2,7 @@
 
 import struct
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -90,19 +90,6 @@ def _encoded(properties: Mapping[str, str]) -> bytes:
         return _encode(dict(properties))
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"properties {shown(properties)} have no UTF-8 — correct them") from error
-
-
-def parts_within(messages: Iterable[ProducerMessage], bytes_max: int) -> Iterator[list[ProducerMessage]]:
-    """Yield messages in order, so many together that their payloads have at most `bytes_max`; a longer one comes alone."""
-    part, part_bytes = list[ProducerMessage](), 0
-    for message in messages:
-        if part and part_bytes + len(message.payload) > bytes_max:
-            yield part
-            part, part_bytes = [], 0
-        part.append(message)
-        part_bytes += len(message.payload)
-    if part:
-        yield part
 
 
 def parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
