@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
-from functools import cache, reduce
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -190,7 +190,10 @@ def load_config(
     tables: dict[str, Any] = {"set_by": {key: origin for key, _, origin in found}}
     for key, value, _ in found:
         *sections, name = key.split(".")
-        reduce(lambda table, section: table.setdefault(section, {}), sections, tables)[name] = value
+        table = tables
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name] = value
     return msgspec.convert(tables, NodeConfig)
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from flusher.cuts import LEASES, Lease, lease_files, lease_path
+from flusher.cuts import FIRST_CUT, LEASES, Lease, lease_files, lease_path
 from flusher.directory import (
     CUTS,
     TOGETHER,
@@ -24,7 +24,7 @@ from flusher.directory import (
     measure_file,
     refuse_mixed,
 )
-from flusher.manifest import DATA, NO_CHECKPOINT, SegmentFile
+from flusher.manifest import DATA, Checkpoint, SegmentFile
 from streamingnode.care.database import (
     STATE_MAP,
     NodeRecords,
@@ -122,7 +122,8 @@ def check_cuts(
     not be asked. Retention may take cuts meanwhile.
     """
     cuts, named = CutLog(NodeDirectory(directory), node_id=node_id), set[str]()
-    if records is not None and records.last_tick is not None:
+    records = records or NodeRecords(first_kept=min(numbers, default=FIRST_CUT))
+    if records.last_tick is not None:
         with report.errors_at(CUTS):
             refuse_mixed(directory, records.checkpoint, node_id, records.last_tick)
     all_known = _are_all_there(numbers, records, report)
@@ -142,7 +143,7 @@ def check_cuts(
             all_known = False
             continue
         report.count("cuts")
-        _check_place(cut, after, records, report)
+        _check_place(cut, after, records.checkpoint, report)
         living_ids = living_ids if after else living(cut.manifest)
         for file in cut.manifest.files:
             named.add(file.path)
@@ -163,10 +164,9 @@ def check_cuts(
     return frozenset(named) if all_known else None
 
 
-def _are_all_there(numbers: list[int], records: NodeRecords | None, report: Report) -> bool:
+def _are_all_there(numbers: list[int], records: NodeRecords, report: Report) -> bool:
     """Whether no cut is missing from the earliest that retention kept to the newest that the log knows."""
-    newest = max([*numbers[-1:], 0 if records is None else records.checkpoint.cut_number])
-    first = min(numbers, default=newest + 1) if records is None else records.first_kept
+    newest, first = max([*numbers[-1:], records.checkpoint.cut_number]), records.first_kept
     edges = [first - 1, *(number for number in numbers if number >= first), newest + 1]
     gaps = [(low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1]
     for low, high in gaps:
@@ -175,14 +175,13 @@ def _are_all_there(numbers: list[int], records: NodeRecords | None, report: Repo
     return not gaps
 
 
-def _check_place(cut: Cut, after: Cut | None, records: NodeRecords | None, report: Report) -> None:
+def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint, report: Report) -> None:
     """Check that a cut is the one which the next one follows, and which the log knows."""
     place = manifest_path(cut.number)
     if after is not None and after.number == cut.number + 1 and after.previous != cut.mark:
         detail = f"is not the cut that cut {after.number} follows: one of them is of another history"
         report.damage(place, detail, TOGETHER)
-    known = NO_CHECKPOINT if records is None else records.checkpoint
-    if known.cut_number == cut.number and known.manifest_crc32c != cut.crc32c:
+    if checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
         report.damage(place, "is not the cut that the log knows", TOGETHER)
 
 
