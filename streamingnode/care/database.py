@@ -31,7 +31,7 @@ from wal.rocks import layout, recovery
 from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME, meta_key
-from wal.rocks.log import decode_rocks_entry, first_kept, last_position, read_range
+from wal.rocks.log import current_entry, decode_rocks_entry, first_kept, last_position, read_range
 from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.messages import decode_entry as decode_topic_entry
@@ -271,14 +271,12 @@ def stored_entries(log: ClosedLog) -> Iterator[Stored]:
         iterator = log.entries.iter()
         iterator.seek(layout.entry_key(log.log_id, position))
         try:
-            while iterator.valid():
-                found_id, last = layout.split_entry_key(iterator.key())
-                if found_id != log.log_id or (log.is_torn and last > log.end):
+            while (current := current_entry(iterator, log.log_id)) is not None:
+                if log.is_torn and current[0] > log.end:
                     return
-                yield last, iterator.value()
-                position, probes = last + 1, 0
+                yield current
+                position, probes = current[0] + 1, 0
                 iterator.next()
-            iterator.status()  # without this a damaged block looks like the end
             return
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
             if not probes:
