@@ -6,7 +6,7 @@ topic `<topic>.dead`; before, the producer notes from which of them on, and behi
 between the two the letters that are there are found, and not sent twice.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,6 +19,7 @@ from interceptors.errors import SchemaMismatch
 from streamingnode.collections import check_name
 from streamingnode.rows import RowShape, row_shape, to_batches
 from streamingnode.rows_json import Row, row_decoder
+from streamingnode.streams.messages import parts_within
 from streamingnode.writing.write import check_rows_fit
 from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge
 from wal.rocksmq.contract import Consumer
@@ -61,19 +62,15 @@ class BridgeReport(msgspec.Struct):
     last_id: int = 0
 
 
-class _Note(msgspec.Struct, frozen=True, array_like=True):
-    """Dead letters of messages from `first_id` on are sent next, and are above `behind` in their topic."""
-
-    first_id: int
-    behind: int
-
-
 class _Fitted(NamedTuple):
     """A message, and its rows, or why it has none."""
 
     message: ConsumerMessage
     batches: list[pa.RecordBatch]
     error: str
+
+
+_Fit = Callable[[ConsumerMessage], _Fitted]
 
 
 async def bridge(
@@ -98,7 +95,7 @@ async def bridge(
     """
     name = check_name("producer", f"bridge.{topic}.{collection}" if name is None else name)
     report, shape = BridgeReport(), node.collection(collection)
-    fit = _Fitting(row_shape(shape.schema, primary_key=shape.primary_key), node.config.wal.group_bytes_max)
+    fit = _fitting(row_shape(shape.schema, primary_key=shape.primary_key), node.config.wal.group_bytes_max)
     while True:
         crossing = _Crossing(node, topic, collection, name, report, fit)
         with suppress(Indeterminate):  # the producer knows what became of it, once it is opened again
@@ -106,35 +103,29 @@ async def bridge(
             return report
 
 
-class _Fitting:
-    """Makes rows of messages, in a thread."""
+def _fitting(shape: RowShape, bytes_max: int) -> _Fit:
+    """Return what makes rows of messages, in a thread."""
+    decode: Callable[[bytes], Row] = row_decoder(shape.schema)
 
-    def __init__(self, shape: RowShape, group_bytes_max: int) -> None:
-        self._shape, self._bytes_max = shape, group_bytes_max
-        self._decode: Callable[[bytes], Row] = row_decoder(shape.schema)
-
-    def __call__(self, messages: Sequence[ConsumerMessage]) -> list[_Fitted]:
-        return [self._fitted(message) for message in messages]
-
-    def _fitted(self, message: ConsumerMessage) -> _Fitted:
+    def fit(message: ConsumerMessage) -> _Fitted:
         body = message.payload
         try:
-            rows = [self._decode(body)] if body.lstrip()[:1] == b"{" else pa.ipc.open_stream(body).read_all()
+            rows = [decode(body)] if body.lstrip()[:1] == b"{" else pa.ipc.open_stream(body).read_all()
             if isinstance(rows, pa.Table):
                 rows.validate(full=True)
-            batches = to_batches(rows, self._shape)
-            check_rows_fit(batches, self._bytes_max)
+            batches = to_batches(rows, shape)
+            check_rows_fit(batches, bytes_max)
         except _UNFIT as error:
             return _Fitted(message, [], f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX])
         return _Fitted(message, batches, "")
+
+    return fit
 
 
 class _Crossing:
     """One opening of a bridge: it goes on where the producer is, and fences whoever had the bridge before."""
 
-    def __init__(
-        self, node: "Node", topic: str, collection: str, name: str, report: BridgeReport, fit: _Fitting
-    ) -> None:
+    def __init__(self, node: "Node", topic: str, collection: str, name: str, report: BridgeReport, fit: _Fit) -> None:
         self._node, self._mq, self._topic, self._collection = node, node.mq, topic, collection
         self._name, self._dead, self._report, self._fit = name, topic + DEAD_SUFFIX, report, fit
         self._next_id, self._behind = 0, -1
@@ -147,11 +138,13 @@ class _Crossing:
             await self._mq.create_consumer_group(self._topic, self._name)
         producer = await self._node.producer(self._name)
         await self._go_to(max(await self._current_id(), producer.last_sequence + 1))
-        if producer.note and (note := msgspec.msgpack.decode(producer.note, type=_Note)).first_id >= self._next_id:
-            self._behind, self._sent = note.behind, await self._letters(note.behind)
+        if producer.note:
+            first_id, behind = msgspec.msgpack.decode(producer.note, type=tuple[int, int])
+            if first_id >= self._next_id:
+                self._behind, self._sent = behind, await self._letters(behind)
         async with await self._mq.register_consumer(self._topic, self._name, ack_timeout_s=None) as consumer:
             while messages := await self._take(consumer, once=once):
-                fitted = await to_thread.run_sync(self._fit, messages)
+                fitted = await to_thread.run_sync(list, map(self._fit, messages))
                 for is_dead, run in groupby(fitted, key=self._is_dead):
                     await (self._bury if is_dead else self._insert)(producer, found := list(run))
                     await consumer.ack([each.message.message_id for each in found])
@@ -204,8 +197,10 @@ class _Crossing:
         await self._mq.create_topic(self._dead)
         if first_id > max(self._sent, default=0):  # else letters of this run may be where the last note says
             self._behind = await self._mq.get_latest_msg(self._dead)
-        await producer.put_note(msgspec.msgpack.encode(_Note(first_id, self._behind)))
-        for letters in _parts_of([self._letter(each) for each in run if each.message.message_id not in self._sent]):
+        # Letters of messages from `first_id` on are sent next, and are above `_behind` in their topic.
+        await producer.put_note(msgspec.msgpack.encode((first_id, self._behind)))
+        unsent = [self._letter(each) for each in run if each.message.message_id not in self._sent]
+        for letters in parts_within(unsent, DEAD_BYTES):
             try:
                 await self._mq.produce(self._dead, letters)
             except TooLarge:  # with its error, or over a connection, where a call takes less
@@ -235,15 +230,3 @@ class _Crossing:
 def _without_body(letter: ProducerMessage) -> ProducerMessage:
     origin = {name: letter.properties[name] for name in ("error", "topic", "id", "bridge")}
     return ProducerMessage(b"", origin | {"left_out_bytes": str(len(letter.payload))})
-
-
-def _parts_of(letters: Sequence[ProducerMessage]) -> Iterator[list[ProducerMessage]]:
-    part, size_bytes = list[ProducerMessage](), 0
-    for letter in letters:
-        if part and size_bytes + len(letter.payload) > DEAD_BYTES:
-            yield part
-            part, size_bytes = [], 0
-        part.append(letter)
-        size_bytes += len(letter.payload)
-    if part:
-        yield part

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -30,8 +30,6 @@ from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
 from wal.rocks.layout import RocksOptions
 from wal.rocksmq.contract import MqOptions
-
-T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "STREAMINGNODE_"
 CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
@@ -189,8 +187,14 @@ def load_config(
     found += _from_environment(environment)
     for name, value in (arguments or {}).items():
         found += _from_tables({name: value}, f"argument {name}")
-    values: dict[str, Any] = {key: value for key, value, _ in found}
-    return _build(NodeConfig, values | {"set_by": {key: origin for key, _, origin in found}})
+    tables: dict[str, Any] = {"set_by": {key: origin for key, _, origin in found}}
+    for key, value, _ in found:
+        *sections, name = key.split(".")
+        table = tables
+        for section in sections:
+            table = table.setdefault(section, {})
+        table[name] = value
+    return msgspec.convert(tables, NodeConfig)
 
 
 @cache
@@ -205,17 +209,6 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
             yield from _flatten_types(kind, f"{prefix}{name}.")
         elif name != "set_by":
             yield f"{prefix}{name}", kind
-
-
-def _build(options: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
-    arguments = {}
-    for name, kind in get_type_hints(options).items():
-        key = f"{prefix}{name}"
-        if isinstance(kind, type) and is_dataclass(kind):
-            arguments[name] = _build(kind, values, f"{key}.")
-        elif key in values:
-            arguments[name] = values[key]
-    return options(**arguments)
 
 
 def check_path(what: str, path: str | os.PathLike[str]) -> Path:

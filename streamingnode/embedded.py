@@ -14,9 +14,9 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.deliver_policy import DeliverPolicy, PlainPlace, Start
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
+from streamingnode.care.backup import Upkeep
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
-from streamingnode.care.upkeep import Upkeep
 from streamingnode.channel import Channel, FlushResult, flush
 from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges

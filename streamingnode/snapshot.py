@@ -14,7 +14,7 @@ import anyio.to_thread
 import pyarrow as pa
 
 from flusher.cuts import Lease, read_leases
-from flusher.directory import CutLog, cut_numbers
+from flusher.directory import cut_numbers
 from flusher.flusher import Flusher
 from flusher.manifest import Checkpoint, arrow_schema
 from flusher.selection import Selection
@@ -58,38 +58,29 @@ async def take_snapshot(
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
     with disk_errors_typed(flusher.cuts.directory.root):
         while True:
-            checkpoint = flusher.checkpoint
+            checkpoint, cuts = flusher.checkpoint, flusher.cuts
+            now = await channel.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
+            tick = now if as_of is None else as_of
+            if tick > now:
+                step = "leave it out for the state as of now"
+                raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — {step}")
+            last_cut = checkpoint.cut_number
             try:
-                return await _snapshot_after(checkpoint, channel, flusher.cuts, info, as_of, selection)
-            except (Truncated, TableAhead):
-                if flusher.checkpoint is checkpoint:
+                tail = await _read_tail(channel, info, checkpoint, until=tick)
+                source = SnapshotSource(
+                    cuts=cuts, collection=info, last_cut=last_cut, tail=tail, as_of=tick, selection=selection
+                )
+                rows = await anyio.to_thread.run_sync(read_rows, source)
+            except StreamingNodeError as error:
+                channel.check_live(info)  # its files may have gone meanwhile
+                is_behind = isinstance(error, (Truncated, TableAhead))
+                if is_behind and flusher.checkpoint is not checkpoint:
+                    continue  # a cut, and what a table took and was given up behind it, overtook this
+                if is_behind:
                     await flusher.check_cuts()
-                    raise  # else a cut, and what a table took and was given up behind it, overtook this
-
-
-async def _snapshot_after(
-    checkpoint: Checkpoint,
-    channel: Channel,
-    cuts: CutLog,
-    info: CollectionInfo,
-    as_of: int | None,
-    selection: Selection | None,
-) -> pa.Table:
-    now = await channel.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
-    if as_of is not None and as_of > now:
-        raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — leave it out for the state as of now")
-    tick = now if as_of is None else as_of
-    tail = await _read_tail(channel, info, checkpoint, until=tick)
-    source = SnapshotSource(
-        cuts=cuts, collection=info, last_cut=checkpoint.cut_number, tail=tail, as_of=tick, selection=selection
-    )
-    try:
-        rows = await anyio.to_thread.run_sync(read_rows, source)
-    except StreamingNodeError:
-        channel.check_live(info)  # its files may have gone meanwhile
-        raise
-    channel.check_live(info)
-    return rows
+                raise
+            channel.check_live(info)
+            return rows
 
 
 async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpoint, *, until: int) -> list[Visible]:

@@ -5,14 +5,18 @@ a directory with the database, the cuts its checkpoint knows and all their files
 all. The database comes first and says which cut is its newest; cuts up to that one never change, and none goes meanwhile.
 """
 
+import asyncio
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
+import anyio
 import msgspec
+from anyio import from_thread, to_thread
 
 from flusher.cuts import LEASE_BYTES_MAX, LEASES, UNREADABLE, read_leases, write_lease
 from flusher.directory import (
@@ -26,13 +30,22 @@ from flusher.directory import (
     read_cut,
     read_through,
 )
+from flusher.flusher import Flusher
 from flusher.manifest import DataFile, decode_manifest, manifest_crc32c, with_checksum
-from streamingnode.care.database import read_node_records
-from streamingnode.care.findings import OnStep, no_progress
+from streamingnode.care.database import (
+    STATE_MAP,
+    STEP_BYTES,
+    check_records,
+    check_topics,
+    read_node_records,
+    read_topic,
+)
+from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, floor_of, kept_closed, read_record
-from streamingnode.care.verify import verify_unlocked
+from streamingnode.care.verify import check_cuts, check_leases, verify_unlocked
+from streamingnode.channel import Channel, flush
 from wal.codec import crc32c
-from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
+from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.files import (
     DIRECTORY_MODE,
     READ_BYTES_MAX,
@@ -48,7 +61,12 @@ from wal.files import (
 from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
-from wal.runtime import unix_ms
+from wal.rocks.store import RocksStore
+from wal.rocksmq.messages import TopicEntry
+from wal.rocksmq.topic import PREFIX, Topic, decode_records
+from wal.runtime import outlast, unix_ms
+
+T = TypeVar("T")
 
 UNFINISHED = ".unfinished"
 RESTORE_TERM_STEP = 1 << 16
@@ -116,16 +134,8 @@ def make_backup(
     on_bytes = partial(on_step, "copy")
     with disk_errors_typed(building):
         found, records = read_node_records(links)
-        files = [
-            _copy_file(path, building, f"{DATABASE_NAME}/{path.name}", on_bytes)
-            for path in sorted((links / DATABASE_NAME).iterdir())
-            if path.is_file() and not path.name.startswith(_NOT_COPIED)
-        ]
-        files += _copy_cuts(directory, building, records.checkpoint.cut_number + cuts_ahead, on_bytes)
-        files += [
-            _copy_file(path, building, f"{LEASES}/{path.name}", on_bytes, bytes_max=LEASE_BYTES_MAX)
-            for path in sorted((links / LEASES).glob("*.json"))
-        ]
+        contents = _contents(directory, links, records.checkpoint.cut_number + cuts_ahead)
+        files = [_copy_file(source, building, path, bytes_max, on_bytes) for source, path, bytes_max in contents]
         floor = msgspec.structs.replace(
             floor,
             generation=0,
@@ -149,28 +159,31 @@ def make_backup(
     return record
 
 
-def _copy_cuts(directory: Path, building: Path, newest: int, on_bytes: Callable[[int], None]) -> list[CopiedFile]:
-    """Copy the cuts up to `newest` with their files.
+def _contents(directory: Path, links: Path, newest: int) -> Iterator[tuple[Path, str, int | None]]:
+    """Yield all but the floor file of a backup with cuts up to `newest`: where it is, its path, how long it is at most.
 
-    Those of collections that do not live at the newest cut may be gone; a table may wait for those that are not.
+    Files of collections that do not live at the newest cut may be gone; a table may wait for those that are not.
     """
-    node, copied = NodeDirectory(directory), list[CopiedFile]()
-    numbers = [number for number in cut_numbers(directory) if number <= newest]
+    for path in sorted((links / DATABASE_NAME).iterdir()):
+        if path.is_file() and not path.name.startswith(_NOT_COPIED):
+            yield path, f"{DATABASE_NAME}/{path.name}", None
+    node, numbers = NodeDirectory(directory), [number for number in cut_numbers(directory) if number <= newest]
     living_ids = living(read_cut(node, numbers[-1]).manifest) if numbers else frozenset()
     for number in numbers:
         manifest = read_cut(node, number).manifest
-        copied.append(_copy_file(directory / manifest_path(number), building, manifest_path(number), on_bytes))
+        yield directory / manifest_path(number), manifest_path(number), None
         for file in manifest.files:
             path = place_beneath(directory, file.path)
             if path.exists():
-                copied.append(_copy_file(path, building, file.path, on_bytes, bytes_max=file.bytes))
+                yield path, file.path, file.bytes
             elif file.collection_id in living_ids:
                 raise Corrupt(f"cut {number} names {path}, which is not there — run: streamingnode verify {directory}")
-    return copied
+    for path in sorted((links / LEASES).glob("*.json")):
+        yield path, f"{LEASES}/{path.name}", LEASE_BYTES_MAX
 
 
 def _copy_file(
-    source: Path, directory: Path, path: str, on_bytes: Callable[[int], None], *, bytes_max: int | None = None
+    source: Path, directory: Path, path: str, bytes_max: int | None, on_bytes: Callable[[int], None]
 ) -> CopiedFile:
     """Copy `source` to `directory / path` and return what was read; durable when it ends, but for the names.
 
@@ -213,7 +226,7 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
         for file in record.files:
             source, on_bytes = backup / file.path, partial(on_step, "copy")
             try:
-                copied = _copy_file(source, building, file.path, on_bytes, bytes_max=file.bytes)
+                copied = _copy_file(source, building, file.path, file.bytes, on_bytes)
             except FileNotFoundError:
                 raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
             if copied != file:
@@ -268,9 +281,15 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
     cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
     manifests = {manifest_path(number): number for number in range(records.first_kept, checkpoint.cut_number + 1)}
-    number, file = manifests.get(path, 0), None
+    named: Iterator[tuple[int, DataFile | None]] = (
+        (number, file)
+        for number in reversed(cut_numbers(directory))
+        for file in cuts.read(number).manifest.files
+        if file.path == path
+    )
+    number, file = (manifests[path], None) if path in manifests else next(named, (0, None))
     if not number:
-        number, file = _entry_of(directory, cuts, path)
+        raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
     try:
         content = read_regular(place_beneath(backup, path), bytes_max=file.bytes if file else READ_BYTES_MAX)
     except FileNotFoundError:
@@ -285,9 +304,128 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     return content
 
 
-def _entry_of(directory: Path, cuts: CutLog, path: str) -> tuple[int, DataFile]:
-    for number in reversed(cut_numbers(directory)):
-        for file in cuts.read(number).manifest.files:
-            if file.path == path:
-                return number, file
-    raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
+# --- of a running node ------------------------------------------------------------------------------------------------
+#
+# The disk is used in threads, the log on the event loop. What retention takes meanwhile is not missed. Where the log is
+# damaged the reading of it ends: what is readable behind that is for `streamingnode verify`, when the node is closed.
+
+LINKS = "backup.tmp"
+"""In the node directory while a backup of the running node is made: hard links need the same disk."""
+
+
+class Upkeep:
+    """The upkeep of the node at `path`, None for one in memory: that one's calls are refused."""
+
+    def __init__(self, path: Path | None, channel: Channel, flusher: Flusher) -> None:
+        store = channel.store
+        if path is None or not isinstance(store, RocksStore):
+            raise InvalidArgument("a node in memory has nothing to verify or to back up — open one in a directory")
+        self._path, self._store, self._channel, self._flusher = path, store, channel, flusher
+        self._loop = asyncio.get_running_loop()
+        self._backing_up = anyio.Lock()
+
+    async def verify(self) -> Report:
+        """Check everything the node has, as fast as the disk goes; see `Node.verify`."""
+        with disk_errors_typed(self._path):
+            return await _in_own_task(to_thread.run_sync(self._verify))
+
+    def _verify(self) -> Report:
+        """Check log, cuts and leases; not the floor file, which is written all the time, nor what nothing names yet."""
+        report, node_id, records = Report(on_step=_check_cancelled), self._store.node_id, None
+        checkpoint, numbers = self._flusher.checkpoint, cut_numbers(self._path)
+        try:
+            # After the cuts were listed: which is the first that is kept goes up before a cut goes.
+            records = check_records(self._on_loop(self._store.scan_meta("")), report)
+            records.checkpoint = checkpoint
+            check_topics(records.topics, self._read_topic, report)
+        except Corrupt as error:
+            report.error(STATE_MAP, error)
+        self._check_log(report)
+        check_cuts(self._path, numbers, node_id, records, report)
+        check_leases(self._path, node_id, report)
+        return report
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        # Not in the caller's scope, as by `anyio.from_thread.run`: when that was cancelled before, `work` spins for ever.
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _read_topic(self, topic: Topic, at: int) -> list[TopicEntry]:
+        """Return entries of a topic, none when it was destroyed or shortened meanwhile."""
+        engine = self._store.engine
+        try:
+            return self._on_loop(engine.read(lambda: read_topic(engine.entries, topic, at)))
+        except Corrupt:
+            _, now = decode_records(self._on_loop(self._store.scan_meta(PREFIX)))
+            if any((each.log_id, each.begin_id) == (topic.log_id, topic.begin_id) for each in now.values()):
+                raise
+            return []
+
+    def _check_log(self, report: Report) -> None:
+        """Read from the first entry kept to the last one synced now."""
+        log = self._channel.log
+        position, end = log.first_position, log.durable_position
+        while position <= end:
+            try:
+                entries = self._on_loop(log.read(position, bytes_max=STEP_BYTES))
+            except Truncated:
+                position = log.first_position
+                continue
+            except Corrupt as error:
+                report.error(f"log {log.name!r}, from position {position}", error)
+                return
+            position = entries[-1].last_position + 1
+            report.count("log entries", len(entries))
+            report.count("log positions", sum(entry.count for entry in entries))
+            report.read("log", sum(entry.size_bytes for entry in entries))
+
+    async def back_up(self, path: Path) -> BackupRecord:
+        """Make a verified backup, one at a time; see `Node.backup`."""
+        made: list[BackupRecord] = []
+
+        async def run() -> None:
+            async with self._backing_up, self._flusher.retention.hold_cuts():
+                await flush(self._channel, self._flusher)
+                made.append(await to_thread.run_sync(self._back_up, path))
+
+        try:
+            with disk_errors_typed(self._path):
+                await _in_own_task(run())
+        except asyncio.CancelledError:
+            if made:  # too late to be stopped; its caller knows nothing of it, and would meet it in its way
+                await outlast(to_thread.run_sync(shutil.rmtree, path))
+            raise
+        return made[0]
+
+    def _back_up(self, path: Path) -> BackupRecord:
+        """Link the database beside the node's own, in one step that costs no copying; then copy its bytes at leisure."""
+        links = self._path / LINKS
+        with new_directory(path, self._path) as building:
+            try:
+                shutil.rmtree(links, ignore_errors=True)  # a crash left it
+                # Floor and leases as they are before the database is linked: what they say is in the copy for certain.
+                make_directory(links)
+                make_directory(links / LEASES)
+                for lease in sorted((self._path / LEASES).glob("*.json")):
+                    with suppress(FileNotFoundError):  # its table was given up meanwhile
+                        write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
+                floor = floor_of(self._path)
+                self._on_loop(self._store.link_copy(links / DATABASE_NAME))
+                return make_backup(self._path, links, floor, building, _check_cancelled, cuts_ahead=0)
+            finally:
+                shutil.rmtree(links, ignore_errors=True)
+
+
+def _check_cancelled(_part: str, _bytes: int) -> None:
+    from_thread.check_cancelled()
+
+
+async def _in_own_task(work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; when the caller is cancelled, so is it, and its threads are waited for."""
+    scope, result = anyio.CancelScope(), list[T]()
+
+    async def run() -> None:  # in a task of its own that only its scope can cancel
+        with scope:
+            result.append(await work)
+
+    await outlast(run(), on_cancel=scope.cancel)
+    return result[0]

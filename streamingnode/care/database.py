@@ -6,7 +6,7 @@ settings file anew each time. A look must neither break what the next opening wo
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,8 +20,8 @@ from interceptors.idempotency import ProducerRecord
 from interceptors.window import decode_window
 from scanner.named_reader import ReaderPosition
 from streamingnode.care.findings import RESTORE, Report
+from streamingnode.care.inspect import floor_of
 from streamingnode.streams.channels import CHANNEL_KEY, OwnerDescription
-from wal.codec import decode_entry
 from wal.entry import LogEntry
 from wal.errors import Corrupt, StreamingNodeError
 from wal.files import read_regular
@@ -31,7 +31,7 @@ from wal.rocks import layout, recovery
 from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME, meta_key
-from wal.rocks.log import first_kept, last_position, read_range
+from wal.rocks.log import current_entry, decode_rocks_entry, first_kept, last_position, read_range
 from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.messages import decode_entry as decode_topic_entry
@@ -68,27 +68,22 @@ def is_unfinished_creation(directory: Path) -> bool:
 
 def check_floor(directory: Path, report: Report) -> Floor | None:
     """Check every part of the floor file and return what it says; None when it says nothing."""
-    try:
+    floor: Floor | None = None
+    with report.errors_at(FLOOR_NAME):
+        floor = floor_of(directory)
         data = read_regular(directory / FLOOR_NAME, bytes_max=parts.FLOOR_READ_BYTES_MAX)
-        floor = parts.decode_floor(data)
-    except FileNotFoundError:
-        report.damage(FLOOR_NAME, "is not there, so nobody knows how far the log had come")
-        return None
-    except StreamingNodeError as error:
-        report.error(FLOOR_NAME, error)
-        return None
-    report.bytes += len(data)
-    if len(data) != parts.FLOOR_BYTES:
-        report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
-    # A power cut may tear what was being written; the other slot, older by a sync, counts then. So looks a flipped bit.
-    for name, begin, end, decode in (
-        ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
-        ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
-        ("the promised tick", parts.PROMISE_OFFSET, parts.TOKEN_OFFSET, parts.decode_promise),
-        ("its owner's fencing token", parts.TOKEN_OFFSET, parts.FLOOR_BYTES, parts.decode_token_term),
-    ):
-        if any(data[begin:end]) and not decode(data[begin:end]):
-            report.warn(FLOOR_NAME, f"{name} fails its checksum: torn by a power cut, or damaged", _AT_START)
+        report.bytes += len(data)
+        if len(data) != parts.FLOOR_BYTES:
+            report.warn(FLOOR_NAME, f"has {len(data)} bytes, not {parts.FLOOR_BYTES}", _AT_START)
+        # A power cut may tear what was being written; the other slot, older by a sync, counts then. So looks a flipped bit.
+        for name, begin, end, decode in (
+            ("slot 0", 0, parts.SLOT_BYTES, parts.decode_slot),
+            ("slot 1", parts.SLOT_BYTES, parts.PROMISE_OFFSET, parts.decode_slot),
+            ("the promised tick", parts.PROMISE_OFFSET, parts.TOKEN_OFFSET, parts.decode_promise),
+            ("its owner's fencing token", parts.TOKEN_OFFSET, parts.FLOOR_BYTES, parts.decode_token_term),
+        ):
+            if any(data[begin:end]) and not decode(data[begin:end]):
+                report.warn(FLOOR_NAME, f"{name} fails its checksum: torn by a power cut, or damaged", _AT_START)
     return floor
 
 
@@ -111,12 +106,11 @@ def open_read_only(path: Path, *, past_damage: bool = False) -> Rdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedLog:
-    """One log of a closed node: it must hold everything from position `first` to `end`.
+    """The log of a closed node: it must hold everything from position `first` to `end`.
 
     `first` is 0 when nobody knows. What a log that `is_torn` has behind `end`, the next owner drops.
     """
 
-    name: str
     log_id: int
     entries: Rdict
     first: int
@@ -139,8 +133,10 @@ class ClosedDatabase:
             return None
         last = self.found.last_positions[log_id]
         first, kept, acknowledged = 0, last, 0
-        with suppress(Exception):  # damage of the state map, which whoever reads all of it names
+        try:
             first = first_kept(self.rows, log_id)
+        except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
+            report.damage(STATE_MAP, f"does not tell where the log begins: {error}")
         if self.floor is not None:
             acknowledged = self.floor.positions.get(log_id, 0)
             if not self.found.synced_each_batch:
@@ -150,7 +146,6 @@ class ClosedDatabase:
             torn = f"what is behind position {kept}, up to {last}, not acknowledged as durable"
             report.warn(DATABASE_NAME, f"torn tail, will be dropped: {torn}", _AT_START)
         return ClosedLog(
-            name=PCHANNEL,
             log_id=log_id,
             entries=self.rows.get_column_family(layout.ENTRY_FAMILY),
             first=first,
@@ -160,11 +155,14 @@ class ClosedDatabase:
 
     def checkpoint(self) -> Checkpoint:
         """Return the log's checkpoint. Raises `Corrupt`, and `UnsupportedFormat` for that of a newer release."""
-        try:
-            found = self.rows.get(meta_key(checkpoint_key(PCHANNEL)))
-        except Exception as error:  # rocksdict raises nothing more exact
-            raise Corrupt(f"it cannot be read: {error}") from error
-        return decode_checkpoint(found if isinstance(found, bytes) else None)
+        with classified(Path(self.rows.path())):
+            return decode_checkpoint(self.rows.get(meta_key(checkpoint_key(PCHANNEL))))
+
+    def records(self, report: Report) -> "NodeRecords":
+        """Return what is beside the log; see `check_records`. Raises what RocksDB's failure means."""
+        with classified(Path(self.rows.path())):
+            stored = recovery.scan_prefix(self.rows, layout.META_PREFIX)
+            return check_records({key[len(layout.META_PREFIX) :].decode(): stored[key] for key in stored}, report)
 
 
 @contextmanager
@@ -172,16 +170,14 @@ def opened(directory: Path, report: Report) -> Iterator[tuple[str, ClosedDatabas
     """Check floor and database of a node, and open it for the block: its id, empty when unknown, and what can be read."""
     floor = check_floor(directory, report)
     node_id, database = "" if floor is None else floor.node_id, None
-    try:
-        database = _open_checked(directory / DATABASE_NAME, floor, report)
-        node_id = database.found.node_id
-    except StreamingNodeError as error:
-        report.error(DATABASE_NAME, error)
-    with nullcontext() if database is None else closing(database.rows):
+    with ExitStack() as databases:
+        with report.errors_at(DATABASE_NAME):
+            database = _open_checked(directory / DATABASE_NAME, floor, report, databases)
+            node_id = database.found.node_id
         yield node_id, database
 
 
-def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedDatabase:
+def _open_checked(path: Path, floor: Floor | None, report: Report, databases: ExitStack) -> ClosedDatabase:
     """Open a database with as much of its log as RocksDB reads, and compare it with the floor.
 
     What an owner would open is the log up to the first damaged record. What is behind that is read too, so that holes are
@@ -189,10 +185,10 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
     else RocksDB's failure means when it cannot be opened at all.
     """
     try:
-        reached = _open_surveyed(path, floor)
+        reached = _open_surveyed(path, floor, databases)
     except Corrupt as error:
         try:
-            behind = _open_surveyed(path, floor, past_damage=True)
+            behind = _open_surveyed(path, floor, databases, past_damage=True)
         except Corrupt:
             if not recovery.has_torn_end(path):
                 raise
@@ -201,56 +197,43 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
         report.error(DATABASE_NAME, error)
         return behind
     try:
-        behind = _open_surveyed(path, floor, past_damage=True)
+        behind = _open_surveyed(path, floor, databases, past_damage=True)
     except Corrupt as error:
         # RocksDB does not always get there, and a torn tail is no damage.
         if reached.found.synced_each_batch:
             report.error(DATABASE_NAME, error)
         behind = reached
-    if floor is None or not _has_all(reached.found, behind.found, floor, report):
-        taken, other = behind, reached
-    else:
-        taken, other = reached, behind
-        if not reached.found.synced_each_batch and (torn := recovery.torn_bytes(path)):
-            detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
-            report.warn(DATABASE_NAME, detail, _AT_START)
-    if other is not taken:
-        other.rows.close()
-    return taken
-
-
-def _has_all(reached: recovery.Survey, behind: recovery.Survey, floor: Floor, report: Report) -> bool:
-    """Whether an owner would find all that was acknowledged; what is missing is damage."""
+    if floor is None:
+        return behind
     try:
-        recovery.judge(reached, behind, floor, place=DATABASE_NAME)
-    except Corrupt as error:
+        recovery.judge(reached.found, behind.found, floor, place=DATABASE_NAME)
+    except Corrupt as error:  # an owner would not find all that was acknowledged
         report.error(DATABASE_NAME, error)
-        return False
-    if reached.term > floor.term:
+        return behind
+    if reached.found.term > floor.term:
         step = "put log and floor of one backup together; opening the node trusts the log"
         report.warn(FLOOR_NAME, "is of an earlier term than the log beside it: it is an older copy", step)
-    return True
+    if not reached.found.synced_each_batch and (torn := recovery.torn_bytes(path)):
+        detail = f"torn tail, will be dropped: {torn} bytes, not acknowledged as durable"
+        report.warn(DATABASE_NAME, detail, _AT_START)
+    return reached
 
 
-def _open_surveyed(path: Path, floor: Floor | None, *, past_damage: bool = False) -> ClosedDatabase:
-    """Open a database and look at what it holds; a log whose end cannot be read ends at 0 then."""
+def _open_surveyed(
+    path: Path, floor: Floor | None, databases: ExitStack, *, past_damage: bool = False
+) -> ClosedDatabase:
+    """Open a database until `databases` are closed, and look at what it holds; a log whose end cannot be read ends at 0."""
 
     def last_readable(entries: Rdict, log_id: int) -> int:
-        try:
+        with suppress(Exception):  # rocksdict raises nothing more exact
             return last_position(entries, log_id)
-        except Exception:  # noqa: BLE001 - rocksdict raises nothing more exact
-            return 0
+        return 0
 
-    database = open_read_only(path, past_damage=past_damage)
-    try:
+    database = databases.enter_context(closing(open_read_only(path, past_damage=past_damage)))
+    with classified(path):
         found = recovery.survey(database, last_position=last_readable)
-        is_its_own = floor is not None and floor.node_id == found.node_id
-        return ClosedDatabase(database, found, floor if is_its_own else None)
-    except Exception as error:
-        database.close()
-        if isinstance(error, StreamingNodeError):
-            raise
-        raise Corrupt(f"the facts about the store cannot be read: {error}") from error
+    is_its_own = floor is not None and floor.node_id == found.node_id
+    return ClosedDatabase(database, found, floor if is_its_own else None)
 
 
 def check_database_files(path: Path, database: Rdict, report: Report) -> None:
@@ -288,14 +271,12 @@ def stored_entries(log: ClosedLog) -> Iterator[Stored]:
         iterator = log.entries.iter()
         iterator.seek(layout.entry_key(log.log_id, position))
         try:
-            while iterator.valid():
-                found_id, last = layout.split_entry_key(iterator.key())
-                if found_id != log.log_id or (log.is_torn and last > log.end):
+            while (current := current_entry(iterator, log.log_id)) is not None:
+                if log.is_torn and current[0] > log.end:
                     return
-                yield last, iterator.value()
-                position, probes = last + 1, 0
+                yield current
+                position, probes = current[0] + 1, 0
                 iterator.next()
-            iterator.status()  # without this a damaged block looks like the end
             return
         except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
             if not probes:
@@ -305,7 +286,7 @@ def stored_entries(log: ClosedLog) -> Iterator[Stored]:
 
 def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> Iterator[LogEntry]:
     """Yield the entries that are what was written, and report what does not follow or is not there."""
-    expected, failure = log.first, ""
+    expected, failure, read_bytes = log.first, "", 0
     before: LogEntry | None = None
     for each in stored:
         try:
@@ -314,13 +295,18 @@ def good_entries(log: ClosedLog, stored: Iterable[Stored], report: Report) -> It
             failure, before = failure or str(error), None
             continue
         if failure or entry.first_position > expected:
-            _lost(log, expected, entry.first_position - 1, failure, report)
+            _lost(expected, entry.first_position - 1, failure, report)
         expected, failure, before = entry.last_position + 1, "", entry
+        read_bytes += entry.size_bytes
+        if read_bytes >= STEP_BYTES:
+            report.read("log", read_bytes)
+            read_bytes = 0
         report.count("log entries")
         report.count("log positions", entry.count)
         yield entry
+    report.read("log", read_bytes)
     if failure or expected <= log.end:
-        _lost(log, expected, log.end, failure, report)
+        _lost(expected, log.end, failure, report)
 
 
 def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry:
@@ -329,10 +315,9 @@ def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry
         raise Corrupt(str(stored))
     last, data = stored
     try:
-        previous_crc32c = None if before is None else before.crc32c
-        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=previous_crc32c)
+        entry = decode_rocks_entry(data, None if before is None else before.crc32c)
     except Corrupt:
-        entry = decode_entry(data, wal_name=RocksMessageId.wal_name, previous_crc32c=None)
+        entry = decode_rocks_entry(data, None)
         if entry.first_position <= expected:
             raise
         # Behind a gap, nothing tells what it has to follow.
@@ -345,9 +330,9 @@ def _decoded(stored: Stored, expected: int, before: LogEntry | None) -> LogEntry
     return entry
 
 
-def _lost(log: ClosedLog, first: int, last: int, failure: str, report: Report) -> None:
+def _lost(first: int, last: int, failure: str, report: Report) -> None:
     detail = failure.partition(" — ")[0] or "missing, and was acknowledged"
-    report.damage(f"log {log.name!r}, positions {first} to {max(first, last)}", detail)
+    report.damage(f"log {PCHANNEL!r}, positions {first} to {max(first, last)}", detail)
 
 
 # --- records and topics ------------------------------------------------------------------------------------------------
@@ -361,56 +346,33 @@ class NodeRecords:
     readers: dict[str, ReaderPosition] = field(default_factory=dict)
     first_kept: int = FIRST_CUT
     """The number of the earliest cut that is kept."""
-    topic_records: dict[str, bytes] = field(default_factory=dict)
     topics: dict[str, Topic] = field(default_factory=dict)
-
-    def take(self, key: str, value: bytes) -> None:
-        """Decode one record of the state map. Raises what its decoder raises."""
-        if key.startswith(CHECKPOINT):
-            self.checkpoint = decode_checkpoint(value)
-            if self.checkpoint.producers is not None:
-                decode_window(self.checkpoint.producers, RocksMessageId)
-        elif key.startswith(READER):
-            self.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
-        elif key.startswith(TOPICS):
-            self.topic_records[key] = value
-        elif key.startswith(CUTS_RECORD):
-            self.first_kept = decode_first_kept(value)
-        elif key.startswith(PRODUCER):
-            msgspec.msgpack.decode(value, type=ProducerRecord)
-        elif key.startswith(CHANNEL_KEY):
-            msgspec.msgpack.decode(value, type=OwnerDescription)
+    last_tick: int | None = None
+    """That of the last entry of the log, if that was read to its end."""
 
 
-def stored_records(database: Rdict) -> Iterator[tuple[bytes, bytes]]:
-    """Yield every record beside the entries. Raises what RocksDB raises for damage."""
-    iterator = database.iter()
-    iterator.seek_to_first()
-    while iterator.valid():
-        yield iterator.key(), iterator.value()
-        iterator.next()
-    iterator.status()  # without this a damaged block looks like the end
-
-
-def check_records(stored: Iterable[tuple[bytes, bytes]], report: Report) -> NodeRecords:
+def check_records(state_map: Mapping[str, bytes], report: Report) -> NodeRecords:
     """Decode every record whose meaning is known, and return what is of use; the others are damage."""
     records = NodeRecords()
+    for key, value in state_map.items():
+        report.read("log", len(key) + len(value))
+        try:
+            if key.startswith(CHECKPOINT):
+                records.checkpoint = decode_checkpoint(value)
+                if records.checkpoint.producers is not None:
+                    decode_window(records.checkpoint.producers, RocksMessageId)
+            elif key.startswith(READER):
+                records.readers[key.removeprefix(READER)] = msgspec.msgpack.decode(value, type=ReaderPosition)
+            elif key.startswith(CUTS_RECORD):
+                records.first_kept = decode_first_kept(value)
+            elif key.startswith(PRODUCER):
+                msgspec.msgpack.decode(value, type=ProducerRecord)
+            elif key.startswith(CHANNEL_KEY):
+                msgspec.msgpack.decode(value, type=OwnerDescription)
+        except Exception as error:  # noqa: BLE001 - any way in which it does not decode
+            report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
     try:
-        for key, value in stored:
-            report.read("log", len(key) + len(value))
-            try:
-                if key.startswith(layout.META_PREFIX):
-                    records.take(key[len(layout.META_PREFIX) :].decode(), value)
-                elif key.startswith(layout.LOG_ID_PREFIX):
-                    layout.decode_log_id(value)
-                elif key.startswith(layout.FIRST_POSITION_PREFIX):
-                    layout.decode_number(value)
-            except Exception as error:  # noqa: BLE001 - any way in which it does not decode
-                report.damage(f"{DATABASE_NAME}, record {key!r}", f"does not decode: {error}")
-    except Exception as error:  # noqa: BLE001 - rocksdict raises nothing more exact
-        report.damage(STATE_MAP, f"cannot be read to its end: {error}")
-    try:
-        _, records.topics = decode_records(records.topic_records)
+        _, records.topics = decode_records({key: value for key, value in state_map.items() if key.startswith(TOPICS)})
     except Exception as error:  # noqa: BLE001 - any way in which they do not decode
         report.damage(STATE_MAP, f"the records of topics do not decode: {error}")
     return records
@@ -423,15 +385,12 @@ def read_node_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     `StorageFailed` or `UnsupportedFormat`.
     """
     path, report = directory / DATABASE_NAME, Report()
-    with classified(path), closing(open_read_only(path)) as database:
-        found, records = recovery.survey(database), check_records(stored_records(database), report)
+    with classified(path), closing(open_read_only(path)) as rows:
+        database = ClosedDatabase(rows, recovery.survey(rows), None)
+        records = database.records(report)
     for damage in report.damages:
         raise Corrupt(f"{damage.place} {damage.detail} — {damage.next_step}")
-    return found, records
-
-
-TopicRead = Callable[[Topic, int], list[TopicEntry]]
-"""Returns entries of a topic from the one that holds an id on; none to let it be."""
+    return database.found, records
 
 
 def read_topic(entries: Rdict, topic: Topic, message_id: int) -> list[TopicEntry]:
@@ -440,8 +399,11 @@ def read_topic(entries: Rdict, topic: Topic, message_id: int) -> list[TopicEntry
     return read_range(entries, topic.log_id, decode_topic_entry, message_id, kept, STEP_BYTES)
 
 
-def check_topics(topics: Mapping[str, Topic], read: TopicRead, report: Report) -> None:
-    """Read every topic to its end; of a damaged one, what is behind the damage is not looked at."""
+def check_topics(topics: Mapping[str, Topic], read: Callable[[Topic, int], list[TopicEntry]], report: Report) -> None:
+    """Read every topic to its end; of a damaged one, what is behind the damage is not looked at.
+
+    `read` returns entries of a topic from the one that holds an id on; none to let it be.
+    """
     for name, topic in topics.items():
         message_id, crc32c = topic.begin_id, topic.crc32c
         try:

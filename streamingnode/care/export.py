@@ -5,8 +5,8 @@ newest tick there is: the files of the cuts, then the log behind the newest cut,
 error, or with `salvage` named and left out; a delete that is left out brings rows back, so that is no state the node ever
 had.
 
-The log behind the newest cut is read once for its damage, once for its schema changes, and once for each collection, so that
-memory holds one collection at a time: the rows of its files and of the log, and its deletes.
+The log behind the newest cut is read once for damage and schema changes, and once for each collection, so that memory holds
+one collection at a time: the rows of its files and of the log, and its deletes.
 """
 
 import os
@@ -17,23 +17,22 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.directory import CutLog, NodeDirectory, cut_numbers, manifest_path, refuse_mixed
+from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, manifest_path, refuse_mixed
 from flusher.manifest import NO_CHECKPOINT, Checkpoint, arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
 from streamingnode.care.backup import new_directory
-from streamingnode.care.database import PCHANNEL, ClosedDatabase, ClosedLog, good_entries, opened, stored_entries
+from streamingnode.care.database import PCHANNEL, ClosedLog, good_entries, opened, stored_entries
 from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import check_node, kept_closed
 from streamingnode.collections import check_name
 from streamingnode.snapshot import read_rows
 from wal.entry import TransactionBuffer, Visible, row_batches
-from wal.errors import Corrupt, StreamingNodeError
+from wal.errors import Corrupt, StorageFailed, StreamingNodeError
 from wal.files import create_file, disk_errors_typed
 from wal.headers import MessageType
 from wal.message import Message
@@ -101,13 +100,18 @@ class _Export:
         report = Report()
         with opened(self._directory, report) as (node_id, database):
             self._take(report)
-            checkpoint = None
+            checkpoint = log = None
             if database is not None:
-                checkpoint = self._tried(_CHECKPOINT, database.checkpoint)
-                self._find_log(database, checkpoint)
+                checkpoint, log = self._tried(_CHECKPOINT, database.checkpoint), database.log(Report())
+            if log is not None:  # a kill may leave a node without one
+                start = log.first or 1 if checkpoint is None else checkpoint.start_position
+                self._log = replace(log, first=start)
             cuts = CutLog(NodeDirectory(self._directory), node_id=node_id)
             base, state = self._base(cuts, checkpoint)
             self._catch_up(base, state)
+            if log is not None and checkpoint is not None:
+                last_tick = max(self._tick, checkpoint.tick)
+                self._tried(CUTS, partial(refuse_mixed, self._directory, checkpoint, node_id, last_tick))
             # Of two of one name the older was dropped where the log is missing.
             live = {info.name: info for info in state.catalog.collections()}
             files = [self._write_one(live[name], cuts, base) for name in sorted(live)]
@@ -132,30 +136,16 @@ class _Export:
     def _tried(self, place: str, call: Callable[[], T]) -> T | None:
         try:
             return call()
-        except Corrupt as error:
+        except (Corrupt, StorageFailed) as error:
             self._lose("", place, None, error)
             return None
 
-    def _find_log(self, database: ClosedDatabase, checkpoint: Checkpoint | None) -> None:
-        """Find the log behind the checkpoint, and what is damaged in it. A kill may leave a node without one."""
-        log, report = database.log(Report()), Report()
-        if log is None:
-            return
-        start = log.first or 1 if checkpoint is None else checkpoint.start_position
-        self._log = replace(log, first=start)
-        for _ in self._messages(report=report):
-            pass
-        self._take(report)
-        if checkpoint is not None:
-            last_tick = max(self._tick, checkpoint.tick)
-            self._tried("cuts", partial(refuse_mixed, self._directory, checkpoint, database.found.node_id, last_tick))
-
     def _base(self, cuts: CutLog, checkpoint: Checkpoint | None) -> tuple[Checkpoint, ShardState]:
-        """Return what is in files as the checkpoint knows it; without one, or on damage, as a newer cut says."""
+        """Return what is in files as the checkpoint knows it, or a newer cut."""
         state = None if checkpoint is None else self._tried(_CHECKPOINT, checkpoint.state)
         known = NO_CHECKPOINT if checkpoint is None or state is None else checkpoint
-        for number in reversed(cut_numbers(self._directory) if state is None or self._missing else []):
-            if state is not None and number <= known.cut_number:
+        for number in reversed(cut_numbers(self._directory)):
+            if number <= known.cut_number:
                 break
             try:
                 cut = cuts.read_alone(number)
@@ -167,26 +157,19 @@ class _Export:
             return Checkpoint(cut_number=number, tick=cut.tick, manifest_crc32c=cut.crc32c), state
         return known, state or ShardState()
 
-    def _messages(
-        self,
-        *,
-        after_tick: int = 0,
-        vchannels: frozenset[str] | None = None,
-        collection: str = "",
-        report: Report | None = None,
-    ) -> Iterator[Visible]:
-        """Yield what readers of these vchannels would see above a tick, past damage, which is in `report`."""
+    def _messages(self, after_tick: int, info: CollectionInfo | None, report: Report) -> Iterator[Visible]:
+        """Yield what readers of a collection, None: of all, would see above a tick, past damage, which is in `report`."""
         if self._log is None:
             return
-        wanted = ScanFilter(vchannels=vchannels, after_tick=after_tick)
+        wanted = ScanFilter(vchannels=None if info is None else frozenset(info.vchannels), after_tick=after_tick)
 
         def begin_missing(commit: Message) -> None:
-            if collection and wanted.wants_commit(commit):
+            if info is not None and wanted.wants_commit(commit):
                 place = f"log {PCHANNEL!r}, transaction {commit.txn_id}"
-                self._lose(collection, place, None, "what it began with is missing, so all of it is left out")
+                self._lose(info.name, place, None, "what it began with is missing, so all of it is left out")
 
         transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
-        for entry in good_entries(self._log, stored_entries(self._log), report or Report()):
+        for entry in good_entries(self._log, stored_entries(self._log), report):
             if entry.first_position > expected:
                 # A transaction that was open here may lack a part, and nothing that comes later tells.
                 transactions = TransactionBuffer(begin_missing=begin_missing)
@@ -200,15 +183,16 @@ class _Export:
             yield from wanted.select(visible, entry.time_tick)
 
     def _catch_up(self, base: Checkpoint, state: ShardState) -> None:
-        """Bring the catalog up to the end of the log, and name the rows of what it does not know."""
-        unknown: dict[str, int] = {}
-        for visible in self._messages(after_tick=base.tick):
+        """Bring the catalog up to the end of the log, and name what is damaged in that, and rows of what nobody knows."""
+        unknown, report = dict[str, int](), Report()
+        for visible in self._messages(base.tick, None, report):
             state.observe(visible)
             for batch, _ in row_batches(visible):
                 is_insert = batch.type is MessageType.INSERT
                 if is_insert and not state.catalog.is_writable(batch.vchannel, batch.partition_id):
                     place = f"partition number {batch.partition_id} of collection number {batch.collection_id}"
                     unknown[place] = unknown.get(place, 0) + batch.rows
+        self._take(report)
         for place, rows in unknown.items():
             self._lose("", place, rows, "what created it is missing")
 
@@ -216,7 +200,15 @@ class _Export:
         self._on_collection(info.name)
         try:
             check_name("collection", info.name)  # it becomes a file's
-            rows = self._rows(info, cuts, base)
+            source = SnapshotSource(
+                cuts=cuts,
+                collection=info,
+                last_cut=base.cut_number,
+                tail=list(self._messages(base.tick, info, Report())),
+                on_loss=partial(self._lose, info.name) if self._salvage else None,
+            )
+            cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
+            rows = read_rows(source).cast(arrow_schema(info))
         except StreamingNodeError as error:
             self._lose(info.name, "collection", None, error)
             return None
@@ -226,15 +218,3 @@ class _Export:
             file.flush()
             os.fsync(file.fileno())
         return ExportedFile(collection=info.name, path=str(self._out / name), rows=rows.num_rows)
-
-    def _rows(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint) -> pa.Table:
-        vchannels = frozenset(info.vchannels)
-        source = SnapshotSource(
-            cuts=cuts,
-            collection=info,
-            last_cut=base.cut_number,
-            tail=list(self._messages(after_tick=base.tick, vchannels=vchannels, collection=info.name)),
-            on_loss=partial(self._lose, info.name) if self._salvage else None,
-        )
-        cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
-        return read_rows(source).cast(arrow_schema(info))

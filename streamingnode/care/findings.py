@@ -4,11 +4,12 @@ It is *damage* when something acknowledged cannot be read as it was written, or 
 *warning* when nothing is lost: left-overs, files of others, a lease that only holds retention.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, unique
 
-from wal.errors import Corrupt
+from wal.errors import Corrupt, StreamingNodeError
 
 OnStep = Callable[[str, int], None]
 """Told of each step of a long work: what is done, and with how many bytes. What it raises ends the work."""
@@ -59,6 +60,14 @@ class Report:
         """Add what a reader of the engine raised, as damage: its text, and its next step unless another one is given."""
         detail, _, step = str(error).partition(" — ")
         self.damage(place, detail, next_step or (RESTORE if step in {"", Corrupt.next_step} else step))
+
+    @contextmanager
+    def errors_at(self, place: str, next_step: str = "") -> Iterator[None]:
+        """Add what is raised in the block, as `error` does, and go on behind it."""
+        try:
+            yield
+        except (OSError, StreamingNodeError) as error:
+            self.error(place, error, next_step)
 
     def warn(self, place: str, detail: str, next_step: str) -> None:
         """Add a finding by which nothing is lost."""

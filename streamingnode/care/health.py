@@ -29,6 +29,7 @@ from wal.files import disk_errors_typed, open_files_max
 from wal.lifecycle import LogState
 from wal.rocks.layout import RocksOptions
 from wal.rocks.opening import check_place
+from wal.rocks.space import free_bytes_of
 from wal.timetick import physical_ms
 
 REQUIRED = ("anyio", "google_crc32c", "msgspec", "numpy", "protobuf", "pyarrow", "rocksdict", "stamina", "structlog")
@@ -41,10 +42,6 @@ FSYNC_SLOW_S = 0.010
 FILES_MIN = 1_024
 """RocksDB keeps up to a few hundred files open, clients one each."""
 
-FREE_BYTES_COMFORT = 4 << 30
-"""Less leaves little between the first warning and the point at which appends are refused."""
-
-
 Limits = tuple[float, float]
 """From where on there is a warning, and from where on it is critical."""
 
@@ -53,11 +50,12 @@ Limits = tuple[float, float]
 class Thresholds:
     """What `judge` goes by: seconds, and bytes that are free.
 
-    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps a day anyway.
+    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps a day anyway. Less than
+    4 GiB leaves little between the first warning and the point at which appends are refused.
     """
 
     flusher_lag_s: Limits = (120.0, 900.0)
-    free_bytes: Limits = (FREE_BYTES_COMFORT, RocksOptions().free_bytes_min)
+    free_bytes: Limits = (4 << 30, RocksOptions().free_bytes_min)
     transaction_age_s: Limits = (60.0, 300.0)
     reader_behind_s: Limits = (86_400.0, 7 * 86_400.0)
 
@@ -95,7 +93,8 @@ def examine(directory: Path | None, report: Report) -> dict[str, str]:
         report.warn("open files", f"the limit is {limit}", f"raise it: ulimit -n {4 * FILES_MIN}")
     path = (directory or Path.cwd()).absolute()
     place = next(each for each in (path, *path.parents) if each.is_dir())
-    _look_at_space(place, facts, report)
+    needed, where = RocksOptions().free_bytes_min, f" at {place}"
+    _judge_space(free_bytes_of(place), needed, where, Thresholds().free_bytes, facts, report)
     _time_fsync(place, facts, report)
     if directory is not None:
         _look_at_node(directory, facts, report)
@@ -122,16 +121,10 @@ def _look_for_java(facts: dict[str, str], report: Report) -> None:
         facts["java"] = f"Java {java.major} from {java.found_in}, {java.home}"
 
 
-def _look_at_space(place: Path, facts: dict[str, str], report: Report) -> None:
-    disk = os.statvfs(place)
-    free, needed = disk.f_bavail * disk.f_frsize, RocksOptions().free_bytes_min
-    facts["disk space"] = f"{free >> 20} MiB free at {place}; appends are refused below {needed >> 20} MiB"
-    _judge_space(free, (FREE_BYTES_COMFORT, needed), facts["disk space"], report)
-
-
-def _judge_space(free: int, limits: Limits, text: str, report: Report) -> None:
-    # Less is worse here, so all three have the other sign.
-    _judge_level(-free, (-limits[0] + 1, -limits[1] + 1), "disk space", text, "free space, or use another disk", report)
+def _judge_space(free: int, needed: int, where: str, limits: Limits, facts: dict[str, str], report: Report) -> None:
+    text = facts["disk space"] = f"{free >> 20} MiB free{where}; appends are refused below {needed >> 20} MiB"
+    limits = 1 - limits[0], 1 - max(limits[1], needed)  # less is worse here, so all three have the other sign
+    _judge_level(-free, limits, "disk space", text, "free space, or use another disk", report)
 
 
 def _judge_level(value: float, limits: Limits, place: str, text: str, step: str, report: Report) -> None:
@@ -161,11 +154,7 @@ def judge(
     if flusher.state is FlusherState.FAILED:
         report.damage("flusher", f"it has stopped: {flusher.last_error}", "verify the node")
     if space is not None:
-        facts["disk space"] = (
-            f"{space.free_bytes >> 20} MiB free, appends are refused below {space.needed_bytes >> 20} MiB"
-        )
-        warning, critical = thresholds.free_bytes
-        _judge_space(space.free_bytes, (warning, max(critical, space.needed_bytes)), facts["disk space"], report)
+        _judge_space(space.free_bytes, space.needed_bytes, "", thresholds.free_bytes, facts, report)
     oldest = max(transactions, key=lambda each: each.age_s, default=None)
     facts["transactions"] = f"{len(transactions)} open"
     if oldest is not None:
@@ -208,20 +197,16 @@ def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:
 
 
 def _look_at_node(directory: Path, facts: dict[str, str], report: Report) -> None:
-    try:
-        with disk_errors_typed(directory):
-            if directory.is_dir():
-                check_place(directory)
-            elif directory.exists():
-                check_node(directory)
-            if not is_node(directory):
-                facts["node"] = f"{directory} holds none yet; opening one makes it"
-                return
-            floor, cuts = floor_of(directory), CutLog(directory)
-            for number in cuts.numbers:
-                cuts.read(number)
-    except StreamingNodeError as error:
-        report.error("node", error)
-        return
-    kept = f"cuts {cuts.first} to {cuts.newest}" if cuts.numbers else "no cut yet"
-    facts["node"] = f"{floor.node_id}, term {floor.term}, {kept}, manifests are whole"
+    with report.errors_at("node"), disk_errors_typed(directory):
+        if directory.is_dir():
+            check_place(directory)
+        elif directory.exists():
+            check_node(directory)
+        if not is_node(directory):
+            facts["node"] = f"{directory} holds none yet; opening one makes it"
+            return
+        floor, cuts = floor_of(directory), CutLog(directory)
+        for number in cuts.numbers:
+            cuts.read(number)
+        kept = f"cuts {cuts.first} to {cuts.newest}" if cuts.numbers else "no cut yet"
+        facts["node"] = f"{floor.node_id}, term {floor.term}, {kept}, manifests are whole"

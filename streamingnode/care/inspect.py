@@ -6,7 +6,7 @@ Files are read, nothing is opened or changed. A running node goes on meanwhile, 
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -74,18 +74,15 @@ def kept_closed(directory: Path) -> Iterator[None]:
 
     Raises `AlreadyOwned`.
     """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with ExitStack() as held:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        held.callback(os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an owner has the directory locked as well
         except BlockingIOError:
             raise AlreadyOwned(str(directory), holder(directory) or None) from None
-        try:
-            yield
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: see `DirectoryLock`
-    finally:
-        os.close(descriptor)
+        held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # closing is not enough: see `DirectoryLock`
+        yield
 
 
 def cut_holders(cuts: CutLog) -> list[str]:

@@ -6,12 +6,11 @@ another: each cut is the one that the next one follows, none is missing, the new
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from flusher.cuts import LEASES, Lease, lease_files, lease_path
+from flusher.cuts import FIRST_CUT, LEASES, Lease, lease_files, lease_path
 from flusher.directory import (
     CUTS,
     TOGETHER,
@@ -25,18 +24,17 @@ from flusher.directory import (
     measure_file,
     refuse_mixed,
 )
-from flusher.manifest import DATA, Checkpoint, DataFile, SegmentFile
+from flusher.manifest import DATA, Checkpoint, SegmentFile
 from streamingnode.care.database import (
-    STEP_BYTES,
+    STATE_MAP,
+    NodeRecords,
     check_database_files,
-    check_records,
     check_topics,
     good_entries,
     is_unfinished_creation,
     opened,
     read_topic,
     stored_entries,
-    stored_records,
 )
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, kept_closed, read_record
@@ -48,20 +46,6 @@ from wal.rocks.opening import BACKUP_RECORD_NAME
 _OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
 _OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")
 _INGEST = "run `streamingnode ingest` for each table, which writes it again; then remove what is left over"
-
-
-@dataclass(slots=True, kw_only=True)
-class LogFacts:
-    """What the log knows of the cuts beside it: checkpoint and last tick are None when nobody could be asked.
-
-    Cuts below `first_kept` may be gone. `running` is for a node that goes on meanwhile: cuts may come and, by retention, go.
-    """
-
-    node_id: str
-    checkpoint: Checkpoint | None = None
-    last_tick: int | None = None
-    first_kept: int | None = None
-    running: bool = False
 
 
 def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress) -> Report:
@@ -86,75 +70,68 @@ def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnS
         return report
     if (directory / BACKUP_RECORD_NAME).exists():
         _check_backup(directory, report)
-    facts = _check_database(directory, report)
-    named = check_cuts(directory, cut_numbers(directory), facts, report)
-    leases = check_leases(directory, facts.node_id, report)
+    node_id, records = _check_database(directory, report)
+    named = check_cuts(directory, cut_numbers(directory), node_id, records, report)
+    leases = check_leases(directory, node_id, report)
     check_strays(directory, named, report)
     if tables is not None:
         from streamingnode.care.tables import check_tables
 
-        check_tables(directory, tables, leases, facts.node_id, report)
+        check_tables(directory, tables, leases, node_id, report)
     return report
 
 
 def _check_backup(directory: Path, report: Report) -> None:
     """Compare a backup with its own record: every file there, as long as it was, with the checksum it had."""
     step = "use another backup"
-    try:
-        files = read_record(directory).files
-    except StreamingNodeError as error:
-        report.error(BACKUP_RECORD_NAME, error, step)
-        return
-    for file in files:
-        try:
-            measured = measure_file(
-                directory / file.path, expected_bytes=file.bytes, take=lambda chunk: report.read("backup", len(chunk))
-            )
-        except (OSError, Corrupt) as error:
-            report.error(file.path, error, step)
-            continue
-        if measured != (file.bytes, file.crc32c):
-            report.damage(file.path, f"is not what the backup had, {file.bytes} bytes of another checksum", step)
+    with report.errors_at(BACKUP_RECORD_NAME, step):
+        for file in read_record(directory).files:
+            with report.errors_at(file.path, step):
+                path, take = directory / file.path, lambda chunk: report.read("backup", len(chunk))
+                if measure_file(path, expected_bytes=file.bytes, take=take) != (file.bytes, file.crc32c):
+                    detail = f"is not what the backup had, {file.bytes} bytes of another checksum"
+                    report.damage(file.path, detail, step)
 
 
-def _check_database(directory: Path, report: Report) -> LogFacts:
-    """Check floor and database from their facts to the last entry: what an owner would have to trust."""
+def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords | None]:
+    """Check floor and database to the last entry; return the node's id, and its records if they can be read."""
+    records: NodeRecords | None = None
     with opened(directory, report) as (node_id, database):
-        if database is None:
-            return LogFacts(node_id=node_id)
-        check_database_files(directory / DATABASE_NAME, database.rows, report)
-        records = check_records(stored_records(database.rows), report)
-        facts = LogFacts(node_id=node_id, checkpoint=records.checkpoint, first_kept=records.first_kept)
-        log = database.log(report)
-        if log is not None and log.first:  # else damage of the state map, which is named already
-            facts.last_tick = read_bytes = 0
-            for entry in good_entries(log, stored_entries(log), report):
-                facts.last_tick, read_bytes = entry.time_tick, read_bytes + entry.size_bytes
-                if read_bytes >= STEP_BYTES:
-                    report.read("log", read_bytes)
-                    read_bytes = 0
-            report.read("log", read_bytes)
-        check_topics(records.topics, partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)), report)
-        return facts
+        if database is not None:
+            check_database_files(directory / DATABASE_NAME, database.rows, report)
+            with report.errors_at(STATE_MAP):
+                records = database.records(report)
+            known, log = records or NodeRecords(), database.log(report)
+            if log is not None and log.first:  # else nobody knows where it begins
+                known.last_tick = 0
+                for entry in good_entries(log, stored_entries(log), report):
+                    known.last_tick = entry.time_tick
+            check_topics(known.topics, partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)), report)
+    return node_id, records
 
 
 # --- cuts, files, leases, left-overs ---------------------------------------------------------------------------------------
 
 
-def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Report) -> frozenset[str] | None:
+def check_cuts(
+    directory: Path, numbers: list[int], node_id: str, records: NodeRecords | None, report: Report
+) -> frozenset[str] | None:
     """Check cuts with their files, newest first, and return the paths of all files that are named.
 
-    None when nobody knows them, as a cut is missing or cannot be read.
+    None when nobody knows them, as a cut is missing or cannot be read. `records` are None when the log beside them could
+    not be asked. Retention may take cuts meanwhile.
     """
-    node, named = NodeDirectory(directory), set[str]()
-    cuts = CutLog(node, node_id=facts.node_id)
-    if facts.checkpoint is not None and facts.last_tick is not None:
-        try:
-            refuse_mixed(directory, facts.checkpoint, facts.node_id, facts.last_tick)
-        except Corrupt as error:
-            report.error(CUTS, error)
-    all_known = _are_all_there(numbers, facts, report)
+    cuts, named = CutLog(NodeDirectory(directory), node_id=node_id), set[str]()
+    records = records or NodeRecords(first_kept=min(numbers, default=FIRST_CUT))
+    if records.last_tick is not None:
+        with report.errors_at(CUTS):
+            refuse_mixed(directory, records.checkpoint, node_id, records.last_tick)
+    all_known = _are_all_there(numbers, records, report)
     after, living_ids = None, frozenset[int]()
+
+    def read(chunk: bytes) -> None:
+        report.read(CUTS, len(chunk))
+
     for number in reversed(numbers):
         report.read(CUTS, 0)
         try:
@@ -166,19 +143,30 @@ def check_cuts(directory: Path, numbers: list[int], facts: LogFacts, report: Rep
             all_known = False
             continue
         report.count("cuts")
-        _check_place(cut, after, facts.checkpoint, report)
+        _check_place(cut, after, records.checkpoint, report)
         living_ids = living_ids if after else living(cut.manifest)
         for file in cut.manifest.files:
             named.add(file.path)
-            _check_file(node, cut, file, living_ids, facts, report)
+            with report.errors_at(file.path):
+                path = place_beneath(directory, file.path)
+                try:
+                    length, checksum = measure_file(path, expected_bytes=file.bytes, take=read)
+                except FileNotFoundError:
+                    # Retention removes files of a dropped collection before their cut, and those of a cut after it.
+                    is_kept = (directory / manifest_path(number)).exists()
+                    if file.collection_id in living_ids and is_kept:
+                        report.damage(file.path, f"cut {number} names it ({file.rows} rows) and it is not there")
+                    continue
+                check_file(file.path, file, length, checksum)
+                report.count("segments" if isinstance(file, SegmentFile) else "delete files")
+                report.count("rows", file.rows)
         after = cut
     return frozenset(named) if all_known else None
 
 
-def _are_all_there(numbers: list[int], facts: LogFacts, report: Report) -> bool:
+def _are_all_there(numbers: list[int], records: NodeRecords, report: Report) -> bool:
     """Whether no cut is missing from the earliest that retention kept to the newest that the log knows."""
-    newest = max([*numbers[-1:], 0 if facts.checkpoint is None else facts.checkpoint.cut_number])
-    first = facts.first_kept if facts.first_kept is not None else min(numbers, default=newest + 1)
+    newest, first = max([*numbers[-1:], records.checkpoint.cut_number]), records.first_kept
     edges = [first - 1, *(number for number in numbers if number >= first), newest + 1]
     gaps = [(low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1]
     for low, high in gaps:
@@ -187,36 +175,14 @@ def _are_all_there(numbers: list[int], facts: LogFacts, report: Report) -> bool:
     return not gaps
 
 
-def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint | None, report: Report) -> None:
+def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint, report: Report) -> None:
     """Check that a cut is the one which the next one follows, and which the log knows."""
     place = manifest_path(cut.number)
     if after is not None and after.number == cut.number + 1 and after.previous != cut.mark:
         detail = f"is not the cut that cut {after.number} follows: one of them is of another history"
         report.damage(place, detail, TOGETHER)
-    if checkpoint is not None and checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
+    if checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
         report.damage(place, "is not the cut that the log knows", TOGETHER)
-
-
-def _check_file(
-    node: NodeDirectory, cut: Cut, file: DataFile, living_ids: frozenset[int], facts: LogFacts, report: Report
-) -> None:
-    try:
-        length, checksum = measure_file(
-            place_beneath(node.root, file.path),
-            expected_bytes=file.bytes,
-            take=lambda chunk: report.read(CUTS, len(chunk)),
-        )
-        check_file(file.path, file, length, checksum)
-    except FileNotFoundError:
-        # Retention removes files of a dropped collection before their cut, and those of a cut after it.
-        is_taken = facts.running and not (node.root / manifest_path(cut.number)).exists()
-        if file.collection_id in living_ids and not is_taken:
-            report.damage(file.path, f"cut {cut.number} names it ({file.rows} rows) and it is not there")
-    except (OSError, Corrupt) as error:
-        report.error(file.path, error)
-    else:
-        report.count("segments" if isinstance(file, SegmentFile) else "delete files")
-        report.count("rows", file.rows)
 
 
 def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:

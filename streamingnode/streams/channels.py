@@ -12,7 +12,7 @@ from typing import Annotated, Protocol, TypeVar
 import msgspec
 
 from scanner.named_reader import ReaderRecords
-from wal.errors import AlreadyExists, Corrupt, InvalidArgument, TopicNotFound, shown
+from wal.errors import Corrupt, InvalidArgument, TopicNotFound, shown
 from wal.rocksmq.contract import MessageQueue
 
 CHANNELS_MAX = 4096
@@ -70,10 +70,12 @@ class ChannelService:
             await self._finish_destroying()
             found = (await self._store.scan_meta(NEXT_KEY)).get(NEXT_KEY)
             number = 0 if found is None else _decode(found, NEXT_KEY, int)
+            # Not a topic of somebody else; an empty one may be what a crash left of a creation.
+            taken = {name for name, topic in (await self._queue.info()).items() if topic.end_id >= topic.begin_id}
             names: list[str] = []
             while len(names) < num_channels:
                 name, number = f"channel_{number}", number + 1
-                if await self._is_free(name):
+                if name not in taken:
                     names.append(name)
             for name in names:
                 await self._queue.create_topic(name)
@@ -104,14 +106,6 @@ class ChannelService:
         if unknown := set(names or ()) - records.keys():
             raise TopicNotFound(f"there is no channel {shown(min(unknown))} — create_channels() says the names it made")
         return {name: _decode(records[name], name, OwnerDescription) for name in (records if names is None else names)}
-
-    async def _is_free(self, name: str) -> bool:
-        """Whether a name is no topic of somebody else: an empty one may be what a crash left of a creation."""
-        try:
-            await self._queue.check_topic_valid(name)
-        except (TopicNotFound, AlreadyExists) as why:
-            return isinstance(why, TopicNotFound)
-        return True
 
     async def _finish_destroying(self) -> None:
         destroyed = await self._store.scan_meta(DESTROYED_KEY)

@@ -1,7 +1,7 @@
 """What streams carry: messages with begin and end ticks, packs, positions, the registry of types and their bytes. No I/O."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from streamingnode.streams import streams_pb2 as pb
 from wal.errors import Corrupt, InvalidArgument, TooLarge, UnsupportedFormat, shown
 from wal.headers import MessageType
+from wal.rocksmq.messages import ProducerMessage
 from wal.timetick import TICK_MAX
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -232,3 +233,16 @@ def new_proto_dispatcher() -> UnmarshalDispatcher:
 def new_memory_dispatcher() -> UnmarshalDispatcher:
     """Return a dispatcher for bodies that are bytes, handed on as they are in memory: Arrow, msgpack, whatever they hold."""
     return UnmarshalDispatcher(dict.fromkeys(TYPES.values(), AS_IT_IS))
+
+
+def parts_within(messages: Iterable[ProducerMessage], bytes_max: int) -> Iterator[list[ProducerMessage]]:
+    """Yield messages in order, so many together that their payloads have at most `bytes_max`; a longer one comes alone."""
+    part, part_bytes = list[ProducerMessage](), 0
+    for message in messages:
+        if part and part_bytes + len(message.payload) > bytes_max:
+            yield part
+            part, part_bytes = [], 0
+        part.append(message)
+        part_bytes += len(message.payload)
+    if part:
+        yield part

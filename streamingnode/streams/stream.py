@@ -15,7 +15,7 @@ from typing import Self, TypeVar, cast
 
 from streamingnode.errors import AccessDenied, DeadlineExceeded
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
-from streamingnode.streams.messages import CONTENT_TYPE, MsgPack, MsgPosition, TsMsg, UnmarshalDispatcher
+from streamingnode.streams.messages import CONTENT_TYPE, MsgPack, MsgPosition, TsMsg, UnmarshalDispatcher, parts_within
 from streamingnode.streams.repack import RepackFunc, repack
 from wal.errors import (
     AlreadyExists,
@@ -218,14 +218,9 @@ class MsgStream:
         return dict(zip(batches, sent, strict=True))
 
     async def _send_to(self, channel: str, batches: Sequence[bytes]) -> list[int]:
-        ids, part, part_bytes = list[int](), list[ProducerMessage](), 0
-        for batch in batches:
-            if part and part_bytes + len(batch) > PRODUCE_BYTES_MAX:
-                ids += await self._queue.produce(channel, part)
-                part, part_bytes = [], 0
-            part.append(ProducerMessage(batch, CONTENT_TYPE))
-            part_bytes += len(batch)
-        return [*ids, *await self._queue.produce(channel, part)]
+        messages = [ProducerMessage(batch, CONTENT_TYPE) for batch in batches]
+        parts = parts_within(messages, PRODUCE_BYTES_MAX)
+        return [message_id for part in parts for message_id in await self._queue.produce(channel, part)]
 
     # --- consuming --------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from streamingnode.writing.write import nothing_at
 from tests.parts_of import WAYS, opened_one_way, parts_of
 from tests.streamingnode.append_double import schema_of
 from wal.append import AppendGroup, AppendResult
+from wal.entry import Visible
 from wal.errors import AlreadyExists, InvalidArgument, OnShutdown, StreamingNodeError
 
 pytestmark = pytest.mark.anyio
@@ -404,19 +405,19 @@ async def test_snapshot_whose_table_took_a_newer_cut_meanwhile_begins_again(
 ) -> None:
     async with sn.open_node(tmp_path, cut_interval_s=None, free_bytes_min=0) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
-        read, attempts = snapshot._snapshot_after, 0
+        read, attempts = snapshot._read_tail, 0
 
-        async def overtaken(*arguments: Any) -> pa.Table:
+        async def overtaken(*arguments: Any, until: int) -> list[Visible]:
             nonlocal attempts
             attempts += 1
             if attempts > 1:
-                return await read(*arguments)
+                return await read(*arguments, until=until)
             await node.insert("orders", [{"id": 1, "item": "a"}])
             if cut_meanwhile:
                 await node.flush()
             raise TableAhead("the table took a cut that is newer than the checkpoint — read again")
 
-        monkeypatch.setattr(snapshot, "_snapshot_after", overtaken)
+        monkeypatch.setattr(snapshot, "_read_tail", overtaken)
         if cut_meanwhile:
             assert (await node.snapshot("orders")).num_rows == 1
         else:

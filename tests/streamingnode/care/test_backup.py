@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flusher.directory import CutLog
 from flusher.manifest import with_checksum
 from streamingnode.care import backup as making
 from streamingnode.care.backup import RESTORE_TERM_STEP, backup_directory, restore_directory
-from streamingnode.care.inspect import CopiedFile, read_record
+from streamingnode.care.inspect import read_record
 from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
 from tests.parts_of import parts_of
@@ -311,9 +312,9 @@ def test_links_that_a_crash_left_are_a_warning_and_gone_after_the_next_backup(sa
 def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_away(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._copy_cuts
+    path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._contents
 
-    def copy_while_a_table_takes_a_newer_cut(*arguments: Any) -> list[CopiedFile]:
+    def copy_while_a_table_takes_a_newer_cut(*arguments: Any) -> Iterator[tuple[Path, str, int | None]]:
         (path / "leases").mkdir(exist_ok=True)
         node_id = CutLog(path).node_id
         write_lease(path, Lease(table=str(tmp_path / "t"), node_id=node_id, collection_id=1, cut=99, tick=1))
@@ -323,7 +324,7 @@ def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_
         async with sn.open_node(path, **SETTINGS) as node:
             await node.backup(tmp_path / "backup")
 
-    monkeypatch.setattr(making, "_copy_cuts", copy_while_a_table_takes_a_newer_cut)
+    monkeypatch.setattr(making, "_contents", copy_while_a_table_takes_a_newer_cut)
     anyio.run(run)
     restore_directory(tmp_path / "backup", tmp_path / "restored")
     assert verify_directory(tmp_path / "restored").findings == []

@@ -33,7 +33,7 @@ def chain(
 
 def check(entries: list[tuple[int, bytes]], *, first: int = 1, floor: int = 0) -> Report:
     report = Report()
-    log = ClosedLog(name="p0", log_id=1, entries=cast("Rdict", None), first=first, end=floor, is_torn=False)
+    log = ClosedLog(log_id=1, entries=cast("Rdict", None), first=first, end=floor, is_torn=False)
     for _ in good_entries(log, entries, report):
         pass
     return report

@@ -7,9 +7,9 @@ import anyio
 import pytest
 
 import streamingnode as sn
-from streamingnode.care.database import read_node_records
+from streamingnode.care.database import NodeRecords, read_node_records
 from streamingnode.care.findings import Report, Severity
-from streamingnode.care.verify import LogFacts, check_cuts
+from streamingnode.care.verify import check_cuts
 from streamingnode.errors import LogReopening
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk
@@ -103,6 +103,6 @@ def test_cuts_that_retention_takes_while_they_are_walked_are_no_gap(sample: Samp
             (path / f"cuts/{number:016d}.json").unlink(missing_ok=True)
 
     report = Report(on_step=take_two)
-    check_cuts(path, [1, 2, 3], LogFacts(node_id=node_id, first_kept=3, running=True), report)
+    check_cuts(path, [1, 2, 3], node_id, NodeRecords(first_kept=3), report)
     assert report.bytes
     assert report.findings == []

@@ -296,6 +296,6 @@ class Missing:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Missing())
-import streamingnode.care.export, streamingnode.care.health, streamingnode.care.upkeep, streamingnode.cli
+import streamingnode.care.export, streamingnode.care.health, streamingnode.cli
 """
     subprocess.run([sys.executable, "-c", program], check=True)
