@@ -46,16 +46,19 @@ Limits = tuple[float, float]
 """From where on there is a warning, and from where on it is critical."""
 
 
+FREE_BYTES_COMFORT = 4 << 30
+"""Less leaves little between the first warning and the point at which appends are refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
     """What `judge` goes by: seconds, and bytes that are free.
 
-    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps a day anyway. Less than
-    4 GiB leaves little between the first warning and the point at which appends are refused.
+    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps a day anyway.
     """
 
     flusher_lag_s: Limits = (120.0, 900.0)
-    free_bytes: Limits = (4 << 30, RocksOptions().free_bytes_min)
+    free_bytes: Limits = (FREE_BYTES_COMFORT, RocksOptions().free_bytes_min)
     transaction_age_s: Limits = (60.0, 300.0)
     reader_behind_s: Limits = (86_400.0, 7 * 86_400.0)
 
