@@ -449,7 +449,7 @@ def check_topics(topics: Mapping[str, Topic], read: TopicRead, report: Report) -
                 entries = read(topic, message_id)
                 if not entries:
                     break
-                count = sum(len(entry.messages()) for entry in entries)
+                count = sum(len(entry.messages) for entry in entries)
                 message_id, crc32c = entries[-1].last_position + 1, entries[-1].crc32c
                 report.count("topic messages", count)
                 report.read("topics", sum(entry.size_bytes for entry in entries))

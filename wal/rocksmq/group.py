@@ -1,62 +1,28 @@
 """How far a consumer group of a topic has come, and who holds what. Pure: no I/O, no clock.
 
-For one group a message is ahead, held, returned or acknowledged:
+For one group a message is open, held or acknowledged:
 
-    ahead -> held (taken) -> acknowledged (ack)
-             held -> returned (its time is over, its consumer closed, it could not be read) -> held
-    any -> acknowledged (ack, or a seek beyond it); any -> ahead (a seek back)
+    open -> held (taken, the first ones first) -> acknowledged (ack)
+            held -> open (its time is over, its consumer closed, it could not be read)
+    any -> acknowledged (ack, or a seek beyond it); any -> open (a seek back)
 """
 
-import heapq
+import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, filterfalse, islice, pairwise
+from operator import itemgetter
 
 import msgspec
 
 from wal.errors import Overloaded
 
 HELD_MAX = 16_384
-"""Messages of a group that were delivered and not acknowledged: no new ones are delivered above it."""
+"""Messages of a group that were delivered and not acknowledged: no more are delivered above it."""
 GAPS_MAX = 16_384
 """Ranges of acknowledged ids above one that is not, in a group: its record has them all."""
 
-
-class Ranges:
-    """Ids as disjoint ranges, which do not touch, in ascending order."""
-
-    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        pairs = list(ranges)
-        self.starts, self.stops = [start for start, _ in pairs], [stop for _, stop in pairs]
-
-    def __contains__(self, number: int) -> bool:
-        at = bisect_right(self.starts, number) - 1
-        return at >= 0 and number < self.stops[at]
-
-    def add(self, start: int, stop: int) -> None:
-        """Add a range, and join what it touches."""
-        low, high = bisect_left(self.stops, start), bisect_right(self.starts, stop)
-        if low < high:
-            start, stop = min(start, self.starts[low]), max(stop, self.stops[high - 1])
-        self.starts[low:high], self.stops[low:high] = [start], [stop]
-
-    def touches(self, start: int, stop: int) -> bool:
-        """Whether adding a range makes no further one."""
-        return bisect_left(self.stops, start) < bisect_right(self.starts, stop)
-
-    def free(self, start: int, stop: int) -> Iterable[tuple[int, int]]:
-        """Return the ranges between two ids that have none of these."""
-        if self.stops and self.stops[-1] > start:
-            return self._between(start, stop)
-        return ((start, stop),) if start < stop else ()
-
-    def _between(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        at = bisect_right(self.stops, start)
-        while start < stop:
-            begins = self.starts[at] if at < len(self.starts) else stop
-            if start < begins:
-                yield start, min(begins, stop)
-            start, at = (self.stops[at] if at < len(self.stops) else stop), at + 1
+_START, _STOP = itemgetter(0), itemgetter(1)
 
 
 def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -71,10 +37,10 @@ def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Lease(msgspec.Struct, eq=False, gc=False):
-    """Whose a delivery is, and until when, in seconds of the queue's clock; None: until its consumer closes."""
+    """Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
 
     owner: int
-    deadline: float | None
+    deadline: float
 
 
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -88,99 +54,84 @@ class Group:
     """One consumer group of one topic."""
 
     def __init__(self, record: GroupRecord) -> None:
-        self.floor, self.acked = record.current_id, Ranges(record.acked)
-        self.next_id = self.floor
-        """From here on nothing was delivered."""
+        self._acked = [(0, record.current_id), *record.acked]
+        """Ranges of ids, which do not touch, in ascending order; the first one is all below the first open message."""
+        self._next_id = 0
+        """No message below it is open."""
         self.held: dict[int, Lease] = {}
-        self._returned: list[int] = []
-        self.due: float | None = None
-        """When to look for what comes again, None for never; perhaps too early."""
+        self.due = math.inf
+        """When to look for what comes again; perhaps too early."""
 
     def take_over(self, before: "Group", *, end_id: int) -> None:
         """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
-        self.held = {each: lease for each, lease in before.held.items() if self._is_open(each) and each <= end_id}
-        self.due, self.next_id = before.due, max(self.floor, min(before.next_id, end_id + 1))
-        open_ids = (each for run in self.acked.free(self.floor, self.next_id) for each in range(*run))
-        self._returned = [each for each in open_ids if each not in self.held]
+        self.held = {each: lease for each, lease in before.held.items() if each <= end_id and not self._is_acked(each)}
+        self.due = before.due
+
+    @property
+    def floor(self) -> int:
+        """The first message that is not acknowledged."""
+        return self._acked[0][1]
 
     @property
     def record(self) -> GroupRecord:
         """What is stored of it."""
-        return GroupRecord(self.floor, tuple(zip(self.acked.starts, self.acked.stops, strict=True)))
+        return GroupRecord(self.floor, tuple(self._acked[1:]))
 
     def lag(self, end_id: int) -> int:
         """Return how many messages are not acknowledged."""
-        return end_id + 1 - self.floor - sum(self.acked.stops) + sum(self.acked.starts)
+        return end_id + 1 - sum([stop - start for start, stop in self._acked])
 
     def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
-        """Hold up to `count` messages: first what was returned, then the next ones up to `end_id`; ids ascend."""
-        ids: list[int] = []
-        while self._returned and len(ids) < count:
-            each = heapq.heappop(self._returned)
-            if self._is_open(each) and each not in self.held:
-                ids.append(each)
-        room = min(count, HELD_MAX - len(self.held)) - len(ids)
-        if room > 0:
-            for start, stop in self.acked.free(self.next_id, end_id + 1):
-                self.next_id = min(stop, start + room)
-                ids.extend(range(start, self.next_id))
-                room -= self.next_id - start
-                if not room:
-                    break
+        """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend."""
         held = self.held
+        open_ids: Iterable[int] = range(self._next_id, end_id + 1)
+        if self._next_id < self._acked[-1][1]:
+            acked = self._acked[bisect_right(self._acked, self._next_id, key=_STOP) :]
+            bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
+            open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
+        room = max(0, min(count, HELD_MAX - len(held)))
+        ids = list(islice(filterfalse(held.__contains__, open_ids), room))
         for each in ids:
             held[each] = lease
-        if ids and lease.deadline is not None:
-            self.due = lease.deadline if self.due is None else min(self.due, lease.deadline)
+        if len(ids) < room:
+            self._next_id = end_id + 1
+        elif ids:
+            self._next_id = ids[-1] + 1
+        if ids and lease.deadline < self.due:
+            self.due = lease.deadline
         return ids
 
-    def give_back(self, ids: Iterable[int], *, lease: Lease | None = None, owner: int | None = None) -> None:
-        """Have those messages come again that a delivery, or else a consumer, still holds."""
+    def give_back(self, ids: Iterable[int], is_meant: Callable[[Lease], bool]) -> None:
+        """Have those messages come again that are held under a lease that is meant."""
         for each in ids:
-            held = self.held.get(each)
-            if held is not None and (held is lease or held.owner == owner):
+            if each in self.held and is_meant(self.held[each]):
                 del self.held[each]
-                heapq.heappush(self._returned, each)
+                self._next_id = min(self._next_id, each)
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""
-        if self.due is None or now < self.due:
-            return
-        timed = [(each, lease, lease.deadline) for each, lease in self.held.items() if lease.deadline is not None]
-        for each, lease, deadline in timed:
-            if deadline <= now:
-                self.give_back((each,), lease=lease)
-        self.due = min((deadline for _, _, deadline in timed if deadline > now), default=None)
+        if now >= self.due:
+            self.give_back(list(self.held), lambda lease: lease.deadline <= now)
+            self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
 
-    def ack(self, ids: Iterable[int]) -> int:
+    def ack(self, ids: Sequence[int]) -> int:
         """Acknowledge messages, and return how many of them were held.
 
         Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
         """
-        acked, ordered, held_before = self.acked, sorted(set(ids)), len(self.held)
-        if ordered == [self.floor] and not acked.starts:  # one after the other, as most are
-            self.held.pop(self.floor, None)
-            self.floor += 1
-            self.next_id = max(self.next_id, self.floor)
-            return held_before - len(self.held)
-        runs = [(max(start, self.floor), stop) for start, stop in runs_of(ordered) if stop > self.floor]
-        room = GAPS_MAX - len(acked.starts)
-        if (
-            len(runs) > room
-            and sum(start > self.floor and not acked.touches(start, stop) for start, stop in runs) > room
-        ):
+        acked, held_before = self._acked.copy(), len(self.held)
+        for start, stop in runs_of(sorted(set(ids))):
+            low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
+            touched = acked[low:high] or [(start, stop)]
+            acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
+        if len(acked) > 1 + GAPS_MAX:
             raise Overloaded(
                 f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
             )
-        for run in runs:
-            acked.add(*run)
-        for each in ordered:
+        self._acked = acked
+        for each in ids:
             self.held.pop(each, None)
-        if acked.starts and acked.starts[0] <= self.floor:
-            self.floor = acked.stops[0]
-            del acked.starts[0], acked.stops[0]
-        self.next_id = max(self.next_id, self.floor)
         return held_before - len(self.held)
 
-    def _is_open(self, message_id: int) -> bool:
-        return message_id >= self.floor and message_id not in self.acked
+    def _is_acked(self, message_id: int) -> bool:
+        return message_id < self._acked[bisect_right(self._acked, message_id, key=_START) - 1][1]

@@ -6,7 +6,7 @@ write they are read again, and only what consumers hold is kept.
 """
 
 import asyncio
-from bisect import bisect_right
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -168,10 +168,10 @@ class RocksMQ:
 
         async def give_back(ids: Sequence[int] | None) -> None:
             if topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back(list(state.held) if ids is None else ids, owner=owner)
+                state.give_back(list(state.held) if ids is None else ids, lambda lease: lease.owner == owner)
                 self._signals[topic].wake()
 
-        deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s)
+        deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s or math.inf)
         return Consumer(deliver, partial(self.ack, topic, group), give_back)
 
     # --- messages ---------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class RocksMQ:
         return await self._deliver(topic, group, count, wait_s, owner=0, ack_timeout_s=ACK_TIMEOUT_S)
 
     async def _deliver(
-        self, topic: str, group: str, count: int, wait_s: float, *, owner: int, ack_timeout_s: float | None
+        self, topic: str, group: str, count: int, wait_s: float, *, owner: int, ack_timeout_s: float
     ) -> list[ConsumerMessage]:
         if not isinstance(count, int) or count < 1:
             raise InvalidArgument(f"count={count!r} — ask for at least one message")
@@ -208,16 +208,16 @@ class RocksMQ:
             found, state = self._group(topic, group)
             now = self._elapsed_ms() / 1000
             state.expire(now)
-            lease = Lease(owner, None if ack_timeout_s is None else now + ack_timeout_s)
+            lease = Lease(owner, now + ack_timeout_s)
             if ids := state.take(lease, count, end_id=found.end_id):
-                if messages := self._cache.messages(found.log_id, ids):
-                    found.delivered += len(ids)
-                    return messages
-                return await self._fetch(topic, group, lease, ids)
+                messages = self._cached(topic, group, found, ids)
+                if len(messages) < len(ids):
+                    messages = await self._fetch(topic, group, lease, ids)
+                found.delivered += len(messages)
+                return messages
             if (left := until - monotonic()) <= 0:
                 return []
-            if state.due is not None:
-                left = min(left, max(state.due - now, 0.001))
+            left = min(left, max(state.due - now, 0.001))
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):  # not `wait_for`: its task would come too late for what happens now
                     await self._signals[topic].wait()
@@ -430,34 +430,34 @@ class RocksMQ:
         taken, read = 0, (began := monotonic())
         try:
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
-                first = ids[len(messages)]
-                entry = self._cache.find(found.log_id, first)
-                if entry is None:
-                    entry = await self._read(topic, group, found, first, or_none=bool(messages))
-                    read = monotonic()
-                if entry is None:
+                left = ids[len(messages) :]
+                if part := self._cached(topic, group, found, left):
+                    messages += part
+                    size_bytes += sum([len(message.payload) for message in part])
+                elif not await self._read(topic, group, found, left[0], or_none=bool(messages)):
                     break
-                self._read_ahead(topic, group, found, first)
-                known, at = entry.messages(), entry.first_position
-                part = [known[each - at] for each in ids[len(messages) : bisect_right(ids, entry.last_position)]]
-                size_bytes += sum([len(message.payload) for message in part])
-                messages += part
+                else:
+                    read = monotonic()
             taken = len(messages)
         finally:
             if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back(ids[taken:], lease=lease)  # of now: a failed write may have come between
+                state.give_back(ids[taken:], lambda held: held is lease)  # of now: a failed write may have come between
                 self._signals[topic].wake()
         if (ended := monotonic()) - began > SLOW_S:
             _tell_slow("consume", topic, began, read=read, taken=ended)
-        found.delivered += taken
         return messages
 
-    def _read_ahead(self, topic: str, group: str, found: Topic, at: int) -> None:
-        """Once half of what was read is delivered, have what follows read, while acknowledgements are on their way."""
-        first, last = found.newest_read
-        if (first + last) // 2 <= at <= last < found.end_id and (self._ahead is None or self._ahead.done()):
-            self._ahead = asyncio.ensure_future(self._read(topic, group, found, last + 1, or_none=True))
+    def _cached(self, topic: str, group: str, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
+        """Return those of some messages that lie in the entry of the first one, none when that is not in memory.
+
+        Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
+        """
+        idle = self._ahead is None or self._ahead.done()
+        if ids[0] in found.newest_half and found.newest_half.stop <= found.end_id and idle:
+            following = self._read(topic, group, found, found.newest_half.stop, or_none=True)
+            self._ahead = asyncio.ensure_future(following)
             self._ahead.add_done_callback(lambda task: task.cancelled() or task.exception())  # who wants it meets it
+        return self._cache.messages(found.log_id, ids)
 
     async def _read(self, topic: str, group: str, found: Topic, start: int, *, or_none: bool) -> TopicEntry | None:
         """Return the entry that holds a message from the disk, None when the message was given up meanwhile.
@@ -477,7 +477,8 @@ class RocksMQ:
                     entries = await engine.read(read, 1)  # this one alone may be sound
                 for each in entries:
                     self._cache.put(found.log_id, each)
-                found.newest_read = entries[0].first_position, entries[-1].last_position
+                first, end = entries[0].first_position, entries[-1].last_position + 1
+                found.newest_half = range((first + end) // 2, end)
                 return entries[0]
         except Corrupt as error:
             now, _ = await self._find_group(topic, group)

@@ -4,11 +4,13 @@ The records are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/gr
 `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what outlives topics.
 """
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 import msgspec
 
-from wal.codec import entry_crc32c
 from wal.rocksmq.contract import GroupInfo, TopicInfo
 from wal.rocksmq.group import Group, GroupRecord
 from wal.rocksmq.messages import Body, TopicEntry, encode_entry, parts_of
@@ -17,7 +19,6 @@ PREFIX = "mq/"
 IDS_KEY = f"{PREFIX}ids"
 LOG_ID_FIRST = 1 << 31
 """Log ids from here on are topics'; none is used twice."""
-_TOPIC, _GROUP, _PAGE = f"{PREFIX}topic/", f"{PREFIX}group/", f"{PREFIX}page/"
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -62,8 +63,8 @@ class Topic:
         self.pages = list(pages)  # in the order of ids, as their keys are
         self.acked_pages = sum(page.acked_ms > 0 for page in self.pages)
         """So many of the first ones are acknowledged."""
-        self.newest_read = (0, -1)
-        """The first and the last id of what was read from the disk last."""
+        self.newest_half = range(0)
+        """The second half of what was read from the disk last."""
         self.damage = ""
         """Why it is not to be used."""
         self.produced = self.delivered = self.acked = 0
@@ -85,8 +86,9 @@ class Topic:
         bodies, self.bodies = self.bodies, []
         for part in parts_of(bodies):
             data = encode_entry(part, first_id=self.next_id, previous_crc32c=self.crc32c)
-            self.crc32c = entry_crc32c(data)
-            yield data, TopicEntry(data, self.next_id, len(part))
+            entry = TopicEntry(part, data, self.next_id)
+            self.crc32c = entry.crc32c
+            yield data, entry
             for payload, properties in part:
                 self.open_bytes += len(payload) + len(properties)
                 if self.open_bytes > page_bytes:  # it closes with the message that takes it over
@@ -124,14 +126,13 @@ class Topic:
             self._close_page(self.end_id, now_ms)
         self._settle(now_ms)
         acked, count = self.pages[: self.acked_pages], 0
-        if retention_s is not None:
-            while count < len(acked) and acked[count].acked_ms + retention_s * 1000 <= now_ms:
-                count += 1
-        if retention_bytes is not None:
-            size_bytes = sum(page.size_bytes for page in acked[count:])
-            while count < len(acked) and size_bytes > retention_bytes:
-                size_bytes -= acked[count].size_bytes
-                count += 1
+        kept_bytes = sum(page.size_bytes for page in acked)
+        for page in acked:
+            is_old = retention_s is not None and page.acked_ms + retention_s * 1000 <= now_ms
+            if not is_old and (retention_bytes is None or kept_bytes <= retention_bytes):
+                break
+            kept_bytes -= page.size_bytes
+            count += 1
         if count:
             del self.pages[:count]
             self.acked_pages -= count
@@ -150,44 +151,43 @@ class Topic:
 
     def _settle(self, now_ms: int) -> None:
         """Mark the pages that all groups have acknowledged, and no others; without a group nothing changes."""
-        floor = self._acked_below()
-        while self.acked_pages < len(self.pages) and self.pages[self.acked_pages].end_id < floor:
-            self._mark(self.acked_pages, now_ms)
-            self.acked_pages += 1
-        while self.groups and self.acked_pages and self.pages[self.acked_pages - 1].end_id >= floor:
-            self.acked_pages -= 1  # a group went back, or is new
-            self._mark(self.acked_pages, 0)
-
-    def _mark(self, at: int, acked_ms: int) -> None:
-        self.pages[at].acked_ms = acked_ms
-        self._changed_pages[self.pages[at].end_id] = self.pages[at]
+        if not self.groups:
+            return
+        count = bisect_left(self.pages, self._acked_below(), key=attrgetter("end_id"))
+        for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
+            page.acked_ms = now_ms if count > self.acked_pages else 0  # or a group went back, or is new
+            self._changed_pages[page.end_id] = page
+        self.acked_pages = count
 
     def _page_key(self, end_id: int) -> str:
-        return f"{_PAGE}{self.log_id:08x}/{end_id:016x}"
+        return f"{PREFIX}page/{self.log_id:08x}/{end_id:016x}"
 
 
 def topic_key(topic: str) -> str:
     """Return the key of a topic's record."""
-    return _TOPIC + topic
+    return f"{PREFIX}topic/{topic}"
 
 
 def _group_key(topic: str, group: str) -> str:
-    return f"{_GROUP}{topic}/{group}"
+    return f"{PREFIX}group/{topic}/{group}"
 
 
 def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, Topic]]:
     """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
-    decode = msgspec.msgpack.decode
-    pages: dict[int, list[Page]] = {}
-    topics: dict[str, Topic] = {}
+    decode, ids = msgspec.msgpack.decode, IdsRecord()
+    pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
+    groups: list[tuple[str, str, GroupRecord]] = []
     for key, value in sorted(records.items()):  # groups, ids, pages, topics
-        if key.startswith(_PAGE):
-            pages.setdefault(int(key.removeprefix(_PAGE).partition("/")[0], 16), []).append(decode(value, type=Page))
-        elif key.startswith(_TOPIC):
-            record = decode(value, type=TopicRecord)
-            topics[key.removeprefix(_TOPIC)] = Topic(record, pages.get(record.log_id, ()))
-    for key, value in records.items():
-        if key.startswith(_GROUP):
-            topic, _, group = key.removeprefix(_GROUP).partition("/")
-            topics[topic].groups[group] = Group(decode(value, type=GroupRecord))
-    return decode(records[IDS_KEY], type=IdsRecord) if IDS_KEY in records else IdsRecord(), topics
+        match key.removeprefix(PREFIX).split("/"):
+            case "group", topic, group:
+                groups.append((topic, group, decode(value, type=GroupRecord)))
+            case ["ids"]:
+                ids = decode(value, type=IdsRecord)
+            case "page", log_id, _:
+                pages[int(log_id, 16)].append(decode(value, type=Page))
+            case "topic", topic:
+                record = decode(value, type=TopicRecord)
+                topics[topic] = Topic(record, pages[record.log_id])
+    for topic, group, position in groups:
+        topics[topic].groups[group] = Group(position)
+    return ids, topics

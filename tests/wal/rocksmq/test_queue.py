@@ -139,12 +139,12 @@ async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     mq._cache = EntryCache()
     await mq.consume("t", "g", 1)
     assert mq._ahead is None
-    first, last = mq._topics["t"].newest_read
-    await mq.consume("t", "g", (last - first) // 2)
+    half = mq._topics["t"].newest_half
+    await mq.consume("t", "g", len(half))
     assert mq._ahead is not None
     assert (following := await mq._ahead)
-    assert following.first_position == last + 1
-    assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_read[1])
+    assert following.first_position == half.stop
+    assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_half[-1])
 
 
 async def test_seeking_goes_in_both_directions_and_includes_the_message(mq: RocksMQ) -> None:
