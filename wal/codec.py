@@ -29,6 +29,8 @@ CHECKSUM_END = 8
 _UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQQQQII")
 """magic, format, checksum; what that covers: previous checksum, message count, first position, first and last tick,
 last confirmed, term, producer id, sequence, epoch, group count with the flags in its highest byte."""
+_RANGE = struct.Struct("<IIQ")
+"""How all that the checksum covers begins, also of topics' entries."""
 _MESSAGE = struct.Struct("<HBxHHIIQ")
 """type, version, lengths of vchannel, properties (nobody writes any), header and payload, transaction id."""
 _BATCH = struct.Struct("<III")
@@ -154,6 +156,12 @@ def _sealed(
 def entry_crc32c(data: bytes) -> int:
     """Return the checksum an encoded entry carries, unchecked."""
     return int.from_bytes(data[4:8], "little")
+
+
+def entry_range(data: bytes) -> tuple[int, int]:
+    """Return the first and the last position that an encoded entry says it has, unchecked."""
+    _, count, first_position = _RANGE.unpack_from(data, CHECKSUM_END)
+    return first_position, first_position + count - 1
 
 
 class _Fixed(msgspec.Struct, frozen=True, gc=False):

@@ -194,7 +194,7 @@ def _open_checked(path: Path, floor: Floor | None, report: Report) -> ClosedData
         try:
             behind = _open_surveyed(path, floor, past_damage=True)
         except Corrupt:
-            if not recovery.has_torn_end(path):
+            if not recovery.torn_manifest(path):
                 raise
             step = f"open the node, which drops that, and close it; if it refuses, {RESTORE}"
             raise Corrupt(f"{path} ends with what a power cut tore — {step}") from error
@@ -270,9 +270,9 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
         if later <= earlier:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
             report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
-    if recovery.has_torn_end(path):
+    if torn := recovery.torn_manifest(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
-        report.warn(f"{DATABASE_NAME}/{recovery.manifest_of(path).name}", detail, _AT_START)
+        report.warn(f"{DATABASE_NAME}/{torn[0].name}", detail, _AT_START)
 
 
 # --- every entry of its log, going on behind what cannot be read -------------------------------------------------------

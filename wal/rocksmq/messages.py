@@ -86,12 +86,10 @@ def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[Body], 
 
 
 def _encoded(properties: Mapping[str, str]) -> bytes:
-    if not all(type(each) is str for pair in properties.items() for each in pair):
-        raise InvalidArgument(f"properties {shown(properties)} are not text — pass names and values as str")
     try:
-        return _encode(dict(properties))
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"properties {shown(properties)} have no UTF-8 — correct them") from error
+        return _encode(msgspec.convert(dict(properties), dict[str, str]))
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"properties {shown(properties)} are not text — pass names and values as str") from error
 
 
 def parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:

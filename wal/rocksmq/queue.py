@@ -33,7 +33,7 @@ from wal.rocks.database import Engine
 from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
-from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MqOptions, TopicInfo
+from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue, MqOptions, TopicInfo
 from wal.rocksmq.group import Group, GroupRecord, Lease
 from wal.rocksmq.messages import (
     ConsumerMessage,
@@ -81,7 +81,7 @@ class _Write:
                 told.set_result(None) if error is None else told.set_exception(error)
 
 
-class RocksMQ:
+class RocksMQ(MessageQueue):
     """The topics of a `RocksStore`; see `MessageQueue`. `open` of the store comes first, `close` before its own.
 
     `in_term` calls what reads them again after a failed write. Leases go by `elapsed_ms`, pages by `now_ms`.
@@ -252,18 +252,9 @@ class RocksMQ:
         self._signals[topic].wake()
         await self._write(topic, found, group).done()
 
-    async def seek_to_latest(self, topic: str, group: str) -> None:
-        """See `MessageQueue.seek_to_latest`."""
-        await self.force_seek(topic, group, (await self._find(topic)).end_id + 1)
-
     async def get_latest_msg(self, topic: str) -> int:
         """See `MessageQueue.get_latest_msg`."""
         return found.end_id if (found := await self._find(topic)).end_id >= found.begin_id else -1
-
-    async def check_topic_valid(self, topic: str) -> None:
-        """See `MessageQueue.check_topic_valid`."""
-        if await self.get_latest_msg(topic) >= 0:
-            raise AlreadyExists(f"topic {topic!r} holds messages — use another one, or destroy it")
 
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""
