@@ -116,7 +116,7 @@ class TopicEntry:
     """An entry of which all is right: it was just written, or read and checked."""
 
     def __init__(self, bodies: Sequence[Body], data: bytes, first_position: int) -> None:
-        self._bodies, self.count = bodies, len(bodies)
+        self._bodies = bodies
         self.first_position, self.last_position = first_position, first_position + len(bodies) - 1
         self.crc32c, self.size_bytes = entry_crc32c(data), len(data)
 
@@ -139,11 +139,10 @@ def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
         ends = list(accumulate(lengths, initial=ENTRY_HEADER_BYTES + 4 * len(lengths)))
         parts = [data[start:end] for start, end in pairwise(ends)]
         entry = TopicEntry(list(zip(parts[::2], parts[1::2], strict=True)), data, first_id)
-        decodes = ends[-1] == len(data) and bool(entry.messages)
-    except (struct.error, msgspec.DecodeError, UnicodeDecodeError):
-        decodes = False
-    if not decodes:
-        raise Corrupt(f"entry at position {first_id} passes its checksum but does not decode")
+        if ends[-1] != len(data) or not entry.messages:
+            raise ValueError(f"it has {len(data)} bytes, and its messages end at {ends[-1]}")
+    except (struct.error, msgspec.DecodeError, ValueError) as error:
+        raise Corrupt(f"entry at position {first_id} passes its checksum but does not decode: {error}") from error
     return entry
 
 

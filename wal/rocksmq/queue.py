@@ -106,7 +106,7 @@ class RocksMQ(MessageQueue):
         self._next_write: _Write | None = None
         self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
         self._openings, self._next_log_id, self._closed, self._owners = 0, 0, False, counter(1)
-        self._ahead: asyncio.Future[TopicEntry | None] | None = None
+        self._ahead: asyncio.Future[list[ConsumerMessage]] | None = None
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
@@ -210,9 +210,9 @@ class RocksMQ(MessageQueue):
             state.expire(now)
             lease = Lease(owner, now + ack_timeout_s)
             if ids := state.take(lease, count, end_id=found.end_id):
-                messages = self._cached(topic, group, found, ids)
+                messages = self._cached(found, ids)
                 if len(messages) < len(ids):
-                    messages = await self._fetch(topic, group, lease, ids)
+                    messages = await self._fetch(topic, group, found, lease, ids)
                 found.delivered += len(messages)
                 return messages
             if (left := until - monotonic()) <= 0:
@@ -229,7 +229,7 @@ class RocksMQ(MessageQueue):
         found, state = self._group(topic, group, changes=True)
         if not ids:
             return
-        if set(map(type, ids)) != {int} or max(ids) > found.end_id:
+        if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > found.end_id:
             raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
         found.acked += state.ack(ids)
         await self._write(topic, found, group).done()
@@ -303,10 +303,8 @@ class RocksMQ(MessageQueue):
         await self._ready()
         options, now_ms, write = self._options, self._now_ms(), self._write()
         for name, topic in self._topics.items():
-            begin_id = topic.begin_id
+            write.topics[name] = topic
             if topic.give_up(now_ms, retention_s=options.retention_s, retention_bytes=options.retention_bytes):
-                write.topics[name] = topic
-            if topic.begin_id > begin_id:
                 write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
         await write.done()
         for begin, end in write.dropped:
@@ -408,27 +406,33 @@ class RocksMQ(MessageQueue):
         """The disk has a write: consumers may see it, then who waits for it is told."""
         error = outcome.exception()
         for name, topic, entry in () if error else produced:
+            topic.produced += entry.last_position - topic.end_id
             topic.end_id = entry.last_position
-            topic.produced += entry.count
             self._cache.put(topic.log_id, entry)
             if name in self._signals:
                 self._signals[name].wake()
         write.end(error)
 
-    async def _fetch(self, topic: str, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
+    async def _fetch(
+        self, topic: str, group: str, found: Topic, lease: Lease, ids: Sequence[int]
+    ) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
-        found, messages, size_bytes = self._topics[topic], list[ConsumerMessage](), 0
+        messages, size_bytes = list[ConsumerMessage](), 0
         taken, read = 0, (began := monotonic())
         try:
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
                 left = ids[len(messages) :]
-                if part := self._cached(topic, group, found, left):
-                    messages += part
-                    size_bytes += sum([len(message.payload) for message in part])
-                elif not await self._read(topic, group, found, left[0], or_none=bool(messages)):
-                    break
-                else:
-                    read = monotonic()
+                try:
+                    if not (part := self._cached(found, left)):
+                        part, read = await self._read(found, left), monotonic()
+                except Corrupt as error:
+                    now, _ = await self._find_group(topic, group)
+                    # What lies before damage is delivered first; or retention has come after the group.
+                    if messages or now.log_id != found.log_id or now.begin_id > left[0]:
+                        break
+                    raise Corrupt(f"topic {topic!r}, read from id {left[0]}: {error}") from error
+                messages += part
+                size_bytes += sum([len(message.payload) for message in part])
             taken = len(messages)
         finally:
             if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):
@@ -438,30 +442,28 @@ class RocksMQ(MessageQueue):
             _tell_slow("consume", topic, began, read=read, taken=ended)
         return messages
 
-    def _cached(self, topic: str, group: str, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
+    def _cached(self, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return those of some messages that lie in the entry of the first one, none when that is not in memory.
 
         Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
         """
         idle = self._ahead is None or self._ahead.done()
         if ids[0] in found.newest_half and found.newest_half.stop <= found.end_id and idle:
-            following = self._read(topic, group, found, found.newest_half.stop, or_none=True)
-            self._ahead = asyncio.ensure_future(following)
+            self._ahead = asyncio.ensure_future(self._read(found, [found.newest_half.stop]))
             self._ahead.add_done_callback(lambda task: task.cancelled() or task.exception())  # who wants it meets it
         return self._cache.messages(found.log_id, ids)
 
-    async def _read(self, topic: str, group: str, found: Topic, start: int, *, or_none: bool) -> TopicEntry | None:
-        """Return the entry that holds a message from the disk, None when the message was given up meanwhile.
+    async def _read(self, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
+        """Return what `_cached` does once it is read from the disk. Raises `Corrupt`, also for what was given up meanwhile."""
+        engine = self._store.engine
 
-        None for a damaged one, too, if `or_none`: what comes before it is delivered first.
-        """
-        engine, kept = self._store.engine, (found.begin_id, found.end_id)
-        read = partial(read_range, engine.entries, found.log_id, decode_entry, start, kept)
-        try:
-            async with self._reading:
-                # Others may have read it since it was looked for: consumers want the same at the same time.
-                if entry := self._cache.find(found.log_id, start):
-                    return entry
+        def read(bytes_max: int) -> list[TopicEntry]:
+            kept = min(found.begin_id, ids[0]), found.end_id
+            return read_range(engine.entries, found.log_id, decode_entry, ids[0], kept, bytes_max)
+
+        async with self._reading:
+            # Others may have read it since it was looked for: consumers want the same at the same time.
+            if not self._cache.find(found.log_id, ids[0]):
                 try:
                     entries = await engine.read(read, READ_BYTES)
                 except Corrupt:
@@ -470,12 +472,7 @@ class RocksMQ(MessageQueue):
                     self._cache.put(found.log_id, each)
                 first, end = entries[0].first_position, entries[-1].last_position + 1
                 found.newest_half = range((first + end) // 2, end)
-                return entries[0]
-        except Corrupt as error:
-            now, _ = await self._find_group(topic, group)
-            if or_none or now.log_id != found.log_id or now.begin_id > start:  # or retention has come after the group
-                return None
-            raise Corrupt(f"topic {topic!r}, read from id {start}: {error}") from error
+            return self._cache.messages(found.log_id, ids)
 
 
 def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:

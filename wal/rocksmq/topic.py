@@ -4,6 +4,7 @@ The records are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/gr
 `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what outlives topics.
 """
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -118,27 +119,21 @@ class Topic:
         return dict.fromkeys([topic_key(name), *keys])
 
     def give_up(self, now_ms: int, *, retention_s: float | None, retention_bytes: int | None) -> bool:
-        """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether it changed.
+        """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether any went.
 
         If all groups have acknowledged what is in the open page it is closed: a topic that idles holds no space for ever.
         """
         if self.open_bytes and self._acked_below() - 1 == self.end_id == self.next_id - 1:
             self._close_page(self.end_id, now_ms)
         self._settle(now_ms)
-        acked, count = self.pages[: self.acked_pages], 0
-        kept_bytes = sum(page.size_bytes for page in acked)
-        for page in acked:
-            is_old = retention_s is not None and page.acked_ms + retention_s * 1000 <= now_ms
-            if not is_old and (retention_bytes is None or kept_bytes <= retention_bytes):
-                break
-            kept_bytes -= page.size_bytes
-            count += 1
-        if count:
-            del self.pages[:count]
-            self.acked_pages -= count
-            self.begin_id = acked[count - 1].end_id + 1
-            self._changed_pages |= dict.fromkeys(page.end_id for page in acked[:count])
-        return bool(self._changed_pages)
+        limit_s, bytes_max = (math.inf if limit is None else limit for limit in (retention_s, retention_bytes))
+        begin_id, acked_bytes = self.begin_id, sum(page.size_bytes for page in self.pages[: self.acked_pages])
+        while self.acked_pages and (self.pages[0].acked_ms + limit_s * 1000 <= now_ms or acked_bytes > bytes_max):
+            page = self.pages.pop(0)
+            acked_bytes -= page.size_bytes
+            self.acked_pages -= 1
+            self.begin_id, self._changed_pages[page.end_id] = page.end_id + 1, None
+        return bool(self.begin_id > begin_id)
 
     def _acked_below(self) -> int:
         """Below it all groups have acknowledged everything; 0 without a group: nobody is there who could have."""
@@ -176,18 +171,18 @@ def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, T
     """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
     decode, ids = msgspec.msgpack.decode, IdsRecord()
     pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
-    groups: list[tuple[str, str, GroupRecord]] = []
+    groups = list[tuple[list[str], GroupRecord]]()
     for key, value in sorted(records.items()):  # groups, ids, pages, topics
-        match key.removeprefix(PREFIX).split("/"):
-            case "group", topic, group:
-                groups.append((topic, group, decode(value, type=GroupRecord)))
-            case ["ids"]:
-                ids = decode(value, type=IdsRecord)
-            case "page", log_id, _:
-                pages[int(log_id, 16)].append(decode(value, type=Page))
-            case "topic", topic:
-                record = decode(value, type=TopicRecord)
-                topics[topic] = Topic(record, pages[record.log_id])
-    for topic, group, position in groups:
+        kind, *names = key.removeprefix(PREFIX).split("/")
+        if kind == "group":
+            groups.append((names, decode(value, type=GroupRecord)))
+        elif kind == "ids":
+            ids = decode(value, type=IdsRecord)
+        elif kind == "page":
+            pages[int(names[0], 16)].append(decode(value, type=Page))
+        elif kind == "topic":
+            record = decode(value, type=TopicRecord)
+            topics[names[0]] = Topic(record, pages[record.log_id])
+    for (topic, group), position in groups:
         topics[topic].groups[group] = Group(position)
     return ids, topics

@@ -142,8 +142,8 @@ async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     half = mq._topics["t"].newest_half
     await mq.consume("t", "g", len(half))
     assert mq._ahead is not None
-    assert (following := await mq._ahead)
-    assert following.first_position == half.stop
+    [following] = await mq._ahead
+    assert following.message_id == half.stop
     assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_half[-1])
 
 
@@ -281,8 +281,9 @@ async def test_what_is_no_message_is_refused_and_leaves_nothing(mq: RocksMQ, mes
 
 async def test_acknowledging_what_was_never_produced_is_refused(mq: RocksMQ) -> None:
     ids = await mq.produce("t", [b"0"])
-    with pytest.raises(InvalidArgument, match=str(ids[-1])):
-        await mq.ack("t", "g", [ids[-1] + 1])
+    for never in (ids[-1] + 1, -1):
+        with pytest.raises(InvalidArgument, match=str(ids[-1])):
+            await mq.ack("t", "g", [never])
 
 
 async def test_gaps_between_acknowledged_messages_are_bounded(mq: RocksMQ) -> None:
