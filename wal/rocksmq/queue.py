@@ -454,7 +454,7 @@ class RocksMQ(MessageQueue):
         return self._cache.messages(found.log_id, ids)
 
     async def _read(self, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
-        """Return what `_cached` does once it is read from the disk. Raises `Corrupt`, also for what was given up meanwhile."""
+        """Return what `_cached` does once it was read. Raises `Corrupt`, also for what was given up meanwhile."""
         engine = self._store.engine
 
         def read(bytes_max: int) -> list[TopicEntry]:
