@@ -34,7 +34,6 @@ from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue, MqOptions, TopicInfo
-from wal.rocksmq.group import Group, GroupRecord, Lease
 from wal.rocksmq.messages import (
     ConsumerMessage,
     EntryCache,
@@ -44,7 +43,7 @@ from wal.rocksmq.messages import (
     check_name,
     decode_entry,
 )
-from wal.rocksmq.topic import IDS_KEY, PREFIX, IdsRecord, Topic, TopicRecord, decode_records, encode, topic_key
+from wal.rocksmq.topic import PREFIX, Group, Lease, Topic, TopicRecord, decode_records, encode_ids
 from wal.runtime import event_log
 from wal.timetick import IdAllocator, TickAllocator
 
@@ -118,9 +117,10 @@ class RocksMQ(MessageQueue):
         write = self._write()
         if topic not in self._topics:
             begin = self.ids.alloc_one()
-            record = TopicRecord(self._next_log_id, begin, begin - 1, 0, 0)
-            self._topics[topic], self._next_log_id = Topic(record), self._next_log_id + 1
-            write.changes |= {topic_key(topic): encode(record), IDS_KEY: encode(IdsRecord(self._next_log_id, begin))}
+            made = Topic(TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
+            self._topics[topic] = write.topics[topic] = made
+            self._next_log_id += 1
+            write.changes |= encode_ids(self._next_log_id, begin)
         await write.done()  # also of a topic that was there: it may be on its way
 
     async def destroy_topic(self, topic: str) -> None:
@@ -130,8 +130,7 @@ class RocksMQ(MessageQueue):
         del self._topics[topic]
         self.ids.update_id(found.next_id)
         write = self._write()
-        write.changes |= found.removal(topic)
-        write.changes[IDS_KEY] = encode(IdsRecord(self._next_log_id, self.ids.alloc_one()))
+        write.changes |= found.removal(topic) | encode_ids(self._next_log_id, self.ids.alloc_one())
         write.dropped.append((entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
         self._signals.pop(topic, Signal()).wake()
         await write.done()
@@ -143,7 +142,7 @@ class RocksMQ(MessageQueue):
         found = await self._find(topic, changes=True)
         if group in found.groups:
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
-        found.groups[group] = Group(GroupRecord(found.begin_id))
+        found.groups[group] = Group(found.begin_id)
         await self._write(topic, found, group).done()
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
@@ -248,7 +247,7 @@ class RocksMQ(MessageQueue):
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.force_seek`."""
         found, _ = await self._find_group(topic, group, changes=True)
-        found.groups[group] = Group(GroupRecord(min(max(message_id, found.begin_id), found.end_id + 1)))
+        found.groups[group] = Group(min(max(message_id, found.begin_id), found.end_id + 1))
         self._signals[topic].wake()
         await self._write(topic, found, group).done()
 

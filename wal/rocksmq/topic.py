@@ -1,27 +1,39 @@
-"""A topic: messages that wait to be written, pages and groups, and its records in the state map. Pure: no I/O, no clock.
+"""A topic and its consumer groups: messages that wait to be written, pages, how far each group has come and who holds what.
 
-The records are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/group/<topic>/<name>`, and
+Pure: no I/O, no clock. For one group a message is open, held or acknowledged:
+
+    open -> held (taken, the first ones first) -> acknowledged (ack)
+            held -> open (its time is over, its consumer closed, it could not be read)
+    any -> acknowledged (ack, or a seek beyond it); any -> open (a seek back)
+
+The records in the state map are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/group/<topic>/<name>`, and
 `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what outlives topics.
 """
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, filterfalse, islice, pairwise
+from operator import attrgetter, itemgetter
 
 import msgspec
 
+from wal.errors import Overloaded
 from wal.rocksmq.contract import GroupInfo, TopicInfo
-from wal.rocksmq.group import Group, GroupRecord
 from wal.rocksmq.messages import Body, TopicEntry, encode_entry, parts_of
 
 PREFIX = "mq/"
-IDS_KEY = f"{PREFIX}ids"
 LOG_ID_FIRST = 1 << 31
 """Log ids from here on are topics'; none is used twice."""
 
-encode = msgspec.msgpack.Encoder().encode
+HELD_MAX = 16_384
+"""Messages of a group that were delivered and not acknowledged: no more are delivered above it."""
+GAPS_MAX = 16_384
+"""Ranges of acknowledged ids above one that is not, in a group: its record has them all."""
+
+_START, _STOP = itemgetter(0), itemgetter(1)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class IdsRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -46,14 +58,21 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     log_id: int
     begin_id: int
     end_id: int
-    crc32c: int
-    open_bytes: int
+    crc32c: int = 0
+    open_bytes: int = 0
+
+
+class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A group on disk: all below `current_id` is acknowledged, and so are the ranges above it."""
+
+    current_id: int
+    acked: tuple[tuple[int, int], ...] = ()
 
 
 class Topic:
     """One topic in memory, ahead of the disk by what is on its way; `changes` is what the disk does not have yet."""
 
-    def __init__(self, record: TopicRecord, pages: Iterable[Page] = ()) -> None:
+    def __init__(self, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False) -> None:
         self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
         self.next_id = self.end_id + 1
         """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
@@ -69,7 +88,7 @@ class Topic:
         self.damage = ""
         """Why it is not to be used."""
         self.produced = self.delivered = self.acked = 0
-        self._stored = record
+        self._stored = None if is_new else record
         self._changed_pages: dict[int, Page | None] = {}
 
     @property
@@ -102,13 +121,13 @@ class Topic:
         changes: dict[str, bytes | None] = {}
         for each in self.changed_groups:
             group = self.groups.get(each)
-            changes[_group_key(name, each)] = None if group is None else encode(group.record)
+            changes[_group_key(name, each)] = None if group is None else _encode(group.record)
         for end_id, page in self._changed_pages.items():
-            changes[self._page_key(end_id)] = None if page is None else encode(page)
+            changes[self._page_key(end_id)] = None if page is None else _encode(page)
         record = TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
         if record != self._stored:
             self._stored = record
-            changes[topic_key(name)] = encode(record)
+            changes[f"{PREFIX}topic/{name}"] = _encode(record)
         self._changed_pages.clear()
         self.changed_groups.clear()
         return changes
@@ -116,7 +135,7 @@ class Topic:
     def removal(self, name: str) -> dict[str, bytes | None]:
         """Return what removes all its records."""
         keys = [_group_key(name, group) for group in self.groups] + [self._page_key(page.end_id) for page in self.pages]
-        return dict.fromkeys([topic_key(name), *keys])
+        return dict.fromkeys([f"{PREFIX}topic/{name}", *keys])
 
     def give_up(self, now_ms: int, *, retention_s: float | None, retention_bytes: int | None) -> bool:
         """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether any went.
@@ -158,9 +177,114 @@ class Topic:
         return f"{PREFIX}page/{self.log_id:08x}/{end_id:016x}"
 
 
-def topic_key(topic: str) -> str:
-    """Return the key of a topic's record."""
-    return f"{PREFIX}topic/{topic}"
+class Lease(msgspec.Struct, eq=False, gc=False):
+    """Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
+
+    owner: int
+    deadline: float
+
+
+class Group:
+    """One consumer group of one topic."""
+
+    def __init__(self, current_id: int, acked: Iterable[tuple[int, int]] = ()) -> None:
+        self._acked = [(0, current_id), *acked]
+        """Ranges of ids, which do not touch, in ascending order; the first one is all below the first open message."""
+        self._next_id = 0
+        """No message below it is open."""
+        self.held: dict[int, Lease] = {}
+        self.due = math.inf
+        """When to look for what comes again; perhaps too early."""
+
+    def take_over(self, before: "Group", *, end_id: int) -> None:
+        """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
+        self.held = {each: lease for each, lease in before.held.items() if each <= end_id and not self._is_acked(each)}
+        self.due = before.due
+
+    @property
+    def floor(self) -> int:
+        """The first message that is not acknowledged."""
+        return self._acked[0][1]
+
+    @property
+    def record(self) -> GroupRecord:
+        """What is stored of it."""
+        return GroupRecord(self.floor, tuple(self._acked[1:]))
+
+    def lag(self, end_id: int) -> int:
+        """Return how many messages are not acknowledged."""
+        return end_id + 1 - sum([stop - start for start, stop in self._acked])
+
+    def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
+        """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend."""
+        held = self.held
+        open_ids: Iterable[int] = range(self._next_id, end_id + 1)
+        if self._next_id < self._acked[-1][1]:
+            acked = self._acked[bisect_right(self._acked, self._next_id, key=_STOP) :]
+            bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
+            open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
+        room = max(0, min(count, HELD_MAX - len(held)))
+        ids = list(islice(filterfalse(held.__contains__, open_ids), room))
+        for each in ids:
+            held[each] = lease
+        if len(ids) < room:
+            self._next_id = end_id + 1
+        elif ids:
+            self._next_id = ids[-1] + 1
+        if ids and lease.deadline < self.due:
+            self.due = lease.deadline
+        return ids
+
+    def give_back(self, ids: Iterable[int], is_meant: Callable[[Lease], bool]) -> None:
+        """Have those messages come again that are held under a lease that is meant."""
+        for each in ids:
+            if each in self.held and is_meant(self.held[each]):
+                del self.held[each]
+                self._next_id = min(self._next_id, each)
+
+    def expire(self, now: float) -> None:
+        """Have what was held for too long come again."""
+        if now >= self.due:
+            self.give_back(list(self.held), lambda lease: lease.deadline <= now)
+            self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
+
+    def ack(self, ids: Sequence[int]) -> int:
+        """Acknowledge messages, and return how many of them were held.
+
+        Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
+        """
+        acked, held_before = self._acked.copy(), len(self.held)
+        for start, stop in runs_of(sorted(set(ids))):
+            low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
+            touched = acked[low:high] or [(start, stop)]
+            acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
+        if len(acked) > 1 + GAPS_MAX:
+            raise Overloaded(
+                f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
+            )
+        self._acked = acked
+        for each in ids:
+            self.held.pop(each, None)
+        return held_before - len(self.held)
+
+    def _is_acked(self, message_id: int) -> bool:
+        return message_id < self._acked[bisect_right(self._acked, message_id, key=_START) - 1][1]
+
+
+def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where each run of ids that follow each other starts and stops; ids ascend, and none comes twice."""
+    start = ids[0]
+    if ids[-1] - start >= len(ids):
+        for each, following in pairwise(ids):
+            if following != each + 1:
+                yield start, each + 1
+                start = following
+    yield start, ids[-1] + 1
+
+
+def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:
+    """Return the record of what outlives topics, by its key."""
+    return {f"{PREFIX}ids": _encode(IdsRecord(next_log_id, used))}
 
 
 def _group_key(topic: str, group: str) -> str:
@@ -184,5 +308,5 @@ def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, T
             record = decode(value, type=TopicRecord)
             topics[names[0]] = Topic(record, pages[record.log_id])
     for (topic, group), position in groups:
-        topics[topic].groups[group] = Group(position)
+        topics[topic].groups[group] = Group(position.current_id, position.acked)
     return ids, topics

@@ -17,9 +17,9 @@ from wal.errors import (
     TopicNotFound,
     Truncated,
 )
-from wal.rocksmq.group import GAPS_MAX
 from wal.rocksmq.messages import EntryCache, ProducerMessage
 from wal.rocksmq.queue import READ_BYTES, RocksMQ
+from wal.rocksmq.topic import GAPS_MAX
 
 pytestmark = pytest.mark.anyio
 
