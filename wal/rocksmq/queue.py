@@ -446,9 +446,9 @@ class RocksMQ(MessageQueue):
 
         Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
         """
-        idle = self._ahead is None or self._ahead.done()
-        if ids[0] in found.newest_half and found.newest_half.stop <= found.end_id and idle:
-            self._ahead = asyncio.ensure_future(self._read(found, [found.newest_half.stop]))
+        half = found.newest_half
+        if ids[0] in half and half.stop <= found.end_id and (self._ahead is None or self._ahead.done()):
+            self._ahead = asyncio.ensure_future(self._read(found, [half.stop]))
             self._ahead.add_done_callback(lambda task: task.cancelled() or task.exception())  # who wants it meets it
         return self._cache.messages(found.log_id, ids)
 

@@ -223,7 +223,7 @@ class Group:
             acked = self._acked[bisect_right(self._acked, self._next_id, key=_STOP) :]
             bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
             open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
-        room = max(0, min(count, HELD_MAX - len(held)))
+        room = min(count, HELD_MAX - len(held))
         ids = list(islice(filterfalse(held.__contains__, open_ids), room))
         for each in ids:
             held[each] = lease
@@ -253,11 +253,15 @@ class Group:
 
         Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
         """
-        acked, held_before = self._acked.copy(), len(self.held)
-        for start, stop in runs_of(sorted(set(ids))):
-            low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
-            touched = acked[low:high] or [(start, stop)]
-            acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
+        ordered, held_before = sorted(set(ids)), len(self.held)
+        if self._acked == [(0, ordered[0])] and ordered[-1] - ordered[0] < len(ordered):  # all in order, as most are
+            acked = [(0, ordered[-1] + 1)]
+        else:
+            acked = self._acked.copy()
+            for start, stop in runs_of(ordered):
+                low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
+                touched = acked[low:high] or [(start, stop)]
+                acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
         if len(acked) > 1 + GAPS_MAX:
             raise Overloaded(
                 f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
