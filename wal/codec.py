@@ -29,6 +29,8 @@ CHECKSUM_END = 8
 _UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQQQQII")
 """magic, format, checksum; what that covers: previous checksum, message count, first position, first and last tick,
 last confirmed, term, producer id, sequence, epoch, group count with the flags in its highest byte."""
+_RANGE = struct.Struct("<IIQ")
+"""How all that the checksum covers begins, also of topics' entries."""
 _MESSAGE = struct.Struct("<HBxHHIIQ")
 """type, version, lengths of vchannel, properties (nobody writes any), header and payload, transaction id."""
 _BATCH = struct.Struct("<III")
@@ -154,6 +156,12 @@ def _sealed(
 def entry_crc32c(data: bytes) -> int:
     """Return the checksum an encoded entry carries, unchecked."""
     return int.from_bytes(data[4:8], "little")
+
+
+def entry_range(data: bytes) -> tuple[int, int]:
+    """Return the first and the last position that an encoded entry says it has, unchecked."""
+    _, count, first_position = _RANGE.unpack_from(data, CHECKSUM_END)
+    return first_position, first_position + count - 1
 
 
 class _Fixed(msgspec.Struct, frozen=True, gc=False):
@@ -317,23 +325,38 @@ def _check_end(at: int, data: bytes) -> None:
         raise Corrupt(f"what is in an entry of {len(data)} bytes ends at byte {at}")
 
 
-def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
-    if len(data) < ENTRY_HEADER_BYTES:
+def check_head(
+    data: bytes, layout: struct.Struct, *, magic: int, version: int, previous_crc32c: int | None
+) -> tuple[Any, ...]:
+    """Return the fields of an entry's head behind its checksum; the first are the previous one's, count and first position.
+
+    Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
+    """
+    if len(data) < CHECKSUM_END + layout.size:
         raise Corrupt(f"an entry of {len(data)} bytes is shorter than its header")
-    magic, version, checksum = _UNCHECKED.unpack_from(data)
-    previous, count, position, first_tick, tick, last_confirmed, term, *writer, last = _CHECKED.unpack_from(
-        data, CHECKSUM_END
-    )
-    groups, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
-    if magic != ENTRY_MAGIC:
-        raise Corrupt("stored bytes are no log entry: wrong magic number")
-    if version != ENTRY_FORMAT:
-        raise UnsupportedFormat(f"entry at position {position} has format {version}, this release reads {ENTRY_FORMAT}")
+    found_magic, found_version, checksum = _UNCHECKED.unpack_from(data)
+    previous, count, position, *_ = fields = layout.unpack_from(data, CHECKSUM_END)
+    if found_magic != magic:
+        raise Corrupt("stored bytes are no such entry: wrong magic number")
+    if found_version != version:
+        raise UnsupportedFormat(
+            f"entry at position {position} has format {found_version}, this release reads {version}"
+        )
     if crc32c(memoryview(data)[CHECKSUM_END:]) != checksum:
         raise Corrupt(f"entry at position {position} fails its checksum")
     if previous_crc32c is not None and previous != previous_crc32c:
         raise Corrupt(f"entry at position {position} does not follow the entry before it")
-    if not 0 < count <= MESSAGES_PER_ENTRY_MAX or not 0 < groups <= count or not first_tick <= tick:
+    if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
+        raise Corrupt(f"entry at position {position} has {count} messages")
+    return fields
+
+
+def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
+    _, count, position, first_tick, tick, last_confirmed, term, *writer, last = check_head(
+        data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
+    )
+    groups, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
+    if not 0 < groups <= count or not first_tick <= tick:
         raise Corrupt(
             f"entry at position {position} has {count} messages of {groups} groups, ticks {first_tick} to {tick}"
         )

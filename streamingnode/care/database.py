@@ -190,7 +190,7 @@ def _open_checked(path: Path, floor: Floor | None, report: Report, databases: Ex
         try:
             behind = _open_surveyed(path, floor, databases, past_damage=True)
         except Corrupt:
-            if not recovery.has_torn_end(path):
+            if not recovery.torn_manifest(path):
                 raise
             step = f"open the node, which drops that, and close it; if it refuses, {RESTORE}"
             raise Corrupt(f"{path} ends with what a power cut tore — {step}") from error
@@ -253,9 +253,9 @@ def check_database_files(path: Path, database: Rdict, report: Report) -> None:
         if later <= earlier:
             detail = f"begins no later than {original.name}, which is older: it is a copy of what came before"
             report.damage(f"{DATABASE_NAME}/{copied.name}", detail, f"move it away, or {RESTORE}")
-    if recovery.has_torn_end(path):
+    if torn := recovery.torn_manifest(path):
         detail = "its last record is cut short: a crash while it was written, or bytes are lost"
-        report.warn(f"{DATABASE_NAME}/{recovery.manifest_of(path).name}", detail, _AT_START)
+        report.warn(f"{DATABASE_NAME}/{torn[0].name}", detail, _AT_START)
 
 
 # --- every entry of its log, going on behind what cannot be read -------------------------------------------------------
@@ -411,7 +411,7 @@ def check_topics(topics: Mapping[str, Topic], read: Callable[[Topic, int], list[
                 entries = read(topic, message_id)
                 if not entries:
                     break
-                count = sum(len(entry.messages()) for entry in entries)
+                count = sum(len(entry.messages) for entry in entries)
                 message_id, crc32c = entries[-1].last_position + 1, entries[-1].crc32c
                 report.count("topic messages", count)
                 report.read("topics", sum(entry.size_bytes for entry in entries))

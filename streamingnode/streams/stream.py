@@ -31,8 +31,8 @@ from wal.errors import (
 )
 from wal.headers import MessageType
 from wal.rocksmq.contract import Consumer, MessageQueue
-from wal.rocksmq.group import HELD_MAX
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.rocksmq.topic import HELD_MAX
 from wal.runtime import event_log, outlast
 
 FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0

@@ -12,7 +12,7 @@ from typing import TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
-from rocksdict import AccessType, Checkpoint, ColumnFamily, DBRecoveryMode, Rdict
+from rocksdict import AccessType, ColumnFamily, DBRecoveryMode, Rdict
 
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.files import DIRECTORY_MODE, no_descriptor_left
@@ -132,17 +132,6 @@ class Engine:
                     f"the database at {self.path} is closed since a write failed — it is being reopened"
                 )
             return call(*arguments)
-
-
-def link_database(engine: Engine, target: Path) -> None:
-    """Make a database at `target`, on the same disk, with everything written so far; it does not change any more.
-
-    Its tables are hard links, so a flipped bit of the original is in both: copy the bytes before calling it a backup.
-    """
-    # Flushing first lets the event loop run; what the checkpoint itself flushes while it does not is then next to nothing.
-    engine.entries.flush()
-    engine.database.flush()
-    Checkpoint(engine.database).create_checkpoint(str(target))
 
 
 @contextmanager

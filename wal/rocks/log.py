@@ -6,13 +6,13 @@ come from reader threads, which check every entry.
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 from rocksdict import Rdict, RdictIter
 
 from wal.append import AppendTicket, Pack
-from wal.codec import decode_entry, entry_crc32c
+from wal.codec import decode_entry, entry_crc32c, entry_range
 from wal.entry import LogEntry
 from wal.errors import Corrupt, Truncated
 from wal.failpoint import failpoint
@@ -24,6 +24,8 @@ from wal.rocks.group_commit import EntryWrite, GroupCommit, RecordWrite
 from wal.rocks.layout import decode_number, encode_number, entry_key, first_position_key, split_entry_key
 
 WAL_NAME = RocksMessageId.wal_name
+E = TypeVar("E")
+
 READ_ENDS_MAX = 256
 """Ends of reads that are remembered: a few for each reader that catches up."""
 
@@ -148,22 +150,6 @@ class RocksLog:
         return found
 
 
-class Ranged(Protocol):
-    """What takes positions of a log as one: an entry, whatever is in it."""
-
-    @property
-    def first_position(self) -> int: ...  # noqa: D102 - as in `LogEntry`
-    @property
-    def last_position(self) -> int: ...  # noqa: D102
-    @property
-    def crc32c(self) -> int: ...  # noqa: D102
-    @property
-    def size_bytes(self) -> int: ...  # noqa: D102
-
-
-E = TypeVar("E", bound=Ranged)
-
-
 def read_range(
     entries: Rdict,
     log_id: int,
@@ -200,13 +186,12 @@ def read_range(
         if current is None:
             raise _missing(expected, end_position)
         last_position, data = current
-        entry = decode(data, previous_crc32c)
-        is_next = entry.first_position == expected or (entry.first_position < expected and previous_crc32c is None)
-        if not is_next or entry.last_position != last_position:
-            raise _missing(expected, entry.first_position - 1)
-        previous_crc32c, expected = entry.crc32c, last_position + 1
-        size += entry.size_bytes
-        found.append(entry)
+        found.append(decode(data, previous_crc32c))
+        first, last = entry_range(data)
+        if first > expected or (first < expected and previous_crc32c is not None) or last != last_position:
+            raise _missing(expected, first - 1)
+        previous_crc32c, expected = entry_crc32c(data), last + 1
+        size += len(data)
         iterator.next()
     return found
 

@@ -121,9 +121,9 @@ def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     try:
         return _verify(path, options, floor)
     except Corrupt:
-        if has_torn_end(path):
+        if torn := torn_manifest(path):
             # When that is not all that is wrong, what is wrong with the original is the error to tell.
-            with suppress(StreamingNodeError, OSError), without_torn_end(path) as look_alike:
+            with suppress(StreamingNodeError, OSError), without_torn_end(path, *torn) as look_alike:
                 return _verify(look_alike, options, floor)
         raise
 
@@ -246,34 +246,35 @@ def manifest_of(database: Path) -> Path:
     return database / read_regular(database / "CURRENT", bytes_max=_CURRENT_BYTES_MAX).decode().strip()
 
 
-def has_torn_end(database: Path) -> bool:
-    """Whether the manifest ends with something torn, and nothing whole behind it.
+def torn_manifest(database: Path) -> tuple[Path, int] | None:
+    """Return a manifest that ends with something torn, and nothing whole behind it, and where that begins; else None.
 
     RocksDB passes over a manifest that ends in the middle of a record, but refuses one whose last record has its full length
     and not all of its pages. It syncs a manifest before it removes what that makes needless, so without the torn record the
     database is the one before it. Were the record rot instead, files of that database would be gone or the floor would know
     more; so the database is read without it first, and nothing is cut off before that was found sound.
     """
-    try:
-        return torn_end(manifest_of(database)) is not None
-    except (OSError, ValueError, Corrupt):  # CURRENT is gone, or names no file
-        return False
+    with suppress(OSError, ValueError, Corrupt):  # CURRENT is gone, or names no file
+        manifest = manifest_of(database)
+        if (end := torn_end(manifest)) is not None:
+            return manifest, end
+    return None
 
 
 @contextmanager
-def without_torn_end(database: Path) -> Iterator[Path]:
+def without_torn_end(database: Path, manifest: Path, end: int) -> Iterator[Path]:
     """Yield a database of the same files with a manifest that ends before what is torn; for reading, and gone afterwards.
 
     The others are hard links. Raises `OSError`, as where there are no links. A kill leaves it to the next time.
     """
-    look_alike, manifest = database.with_name(database.name + LOOK_ALIKE_SUFFIX), manifest_of(database)
+    look_alike = database.with_name(database.name + LOOK_ALIKE_SUFFIX)
     shutil.rmtree(look_alike, ignore_errors=True)
     look_alike.mkdir(DIRECTORY_MODE)
     try:
         for file in database.iterdir():
             if file != manifest and not file.name.startswith(_LEFT_OUT):
                 (look_alike / file.name).hardlink_to(file)
-        (look_alike / manifest.name).write_bytes(manifest.read_bytes()[: torn_end(manifest)])
+        (look_alike / manifest.name).write_bytes(manifest.read_bytes()[:end])
         yield look_alike
     finally:
         shutil.rmtree(look_alike, ignore_errors=True)
@@ -281,14 +282,13 @@ def without_torn_end(database: Path) -> Iterator[Path]:
 
 def drop_torn_end(database: Path) -> None:
     """Cut the torn end off a manifest, if it has one, of a database that was found sound without it; durable."""
-    if not has_torn_end(database):
-        return
-    _log.warning("torn_manifest_dropped", path=str(database))
-    manifest = manifest_of(database)
-    with manifest.open("r+b") as file:
-        file.truncate(torn_end(manifest))
-        os.fsync(file.fileno())
-    sync_directory(database)
+    if torn := torn_manifest(database):
+        _log.warning("torn_manifest_dropped", path=str(database))
+        manifest, end = torn
+        with manifest.open("r+b") as file:
+            file.truncate(end)
+            os.fsync(file.fileno())
+        sync_directory(database)
 
 
 # --- the framing of RocksDB's manifest and logs -------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from typing import Protocol, Self
 
 import msgspec
 
-from wal.errors import OnShutdown
+from wal.errors import AlreadyExists, OnShutdown
+from wal.position import POSITION_MAX
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
 ACK_TIMEOUT_S = 30.0
@@ -161,12 +162,15 @@ class MessageQueue(Protocol):
 
     async def seek_to_latest(self, topic: str, group: str) -> None:
         """Go behind the last message."""
+        await self.force_seek(topic, group, POSITION_MAX)
 
     async def get_latest_msg(self, topic: str) -> int:
         """Return the last id, -1 when the topic holds no message."""
 
     async def check_topic_valid(self, topic: str) -> None:
         """Raise `TopicNotFound`, or `AlreadyExists` when it holds messages."""
+        if await self.get_latest_msg(topic) >= 0:
+            raise AlreadyExists(f"topic {topic!r} holds messages — use another one, or destroy it")
 
     async def notify(self, topic: str, group: str) -> None:
         """Have who waits for messages of the group look again."""

@@ -1,13 +1,15 @@
 """Messages of topics and the bytes of an entry of them: `docs/format.md`, section "Topic entry". No I/O."""
 
 import struct
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 import msgspec
 
-from wal.codec import CHECKSUM_END, MESSAGES_PER_ENTRY_MAX, crc32c, entry_crc32c
-from wal.errors import Corrupt, InvalidArgument, TooLarge, UnsupportedFormat, shown
+from wal.codec import MESSAGES_PER_ENTRY_MAX, check_head, crc32c, entry_crc32c
+from wal.errors import Corrupt, InvalidArgument, TooLarge, shown
 
 ENTRY_MAGIC = 0x514D
 """`MQ` on disk."""
@@ -21,9 +23,9 @@ NAME_BYTES_MAX = 255
 CACHE_BYTES_MAX = 32 << 20
 """Entries that are kept in memory, of all topics together: those used last."""
 
-_UNCHECKED, _CHECKED, _LENGTHS = struct.Struct("<HHI"), struct.Struct("<IIQ"), struct.Struct("<II")
-"""magic, format, checksum; what that covers: previous checksum, message count, first id; then of each message the lengths of
-payload and properties, and then of each its payload and its properties."""
+_UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQ")
+"""magic, format, checksum; what that covers: previous checksum, message count, first id. Then come, four bytes each, of each
+message the lengths of payload and properties, and then of each its payload and its properties."""
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -84,12 +86,10 @@ def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[Body], 
 
 
 def _encoded(properties: Mapping[str, str]) -> bytes:
-    if not all(type(each) is str for pair in properties.items() for each in pair):
-        raise InvalidArgument(f"properties {shown(properties)} are not text — pass names and values as str")
     try:
-        return _encode(dict(properties))
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"properties {shown(properties)} have no UTF-8 — correct them") from error
+        return _encode(msgspec.convert(dict(properties), dict[str, str]))
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"properties {shown(properties)} are not text — pass names and values as str") from error
 
 
 def parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
@@ -106,65 +106,44 @@ def parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
 
 def encode_entry(bodies: Sequence[Body], *, first_id: int, previous_crc32c: int) -> bytes:
     """Return the bytes of messages as one entry; `wal.codec.entry_crc32c` reads its checksum back."""
-    lengths = [_LENGTHS.pack(len(payload), len(properties)) for payload, properties in bodies]
-    fixed = _CHECKED.pack(previous_crc32c, len(bodies), first_id)
-    checked = b"".join([fixed, *lengths, *(part for body in bodies for part in body)])
+    parts = [part for body in bodies for part in body]
+    lengths = struct.pack(f"<{len(parts)}I", *map(len, parts))
+    checked = b"".join([_CHECKED.pack(previous_crc32c, len(bodies), first_id), lengths, *parts])
     return _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, crc32c(checked)) + checked
 
 
 class TopicEntry:
-    """An entry whose checksum was found right; its messages are made when somebody wants them."""
+    """An entry of which all is right: it was just written, or read and checked."""
 
-    __slots__ = ("_data", "count", "crc32c", "decoded", "first_position", "last_position", "size_bytes")
-
-    def __init__(self, data: bytes, first_position: int, count: int) -> None:
-        self.first_position, self.last_position, self.count = first_position, first_position + count - 1, count
+    def __init__(self, bodies: Sequence[Body], data: bytes, first_position: int) -> None:
+        self._bodies = bodies
+        self.first_position, self.last_position = first_position, first_position + len(bodies) - 1
         self.crc32c, self.size_bytes = entry_crc32c(data), len(data)
-        self._data, self.decoded = data, list[ConsumerMessage]()
-        """Its messages, once they were wanted."""
 
+    @cached_property
     def messages(self) -> list[ConsumerMessage]:
-        """Return its messages. Raises `Corrupt`."""
-        if self._data:
-            try:
-                self.decoded = self._decoded()
-            except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise Corrupt(f"entry at id {self.first_position} does not decode: {error}") from error
-            self._data = b""
-        return self.decoded
-
-    def _decoded(self) -> list[ConsumerMessage]:
-        data, at = self._data, ENTRY_HEADER_BYTES + self.count * _LENGTHS.size
-        found: list[ConsumerMessage] = []
-        message_id = self.first_position
-        for length, properties_length in _LENGTHS.iter_unpack(data[ENTRY_HEADER_BYTES:at]):
-            middle = at + length
-            end = middle + properties_length
-            properties = _decode_properties(data[middle:end]) if properties_length else {}
-            found.append(ConsumerMessage(message_id, data[at:middle], properties))
-            message_id, at = message_id + 1, end
-        if at != len(data) or len(found) != self.count:
-            raise Corrupt(f"entry at id {self.first_position} has {len(data)} bytes and its messages end at {at}")
-        return found
+        """Its messages, made when somebody wants them."""
+        return [
+            ConsumerMessage(message_id, payload, _decode_properties(properties) if properties else {})
+            for message_id, (payload, properties) in enumerate(self._bodies, self.first_position)
+        ]
 
 
 def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
-    """Return a checked entry; `previous_crc32c` is None where the one before is not known. Raises `Corrupt`."""
-    if len(data) < ENTRY_HEADER_BYTES:
-        raise Corrupt(f"a topic entry of {len(data)} bytes is shorter than its header")
-    magic, version, checksum = _UNCHECKED.unpack_from(data)
-    previous, count, first_id = _CHECKED.unpack_from(data, CHECKSUM_END)
-    if magic != ENTRY_MAGIC:
-        raise Corrupt("stored bytes are no topic entry: wrong magic number")
-    if version != ENTRY_FORMAT:
-        raise UnsupportedFormat(f"entry at id {first_id} has format {version}, this release reads {ENTRY_FORMAT}")
-    if crc32c(memoryview(data)[CHECKSUM_END:]) != checksum:
-        raise Corrupt(f"entry at id {first_id} fails its checksum")
-    if previous_crc32c is not None and previous != previous_crc32c:
-        raise Corrupt(f"entry at id {first_id} does not follow the entry before it")
-    if not count:
-        raise Corrupt(f"entry at id {first_id} has no message")
-    return TopicEntry(data, first_id, count)
+    """Return a checked entry; `previous_crc32c` is None where the one before is not known. Raises as `check_head`."""
+    _, count, first_id = check_head(
+        data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
+    )
+    try:
+        lengths = struct.unpack_from(f"<{2 * count}I", data, ENTRY_HEADER_BYTES)
+        ends = list(accumulate(lengths, initial=ENTRY_HEADER_BYTES + 4 * len(lengths)))
+        parts = [data[start:end] for start, end in pairwise(ends)]
+        entry = TopicEntry(list(zip(parts[::2], parts[1::2], strict=True)), data, first_id)
+        if ends[-1] != len(data) or not entry.messages:
+            raise ValueError(f"it has {len(data)} bytes, and its messages end at {ends[-1]}")
+    except (struct.error, msgspec.DecodeError, ValueError) as error:
+        raise Corrupt(f"entry at position {first_id} passes its checksum but does not decode: {error}") from error
+    return entry
 
 
 class EntryCache:
@@ -184,13 +163,13 @@ class EntryCache:
         entry = self._entries[key] = self._entries.pop(key)  # the last to be forgotten
         return entry if entry.first_position <= message_id else None
 
-    def messages(self, log_id: int, ids: Sequence[int]) -> list[ConsumerMessage] | None:
-        """Return messages that were wanted before and lie in one entry, else None."""
+    def messages(self, log_id: int, ids: Sequence[int]) -> list[ConsumerMessage]:
+        """Return those of some messages that lie in the entry of the first one; none when that is not here."""
         entry = self.find(log_id, ids[0])
-        if entry is None or not entry.decoded or ids[-1] > entry.last_position:
-            return None
-        decoded, first = entry.decoded, entry.first_position
-        return [decoded[each - first] for each in ids]
+        if entry is None:
+            return []
+        known, first = entry.messages, entry.first_position
+        return [known[each - first] for each in ids[: bisect_right(ids, entry.last_position)]]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
         """Keep an entry, and forget what was not used for longest, in time also all of a topic that is gone."""

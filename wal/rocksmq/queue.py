@@ -6,7 +6,7 @@ write they are read again, and only what consumers hold is kept.
 """
 
 import asyncio
-from bisect import bisect_right
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,8 +33,7 @@ from wal.rocks.database import Engine
 from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
-from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MqOptions, TopicInfo
-from wal.rocksmq.group import Group, GroupRecord, Lease
+from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue, MqOptions, TopicInfo
 from wal.rocksmq.messages import (
     ConsumerMessage,
     EntryCache,
@@ -44,7 +43,7 @@ from wal.rocksmq.messages import (
     check_name,
     decode_entry,
 )
-from wal.rocksmq.topic import IDS_KEY, PREFIX, IdsRecord, Topic, TopicRecord, decode_records, encode, topic_key
+from wal.rocksmq.topic import PREFIX, Group, Lease, Topic, TopicRecord, decode_records, encode_ids
 from wal.runtime import event_log
 from wal.timetick import IdAllocator, TickAllocator
 
@@ -81,7 +80,7 @@ class _Write:
                 told.set_result(None) if error is None else told.set_exception(error)
 
 
-class RocksMQ:
+class RocksMQ(MessageQueue):
     """The topics of a `RocksStore`; see `MessageQueue`. `open` of the store comes first, `close` before its own.
 
     `in_term` calls what reads them again after a failed write. Leases go by `elapsed_ms`, pages by `now_ms`.
@@ -106,7 +105,7 @@ class RocksMQ:
         self._next_write: _Write | None = None
         self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
         self._openings, self._next_log_id, self._closed, self._owners = 0, 0, False, counter(1)
-        self._ahead: asyncio.Future[TopicEntry | None] | None = None
+        self._ahead: asyncio.Future[list[ConsumerMessage]] | None = None
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
@@ -118,9 +117,10 @@ class RocksMQ:
         write = self._write()
         if topic not in self._topics:
             begin = self.ids.alloc_one()
-            record = TopicRecord(self._next_log_id, begin, begin - 1, 0, 0)
-            self._topics[topic], self._next_log_id = Topic(record), self._next_log_id + 1
-            write.changes |= {topic_key(topic): encode(record), IDS_KEY: encode(IdsRecord(self._next_log_id, begin))}
+            made = Topic(TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
+            self._topics[topic] = write.topics[topic] = made
+            self._next_log_id += 1
+            write.changes |= encode_ids(self._next_log_id, begin)
         await write.done()  # also of a topic that was there: it may be on its way
 
     async def destroy_topic(self, topic: str) -> None:
@@ -130,8 +130,7 @@ class RocksMQ:
         del self._topics[topic]
         self.ids.update_id(found.next_id)
         write = self._write()
-        write.changes |= found.removal(topic)
-        write.changes[IDS_KEY] = encode(IdsRecord(self._next_log_id, self.ids.alloc_one()))
+        write.changes |= found.removal(topic) | encode_ids(self._next_log_id, self.ids.alloc_one())
         write.dropped.append((entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
         self._signals.pop(topic, Signal()).wake()
         await write.done()
@@ -143,7 +142,7 @@ class RocksMQ:
         found = await self._find(topic, changes=True)
         if group in found.groups:
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
-        found.groups[group] = Group(GroupRecord(found.begin_id))
+        found.groups[group] = Group(found.begin_id)
         await self._write(topic, found, group).done()
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
@@ -168,10 +167,10 @@ class RocksMQ:
 
         async def give_back(ids: Sequence[int] | None) -> None:
             if topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back(list(state.held) if ids is None else ids, owner=owner)
+                state.give_back(list(state.held) if ids is None else ids, lambda lease: lease.owner == owner)
                 self._signals[topic].wake()
 
-        deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s)
+        deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s or math.inf)
         return Consumer(deliver, partial(self.ack, topic, group), give_back)
 
     # --- messages ---------------------------------------------------------------------------------------------------------
@@ -197,7 +196,7 @@ class RocksMQ:
         return await self._deliver(topic, group, count, wait_s, owner=0, ack_timeout_s=ACK_TIMEOUT_S)
 
     async def _deliver(
-        self, topic: str, group: str, count: int, wait_s: float, *, owner: int, ack_timeout_s: float | None
+        self, topic: str, group: str, count: int, wait_s: float, *, owner: int, ack_timeout_s: float
     ) -> list[ConsumerMessage]:
         if not isinstance(count, int) or count < 1:
             raise InvalidArgument(f"count={count!r} — ask for at least one message")
@@ -208,16 +207,16 @@ class RocksMQ:
             found, state = self._group(topic, group)
             now = self._elapsed_ms() / 1000
             state.expire(now)
-            lease = Lease(owner, None if ack_timeout_s is None else now + ack_timeout_s)
+            lease = Lease(owner, now + ack_timeout_s)
             if ids := state.take(lease, count, end_id=found.end_id):
-                if messages := self._cache.messages(found.log_id, ids):
-                    found.delivered += len(ids)
-                    return messages
-                return await self._fetch(topic, group, lease, ids)
+                messages = self._cached(found, ids)
+                if len(messages) < len(ids):
+                    messages = await self._fetch(topic, group, found, lease, ids)
+                found.delivered += len(messages)
+                return messages
             if (left := until - monotonic()) <= 0:
                 return []
-            if state.due is not None:
-                left = min(left, max(state.due - now, 0.001))
+            left = min(left, max(state.due - now, 0.001))
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):  # not `wait_for`: its task would come too late for what happens now
                     await self._signals[topic].wait()
@@ -229,7 +228,7 @@ class RocksMQ:
         found, state = self._group(topic, group, changes=True)
         if not ids:
             return
-        if set(map(type, ids)) != {int} or max(ids) > found.end_id:
+        if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > found.end_id:
             raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
         found.acked += state.ack(ids)
         await self._write(topic, found, group).done()
@@ -248,22 +247,13 @@ class RocksMQ:
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.force_seek`."""
         found, _ = await self._find_group(topic, group, changes=True)
-        found.groups[group] = Group(GroupRecord(min(max(message_id, found.begin_id), found.end_id + 1)))
+        found.groups[group] = Group(min(max(message_id, found.begin_id), found.end_id + 1))
         self._signals[topic].wake()
         await self._write(topic, found, group).done()
-
-    async def seek_to_latest(self, topic: str, group: str) -> None:
-        """See `MessageQueue.seek_to_latest`."""
-        await self.force_seek(topic, group, (await self._find(topic)).end_id + 1)
 
     async def get_latest_msg(self, topic: str) -> int:
         """See `MessageQueue.get_latest_msg`."""
         return found.end_id if (found := await self._find(topic)).end_id >= found.begin_id else -1
-
-    async def check_topic_valid(self, topic: str) -> None:
-        """See `MessageQueue.check_topic_valid`."""
-        if await self.get_latest_msg(topic) >= 0:
-            raise AlreadyExists(f"topic {topic!r} holds messages — use another one, or destroy it")
 
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""
@@ -312,10 +302,8 @@ class RocksMQ:
         await self._ready()
         options, now_ms, write = self._options, self._now_ms(), self._write()
         for name, topic in self._topics.items():
-            begin_id = topic.begin_id
+            write.topics[name] = topic
             if topic.give_up(now_ms, retention_s=options.retention_s, retention_bytes=options.retention_bytes):
-                write.topics[name] = topic
-            if topic.begin_id > begin_id:
                 write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
         await write.done()
         for begin, end in write.dropped:
@@ -417,73 +405,73 @@ class RocksMQ:
         """The disk has a write: consumers may see it, then who waits for it is told."""
         error = outcome.exception()
         for name, topic, entry in () if error else produced:
+            topic.produced += entry.last_position - topic.end_id
             topic.end_id = entry.last_position
-            topic.produced += entry.count
             self._cache.put(topic.log_id, entry)
             if name in self._signals:
                 self._signals[name].wake()
         write.end(error)
 
-    async def _fetch(self, topic: str, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
+    async def _fetch(
+        self, topic: str, group: str, found: Topic, lease: Lease, ids: Sequence[int]
+    ) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
-        found, messages, size_bytes = self._topics[topic], list[ConsumerMessage](), 0
+        messages, size_bytes = list[ConsumerMessage](), 0
         taken, read = 0, (began := monotonic())
         try:
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
-                first = ids[len(messages)]
-                entry = self._cache.find(found.log_id, first)
-                if entry is None:
-                    entry = await self._read(topic, group, found, first, or_none=bool(messages))
-                    read = monotonic()
-                if entry is None:
-                    break
-                self._read_ahead(topic, group, found, first)
-                known, at = entry.messages(), entry.first_position
-                part = [known[each - at] for each in ids[len(messages) : bisect_right(ids, entry.last_position)]]
-                size_bytes += sum([len(message.payload) for message in part])
+                left = ids[len(messages) :]
+                try:
+                    if not (part := self._cached(found, left)):
+                        part, read = await self._read(found, left), monotonic()
+                except Corrupt as error:
+                    now, _ = await self._find_group(topic, group)
+                    # What lies before damage is delivered first; or retention has come after the group.
+                    if messages or now.log_id != found.log_id or now.begin_id > left[0]:
+                        break
+                    raise Corrupt(f"topic {topic!r}, read from id {left[0]}: {error}") from error
                 messages += part
+                size_bytes += sum([len(message.payload) for message in part])
             taken = len(messages)
         finally:
             if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back(ids[taken:], lease=lease)  # of now: a failed write may have come between
+                state.give_back(ids[taken:], lambda held: held is lease)  # of now: a failed write may have come between
                 self._signals[topic].wake()
         if (ended := monotonic()) - began > SLOW_S:
             _tell_slow("consume", topic, began, read=read, taken=ended)
-        found.delivered += taken
         return messages
 
-    def _read_ahead(self, topic: str, group: str, found: Topic, at: int) -> None:
-        """Once half of what was read is delivered, have what follows read, while acknowledgements are on their way."""
-        first, last = found.newest_read
-        if (first + last) // 2 <= at <= last < found.end_id and (self._ahead is None or self._ahead.done()):
-            self._ahead = asyncio.ensure_future(self._read(topic, group, found, last + 1, or_none=True))
-            self._ahead.add_done_callback(lambda task: task.cancelled() or task.exception())  # who wants it meets it
+    def _cached(self, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
+        """Return those of some messages that lie in the entry of the first one, none when that is not in memory.
 
-    async def _read(self, topic: str, group: str, found: Topic, start: int, *, or_none: bool) -> TopicEntry | None:
-        """Return the entry that holds a message from the disk, None when the message was given up meanwhile.
-
-        None for a damaged one, too, if `or_none`: what comes before it is delivered first.
+        Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
         """
-        engine, kept = self._store.engine, (found.begin_id, found.end_id)
-        read = partial(read_range, engine.entries, found.log_id, decode_entry, start, kept)
-        try:
-            async with self._reading:
-                # Others may have read it since it was looked for: consumers want the same at the same time.
-                if entry := self._cache.find(found.log_id, start):
-                    return entry
+        half = found.newest_half
+        if ids[0] in half and half.stop <= found.end_id and (self._ahead is None or self._ahead.done()):
+            self._ahead = asyncio.ensure_future(self._read(found, [half.stop]))
+            self._ahead.add_done_callback(lambda task: task.cancelled() or task.exception())  # who wants it meets it
+        return self._cache.messages(found.log_id, ids)
+
+    async def _read(self, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
+        """Return what `_cached` does once it was read. Raises `Corrupt`, also for what was given up meanwhile."""
+        engine = self._store.engine
+
+        def read(bytes_max: int) -> list[TopicEntry]:
+            kept = min(found.begin_id, ids[0]), found.end_id
+            return read_range(engine.entries, found.log_id, decode_entry, ids[0], kept, bytes_max)
+
+        async with self._reading:
+            # Others may have read it since it was looked for: consumers want the same at the same time.
+            if not self._cache.find(found.log_id, ids[0]):
                 try:
                     entries = await engine.read(read, READ_BYTES)
                 except Corrupt:
                     entries = await engine.read(read, 1)  # this one alone may be sound
                 for each in entries:
                     self._cache.put(found.log_id, each)
-                found.newest_read = entries[0].first_position, entries[-1].last_position
-                return entries[0]
-        except Corrupt as error:
-            now, _ = await self._find_group(topic, group)
-            if or_none or now.log_id != found.log_id or now.begin_id > start:  # or retention has come after the group
-                return None
-            raise Corrupt(f"topic {topic!r}, read from id {start}: {error}") from error
+                first, end = entries[0].first_position, entries[-1].last_position + 1
+                found.newest_half = range((first + end) // 2, end)
+            return self._cache.messages(found.log_id, ids)
 
 
 def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:

@@ -1,25 +1,39 @@
-"""A topic: messages that wait to be written, pages and groups, and its records in the state map. Pure: no I/O, no clock.
+"""A topic and its consumer groups: messages that wait to be written, pages, how far each group has come and who holds what.
 
-The records are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/group/<topic>/<name>`, and
+Pure: no I/O, no clock. For one group a message is open, held or acknowledged:
+
+    open -> held (taken, the first ones first) -> acknowledged (ack)
+            held -> open (its time is over, its consumer closed, it could not be read)
+    any -> acknowledged (ack, or a seek beyond it); any -> open (a seek back)
+
+The records in the state map are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/group/<topic>/<name>`, and
 `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what outlives topics.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, filterfalse, islice, pairwise
+from operator import attrgetter, itemgetter
 
 import msgspec
 
-from wal.codec import entry_crc32c
+from wal.errors import Overloaded
 from wal.rocksmq.contract import GroupInfo, TopicInfo
-from wal.rocksmq.group import Group, GroupRecord
 from wal.rocksmq.messages import Body, TopicEntry, encode_entry, parts_of
 
 PREFIX = "mq/"
-IDS_KEY = f"{PREFIX}ids"
 LOG_ID_FIRST = 1 << 31
 """Log ids from here on are topics'; none is used twice."""
-_TOPIC, _GROUP, _PAGE = f"{PREFIX}topic/", f"{PREFIX}group/", f"{PREFIX}page/"
 
-encode = msgspec.msgpack.Encoder().encode
+HELD_MAX = 16_384
+"""Messages of a group that were delivered and not acknowledged: no more are delivered above it."""
+GAPS_MAX = 16_384
+"""Ranges of acknowledged ids above one that is not, in a group: its record has them all."""
+
+_START, _STOP = itemgetter(0), itemgetter(1)
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class IdsRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -44,14 +58,21 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     log_id: int
     begin_id: int
     end_id: int
-    crc32c: int
-    open_bytes: int
+    crc32c: int = 0
+    open_bytes: int = 0
+
+
+class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A group on disk: all below `current_id` is acknowledged, and so are the ranges above it."""
+
+    current_id: int
+    acked: tuple[tuple[int, int], ...] = ()
 
 
 class Topic:
     """One topic in memory, ahead of the disk by what is on its way; `changes` is what the disk does not have yet."""
 
-    def __init__(self, record: TopicRecord, pages: Iterable[Page] = ()) -> None:
+    def __init__(self, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False) -> None:
         self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
         self.next_id = self.end_id + 1
         """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
@@ -62,12 +83,12 @@ class Topic:
         self.pages = list(pages)  # in the order of ids, as their keys are
         self.acked_pages = sum(page.acked_ms > 0 for page in self.pages)
         """So many of the first ones are acknowledged."""
-        self.newest_read = (0, -1)
-        """The first and the last id of what was read from the disk last."""
+        self.newest_half = range(0)
+        """The second half of what was read from the disk last."""
         self.damage = ""
         """Why it is not to be used."""
         self.produced = self.delivered = self.acked = 0
-        self._stored = record
+        self._stored = None if is_new else record
         self._changed_pages: dict[int, Page | None] = {}
 
     @property
@@ -85,8 +106,9 @@ class Topic:
         bodies, self.bodies = self.bodies, []
         for part in parts_of(bodies):
             data = encode_entry(part, first_id=self.next_id, previous_crc32c=self.crc32c)
-            self.crc32c = entry_crc32c(data)
-            yield data, TopicEntry(data, self.next_id, len(part))
+            entry = TopicEntry(part, data, self.next_id)
+            self.crc32c = entry.crc32c
+            yield data, entry
             for payload, properties in part:
                 self.open_bytes += len(payload) + len(properties)
                 if self.open_bytes > page_bytes:  # it closes with the message that takes it over
@@ -99,13 +121,13 @@ class Topic:
         changes: dict[str, bytes | None] = {}
         for each in self.changed_groups:
             group = self.groups.get(each)
-            changes[_group_key(name, each)] = None if group is None else encode(group.record)
+            changes[_group_key(name, each)] = None if group is None else _encode(group.record)
         for end_id, page in self._changed_pages.items():
-            changes[self._page_key(end_id)] = None if page is None else encode(page)
+            changes[self._page_key(end_id)] = None if page is None else _encode(page)
         record = TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
         if record != self._stored:
             self._stored = record
-            changes[topic_key(name)] = encode(record)
+            changes[f"{PREFIX}topic/{name}"] = _encode(record)
         self._changed_pages.clear()
         self.changed_groups.clear()
         return changes
@@ -113,31 +135,24 @@ class Topic:
     def removal(self, name: str) -> dict[str, bytes | None]:
         """Return what removes all its records."""
         keys = [_group_key(name, group) for group in self.groups] + [self._page_key(page.end_id) for page in self.pages]
-        return dict.fromkeys([topic_key(name), *keys])
+        return dict.fromkeys([f"{PREFIX}topic/{name}", *keys])
 
     def give_up(self, now_ms: int, *, retention_s: float | None, retention_bytes: int | None) -> bool:
-        """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether it changed.
+        """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether any went.
 
         If all groups have acknowledged what is in the open page it is closed: a topic that idles holds no space for ever.
         """
         if self.open_bytes and self._acked_below() - 1 == self.end_id == self.next_id - 1:
             self._close_page(self.end_id, now_ms)
         self._settle(now_ms)
-        acked, count = self.pages[: self.acked_pages], 0
-        if retention_s is not None:
-            while count < len(acked) and acked[count].acked_ms + retention_s * 1000 <= now_ms:
-                count += 1
-        if retention_bytes is not None:
-            size_bytes = sum(page.size_bytes for page in acked[count:])
-            while count < len(acked) and size_bytes > retention_bytes:
-                size_bytes -= acked[count].size_bytes
-                count += 1
-        if count:
-            del self.pages[:count]
-            self.acked_pages -= count
-            self.begin_id = acked[count - 1].end_id + 1
-            self._changed_pages |= dict.fromkeys(page.end_id for page in acked[:count])
-        return bool(self._changed_pages)
+        limit_s, bytes_max = (math.inf if limit is None else limit for limit in (retention_s, retention_bytes))
+        begin_id, acked_bytes = self.begin_id, sum(page.size_bytes for page in self.pages[: self.acked_pages])
+        while self.acked_pages and (self.pages[0].acked_ms + limit_s * 1000 <= now_ms or acked_bytes > bytes_max):
+            page = self.pages.pop(0)
+            acked_bytes -= page.size_bytes
+            self.acked_pages -= 1
+            self.begin_id, self._changed_pages[page.end_id] = page.end_id + 1, None
+        return bool(self.begin_id > begin_id)
 
     def _acked_below(self) -> int:
         """Below it all groups have acknowledged everything; 0 without a group: nobody is there who could have."""
@@ -150,44 +165,152 @@ class Topic:
 
     def _settle(self, now_ms: int) -> None:
         """Mark the pages that all groups have acknowledged, and no others; without a group nothing changes."""
-        floor = self._acked_below()
-        while self.acked_pages < len(self.pages) and self.pages[self.acked_pages].end_id < floor:
-            self._mark(self.acked_pages, now_ms)
-            self.acked_pages += 1
-        while self.groups and self.acked_pages and self.pages[self.acked_pages - 1].end_id >= floor:
-            self.acked_pages -= 1  # a group went back, or is new
-            self._mark(self.acked_pages, 0)
-
-    def _mark(self, at: int, acked_ms: int) -> None:
-        self.pages[at].acked_ms = acked_ms
-        self._changed_pages[self.pages[at].end_id] = self.pages[at]
+        if not self.groups:
+            return
+        count = bisect_left(self.pages, self._acked_below(), key=attrgetter("end_id"))
+        for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
+            page.acked_ms = now_ms if count > self.acked_pages else 0  # or a group went back, or is new
+            self._changed_pages[page.end_id] = page
+        self.acked_pages = count
 
     def _page_key(self, end_id: int) -> str:
-        return f"{_PAGE}{self.log_id:08x}/{end_id:016x}"
+        return f"{PREFIX}page/{self.log_id:08x}/{end_id:016x}"
 
 
-def topic_key(topic: str) -> str:
-    """Return the key of a topic's record."""
-    return _TOPIC + topic
+class Lease(msgspec.Struct, eq=False, gc=False):
+    """Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
+
+    owner: int
+    deadline: float
+
+
+class Group:
+    """One consumer group of one topic."""
+
+    def __init__(self, current_id: int, acked: Iterable[tuple[int, int]] = ()) -> None:
+        self._acked = [(0, current_id), *acked]
+        """Ranges of ids, which do not touch, in ascending order; the first one is all below the first open message."""
+        self._next_id = 0
+        """No message below it is open."""
+        self.held: dict[int, Lease] = {}
+        self.due = math.inf
+        """When to look for what comes again; perhaps too early."""
+
+    def take_over(self, before: "Group", *, end_id: int) -> None:
+        """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
+        self.held = {each: lease for each, lease in before.held.items() if each <= end_id and not self._is_acked(each)}
+        self.due = before.due
+
+    @property
+    def floor(self) -> int:
+        """The first message that is not acknowledged."""
+        return self._acked[0][1]
+
+    @property
+    def record(self) -> GroupRecord:
+        """What is stored of it."""
+        return GroupRecord(self.floor, tuple(self._acked[1:]))
+
+    def lag(self, end_id: int) -> int:
+        """Return how many messages are not acknowledged."""
+        return end_id + 1 - sum([stop - start for start, stop in self._acked])
+
+    def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
+        """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend."""
+        held = self.held
+        open_ids: Iterable[int] = range(self._next_id, end_id + 1)
+        if self._next_id < self._acked[-1][1]:
+            acked = self._acked[bisect_right(self._acked, self._next_id, key=_STOP) :]
+            bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
+            open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
+        room = min(count, HELD_MAX - len(held))
+        ids = list(islice(filterfalse(held.__contains__, open_ids), room))
+        for each in ids:
+            held[each] = lease
+        if len(ids) < room:
+            self._next_id = end_id + 1
+        elif ids:
+            self._next_id = ids[-1] + 1
+        if ids and lease.deadline < self.due:
+            self.due = lease.deadline
+        return ids
+
+    def give_back(self, ids: Iterable[int], is_meant: Callable[[Lease], bool]) -> None:
+        """Have those messages come again that are held under a lease that is meant."""
+        for each in ids:
+            if each in self.held and is_meant(self.held[each]):
+                del self.held[each]
+                self._next_id = min(self._next_id, each)
+
+    def expire(self, now: float) -> None:
+        """Have what was held for too long come again."""
+        if now >= self.due:
+            self.give_back(list(self.held), lambda lease: lease.deadline <= now)
+            self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
+
+    def ack(self, ids: Sequence[int]) -> int:
+        """Acknowledge messages, and return how many of them were held.
+
+        Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
+        """
+        ordered, held_before = sorted(set(ids)), len(self.held)
+        if self._acked == [(0, ordered[0])] and ordered[-1] - ordered[0] < len(ordered):  # all in order, as most are
+            acked = [(0, ordered[-1] + 1)]
+        else:
+            acked = self._acked.copy()
+            for start, stop in runs_of(ordered):
+                low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
+                touched = acked[low:high] or [(start, stop)]
+                acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
+        if len(acked) > 1 + GAPS_MAX:
+            raise Overloaded(
+                f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
+            )
+        self._acked = acked
+        for each in ids:
+            self.held.pop(each, None)
+        return held_before - len(self.held)
+
+    def _is_acked(self, message_id: int) -> bool:
+        return message_id < self._acked[bisect_right(self._acked, message_id, key=_START) - 1][1]
+
+
+def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where each run of ids that follow each other starts and stops; ids ascend, and none comes twice."""
+    start = ids[0]
+    if ids[-1] - start >= len(ids):
+        for each, following in pairwise(ids):
+            if following != each + 1:
+                yield start, each + 1
+                start = following
+    yield start, ids[-1] + 1
+
+
+def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:
+    """Return the record of what outlives topics, by its key."""
+    return {f"{PREFIX}ids": _encode(IdsRecord(next_log_id, used))}
 
 
 def _group_key(topic: str, group: str) -> str:
-    return f"{_GROUP}{topic}/{group}"
+    return f"{PREFIX}group/{topic}/{group}"
 
 
 def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, Topic]]:
     """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
-    decode = msgspec.msgpack.decode
-    pages: dict[int, list[Page]] = {}
-    topics: dict[str, Topic] = {}
+    decode, ids = msgspec.msgpack.decode, IdsRecord()
+    pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
+    groups = list[tuple[list[str], GroupRecord]]()
     for key, value in sorted(records.items()):  # groups, ids, pages, topics
-        if key.startswith(_PAGE):
-            pages.setdefault(int(key.removeprefix(_PAGE).partition("/")[0], 16), []).append(decode(value, type=Page))
-        elif key.startswith(_TOPIC):
+        kind, *names = key.removeprefix(PREFIX).split("/")
+        if kind == "group":
+            groups.append((names, decode(value, type=GroupRecord)))
+        elif kind == "ids":
+            ids = decode(value, type=IdsRecord)
+        elif kind == "page":
+            pages[int(names[0], 16)].append(decode(value, type=Page))
+        elif kind == "topic":
             record = decode(value, type=TopicRecord)
-            topics[key.removeprefix(_TOPIC)] = Topic(record, pages.get(record.log_id, ()))
-    for key, value in records.items():
-        if key.startswith(_GROUP):
-            topic, _, group = key.removeprefix(_GROUP).partition("/")
-            topics[topic].groups[group] = Group(decode(value, type=GroupRecord))
-    return decode(records[IDS_KEY], type=IdsRecord) if IDS_KEY in records else IdsRecord(), topics
+            topics[names[0]] = Topic(record, pages[record.log_id])
+    for (topic, group), position in groups:
+        topics[topic].groups[group] = Group(position.current_id, position.acked)
+    return ids, topics

@@ -11,7 +11,7 @@ from tests.wal.rocks.damaged_directory import ENTRIES, NO_LOW_WATER, count_entri
 from wal.codec import crc32c
 from wal.errors import Corrupt
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.recovery import BLOCK_BYTES, has_torn_end, manifest_of, torn_end, whole_bytes
+from wal.rocks.recovery import BLOCK_BYTES, manifest_of, torn_end, torn_manifest, whole_bytes
 from wal.rocks.store import open_rocks_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -39,10 +39,10 @@ async def test_record_of_which_a_page_is_lost_is_dropped_and_nothing_else(node: 
     manifest = manifest_of(node / DATABASE_NAME)
     with manifest.open("ab") as file:
         file.write(A_LOST_PAGE)
-    assert has_torn_end(node / DATABASE_NAME)
+    assert torn_manifest(node / DATABASE_NAME)
     for _ in range(2):
         assert await count_entries(node) == ENTRIES
-    assert not has_torn_end(node / DATABASE_NAME)
+    assert not torn_manifest(node / DATABASE_NAME)
     assert not left_overs(node)
 
 
@@ -81,7 +81,7 @@ async def test_last_record_that_was_gone_by_is_damage_and_nothing_is_touched(tmp
     flushed = bytearray(data[: whole_bytes(data[:-1])])  # one more record says which log is needed no more
     flushed[-3] ^= 1
     manifest.write_bytes(flushed)
-    assert has_torn_end(database), "so it looks: only the floor knows more"
+    assert torn_manifest(database), "so it looks: only the floor knows more"
     before = files_of(database)
     with pytest.raises(Corrupt, match=manifest.name):
         await open_rocks_store(copy, options=NO_LOW_WATER)
@@ -95,7 +95,7 @@ async def test_damage_with_a_whole_record_behind_it_is_no_torn_end(node: Path) -
     assert whole_bytes(bytes(data)) == len(data)
     data[10] ^= 1  # in the first record of several
     manifest.write_bytes(data)
-    assert not has_torn_end(node / DATABASE_NAME)
+    assert not torn_manifest(node / DATABASE_NAME)
     with pytest.raises(Corrupt, match=manifest.name):
         await open_rocks_store(node, options=NO_LOW_WATER)
 
@@ -121,10 +121,10 @@ def test_record_that_begins_with_a_block_and_does_not_end_is_a_torn_end(tmp_path
 
 async def test_sound_manifest_has_no_torn_end(node: Path) -> None:
     database = node / DATABASE_NAME
-    assert not has_torn_end(database)
+    assert not torn_manifest(database)
     with manifest_of(database).open("ab") as file:
         file.write(bytes(5_000))  # room that was made ahead
-    assert not has_torn_end(database)
+    assert not torn_manifest(database)
     store = await open_rocks_store(node, options=NO_LOW_WATER)
     assert len(await read_all(await store.open_log("p0"))) == ENTRIES
     await store.close()
@@ -137,6 +137,6 @@ async def test_current_that_names_no_manifest_is_damage(node: Path, current: byt
         file.unlink()
     else:
         file.write_bytes(current)
-    assert not has_torn_end(node / DATABASE_NAME)
+    assert not torn_manifest(node / DATABASE_NAME)
     with pytest.raises(Corrupt):
         await open_rocks_store(node, options=NO_LOW_WATER)

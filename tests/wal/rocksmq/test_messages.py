@@ -42,7 +42,7 @@ def test_the_documented_example_is_byte_for_byte_what_is_written() -> None:
 
 def test_the_example_is_read_back_as_its_messages() -> None:
     entry = decode_entry(example(), 0)
-    assert entry.messages() == [ConsumerMessage(FIRST, b"tea", {}), ConsumerMessage(FIRST + 1, b"milk", {"k": "v"})]
+    assert entry.messages == [ConsumerMessage(FIRST, b"tea", {}), ConsumerMessage(FIRST + 1, b"milk", {"k": "v"})]
     assert (entry.first_position, entry.last_position, entry.crc32c) == (FIRST, FIRST + 1, entry_crc32c(example()))
 
 
@@ -51,7 +51,7 @@ def test_the_example_is_read_back_as_its_messages() -> None:
 )
 def test_messages_come_back_as_they_were_produced(messages: list[tuple[bytes, dict[str, str]]]) -> None:
     bodies, size_bytes = bodies_of([ProducerMessage(*message) for message in messages])
-    found = decode_entry(encode_entry(bodies, first_id=7, previous_crc32c=3), 3).messages()
+    found = decode_entry(encode_entry(bodies, first_id=7, previous_crc32c=3), 3).messages
     assert [(message.payload, message.properties) for message in found] == messages
     assert [message.message_id for message in found] == list(range(7, 7 + len(messages)))
     assert size_bytes >= sum(len(payload) for payload, _ in messages)
@@ -62,7 +62,7 @@ def test_a_flipped_bit_anywhere_is_found(bit: int) -> None:
     data = bytearray(example())
     data[bit // 8] ^= 1 << bit % 8
     with pytest.raises((Corrupt, UnsupportedFormat)):
-        decode_entry(bytes(data), 0).messages()
+        decode_entry(bytes(data), 0)
 
 
 def test_an_entry_that_is_cut_short_or_follows_another_one_is_refused() -> None:
@@ -77,14 +77,12 @@ def test_lengths_that_pass_the_checksum_and_lead_elsewhere_are_refused() -> None
     bodies: list[Body] = [(b"ab", b""), (b"", b"\xc1")]
     for entry in (encode_entry(bodies, first_id=1, previous_crc32c=0), encode_entry([], first_id=1, previous_crc32c=0)):
         with pytest.raises(Corrupt):
-            decode_entry(entry, 0).messages()
+            decode_entry(entry, 0)
 
 
 def test_the_cache_forgets_what_was_not_used_for_longest_and_stays_below_its_bound() -> None:
     cache, size_bytes = EntryCache(), CACHE_BYTES_MAX // 4 - 1000
-    entries = [
-        TopicEntry(encode_entry([(bytes(size_bytes), b"")], first_id=at, previous_crc32c=0), at, 1) for at in range(5)
-    ]
+    entries = [TopicEntry([(b"", b"")], bytes(size_bytes), at) for at in range(5)]
     for entry in entries[:4]:
         cache.put(1, entry)
     assert cache.find(1, 0) is entries[0]

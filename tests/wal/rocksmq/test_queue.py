@@ -17,9 +17,9 @@ from wal.errors import (
     TopicNotFound,
     Truncated,
 )
-from wal.rocksmq.group import GAPS_MAX
 from wal.rocksmq.messages import EntryCache, ProducerMessage
 from wal.rocksmq.queue import READ_BYTES, RocksMQ
+from wal.rocksmq.topic import GAPS_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -139,12 +139,12 @@ async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     mq._cache = EntryCache()
     await mq.consume("t", "g", 1)
     assert mq._ahead is None
-    first, last = mq._topics["t"].newest_read
-    await mq.consume("t", "g", (last - first) // 2)
+    half = mq._topics["t"].newest_half
+    await mq.consume("t", "g", len(half))
     assert mq._ahead is not None
-    assert (following := await mq._ahead)
-    assert following.first_position == last + 1
-    assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_read[1])
+    [following] = await mq._ahead
+    assert following.message_id == half.stop
+    assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_half[-1])
 
 
 async def test_seeking_goes_in_both_directions_and_includes_the_message(mq: RocksMQ) -> None:
@@ -281,8 +281,9 @@ async def test_what_is_no_message_is_refused_and_leaves_nothing(mq: RocksMQ, mes
 
 async def test_acknowledging_what_was_never_produced_is_refused(mq: RocksMQ) -> None:
     ids = await mq.produce("t", [b"0"])
-    with pytest.raises(InvalidArgument, match=str(ids[-1])):
-        await mq.ack("t", "g", [ids[-1] + 1])
+    for never in (ids[-1] + 1, -1):
+        with pytest.raises(InvalidArgument, match=str(ids[-1])):
+            await mq.ack("t", "g", [never])
 
 
 async def test_gaps_between_acknowledged_messages_are_bounded(mq: RocksMQ) -> None:

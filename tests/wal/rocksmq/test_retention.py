@@ -136,6 +136,29 @@ async def test_a_read_that_retention_overtakes_is_no_damage(tmp_path: Path, monk
         assert (await mq.info())["t"].begin_id == ids[-1] + 1
 
 
+async def test_what_retention_takes_between_two_reads_of_a_delivery_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "node", options=SMALL) as mq:
+        await mq.create_topic("t")
+        await mq.create_consumer_group("t", "g")
+        for payload in (b"1", b"2", b"3"):
+            await mq.produce("t", [payload * (2 << 20)])
+        mq._cache = EntryCache()
+        read = mq._store.engine.read
+
+        async def read_and_retain(*given: Any) -> object:
+            found = await read(*given)
+            monkeypatch.undo()
+            await mq.seek_to_latest("t", "g")
+            await mq.retain()
+            return found
+
+        monkeypatch.setattr(mq._store.engine, "read", read_and_retain)
+        assert [message.payload[:1] for message in await mq.consume("t", "g", 9)] == [b"1"]
+        assert await mq.consume("t", "g", 9) == []
+
+
 async def test_an_open_page_goes_once_all_of_it_is_acknowledged_and_not_before(tmp_path: Path) -> None:
     async with opened(tmp_path / "node", options=MqOptions(retention_s=0)) as mq:
         ids = await filled(mq)

@@ -7,6 +7,7 @@ import pytest
 
 from tests.wal.rocksmq.queues import opened
 from wal.rocksmq import queue
+from wal.rocksmq.messages import EntryCache
 
 pytestmark = pytest.mark.anyio
 
@@ -21,6 +22,7 @@ async def test_only_slow_calls_are_logged_and_with_where_the_time_went(
         await mq.create_consumer_group("t", "g")
         with caplog.at_level(logging.WARNING):
             await mq.produce("t", [b"x"])
+            mq._cache = EntryCache()  # so that it is read
             await mq.consume("t", "g", 1)
     lines = [line for line in caplog.messages if "slow_" in line]
     assert [line.split()[0].removeprefix("event=") for line in lines] == told

@@ -1,0 +1,83 @@
+"""One consumer group against a model of sets: what is open is delivered, the first ones first, and nothing else."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wal.errors import Overloaded
+from wal.rocksmq import topic
+from wal.rocksmq.topic import Group, Lease
+
+BEGIN, END = 5, 40
+
+
+def is_of(owner: int) -> Callable[[Lease], bool]:
+    return lambda lease: lease.owner == owner
+
+
+steps = st.one_of(
+    st.tuples(st.just("take"), st.integers(1, 9), st.integers(1, 2)),
+    st.tuples(st.just("ack"), st.lists(st.integers(0, END), min_size=1, max_size=6)),
+    st.tuples(st.just("give back"), st.integers(1, 2)),
+    st.tuples(st.just("expire")),
+    st.tuples(st.just("reopen")),
+)
+
+
+@given(st.lists(steps, max_size=40))
+def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
+    taken_steps: list[tuple[Any, ...]],
+) -> None:
+    group, held, acked, now = Group(BEGIN), dict[int, Lease](), set(range(BEGIN)), 0.0
+    for what, *given_ in taken_steps:
+        now += 1
+        match what, given_:
+            case "take", [count, owner]:
+                lease = Lease(owner, now + 5 if owner == 1 else math.inf)
+                wanted = [each for each in range(END + 1) if each not in acked and each not in held][:count]
+                assert group.take(lease, count, end_id=END) == wanted
+                held |= dict.fromkeys(wanted, lease)
+            case "ack", [ids]:
+                assert group.ack(ids) == len(held.keys() & set(ids))
+                acked |= set(ids)
+                held = {each: lease for each, lease in held.items() if each not in acked}
+            case "give back", [owner]:
+                group.give_back(list(group.held), is_of(owner))
+                held = {each: lease for each, lease in held.items() if lease.owner != owner}
+            case "expire", _:
+                group.expire(now)
+                held = {each: lease for each, lease in held.items() if lease.deadline > now}
+            case _:
+                before, group = group, Group(group.record.current_id, group.record.acked)
+                group.take_over(before, end_id=END)
+        assert group.held == held
+        assert group.floor == min(set(range(END + 2)) - acked)
+        assert group.lag(END) == len(set(range(END + 1)) - acked)
+        assert {each for run in group.record.acked for each in range(*run)} == {e for e in acked if e > group.floor}
+
+
+def test_no_more_is_held_than_may_be_and_what_comes_again_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic, "HELD_MAX", 4)
+    group, lease = Group(1), Lease(1, math.inf)
+    assert group.take(lease, 9, end_id=9) == [1, 2, 3, 4]
+    assert group.take(lease, 9, end_id=9) == []
+    group.give_back([2], lambda _: True)
+    assert group.take(lease, 9, end_id=9) == [2]
+    group.ack([1])
+    assert group.take(lease, 9, end_id=9) == [5]
+
+
+def test_an_acknowledgement_that_would_leave_too_many_gaps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topic, "GAPS_MAX", 2)
+    group = Group(1)
+    group.ack([3, 5])
+    before = group.record
+    with pytest.raises(Overloaded, match="earliest first"):
+        group.ack([7, 9])
+    assert group.record == before
+    group.ack([4, 7])
+    assert group.record.acked == ((3, 6), (7, 8))
