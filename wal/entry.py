@@ -184,7 +184,7 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             time_tick=tick,
             txn_id=tick,
         )
-        return (_transaction(bodies, commit),)
+        return (transaction_of(bodies, commit),)
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
         ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
@@ -405,10 +405,11 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
                 last_confirmed_position=commit.last_confirmed_position,
             )
         )
-    return _transaction(stamped, commit)
+    return transaction_of(stamped, commit)
 
 
-def _transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+def transaction_of(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+    """Return what readers see of a commit, at whose place its bodies are."""
     return TransactionMessage(
         wal_name=commit.wal_name,
         position=commit.position,

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from scanner.scanner import ScanBatch
-from wal.entry import BOOL, U2, U4, U8, PackedRows, RowBatch, Visible
+from wal.entry import BOOL, U2, U4, U8, PackedRows, RowBatch, Visible, transaction_of
 from wal.errors import ProtocolError
 from wal.headers import HEADERS, MESSAGE_VERSION, MessageType
 from wal.message import Message, TransactionMessage
@@ -20,6 +20,7 @@ _headers = {
 }
 _FACTS = ("vchannel", "position", "last_confirmed_position", "time_tick", "txn_id", "wal_term", "first_row")
 _PLACE = ("collection_id", "partition_id", "schema_version", "segment_id")
+_GROUPS: dict[str, np.dtype[Any]] = {"ticks": U8, "positions": U8, "counts": U4, "transactions": BOOL}
 _ARRAYS: dict[str, np.dtype[Any]] = {"groups": U4, "places": U4, "parts": U2, "starts": U4, "counts": U4, "offsets": U8}
 
 
@@ -96,16 +97,8 @@ def _described(visible: Visible, payloads: list[bytes | memoryview]) -> _Message
         payloads.append(batch.payload)
         place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
         batches.append(_Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays))
-    return _Packed(
-        visible.wal_term,
-        visible.last_confirmed_position,
-        visible.ticks.tobytes(),
-        visible.positions.tobytes(),
-        visible.counts.tobytes(),
-        visible.transactions.tobytes(),
-        visible.position,
-        tuple(batches),
-    )
+    groups = [getattr(visible, name).tobytes() for name in _GROUPS]
+    return _Packed(visible.wal_term, visible.last_confirmed_position, *groups, visible.position, tuple(batches))
 
 
 def _message(message: Message, payloads: list[bytes | memoryview]) -> _Message:
@@ -124,28 +117,17 @@ class _Maker:
         if isinstance(each, _Message):
             return self._message(each)
         if isinstance(each, _Transaction):
-            bodies, commit = tuple([self._message(body) for body in each.bodies]), self._message(each.commit)
-            return TransactionMessage(
-                wal_name=self._wal_name,
-                position=commit.position,
-                last_confirmed_position=commit.last_confirmed_position,
-                time_tick=commit.time_tick,
-                txn_id=commit.txn_id,
-                bodies=bodies,
-                commit=commit,
-            )
-        ticks = np.frombuffer(each.ticks, U8)
+            bodies = [self._message(body) for body in each.bodies]
+            return transaction_of(bodies, self._message(each.commit))
+        groups: dict[str, Any] = {name: np.frombuffer(getattr(each, name), kind) for name, kind in _GROUPS.items()}
         return PackedRows(
             wal_name=self._wal_name,
             wal_term=each.wal_term,
             last_confirmed_position=each.last_confirmed,
-            ticks=ticks,
-            positions=np.frombuffer(each.positions, U8),
-            counts=np.frombuffer(each.counts, U4),
-            transactions=np.frombuffer(each.transactions, BOOL),
             batches=tuple([self._rows(rows) for rows in each.batches]),
-            time_tick=int(ticks[-1]),
+            time_tick=int(groups["ticks"][-1]),
             position=each.position,
+            **groups,
         )
 
     def _rows(self, rows: _Rows) -> RowBatch:
