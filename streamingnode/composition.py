@@ -22,7 +22,7 @@ from scanner.named_reader import NamedReaders
 from streamingnode.channel import Channel
 from streamingnode.config import NodeConfig
 from streamingnode.embedded import EmbeddedBackend
-from streamingnode.listening import Listener, make_server
+from streamingnode.listening import Listener
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import AppendMeter, keep_statistics, node_statistics
@@ -132,7 +132,7 @@ async def compose(
     if await store.scan_meta(PREFIX):
         assert backend.mq, "what has topics is on disk"  # retention works also where nobody uses them
     if path is not None and config.serve.listen:
-        backend.listener = listener = Listener(partial(make_server, backend))
+        backend.listener = listener = Listener(backend)
         await listener.open(path)
     # Last, so that opening does not wait behind the work that is found to be done.
     supervisor.spawn(flusher.run())
@@ -160,7 +160,6 @@ async def _open_monitor(
 
 def _watched(monitor: "Monitor | None", node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> Node:
     if monitor is not None:
-        backend.http = monitor.address
         monitor.watch(node, backend, appends)
     return node
 
