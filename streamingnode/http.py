@@ -7,6 +7,7 @@ gives out no rows.
 import asyncio
 import re
 from contextlib import suppress
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -43,17 +44,6 @@ READY_S_MAX = 1.0
 """How long a new tick may take: an fsync is part of it once a second."""
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]")
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-}
 
 
 class Reply(NamedTuple):
@@ -67,7 +57,7 @@ class Reply(NamedTuple):
         """Return the bytes of the response."""
         allow = "Allow: GET\r\n" if self.status == 405 else ""
         head = (
-            f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\n{allow}Content-Type: {self.kind}\r\n"
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{allow}Content-Type: {self.kind}\r\n"
             f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + self.body
@@ -127,8 +117,14 @@ class Monitor:
 
     def watch(self, node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> None:
         """Tell from now on how an open node is."""
-        self._node, self._measure = node, backend.measure
-        self._make_metrics = lambda: _metrics_class()(backend, appends)
+
+        def make_metrics() -> "NodeMetrics":
+            from streamingnode.metrics import NodeMetrics
+
+            return NodeMetrics(backend, appends)
+
+        self._node, self._measure, self._make_metrics = node, backend.measure, make_metrics
+        backend.http = self.address
 
     async def close(self) -> None:
         """Take no more connections, and end those there are; idempotent."""
@@ -220,16 +216,6 @@ async def _linger(reader: asyncio.StreamReader) -> None:
         taken = 0
         while taken < LINGER_BYTES_MAX and (more := await reader.read(HEAD_BYTES_MAX)):
             taken += len(more)
-
-
-def _metrics_class() -> "type[NodeMetrics]":
-    try:
-        from streamingnode.metrics import NodeMetrics
-    except ModuleNotFoundError as error:
-        if error.name != "prometheus_client":
-            raise
-        raise PackageMissing("prometheus_client", "metrics") from error
-    return NodeMetrics
 
 
 def _document(status: int, **fields: object) -> Reply:
