@@ -7,6 +7,7 @@ gives out no rows.
 import asyncio
 import re
 from contextlib import suppress
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -92,7 +93,6 @@ class Monitor:
         self._connections = dict[asyncio.Task[Any], None]()
         """By age, the oldest first."""
         self._server: asyncio.AbstractServer | None = None
-        self._made: NodeMetrics | None = None
         self._routes = {"/livez": self._live, "/readyz": self._ready, "/metrics": self._metrics}
 
     async def open(self) -> None:
@@ -118,6 +118,7 @@ class Monitor:
     def watch(self, node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> None:
         """Tell from now on how an open node is."""
 
+        @cache  # its library is loaded with the first question
         def make_metrics() -> "NodeMetrics":
             from streamingnode.metrics import NodeMetrics
 
@@ -160,11 +161,10 @@ class Monitor:
         if self._node is None:
             return _document(503, reason="the node is opening")
         try:
-            if self._made is None:  # its library is loaded with the first question
-                self._made = await to_thread.run_sync(self._make_metrics)
+            metrics = await to_thread.run_sync(self._make_metrics)
         except PackageMissing as error:
             return _document(501, code=error.code, reason=str(error))
-        return Reply(200, *await self._made.expose())
+        return Reply(200, *await metrics.expose())
 
     # --- the connections ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from streamingnode.care.inspect import holder
+from streamingnode.care.inspect import check_free
 from streamingnode.config import NodeConfig
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unreachable
@@ -56,14 +56,14 @@ class Keeper:
         """Own the node, or wait for the one who does to end, in turn."""
         while True:
             self._pause_s = LOOK_PAUSE_S
-            if await to_thread.run_sync(holder, self._path) is None:
-                try:
-                    await self._keep()
-                except AlreadyOwned:
-                    pass  # another one was faster
-                except StreamingNodeError as error:
-                    self.error, self._pause_s = error, FAILED_PAUSE_S
-                    _log.error("node_not_opened", path=str(self._path), code=error.code, error=str(error))
+            try:
+                await to_thread.run_sync(check_free, self._path)
+                await self._keep()
+            except AlreadyOwned:
+                pass  # by another one, who may have been faster just now
+            except StreamingNodeError as error:
+                self.error, self._pause_s = error, FAILED_PAUSE_S
+                _log.error("node_not_opened", path=str(self._path), code=error.code, error=str(error))
             await anyio.sleep(self._pause_s)
 
     async def _keep(self) -> None:
@@ -111,9 +111,7 @@ async def compose_shared(
                     f"{path} takes no socket, and no second process — let one have it alone"
                 ) from None
             if time.monotonic() > until:
-                owner = await to_thread.run_sync(holder, path)
-                if owner is not None:
-                    raise AlreadyOwned(str(path), owner) from None
+                await to_thread.run_sync(check_free, path)
                 raise
         else:
             _check_same(config, node.config)

@@ -10,10 +10,10 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import suppress
-from enum import Enum, auto
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
@@ -66,17 +66,8 @@ of two copies of a directory none takes the other's sequences. The bits above ar
 MESSAGES_MAX = SEQUENCE_MAX >> (INDEX_BITS + SALT_BITS)
 """That one directory may keep in its life: 4 billion, a month without a pause at the speed of a single writer."""
 
-
-class SpoolState(Enum):
-    """Where writes go."""
-
-    DIRECT = auto()
-    """To the node; nothing is kept."""
-    SPOOLING = auto()
-    """To the disk: the node is away."""
-    REPLAYING = auto()
-    """To the disk, behind what is being sent to the node."""
-    CLOSED = auto()
+SpoolState = Literal["direct", "spooling", "replaying", "closed"]
+"""Where writes go: to the node, where nothing is kept; to the disk, while it is away, or behind what is being sent to it."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -223,8 +214,8 @@ class SpoolingBackend(RemoteBackend):
     def state(self) -> SpoolState:
         """Where writes go now: the connection's state, and whether all that was kept is done."""
         if self.link.state is LinkState.READY:
-            return SpoolState.REPLAYING if self._is_behind else SpoolState.DIRECT
-        return SpoolState.CLOSED if self.link.state is LinkState.CLOSED else SpoolState.SPOOLING
+            return "replaying" if self._is_behind else "direct"
+        return "closed" if self.link.state is LinkState.CLOSED else "spooling"
 
     @property
     def spool(self) -> SpoolStatistics:
@@ -232,7 +223,7 @@ class SpoolingBackend(RemoteBackend):
         now_ms = unix_ms()
         since_ms = now_ms if self._first is None else int(self._first.properties["at_ms"])
         return SpoolStatistics(
-            state=self.state.name.lower(),
+            state=self.state,
             frames=self._frames,
             writes=self._writes,
             bytes=self._bytes,
@@ -250,24 +241,24 @@ class SpoolingBackend(RemoteBackend):
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
         """Append a group at the node, or keep it; what is not kept waits for the node, and for all that is."""
-        is_direct = self.state is SpoolState.DIRECT
+        is_direct = self.state == "direct"
         if group.pieces and group.producer is None:
             return (self._direct if is_direct else self._spooling).append(group)
         return super().append(group) if is_direct else self._append_behind(group)
 
     async def _append_behind(self, group: AppendGroup) -> AppendResult:
-        while self.state is not SpoolState.DIRECT:
+        while self.state != "direct":
             await self.link.wait_ready()
-            if self.state is SpoolState.REPLAYING:
+            if self.state == "replaying":
                 await self._moved.wait()
         return await super().append(group)
 
     async def _keep_or_send(self, pack: Pack) -> None:
         while True:
             due = self._done + DONE_PER_RECORD
-            while self.state is SpoolState.REPLAYING and self._done < due:
+            while self.state == "replaying" and self._done < due:
                 await self._moved.wait()
-            if self.state is not SpoolState.DIRECT and await outlast(self._keep(pack)):
+            if self.state != "direct" and await outlast(self._keep(pack)):
                 return None
             try:
                 return await self._send(pack)
@@ -278,7 +269,7 @@ class SpoolingBackend(RemoteBackend):
     async def _keep(self, pack: Pack) -> bool:
         """Keep the writes of a pack in one record, durably; return False when they are to go to the node, after all."""
         async with self._turn:
-            if self.state in {SpoolState.DIRECT, SpoolState.CLOSED}:
+            if self.state in {"direct", "closed"}:
                 return False
             stamps = (ProducerStamp(0, FIRST_EPOCH, sequence) for sequence in count(1))  # others when it is sent
             bytes_max = self.config.wal.group_bytes_max // 2
@@ -348,7 +339,7 @@ class SpoolingBackend(RemoteBackend):
             try:
                 async with self._turn:
                     await self._save()
-                while self.state is SpoolState.REPLAYING:
+                while self.state == "replaying":
                     await self._replay_one()
             except (StreamingNodeError, OSError) as error:
                 _log.warning("spool_not_replayed", path=self._path, error=f"{type(error).__name__}: {error}")
@@ -372,7 +363,7 @@ class SpoolingBackend(RemoteBackend):
                 with suppress(StorageFull, StorageFailed):  # it stays for as long: what is done is known to the node
                     await self._kept.ack(WRITES, GROUP, self._unacked)
                     self._unacked = []
-            if self._first is None and self.state is SpoolState.REPLAYING:
+            if self._first is None and self.state == "replaying":
                 self._is_behind = False
             self._step(int(first is not None))
 
