@@ -97,8 +97,9 @@ def _described(visible: Visible, payloads: list[bytes | memoryview]) -> _Message
         payloads.append(batch.payload)
         place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
         batches.append(_Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays))
-    groups = [getattr(visible, name).tobytes() for name in _GROUPS]
-    return _Packed(visible.wal_term, visible.last_confirmed_position, *groups, visible.position, tuple(batches))
+    groups: dict[str, Any] = {name: getattr(visible, name).tobytes() for name in _GROUPS}
+    groups |= {"wal_term": visible.wal_term, "last_confirmed": visible.last_confirmed_position}
+    return _Packed(**groups, position=visible.position, batches=tuple(batches))
 
 
 def _message(message: Message, payloads: list[bytes | memoryview]) -> _Message:
