@@ -77,8 +77,8 @@ async def compose(
     if path is not None:  # a log beside cuts that are not its own is refused before anything is appended to it
         checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
         await anyio.to_thread.run_sync(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
-    traces = await _load_traces(config, store.node_id, observer, brief=brief)
-    appends = AppendMeter(traces or observer)
+    traces = await _load_traces(config, store.node_id, brief=brief)
+    appends = AppendMeter(*[each for each in (traces, observer) if each is not None])
     channel = Channel(
         store,
         log,
@@ -160,20 +160,19 @@ async def _open_monitor(
 
 def _watched(monitor: "Monitor | None", node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> Node:
     if monitor is not None:
+        backend.http = monitor.address
         monitor.watch(node, backend, appends)
     return node
 
 
-async def _load_traces(
-    config: NodeConfig, node_id: str, observer: AppendObserver | None, *, brief: bool
-) -> "Traces | None":
+async def _load_traces(config: NodeConfig, node_id: str, *, brief: bool) -> "Traces | None":
     if not config.serve.traces or brief:
         return None
 
     def load() -> "Traces":
         from streamingnode.traces import Traces
 
-        return Traces(node_id, PCHANNEL, observer)
+        return Traces(node_id, PCHANNEL)
 
     return await anyio.to_thread.run_sync(load)
 

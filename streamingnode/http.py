@@ -125,7 +125,6 @@ class Monitor:
             return NodeMetrics(backend, appends)
 
         self._node, self._measure, self._make_metrics = node, backend.measure, make_metrics
-        backend.http = self.address
 
     async def close(self) -> None:
         """Take no more connections, and end those there are; idempotent."""
