@@ -20,7 +20,6 @@ _headers = {
 }
 _FACTS = ("vchannel", "position", "last_confirmed_position", "time_tick", "txn_id", "wal_term", "first_row")
 _PLACE = ("collection_id", "partition_id", "schema_version", "segment_id")
-_GROUPS: dict[str, np.dtype[Any]] = {"ticks": U8, "positions": U8, "counts": U4, "transactions": BOOL}
 _ARRAYS: dict[str, np.dtype[Any]] = {"groups": U4, "places": U4, "parts": U2, "starts": U4, "counts": U4, "offsets": U8}
 
 
@@ -92,14 +91,16 @@ def _described(visible: Visible, payloads: list[bytes | memoryview]) -> _Message
     if isinstance(visible, TransactionMessage):
         bodies = tuple([_message(body, payloads) for body in visible.bodies])
         return _Transaction(bodies, _message(visible.commit, payloads))
-    batches = []
-    for batch in visible.batches:
-        payloads.append(batch.payload)
-        place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
-        batches.append(_Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays))
-    groups: dict[str, Any] = {name: getattr(visible, name).tobytes() for name in _GROUPS}
-    groups |= {"wal_term": visible.wal_term, "last_confirmed": visible.last_confirmed_position}
-    return _Packed(**groups, position=visible.position, batches=tuple(batches))
+    ticks, positions = visible.ticks.tobytes(), visible.positions.tobytes()
+    counts, transactions = visible.counts.tobytes(), visible.transactions.tobytes()
+    confirmed, batches = visible.last_confirmed_position, tuple([_rows(batch, payloads) for batch in visible.batches])
+    return _Packed(visible.wal_term, confirmed, ticks, positions, counts, transactions, visible.position, batches)
+
+
+def _rows(batch: RowBatch, payloads: list[bytes | memoryview]) -> _Rows:
+    payloads.append(batch.payload)
+    place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
+    return _Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays)
 
 
 def _message(message: Message, payloads: list[bytes | memoryview]) -> _Message:
@@ -120,15 +121,18 @@ class _Maker:
         if isinstance(each, _Transaction):
             bodies = [self._message(body) for body in each.bodies]
             return transaction_of(bodies, self._message(each.commit))
-        groups: dict[str, Any] = {name: np.frombuffer(getattr(each, name), kind) for name, kind in _GROUPS.items()}
+        ticks = np.frombuffer(each.ticks, U8)
         return PackedRows(
             wal_name=self._wal_name,
             wal_term=each.wal_term,
             last_confirmed_position=each.last_confirmed,
+            ticks=ticks,
+            positions=np.frombuffer(each.positions, U8),
+            counts=np.frombuffer(each.counts, U4),
+            transactions=np.frombuffer(each.transactions, BOOL),
             batches=tuple([self._rows(rows) for rows in each.batches]),
-            time_tick=int(groups["ticks"][-1]),
+            time_tick=int(ticks[-1]),
             position=each.position,
-            **groups,
         )
 
     def _rows(self, rows: _Rows) -> RowBatch:

@@ -84,14 +84,15 @@ class WireResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def result(self, kind: type[MessageId]) -> AppendResult:
         """Return it as its appender is told."""
-        place = self.first_position, self.count, self.time_tick, self.last_confirmed
-        return AppendResult(kind, *place, self.txn_id, self.row_offsets, self.durable)
+        first, count, tick = self.first_position, self.count, self.time_tick
+        return AppendResult(kind, first, count, tick, self.last_confirmed, self.txn_id, self.row_offsets, self.durable)
 
 
 def result_to_wire(frame: int, group: int, result: AppendResult) -> WireResult:
     """Return a result for the other side."""
-    place = result.first_position, result.count, result.time_tick, result.last_confirmed_position
-    return WireResult(frame, group, *place, result.txn_id, dict(result.row_offsets), result.durable)
+    first, count, tick = result.first_position, result.count, result.time_tick
+    confirmed, offsets = result.last_confirmed_position, dict(result.row_offsets)
+    return WireResult(frame, group, first, count, tick, confirmed, result.txn_id, offsets, result.durable)
 
 
 # --- the client's side ------------------------------------------------------------------------------------------------
@@ -160,15 +161,19 @@ def frame_of(
     for run in _runs(groups, unit_bytes_max):
         head, pieces = run[0], []
         for piece in head.pieces if len(run) == 1 else [group.pieces[0] for group in run]:
-            lane, rows = lanes.setdefault(piece.target, (len(lanes), []))
-            rows.append(piece.rows)
-            pieces.append((lane, len(piece.rows)))
+            lane = lanes.get(piece.target)
+            if lane is None:
+                lane = lanes[piece.target] = (len(lanes), [])
+            lane[1].append(piece.rows)
+            pieces.append((lane[0], len(piece.rows)))
         if len(run) > 1:
             pieces = [(pieces[0][0], sum([count for _, count in pieces]))]
-        units.append(Unit(run, _shards(run)))
-        stamp = stamp_of(None if head.producer is None else head)
-        of_producer = () if head.producer is None else (stamp.producer_id, stamp.epoch)
-        wired.append((stamp.sequence, head.is_transaction, pieces, *of_producer))
+        units.append(Unit(run, _shards(run) if len(run) > 1 else None))
+        if head.producer is None:
+            wired.append((stamp_of(None).sequence, head.is_transaction, pieces))
+        else:
+            stamp = stamp_of(head)
+            wired.append((stamp.sequence, head.is_transaction, pieces, stamp.producer_id, stamp.epoch))
     targets, payloads = [], []
     for target, (_, rows) in lanes.items():
         is_plain = set(map(type, rows)) == {tuple} and sum(map(len, rows)) <= PLAIN_ROWS_MAX
@@ -185,7 +190,7 @@ def frame_of(
 def _shards(run: Sequence[AppendGroup]) -> Any:
     """Return the shard of each row of several inserts; None where there is one."""
     target = run[0].pieces[0].target
-    if len(run) == 1 or len(target.vchannels) == 1:
+    if len(target.vchannels) == 1:
         return None
     assert isinstance(target, BatchTarget), "writes of this process"
     return target.shards(target.joined([each.pieces[0].rows for each in run]))
