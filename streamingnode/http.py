@@ -182,7 +182,10 @@ class Monitor:
                     writer.write(reply.encode())
                     await writer.drain()
                     writer.write_eof()
-                await _linger(reader)
+                taken = 0
+                async with asyncio.timeout(LINGER_S_MAX):
+                    while taken < LINGER_BYTES_MAX and (more := await reader.read(HEAD_BYTES_MAX)):
+                        taken += len(more)
         finally:
             del self._connections[task]
             writer.transport.abort()
@@ -208,13 +211,6 @@ class Monitor:
         except Exception:  # noqa: BLE001 - a bug, which is not to end as silence
             _log.error("monitor_failed", path=request[2].decode(), exc_info=True)
             return _document(500, reason="see the event monitor_failed")
-
-
-async def _linger(reader: asyncio.StreamReader) -> None:
-    async with asyncio.timeout(LINGER_S_MAX):
-        taken = 0
-        while taken < LINGER_BYTES_MAX and (more := await reader.read(HEAD_BYTES_MAX)):
-            taken += len(more)
 
 
 def _document(status: int, **fields: object) -> Reply:

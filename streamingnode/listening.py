@@ -69,9 +69,8 @@ class Listener:
 
     async def close(self) -> None:
         """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""
-        listening, self._socket = self._socket, None
-        if listening is not None:
-            listening.close()
+        if self._socket is not None:
+            self._socket.close()
         if self._server is not None:
             await self._server.drain(GRACE_S)
             await self._server.close()

@@ -287,16 +287,8 @@ def groups_of(
     """
     if not writes.groups:
         raise ProtocolError("a frame of no writes")
-    lanes = _lanes(writes.targets, payload, find)
-    return [_group(each, lanes, stamp, limits) for each in writes.groups]
-
-
-def _lanes(
-    targets: Sequence[WireTarget], payload: memoryview, find: Callable[[WireTarget], BatchTarget]
-) -> list[Lane | StreamingNodeError]:
-    lanes: list[Lane | StreamingNodeError] = []
-    at = 0
-    for wire in targets:
+    lanes, at = list[Lane | StreamingNodeError](), 0
+    for wire in writes.targets:
         data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
         try:
             lanes.append(Lane(find(wire), data, is_plain=wire.is_plain))
@@ -306,7 +298,7 @@ def _lanes(
             lanes.append(refusal)
     if at != len(payload):
         raise ProtocolError(f"the batches of a frame of writes take {at} bytes, it has {len(payload)}")
-    return lanes
+    return [_group(each, lanes, stamp, limits) for each in writes.groups]
 
 
 def _group(
