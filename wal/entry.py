@@ -397,19 +397,13 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
             place = {"segment_id": assigned.segment_id, "first_offset": assigned.offset}
         else:
             place = {"next_offset": assigned.offset}
-        stamped.append(
-            replace(
-                body,
-                header=replace(body.header, **place),
-                time_tick=commit.time_tick,
-                last_confirmed_position=commit.last_confirmed_position,
-            )
-        )
+        placed, confirmed = replace(body.header, **place), commit.last_confirmed_position
+        stamped.append(replace(body, header=placed, time_tick=commit.time_tick, last_confirmed_position=confirmed))
     return transaction_of(stamped, commit)
 
 
 def transaction_of(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
-    """Return what readers see of a commit, at whose place its bodies are."""
+    """Return the transaction of a commit and its bodies, which have all that it assigned to them."""
     return TransactionMessage(
         wal_name=commit.wal_name,
         position=commit.position,

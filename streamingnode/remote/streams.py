@@ -119,8 +119,7 @@ class _Maker:
         if isinstance(each, _Message):
             return self._message(each)
         if isinstance(each, _Transaction):
-            bodies = [self._message(body) for body in each.bodies]
-            return transaction_of(bodies, self._message(each.commit))
+            return transaction_of([self._message(body) for body in each.bodies], self._message(each.commit))
         ticks = np.frombuffer(each.ticks, U8)
         return PackedRows(
             wal_name=self._wal_name,

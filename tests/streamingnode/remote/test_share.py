@@ -150,14 +150,14 @@ async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opene
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamingnode.remote.share.FAILED_PAUSE_S", 0.01)
-    may_fail, run, runs = asyncio.Event(), Flusher.run, 0
+    may_fail, has_failed, is_back, run = asyncio.Event(), asyncio.Event(), asyncio.Event(), Flusher.run
 
     async def failing(flusher: Flusher) -> None:
-        nonlocal runs
-        runs += 1
-        if runs > 1:
+        if has_failed.is_set():
+            is_back.set()
             return await run(flusher)
         await may_fail.wait()
+        has_failed.set()
         raise StorageFailed("the disk is gone")
 
     monkeypatch.setattr(Flusher, "run", failing)
@@ -165,8 +165,7 @@ async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opene
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", [{"id": 1}])
         may_fail.set()
-        while runs < 2:  # noqa: ASYNC110 - it is opened again meanwhile
-            await asyncio.sleep(0.01)
+        await is_back.wait()
         await node.insert("orders", [{"id": 2}])
         assert (await node.flush()).number
         assert set((await node.snapshot("orders"))["id"].to_pylist()) == {1, 2}
