@@ -22,7 +22,7 @@ from scanner.named_reader import NamedReaders
 from streamingnode.channel import Channel
 from streamingnode.config import NodeConfig
 from streamingnode.embedded import EmbeddedBackend
-from streamingnode.listening import Listener, make_server
+from streamingnode.listening import Listener
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import AppendMeter, keep_statistics, node_statistics
@@ -77,8 +77,8 @@ async def compose(
     if path is not None:  # a log beside cuts that are not its own is refused before anything is appended to it
         checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
         await anyio.to_thread.run_sync(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
-    traces = await _load_traces(config, store.node_id, observer, brief=brief)
-    appends = AppendMeter(traces or observer)
+    traces = await _load_traces(config, store.node_id, brief=brief)
+    appends = AppendMeter(*[each for each in (traces, observer) if each is not None])
     channel = Channel(
         store,
         log,
@@ -132,7 +132,7 @@ async def compose(
     if await store.scan_meta(PREFIX):
         assert backend.mq, "what has topics is on disk"  # retention works also where nobody uses them
     if path is not None and config.serve.listen:
-        backend.listener = listener = Listener(partial(make_server, backend))
+        backend.listener = listener = Listener(backend)
         await listener.open(path)
     # Last, so that opening does not wait behind the work that is found to be done.
     supervisor.spawn(flusher.run())
@@ -165,16 +165,14 @@ def _watched(monitor: "Monitor | None", node: Node, backend: EmbeddedBackend, ap
     return node
 
 
-async def _load_traces(
-    config: NodeConfig, node_id: str, observer: AppendObserver | None, *, brief: bool
-) -> "Traces | None":
+async def _load_traces(config: NodeConfig, node_id: str, *, brief: bool) -> "Traces | None":
     if not config.serve.traces or brief:
         return None
 
     def load() -> "Traces":
         from streamingnode.traces import Traces
 
-        return Traces(node_id, PCHANNEL, observer)
+        return Traces(node_id, PCHANNEL)
 
     return await anyio.to_thread.run_sync(load)
 

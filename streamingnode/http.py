@@ -7,6 +7,8 @@ gives out no rows.
 import asyncio
 import re
 from contextlib import suppress
+from functools import cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -43,17 +45,6 @@ READY_S_MAX = 1.0
 """How long a new tick may take: an fsync is part of it once a second."""
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]")
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-}
 
 
 class Reply(NamedTuple):
@@ -67,7 +58,7 @@ class Reply(NamedTuple):
         """Return the bytes of the response."""
         allow = "Allow: GET\r\n" if self.status == 405 else ""
         head = (
-            f"HTTP/1.1 {self.status} {_REASONS[self.status]}\r\n{allow}Content-Type: {self.kind}\r\n"
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{allow}Content-Type: {self.kind}\r\n"
             f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
         )
         return head.encode() + self.body
@@ -102,7 +93,6 @@ class Monitor:
         self._connections = dict[asyncio.Task[Any], None]()
         """By age, the oldest first."""
         self._server: asyncio.AbstractServer | None = None
-        self._made: NodeMetrics | None = None
         self._routes = {"/livez": self._live, "/readyz": self._ready, "/metrics": self._metrics}
 
     async def open(self) -> None:
@@ -127,8 +117,14 @@ class Monitor:
 
     def watch(self, node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> None:
         """Tell from now on how an open node is."""
-        self._node, self._measure = node, backend.measure
-        self._make_metrics = lambda: _metrics_class()(backend, appends)
+
+        @cache  # its library is loaded with the first question
+        def make_metrics() -> "NodeMetrics":
+            from streamingnode.metrics import NodeMetrics
+
+            return NodeMetrics(backend, appends)
+
+        self._node, self._measure, self._make_metrics = node, backend.measure, make_metrics
 
     async def close(self) -> None:
         """Take no more connections, and end those there are; idempotent."""
@@ -164,11 +160,10 @@ class Monitor:
         if self._node is None:
             return _document(503, reason="the node is opening")
         try:
-            if self._made is None:  # its library is loaded with the first question
-                self._made = await to_thread.run_sync(self._make_metrics)
+            metrics = await to_thread.run_sync(self._make_metrics)
         except PackageMissing as error:
             return _document(501, code=error.code, reason=str(error))
-        return Reply(200, *await self._made.expose())
+        return Reply(200, *await metrics.expose())
 
     # --- the connections ------------------------------------------------------------------------------------------------
 
@@ -187,7 +182,10 @@ class Monitor:
                     writer.write(reply.encode())
                     await writer.drain()
                     writer.write_eof()
-                await _linger(reader)
+                taken = 0
+                async with asyncio.timeout(LINGER_S_MAX):
+                    while taken < LINGER_BYTES_MAX and (more := await reader.read(HEAD_BYTES_MAX)):
+                        taken += len(more)
         finally:
             del self._connections[task]
             writer.transport.abort()
@@ -213,23 +211,6 @@ class Monitor:
         except Exception:  # noqa: BLE001 - a bug, which is not to end as silence
             _log.error("monitor_failed", path=request[2].decode(), exc_info=True)
             return _document(500, reason="see the event monitor_failed")
-
-
-async def _linger(reader: asyncio.StreamReader) -> None:
-    async with asyncio.timeout(LINGER_S_MAX):
-        taken = 0
-        while taken < LINGER_BYTES_MAX and (more := await reader.read(HEAD_BYTES_MAX)):
-            taken += len(more)
-
-
-def _metrics_class() -> "type[NodeMetrics]":
-    try:
-        from streamingnode.metrics import NodeMetrics
-    except ModuleNotFoundError as error:
-        if error.name != "prometheus_client":
-            raise
-        raise PackageMissing("prometheus_client", "metrics") from error
-    return NodeMetrics
 
 
 def _document(status: int, **fields: object) -> Reply:

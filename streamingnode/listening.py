@@ -8,14 +8,13 @@ import asyncio
 import os
 import socket
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
+from streamingnode.remote.address import SOCKET_NAME
 from wal.files import FILE_MODE
 from wal.runtime import accept_one_a_turn, event_log
 
@@ -32,8 +31,8 @@ GRACE_S = 3.0
 class Listener:
     """Takes the connections of one node, from its opening on; only who holds the directory's lock has one."""
 
-    def __init__(self, make_server: "Callable[[], Server]") -> None:
-        self._make_server = make_server
+    def __init__(self, backend: "EmbeddedBackend") -> None:
+        self._backend = backend
         self._server: Server | None = None
         self._path: Path | None = None
         self._socket: asyncio.AbstractServer | None = None
@@ -42,7 +41,10 @@ class Listener:
     def server(self) -> "Server":
         """What answers, made when it is first needed."""
         if self._server is None:
-            self._server = self._make_server()
+            from streamingnode.remote.server import Server
+
+            self._server = Server(self._backend, connections_max=self._backend.config.serve.connections_max)
+            self._server.start()
         return self._server
 
     @property
@@ -53,9 +55,6 @@ class Listener:
     async def open(self, directory: Path) -> None:
         """Listen at `node.sock` in the node's directory, for this user alone."""
         path = directory / SOCKET_NAME
-        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-            _log.warning("not_listening", path=str(path), error=f"over {SOCKET_PATH_BYTES_MAX} bytes")
-            return
         try:
             bound = await to_thread.run_sync(_bind, path)
         except OSError as error:
@@ -70,9 +69,8 @@ class Listener:
 
     async def close(self) -> None:
         """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""
-        listening, self._socket = self._socket, None
-        if listening is not None:
-            listening.close()
+        if self._socket is not None:
+            self._socket.close()
         if self._server is not None:
             await self._server.drain(GRACE_S)
             await self._server.close()
@@ -83,15 +81,6 @@ class Listener:
 
     def _connected(self) -> asyncio.BufferedProtocol:
         return self.server.connected_here()
-
-
-def make_server(backend: "EmbeddedBackend") -> "Server":
-    """Return what answers the clients of a node, started."""
-    from streamingnode.remote.server import Server
-
-    server = Server(backend, connections_max=backend.config.serve.connections_max)
-    server.start()
-    return server
 
 
 def _bind(path: Path) -> socket.socket:

@@ -5,21 +5,27 @@ interceptors, and so many topics and groups.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from itertools import islice
 from operator import attrgetter
 
 from anyio import to_thread
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from flusher.flusher import FlusherState
+from spark_sink.errors import PackageMissing
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.statistics import AppendMeter, NodeStatistics
 from wal.lifecycle import LogState
 from wal.measure import Histogram
 from wal.rocks.space import SpaceLevel
 from wal.timetick import physical_ms
+
+try:
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+    from prometheus_client.core import HistogramMetricFamily, Metric
+    from prometheus_client.exposition import CONTENT_TYPE_LATEST
+except ImportError as error:
+    raise PackageMissing("prometheus_client", "metrics") from error
 
 PREFIX = "streamingnode_"
 TOPICS_MAX, GROUPS_MAX = 100, 500
@@ -29,6 +35,8 @@ SECONDS_BOUNDS = tuple(2.0**power for power in range(-12, 4))
 BYTES_BOUNDS = tuple(64.0 * 4**power for power in range(10))
 """From 64 B to 16 MiB."""
 SCAN_MODES = {"opening": "opening", "catching up": "catchup", "tailing": "tailing"}
+PENDING = ("row", "append", "transaction")
+"""Of which `WriteStatistics` has what is held in memory."""
 
 Value = Callable[[NodeStatistics], float]
 
@@ -114,7 +122,7 @@ class NodeMetrics:
         if told.space is not None:
             for name, (text, field) in SPACE.items():
                 yield self._one(name, text, getattr(told.space, field))
-            yield self._state("disk_info", "How near the disk is to full.", SpaceLevel.__members__, told.space.level)
+            yield self._state("disk_info", "How near the disk is to full.", SpaceLevel, told.space.level)
         yield from self._of_channel(told)
         yield from self._of_appends(told)
         yield from self._of_topics(told)
@@ -136,20 +144,14 @@ class NodeMetrics:
             yield self._one(name, text, value)
         log = {"wal_name": self._channel.log.wal_name, "access_model": "rw", "term": str(told.log.term)}
         yield self._labelled("info", "The log, and the number of its owner.", [(log, 1)])
-        states = [state.value for state in LogState]
-        yield self._state("recovery_info", "Where the log stands; it takes appends when open.", states, told.log.state)
-        states = [state.value for state in FlusherState]
-        yield self._state("flusher_info", "What the flusher is doing.", states, told.flusher.state.value)
+        yield self._state(
+            "recovery_info", "Where the log stands; it takes appends when open.", LogState, told.log.state
+        )
+        yield self._state("flusher_info", "What the flusher is doing.", FlusherState, told.flusher.state.value)
         readers = [reader.mode for reader in told.readers]
         modes = [({"scanner_model": label}, readers.count(mode)) for mode, label in SCAN_MODES.items()]
         yield self._labelled("scanner_total", "Open readers.", modes)
-        writes = told.writes
-        pending = {
-            "rows": writes.pending_row_bytes,
-            "appends": writes.pending_append_bytes,
-            "transactions": writes.pending_transaction_bytes,
-        }
-        held = [({"kind": kind}, size_bytes) for kind, size_bytes in pending.items()]
+        held = [({"kind": f"{kind}s"}, getattr(told.writes, f"pending_{kind}_bytes")) for kind in PENDING]
         yield self._labelled("pending_bytes", "What writes hold in memory.", held)
 
     def _of_appends(self, told: NodeStatistics) -> Iterator[Metric]:
@@ -159,20 +161,13 @@ class NodeMetrics:
         types = [({"message_type": name, "status": "ok"}, n) for name, n in told.appends.messages_by_type.items()]
         yield self._labelled("append_message_total", "Messages in the log.", types, "counter")
         seconds, message_bytes, interceptors = self._appends.histograms
-        for name, text, bounds, found in (
-            ("append_message_duration_seconds", "Append latency.", SECONDS_BOUNDS, [({"status": "ok"}, seconds)]),
-            ("append_message_bytes", "Message sizes.", BYTES_BOUNDS, [({"status": "ok"}, message_bytes)]),
-            *(
-                (
-                    f"interceptor_{when}_append_duration_seconds",
-                    f"Its time {when} the next interceptor.",
-                    SECONDS_BOUNDS,
-                    [({"interceptor_name": name}, both[at]) for name, both in interceptors.items()],
-                )
-                for at, when in enumerate(("before", "after"))
-            ),
-        ):
-            yield self._histogram(name, text, bounds, found)
+        ok = {"status": "ok"}
+        yield self._histogram("append_message_duration_seconds", "Append latency.", SECONDS_BOUNDS, [(ok, seconds)])
+        yield self._histogram("append_message_bytes", "Message sizes.", BYTES_BOUNDS, [(ok, message_bytes)])
+        for at, when in enumerate(("before", "after")):
+            of = [({"interceptor_name": name}, both[at]) for name, both in interceptors.items()]
+            text = f"Its time {when} the next interceptor."
+            yield self._histogram(f"interceptor_{when}_append_duration_seconds", text, SECONDS_BOUNDS, of)
 
     def _of_topics(self, told: NodeStatistics) -> Iterator[Metric]:
         topics = dict(islice(sorted(told.topics.items()), TOPICS_MAX))
@@ -195,8 +190,8 @@ class NodeMetrics:
     def _one(self, name: str, text: str, value: float, kind: str = "gauge") -> Metric:
         return self._labelled(name, text, [({}, value)], kind)
 
-    def _state(self, name: str, text: str, states: Iterable[str], now: str) -> Metric:
-        of = [({"state": state.lower().replace(" ", "_")}, int(state.lower() == now)) for state in states]
+    def _state(self, name: str, text: str, states: type[Enum], now: str) -> Metric:
+        of = [({"state": name.lower()}, int(name.lower() == now.replace(" ", "_"))) for name in states.__members__]
         return self._labelled(name, text, of)
 
     def _labelled(

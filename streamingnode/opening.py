@@ -116,7 +116,7 @@ def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
                 raise
             # Another command's, which may end before this one: then it is this one's turn to own the node.
         try:
-            return await compose_shared(place, config, own, *parts)
+            return await compose_shared(place, config, partial(OpenNode, place, compose=own), *parts)
         except InvalidArgument:  # where there can be no socket nobody can ask for it either
             return await own(place, config, *parts)
 
@@ -131,7 +131,7 @@ async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) ->
     assert path is not None, "it was checked"
     with suppress(AlreadyOwned):  # by a service
         await handed_over(path, partial(to_thread.run_sync, check_free, path))
-    return await compose_shared(path, config, compose, *parts)
+    return await compose_shared(path, config, partial(OpenNode, path, compose=compose), *parts)
 
 
 async def handed_over(path: Path | None, opening: Callable[[], Awaitable[T]], *, by_anybody: bool = False) -> T:

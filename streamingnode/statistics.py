@@ -138,10 +138,10 @@ UNCOUNTED_MAX = 256
 class AppendMeter:
     """Counts and times the appends of a node, over all terms of its log: about 2 us for each.
 
-    A user's own observer hears everything too.
+    Others who observe them, as a user may, hear everything too.
     """
 
-    def __init__(self, forward_to: AppendObserver | None = None) -> None:
+    def __init__(self, *forward_to: AppendObserver) -> None:
         self._forward_to = forward_to
         self._ended = {"ok": 0, "error": 0, "cancel": 0}
         self._seconds, self._message_bytes = Histogram(), Histogram()
@@ -166,8 +166,8 @@ class AppendMeter:
             self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes))
             if len(self._uncounted) >= UNCOUNTED_MAX:
                 self._count()
-        if self._forward_to is not None:
-            self._forward_to.append_ended(pack, seconds, status)
+        for each in self._forward_to:
+            each.append_ended(pack, seconds, status)
 
     def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
         """Time one interceptor of one append."""
@@ -175,8 +175,8 @@ class AppendMeter:
         before.record(before_s)
         if not failed_before:
             after.record(after_s)
-        if self._forward_to is not None:
-            self._forward_to.interceptor_timed(name, before_s, after_s, failed_before=failed_before)
+        for each in self._forward_to:
+            each.interceptor_timed(name, before_s, after_s, failed_before=failed_before)
 
     def _count(self) -> None:
         uncounted, self._uncounted = self._uncounted, []

@@ -9,7 +9,7 @@ import time
 
 from flusher.directory import Cut
 from spark_sink.errors import PackageMissing
-from wal.append import AppendObserver, Pack
+from wal.append import Pack
 from wal.errors import StreamingNodeError
 
 try:
@@ -21,13 +21,12 @@ except ImportError as error:
 
 
 class Traces:
-    """The spans of one node; a user's own observer hears of appends, too. Its methods are called on the event loop."""
+    """The spans of one node. Its methods are called on the event loop."""
 
-    def __init__(self, node_id: str, channel: str, forward_to: AppendObserver | None) -> None:
+    def __init__(self, node_id: str, channel: str) -> None:
         """Load what the program has configured; blocks."""
         self._tracer = trace.get_tracer("streamingnode")
         self._node = {"streamingnode.node_id": node_id, "streamingnode.channel": channel}
-        self._forward_to = forward_to
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         """Tell of one try of a pack.
@@ -47,13 +46,9 @@ class Traces:
         if pack.ticket is not None:
             told |= {"tick": pack.time_tick, "position": pack.ticket.first_position}
         self._tell("append", seconds, None if pack.come_again is None else Context(), **told)
-        if self._forward_to is not None:
-            self._forward_to.append_ended(pack, seconds, status)
 
     def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
-        """Pass it on: an append has one span."""
-        if self._forward_to is not None:
-            self._forward_to.interceptor_timed(name, before_s, after_s, failed_before=failed_before)
+        """Tell nothing: an append has one span."""
 
     def cut_made(self, cut: Cut, seconds: float) -> None:
         """Tell of a cut whose checkpoint is durable, from its message in the log on."""

@@ -184,7 +184,7 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             time_tick=tick,
             txn_id=tick,
         )
-        return (_transaction(bodies, commit),)
+        return (transaction_of(bodies, commit),)
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
         ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
@@ -397,18 +397,13 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
             place = {"segment_id": assigned.segment_id, "first_offset": assigned.offset}
         else:
             place = {"next_offset": assigned.offset}
-        stamped.append(
-            replace(
-                body,
-                header=replace(body.header, **place),
-                time_tick=commit.time_tick,
-                last_confirmed_position=commit.last_confirmed_position,
-            )
-        )
-    return _transaction(stamped, commit)
+        placed, confirmed = replace(body.header, **place), commit.last_confirmed_position
+        stamped.append(replace(body, header=placed, time_tick=commit.time_tick, last_confirmed_position=confirmed))
+    return transaction_of(stamped, commit)
 
 
-def _transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+def transaction_of(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+    """Return the transaction of a commit and its bodies, which have all that it assigned to them."""
     return TransactionMessage(
         wal_name=commit.wal_name,
         position=commit.position,

@@ -1,11 +1,11 @@
 """`node.mq` and `node.channels` of a client: `MessageQueue` and `Channels` over its connection."""
 
-import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
+from msgspec.structs import astuple
 
 from streamingnode.remote.calls import CALLS, CHANNELS, TOPICS
 from streamingnode.streams.channels import ChannelService
@@ -21,13 +21,10 @@ def _asked(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Return a method that has the node make the call of its name."""
-    signature = inspect.signature(method)
 
     @wraps(method)
     async def call(self: "_Remote", /, *arguments: P.args, **options: P.kwargs) -> T:
-        bound = signature.bind(self, *arguments, **options)
-        bound.apply_defaults()
-        result: T = await self._ask(method.__name__, *bound.args[1:])
+        result: T = await self._ask(method.__name__, *arguments, **options)
         return result
 
     return call
@@ -40,13 +37,14 @@ class _Remote:
     def __init__(self, call_of: Callable[..., Awaitable[Any]], number: Callable[[], int]) -> None:
         self._call_of, self._number = call_of, number
 
-    async def _ask(self, name: str, *arguments: object) -> Any:
+    async def _ask(self, name: str, *arguments: object, **options: object) -> Any:
         call = CALLS[self.prefix + name]
+        given = astuple(call.request(*arguments, **options))
         try:
-            msgspec.convert(arguments, call.request)
+            msgspec.convert(given, call.request)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"{name}: {error} — pass what the method takes") from error
-        return await self._call_of(call.name, *arguments)
+        return await self._call_of(call.name, *given)
 
 
 class RemoteChannels(_Remote):

@@ -8,8 +8,8 @@ owner had written (ADR 0009). Nobody talks to anybody about who is next: the loc
 
 import os
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from streamingnode.care.inspect import holder
+from streamingnode.care.inspect import check_free
 from streamingnode.config import NodeConfig
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unreachable
@@ -30,7 +30,8 @@ from wal.runtime import Supervisor, event_log
 
 _log = event_log(__name__)
 
-Compose = Callable[[Path, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
+Own = Callable[[Callable[[], NodeConfig]], AbstractAsyncContextManager[Node]]
+"""Opens a node of this process with settings."""
 
 LOOK_PAUSE_S = 0.2
 """Between two looks whether the directory is free."""
@@ -43,63 +44,56 @@ OPEN_S_MAX = 60.0
 class Keeper:
     """Opens the node at `path` whenever nobody has it; `run` ends it when it is cancelled."""
 
-    def __init__(self, path: Path, config: NodeConfig, compose: Compose) -> None:
-        self._path, self._compose, self._is_wanted = path, compose, False
+    def __init__(self, path: Path, config: NodeConfig, own: Own) -> None:
+        self._path, self._own, self._pause_s = path, own, LOOK_PAUSE_S
         self._config = replace(config, serve=replace(config.serve, listen=True))
         self.owns = False
         """Whether the node is open in this process."""
         self.error: StreamingNodeError | None = None
-        """Why this process could not open it last."""
+        """Why this process could not open it last, or had to close it."""
 
     async def run(self) -> None:
         """Own the node, or wait for the one who does to end, in turn."""
         while True:
-            pause_s, self._is_wanted = LOOK_PAUSE_S, False
-            if await to_thread.run_sync(holder, self._path) is None:
-                try:
-                    await self._own()
-                except AlreadyOwned:
-                    pass  # another one was faster
-                except StreamingNodeError as error:
-                    self.error, pause_s = error, FAILED_PAUSE_S
-                    _log.error("node_not_opened", path=str(self._path), code=error.code, error=str(error))
-            if self._is_wanted:  # who asked for it gets it
-                pause_s = OWNER_S_MAX
-            await anyio.sleep(pause_s)
+            self._pause_s = LOOK_PAUSE_S
+            try:
+                await to_thread.run_sync(check_free, self._path)
+                await self._keep()
+            except AlreadyOwned:
+                pass  # by another one, who may have been faster just now
+            except StreamingNodeError as error:
+                self.error, self._pause_s = error, FAILED_PAUSE_S
+                _log.error("node_not_opened", path=str(self._path), code=error.code, error=str(error))
+            await anyio.sleep(self._pause_s)
 
-    def _hand_over(self, node: Node) -> None:
-        self._is_wanted = True
-        node.begin_closing()
-
-    async def _own(self) -> None:
-        closing = AsyncExitStack()
-        supervisor = Supervisor(lambda _: None)
-        node: Node | None = None
-        try:
-            node = await self._compose(self._path, self._config, supervisor, closing)
+    async def _keep(self) -> None:
+        async with self._own(lambda: self._config) as node:
             backend = node._backend  # noqa: SLF001 - this is the other half of the node
             assert isinstance(backend, EmbeddedBackend), "it was opened here"
             backend.on_wanted = partial(self._hand_over, node)
             self.owns, self.error = True, None
             _log.info("node_owned", path=str(self._path), pid=os.getpid())
-            await node.wait_closed()
-        finally:
-            self.owns = False
-            with anyio.CancelScope(shield=True):
-                await (closing.aclose() if node is None else node.aclose())
+            try:
+                await node.wait_closed()
+            finally:
+                self.owns = False
+
+    def _hand_over(self, node: Node) -> None:
+        self._pause_s = OWNER_S_MAX  # who asked for it gets it
+        node.begin_closing()
 
 
 async def compose_shared(
-    path: Path, config: NodeConfig, compose: Compose, supervisor: Supervisor, closing: AsyncExitStack
+    path: Path, config: NodeConfig, own: Own, supervisor: Supervisor, closing: AsyncExitStack
 ) -> Node:
-    """Open the node at `path` as one of several processes, by `compose` where this one is to own it.
+    """Open the node at `path` as one of several processes, by `own` where this one is to own it.
 
     `closing` closes what is open, also when this raises.
     """
     address = Address(path=str(path / SOCKET_NAME))
     if len(os.fsencode(address.path)) > SOCKET_PATH_BYTES_MAX:
         raise InvalidArgument(f"{address.path} is too long for a socket — share a node at a shorter path")
-    keeper = Keeper(path, config, compose)
+    keeper = Keeper(path, config, own)
     keeping = Supervisor(lambda failure: _log.error("keeper_failed", error=repr(failure)))
     closing.push_async_callback(keeping.stop)
     keeping.spawn(keeper.run())
@@ -117,9 +111,7 @@ async def compose_shared(
                     f"{path} takes no socket, and no second process — let one have it alone"
                 ) from None
             if time.monotonic() > until:
-                owner = await to_thread.run_sync(holder, path)
-                if owner is not None:
-                    raise AlreadyOwned(str(path), owner) from None
+                await to_thread.run_sync(check_free, path)
                 raise
         else:
             _check_same(config, node.config)

@@ -10,14 +10,15 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Coroutine, Iterable
 from contextlib import suppress
-from enum import Enum, auto
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
 from anyio import to_thread
+from msgspec.structs import replace
 
 from flusher.run import CutScheduleOptions, FlushOptions
 from interceptors.errors import ProducerFenced, SequenceTooOld
@@ -65,25 +66,8 @@ of two copies of a directory none takes the other's sequences. The bits above ar
 MESSAGES_MAX = SEQUENCE_MAX >> (INDEX_BITS + SALT_BITS)
 """That one directory may keep in its life: 4 billion, a month without a pause at the speed of a single writer."""
 
-
-class SpoolState(Enum):
-    """Where writes go."""
-
-    DIRECT = auto()
-    """To the node; nothing is kept."""
-    SPOOLING = auto()
-    """To the disk: the node is away."""
-    REPLAYING = auto()
-    """To the disk, behind what is being sent to the node."""
-    CLOSED = auto()
-
-
-TRANSITIONS = {
-    SpoolState.DIRECT: {SpoolState.SPOOLING, SpoolState.CLOSED},
-    SpoolState.SPOOLING: {SpoolState.REPLAYING, SpoolState.CLOSED},
-    SpoolState.REPLAYING: {SpoolState.DIRECT, SpoolState.SPOOLING, SpoolState.CLOSED},
-    SpoolState.CLOSED: set[SpoolState](),
-}
+SpoolState = Literal["direct", "spooling", "replaying", "closed"]
+"""Where writes go: to the node, where nothing is kept; to the disk, while it is away, or behind what is being sent to it."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -105,7 +89,7 @@ def letters_of(
 ) -> dict[str, bytes]:
     """Return writes that were refused as Arrow files, by their names: one for the rows or keys of each collection."""
     infos = {(each.id, each.schema_version): each for each in (*known.former, *known.collections)}
-    lanes, at, letters = list[tuple[pa.RecordBatch | memoryview, dict[str, str]]](), 0, dict[str, bytes]()
+    lanes, at, letters = list[tuple[Lane | memoryview, dict[str, str]]](), 0, dict[str, bytes]()
     for wire in writes.targets:
         data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
         info = infos.get((wire.collection_id, wire.schema_version))
@@ -114,24 +98,22 @@ def letters_of(
             continue
         target, is_delete = WriteTarget(info), wire.type == MessageType.DELETE
         into = target.deletes if is_delete else target.inserts(wire.partition_id)
-        said = {"kind": "delete" if is_delete else "insert", "collection": target.info.name}
-        said["partition"] = "".join([each.name for each in target.info.partitions if each.id == wire.partition_id])
-        lanes.append((into.joined([Lane(into, data, is_plain=wire.is_plain).rows]), said))
-    starts = [0] * len(lanes)
+        said = {"kind": "delete" if is_delete else "insert", "collection": info.name}
+        said["partition"] = "".join([each.name for each in info.partitions if each.id == wire.partition_id])
+        lanes.append((Lane(into, data, is_plain=wire.is_plain), said))
     for index, group in enumerate(writes.groups):
-        for piece, (lane, length) in enumerate(group.pieces):
-            (batch, said), start = lanes[lane], starts[lane]
-            starts[lane] += length
+        for piece, (number, length) in enumerate(group.pieces):
+            lane, said = lanes[number]
+            rows = lane if isinstance(lane, memoryview) else lane.take(length).rows
             if (error := refused.get(index)) is None:
                 continue
-            if isinstance(batch, memoryview):
-                letters[f"{group.sequence}-{piece}.rows"] = bytes(batch)
-            else:
-                sink = pa.BufferOutputStream()
-                schema = batch.schema.with_metadata(said | {"code": error.code, "error": str(error)})
-                with pa.ipc.new_file(sink, schema) as file:
-                    file.write_batch(batch.slice(start, length).cast(schema))
-                letters[f"{group.sequence}-{piece}.arrow"] = sink.getvalue().to_pybytes()
+            if isinstance(lane, memoryview):
+                letters[f"{group.sequence}-{piece}.rows"] = bytes(lane)
+                continue
+            batch = lane.target.joined([rows]).replace_schema_metadata(said | {"code": error.code, "error": str(error)})
+            with pa.ipc.new_file(sink := pa.BufferOutputStream(), batch.schema) as file:
+                file.write_batch(batch)
+            letters[f"{group.sequence}-{piece}.arrow"] = sink.getvalue().to_pybytes()
     return letters
 
 
@@ -142,7 +124,8 @@ class SpoolingBackend(RemoteBackend):
         self, address: Address, options: LinkOptions, *, directory: Path, own: Awaitable[Node], bytes_max: int
     ) -> None:
         super().__init__(address, options)
-        self.state = SpoolState.SPOOLING
+        self._is_behind = True
+        """Whether there may be something that comes before what is written now."""
         self._path, self._letters_directory, self._bytes_max = str(directory), directory / LETTERS_NAME, bytes_max
         self._opening = own
         self._own: Node | None = None
@@ -159,7 +142,7 @@ class SpoolingBackend(RemoteBackend):
         """Of what is not done."""
         self._letters: list[tuple[str, int]] = []
         """Names and sizes of the dead letters' files."""
-        self._known: Known | None = None
+        self._known: Known
         self._news: tuple[CollectionInfo, ...] | None = None
         """The collections, when they are not those that are known."""
         self._turn = asyncio.Lock()
@@ -179,10 +162,10 @@ class SpoolingBackend(RemoteBackend):
     async def open(self) -> None:
         """Open the spool, then connect, which may come later when the node is known. Raises as `open_node` does."""
         self._own = await self._opening
-        await self._look_at_kept(self._own)
+        known = await self._look_at_kept(self._own)
         await to_thread.run_sync(self._look_at_letters)
-        known = self._known
         await self.link.open(known.welcome if known else None)
+        self._known = known or Known(f"spool-{secrets.token_hex(8)}", self._last_id, self.link.welcome, ())
         if known and self.link.state is not LinkState.READY:
             self.catalog = Catalog(known.collections)
         self._settle_in()
@@ -192,7 +175,7 @@ class SpoolingBackend(RemoteBackend):
         self.link.on_state = self._on_state
         self._on_state(self.link.state)
 
-    async def _look_at_kept(self, own: Node) -> None:
+    async def _look_at_kept(self, own: Node) -> Known | None:
         mq = self._kept = own.mq
         for topic in (WRITES, KNOWN):
             await mq.create_topic(topic)
@@ -201,20 +184,20 @@ class SpoolingBackend(RemoteBackend):
         async with await mq.register_consumer(WRITES, GROUP, ack_timeout_s=None) as counting:
             while found := await counting.consume(COUNTED_AT_ONCE):
                 for each in found:
-                    self._count(int(each.properties["writes"]), len(each.payload), 1)
+                    self._count(each)
         self._consumer = await mq.register_consumer(WRITES, GROUP, ack_timeout_s=None)
         await self._take_first()
         self._last_id = (await mq.info())[WRITES].end_id
-        if known := await mq.consume(KNOWN, GROUP, 1):
-            self._known = decode(known[0].payload, Known)
+        known = await mq.consume(KNOWN, GROUP, 1)
+        return decode(known[0].payload, Known) if known else None
 
     async def _take_first(self) -> None:
         self._first = next(iter(await self._consumer.consume(1)), None)
 
-    def _count(self, writes: int, size_bytes: int, sign: int) -> None:
+    def _count(self, message: ProducerMessage | ConsumerMessage, sign: int = 1) -> None:
         # Not below 0: what failed while it was kept may be there, uncounted.
-        self._frames, self._writes = max(0, self._frames + sign), max(0, self._writes + sign * writes)
-        self._bytes = max(0, self._bytes + sign * size_bytes)
+        self._frames, self._bytes = max(0, self._frames + sign), max(0, self._bytes + sign * len(message.payload))
+        self._writes = max(0, self._writes + sign * int(message.properties["writes"]))
 
     def work(self) -> Iterable[Coroutine[None, None, None]]:
         """Return what runs in the background until the node closes."""
@@ -223,53 +206,59 @@ class SpoolingBackend(RemoteBackend):
     async def close(self) -> None:
         """Close the connection and give the directory back, what is in it stays; idempotent."""
         await super().close()
-        if self.state is not SpoolState.CLOSED:
-            self._become(SpoolState.CLOSED)
         async with self._turn:
             if self._own is not None:
                 await self._own.aclose()
 
     @property
+    def state(self) -> SpoolState:
+        """Where writes go now: the connection's state, and whether all that was kept is done."""
+        if self.link.state is LinkState.READY:
+            return "replaying" if self._is_behind else "direct"
+        return "closed" if self.link.state is LinkState.CLOSED else "spooling"
+
+    @property
     def spool(self) -> SpoolStatistics:
         """What is kept."""
-        since_ms = None if self._first is None else int(self._first.properties["at_ms"])
+        now_ms = unix_ms()
+        since_ms = now_ms if self._first is None else int(self._first.properties["at_ms"])
         return SpoolStatistics(
-            state=self.state.name.lower(),
+            state=self.state,
             frames=self._frames,
             writes=self._writes,
             bytes=self._bytes,
             bytes_max=self._bytes_max,
-            age_s=0.0 if since_ms is None else max(0, unix_ms() - since_ms) / 1000,
+            age_s=max(0, now_ms - since_ms) / 1000,
             dead_letters=len({name.partition("-")[0] for name, _ in self._letters}),
         )
 
     async def statistics(self) -> NodeStatistics:
         """As `Node.statistics`."""
         told: NodeStatistics = await super().statistics()
-        return msgspec.structs.replace(told, spool=self.spool)
+        return replace(told, spool=self.spool)
 
     # --- keeping --------------------------------------------------------------------------------------------------------
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
         """Append a group at the node, or keep it; what is not kept waits for the node, and for all that is."""
-        is_direct = self.state is SpoolState.DIRECT
+        is_direct = self.state == "direct"
         if group.pieces and group.producer is None:
             return (self._direct if is_direct else self._spooling).append(group)
         return super().append(group) if is_direct else self._append_behind(group)
 
     async def _append_behind(self, group: AppendGroup) -> AppendResult:
-        while self.state is not SpoolState.DIRECT:
+        while self.state != "direct":
             await self.link.wait_ready()
-            if self.state is SpoolState.REPLAYING:
+            if self.state == "replaying":
                 await self._moved.wait()
         return await super().append(group)
 
     async def _keep_or_send(self, pack: Pack) -> None:
         while True:
             due = self._done + DONE_PER_RECORD
-            while self.state is SpoolState.REPLAYING and self._done < due:
+            while self.state == "replaying" and self._done < due:
                 await self._moved.wait()
-            if self.state is not SpoolState.DIRECT and await outlast(self._keep(pack)):
+            if self.state != "direct" and await outlast(self._keep(pack)):
                 return None
             try:
                 return await self._send(pack)
@@ -280,7 +269,7 @@ class SpoolingBackend(RemoteBackend):
     async def _keep(self, pack: Pack) -> bool:
         """Keep the writes of a pack in one record, durably; return False when they are to go to the node, after all."""
         async with self._turn:
-            if self.state in {SpoolState.DIRECT, SpoolState.CLOSED}:
+            if self.state in {"direct", "closed"}:
                 return False
             stamps = (ProducerStamp(0, FIRST_EPOCH, sequence) for sequence in count(1))  # others when it is sent
             bytes_max = self.config.wal.group_bytes_max // 2
@@ -288,16 +277,13 @@ class SpoolingBackend(RemoteBackend):
             self._check_room(frame.size_bytes)
             await self._save()  # whatever becomes of its collection, what is kept can be read
             about = {"writes": len(frame.units), "at_ms": unix_ms(), "salt": self._salt}
-            properties = {name: str(value) for name, value in about.items()}
+            message = ProducerMessage(b"".join(frame.parts), {name: str(value) for name, value in about.items()})
             pack.sent = True
-            (self._last_id,) = await self._kept.produce(WRITES, [ProducerMessage(b"".join(frame.parts), properties)])
-            self._count(len(frame.units), frame.size_bytes, 1)
+            (self._last_id,) = await self._kept.produce(WRITES, [message])
+            self._count(message)
             if self._first is None:
                 await self._take_first()
-        kind = message_id_kind(self.wal_name)
-        result = AppendResult(
-            kind=kind, first_position=0, count=0, time_tick=0, last_confirmed_position=0, spooled=True
-        )
+        result = AppendResult(message_id_kind(self.wal_name), 0, 0, 0, 0, spooled=True)
         for group in pack.groups:
             group.settle(result)
         return True
@@ -309,7 +295,7 @@ class SpoolingBackend(RemoteBackend):
                 f"the spool {self._path} has room for {free_bytes} of {self._bytes_max} bytes, "
                 f"{size_bytes} do not fit — wait for the node, clear {LETTERS_NAME}/ or raise spool_bytes_max"
             )
-        if self._known is not None and self._last_id - self._known.origin >= MESSAGES_MAX:
+        if self._last_id - self._known.origin >= MESSAGES_MAX:
             raise Overloaded(
                 f"the spool {self._path} has kept {MESSAGES_MAX} messages, more it cannot number — "
                 "connect with another directory when this one is empty"
@@ -327,12 +313,10 @@ class SpoolingBackend(RemoteBackend):
         """Bring what is known of the node to the disk, if there is news."""
         if (news := self._news) is None:
             return
-        old = self._known or Known(f"spool-{secrets.token_hex(8)}", self._last_id, self.link.welcome, ())
-        former = tuple([info for info in old.collections if info not in news])
-        if self._frames:
-            former += old.former
+        old = self._known
+        former = tuple([info for info in old.collections if info not in news]) + (old.former if self._frames else ())
         epoch = self._producer.epoch if self._producer else old.epoch
-        self._known = Known(old.producer, old.origin, self.link.welcome, news, former, epoch)
+        self._known = replace(old, welcome=self.link.welcome, collections=news, former=former, epoch=epoch)
         ids = await self._kept.produce(KNOWN, [encode(self._known)])
         await self._kept.seek(KNOWN, GROUP, ids[0])  # the last one is what an opening finds
         if self._news is news:  # none have come meanwhile
@@ -340,15 +324,9 @@ class SpoolingBackend(RemoteBackend):
 
     def _on_state(self, state: LinkState) -> None:
         """Follow the connection."""
-        if state is not LinkState.READY and self.state in {SpoolState.DIRECT, SpoolState.REPLAYING}:
-            self._become(SpoolState.SPOOLING)
+        if state is not LinkState.READY:
+            self._is_behind = True
             self._direct.hand_over(self._spooling)  # what was not sent need not wait for answers to what was
-        elif state is LinkState.READY and self.state is SpoolState.SPOOLING:
-            self._become(SpoolState.REPLAYING)
-
-    def _become(self, state: SpoolState) -> None:
-        assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-        self.state = state
         self._moved.wake()
         self._wanted.set()
 
@@ -361,7 +339,7 @@ class SpoolingBackend(RemoteBackend):
             try:
                 async with self._turn:
                     await self._save()
-                while self.state is SpoolState.REPLAYING:
+                while self.state == "replaying":
                     await self._replay_one()
             except (StreamingNodeError, OSError) as error:
                 _log.warning("spool_not_replayed", path=self._path, error=f"{type(error).__name__}: {error}")
@@ -377,18 +355,17 @@ class SpoolingBackend(RemoteBackend):
             await self._send_again(first)
         async with self._turn:
             if first is not None:
-                self._count(int(first.properties["writes"]), len(first.payload), -1)
+                self._count(first, -1)
                 self._unacked.append(first.message_id)
+            if self._first is first:  # also where there was none: one that failed while it was kept may be there
                 await self._take_first()
-                self._step(1)
-            elif self._first is None:
-                await self._take_first()  # of one that failed while it was kept
-                if self._first is None and self.state is SpoolState.REPLAYING:
-                    self._become(SpoolState.DIRECT)
             if self._unacked:
                 with suppress(StorageFull, StorageFailed):  # it stays for as long: what is done is known to the node
                     await self._kept.ack(WRITES, GROUP, self._unacked)
                     self._unacked = []
+            if self._first is None and self.state == "replaying":
+                self._is_behind = False
+            self._step(int(first is not None))
 
     def _step(self, done: int) -> None:
         self._done += done
@@ -396,45 +373,45 @@ class SpoolingBackend(RemoteBackend):
 
     async def _send_again(self, message: ConsumerMessage) -> None:
         """Return when each write of a message is in the log, or a dead letter. Raises what the node refuses with for now."""
-        assert self._known is not None, "nothing is kept before the node is known"
         if self._producer is None:
             self._producer, reached = await self.open_producer(self._known.producer)
             self._reached = reached if self._producer.epoch == self._known.epoch + 1 else 0  # by nobody else meanwhile
             self._news = self.catalog.collections()
             async with self._turn:
                 await self._save()
-        sequence = (
-            (message.message_id - self._known.origin) << SALT_BITS | int(message.properties["salt"])
-        ) << INDEX_BITS
+        number = message.message_id - self._known.origin
+        sequence = (number << SALT_BITS | int(message.properties["salt"])) << INDEX_BITS
         if sequence + (1 << INDEX_BITS) <= self._reached:
             return  # it was sent before the one that the log has
         (frame,) = FrameReader(FRAME_BYTES_MAX).feed(PREFACE + message.payload)
         writes: WireWrites = frame.value(WireWrites)
         stamp = {"producer_id": self._producer.producer_id, "epoch": self._producer.epoch}
         stamped = enumerate(writes.groups, sequence)
-        groups = tuple([msgspec.structs.replace(each, sequence=number, **stamp) for number, each in stamped])
-        writes = msgspec.structs.replace(writes, groups=groups)
-        number, told = self.link.number(), [AppendGroup() for _ in groups]
+        writes = replace(writes, groups=tuple([replace(each, sequence=own, **stamp) for own, each in stamped]))
+        number, told = self.link.number(), [AppendGroup() for _ in writes.groups]
         parts = encode_frame(FrameKind.WRITES, number, writes, frame.payload)
         sent = FrameOfWrites([Unit([each]) for each in told], parts, sum(map(len, parts)))
         await self.link.send_writes(number, sent, lambda: None)
-        errors = {
-            index: each.outcome for index, each in enumerate(told) if isinstance(each.outcome, StreamingNodeError)
-        }
-        for index, error in list(errors.items()):
-            if isinstance(error, ProducerFenced):
-                self._producer = None  # deleted, or opened by who has a copy of the directory
-            if isinstance(error, SequenceTooOld):  # nobody knows any more whether it is there, unless it was the last
-                if groups[index].sequence == self._reached:
-                    del errors[index]
-            elif not error.decides or error.retryable != "no":
-                raise error
-        if errors:
-            letters = letters_of(writes, memoryview(frame.payload), errors, self._known)
+        refused = dict[int, StreamingNodeError]()
+        for index, (group, each) in enumerate(zip(writes.groups, told, strict=True)):
+            if isinstance(error := each.outcome, StreamingNodeError) and self._is_final(error, group.sequence):
+                refused[index] = error
+        if refused:
+            letters = letters_of(writes, memoryview(frame.payload), refused, self._known)
             await to_thread.run_sync(self._put_letters, letters)
-            for index, error in errors.items():
-                refused = groups[index].sequence
-                _log.error("spooled_write_refused", sequence=refused, code=error.code, error=str(error))
+        for index, error in refused.items():
+            own = writes.groups[index].sequence
+            _log.error("spooled_write_refused", sequence=own, code=error.code, error=str(error))
+
+    def _is_final(self, error: StreamingNodeError, sequence: int) -> bool:
+        """Whether the node refuses a write, which is no more in doubt. Raises the error when it may be another one later."""
+        if isinstance(error, ProducerFenced):
+            self._producer = None  # deleted, or opened by who has a copy of the directory
+        if isinstance(error, SequenceTooOld):  # nobody knows any more whether it is there, unless it was the last
+            return sequence != self._reached
+        if not error.decides or error.retryable != "no":
+            raise error
+        return True
 
     def _put_letters(self, letters: dict[str, bytes]) -> None:
         make_directory(self._letters_directory)

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from scanner.scanner import ScanBatch
-from wal.entry import BOOL, U2, U4, U8, PackedRows, RowBatch, Visible
+from wal.entry import BOOL, U2, U4, U8, PackedRows, RowBatch, Visible, transaction_of
 from wal.errors import ProtocolError
 from wal.headers import HEADERS, MESSAGE_VERSION, MessageType
 from wal.message import Message, TransactionMessage
@@ -91,21 +91,16 @@ def _described(visible: Visible, payloads: list[bytes | memoryview]) -> _Message
     if isinstance(visible, TransactionMessage):
         bodies = tuple([_message(body, payloads) for body in visible.bodies])
         return _Transaction(bodies, _message(visible.commit, payloads))
-    batches = []
-    for batch in visible.batches:
-        payloads.append(batch.payload)
-        place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
-        batches.append(_Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays))
-    return _Packed(
-        visible.wal_term,
-        visible.last_confirmed_position,
-        visible.ticks.tobytes(),
-        visible.positions.tobytes(),
-        visible.counts.tobytes(),
-        visible.transactions.tobytes(),
-        visible.position,
-        tuple(batches),
-    )
+    ticks, positions = visible.ticks.tobytes(), visible.positions.tobytes()
+    counts, transactions = visible.counts.tobytes(), visible.transactions.tobytes()
+    confirmed, batches = visible.last_confirmed_position, tuple([_rows(batch, payloads) for batch in visible.batches])
+    return _Packed(visible.wal_term, confirmed, ticks, positions, counts, transactions, visible.position, batches)
+
+
+def _rows(batch: RowBatch, payloads: list[bytes | memoryview]) -> _Rows:
+    payloads.append(batch.payload)
+    place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
+    return _Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays)
 
 
 def _message(message: Message, payloads: list[bytes | memoryview]) -> _Message:
@@ -124,16 +119,7 @@ class _Maker:
         if isinstance(each, _Message):
             return self._message(each)
         if isinstance(each, _Transaction):
-            bodies, commit = tuple([self._message(body) for body in each.bodies]), self._message(each.commit)
-            return TransactionMessage(
-                wal_name=self._wal_name,
-                position=commit.position,
-                last_confirmed_position=commit.last_confirmed_position,
-                time_tick=commit.time_tick,
-                txn_id=commit.txn_id,
-                bodies=bodies,
-                commit=commit,
-            )
+            return transaction_of([self._message(body) for body in each.bodies], self._message(each.commit))
         ticks = np.frombuffer(each.ticks, U8)
         return PackedRows(
             wal_name=self._wal_name,

@@ -4,14 +4,14 @@ Inserts without a name that follow each other go as one write of the log: they s
 and each caller hears of its own rows. All others keep their own.
 """
 
-import struct
-from collections.abc import Callable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, chain, repeat
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from interceptors.errors import ProducerFenced, SchemaMismatch
 from interceptors.shard.catalog import Catalog
@@ -84,31 +84,15 @@ class WireResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def result(self, kind: type[MessageId]) -> AppendResult:
         """Return it as its appender is told."""
-        return AppendResult(
-            kind=kind,
-            first_position=self.first_position,
-            count=self.count,
-            time_tick=self.time_tick,
-            last_confirmed_position=self.last_confirmed,
-            txn_id=self.txn_id,
-            row_offsets=self.row_offsets,
-            durable=self.durable,
-        )
+        first, count, tick = self.first_position, self.count, self.time_tick
+        return AppendResult(kind, first, count, tick, self.last_confirmed, self.txn_id, self.row_offsets, self.durable)
 
 
 def result_to_wire(frame: int, group: int, result: AppendResult) -> WireResult:
     """Return a result for the other side."""
-    return WireResult(
-        frame,
-        group,
-        result.first_position,
-        result.count,
-        result.time_tick,
-        result.last_confirmed_position,
-        result.txn_id,
-        dict(result.row_offsets),
-        result.durable,
-    )
+    first, count, tick = result.first_position, result.count, result.time_tick
+    confirmed, offsets = result.last_confirmed_position, dict(result.row_offsets)
+    return WireResult(frame, group, first, count, tick, confirmed, result.txn_id, offsets, result.durable)
 
 
 # --- the client's side ------------------------------------------------------------------------------------------------
@@ -122,50 +106,34 @@ class Unit(NamedTuple):
 
     def settle(self, outcome: AppendResult | Exception) -> None:
         """Tell each of its groups what became of it."""
-        groups = self.groups
-        if len(groups) == 1 or isinstance(outcome, Exception):
-            for group in groups:
-                if group.outcome is None:
-                    group.settle(outcome)
-            return
-        counts = [len(group.pieces[0].rows) for group in self.groups]
-        vchannels = self.groups[0].pieces[0].target.vchannels
-        if len(vchannels) == 1:
-            ((vchannel, (first, _)),) = outcome.row_offsets.items()
-            offsets = [
-                {vchannel: (at, count)}
-                for at, count in zip(accumulate(counts[:-1], initial=first), counts, strict=True)
-            ]
-        else:
-            offsets = _offsets_by_shard(self.shards, counts, vchannels, outcome)
-        for group, row_offsets in zip(self.groups, offsets, strict=True):
+        outcomes: Iterable[AppendResult | Exception] = repeat(outcome)
+        if len(self.groups) > 1 and isinstance(outcome, AppendResult):
+            outcomes = [replace(outcome, row_offsets=offsets) for offsets in self._row_offsets(outcome)]
+        for group, each in zip(self.groups, outcomes, strict=False):
             if group.outcome is None:
-                group.settle(
-                    AppendResult(
-                        kind=outcome.kind,
-                        first_position=outcome.first_position,
-                        count=outcome.count,
-                        time_tick=outcome.time_tick,
-                        last_confirmed_position=outcome.last_confirmed_position,
-                        row_offsets=row_offsets,
-                        durable=outcome.durable,
-                    )
-                )
+                group.settle(each)
 
-
-def _offsets_by_shard(
-    shards: Any, counts: Sequence[int], vchannels: Sequence[str], outcome: AppendResult
-) -> list[dict[str, tuple[int, int]]]:
-    offsets: list[dict[str, tuple[int, int]]] = [{} for _ in counts]
-    of = np.repeat(np.arange(len(counts)), counts)
-    for shard in np.unique(shards).tolist():
-        vchannel = vchannels[shard]
-        first, _ = outcome.row_offsets[vchannel]
-        on_shard = np.bincount(of[shards == shard], minlength=len(counts)).tolist()
-        for each, at, count in zip(offsets, accumulate(on_shard, initial=first), on_shard, strict=False):
-            if count:
-                each[vchannel] = (at, count)
-    return offsets
+    def _row_offsets(self, outcome: AppendResult) -> list[dict[str, tuple[int, int]]]:
+        """Return where the rows of each group are; those of a shard follow each other in the order of the groups."""
+        vchannels, counts = (
+            self.groups[0].pieces[0].target.vchannels,
+            [len(each.pieces[0].rows) for each in self.groups],
+        )
+        on_shards = {0: counts}
+        if self.shards is not None:
+            of = np.repeat(np.arange(len(counts)), counts)
+            on_shards = {
+                shard: np.bincount(of[self.shards == shard], minlength=len(counts)).tolist()
+                for shard in np.unique(self.shards).tolist()
+            }
+        offsets: list[dict[str, tuple[int, int]]] = [{} for _ in counts]
+        for shard, on_shard in on_shards.items():
+            vchannel = vchannels[shard]
+            first, _ = outcome.row_offsets[vchannel]
+            for each, at, count in zip(offsets, accumulate(on_shard, initial=first), on_shard, strict=False):
+                if count:
+                    each[vchannel] = (at, count)
+        return offsets
 
 
 class FrameOfWrites(NamedTuple):
@@ -191,21 +159,16 @@ def frame_of(
     lanes: dict[Any, tuple[int, list[Any]]] = {}
     units, wired = list[Unit](), list[tuple[object, ...]]()
     for run in _runs(groups, unit_bytes_max):
-        head = run[0]
-        pieces = []
+        head, pieces = run[0], []
         for piece in head.pieces if len(run) == 1 else [group.pieces[0] for group in run]:
-            target = piece.target
-            lane = lanes.get(target)
+            lane = lanes.get(piece.target)
             if lane is None:
-                assert isinstance(target, BatchTarget), "writes of this process"
-                lane = lanes[target] = (len(lanes), [])
+                lane = lanes[piece.target] = (len(lanes), [])
             lane[1].append(piece.rows)
             pieces.append((lane[0], len(piece.rows)))
         if len(run) > 1:
             pieces = [(pieces[0][0], sum([count for _, count in pieces]))]
-            units.append(Unit(run, _shards(run)))
-        else:
-            units.append(Unit(run))
+        units.append(Unit(run, _shards(run) if len(run) > 1 else None))
         if head.producer is None:
             wired.append((stamp_of(None).sequence, head.is_transaction, pieces))
         else:
@@ -227,9 +190,9 @@ def frame_of(
 def _shards(run: Sequence[AppendGroup]) -> Any:
     """Return the shard of each row of several inserts; None where there is one."""
     target = run[0].pieces[0].target
-    assert isinstance(target, BatchTarget), "writes of this process"
     if len(target.vchannels) == 1:
         return None
+    assert isinstance(target, BatchTarget), "writes of this process"
     return target.shards(target.joined([each.pieces[0].rows for each in run]))
 
 
@@ -324,16 +287,8 @@ def groups_of(
     """
     if not writes.groups:
         raise ProtocolError("a frame of no writes")
-    lanes = _lanes(writes.targets, payload, find)
-    return [_group(each, lanes, stamp, limits) for each in writes.groups]
-
-
-def _lanes(
-    targets: Sequence[WireTarget], payload: memoryview, find: Callable[[WireTarget], BatchTarget]
-) -> list[Lane | StreamingNodeError]:
-    lanes: list[Lane | StreamingNodeError] = []
-    at = 0
-    for wire in targets:
+    lanes, at = list[Lane | StreamingNodeError](), 0
+    for wire in writes.targets:
         data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
         try:
             lanes.append(Lane(find(wire), data, is_plain=wire.is_plain))
@@ -343,7 +298,7 @@ def _lanes(
             lanes.append(refusal)
     if at != len(payload):
         raise ProtocolError(f"the batches of a frame of writes take {at} bytes, it has {len(payload)}")
-    return lanes
+    return [_group(each, lanes, stamp, limits) for each in writes.groups]
 
 
 def _group(
@@ -387,7 +342,7 @@ def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatc
         if message.type != "record batch" or _is_compressed(message.metadata):
             raise ProtocolError("rows that are compressed, or no record batch")  # 16 KiB may be 512 MiB
         batch = pa.ipc.read_record_batch(message, target.shape.schema)
-    except (pa.ArrowException, OSError, EOFError, struct.error) as error:
+    except (pa.ArrowException, OSError, EOFError) as error:
         raise ProtocolError(f"rows do not decode: {error}") from error
     return conform(batch, target.shape.schema, target.shape.required)
 
@@ -399,17 +354,14 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
     """
     data = bytes(metadata)
 
-    def field(table: int, number: int) -> int:
-        fields = table - struct.unpack_from("<i", data, table)[0]
-        at = 4 + 2 * number
-        return table + struct.unpack_from("<H", data, fields + at)[0] if at < _u16(data, fields) else table
+    def number(at: int, size_bytes: int) -> int:
+        return int.from_bytes(data[at : at + size_bytes], "little", signed=size_bytes == 4)
 
-    message = struct.unpack_from("<I", data)[0]
-    header = field(message, 2)
-    batch = header + struct.unpack_from("<I", data, header)[0]
-    return bool(field(batch, 3) != batch)
+    def field(table: int, index: int) -> int:
+        """Return where a field is in its table; 0 for one that is left out."""
+        fields, at = table - number(table, 4), 4 + 2 * index
+        return number(fields + at, 2) if at < number(fields, 2) else 0
 
-
-def _u16(data: bytes, at: int) -> int:
-    found: int = struct.unpack_from("<H", data, at)[0]
-    return found
+    message = number(0, 4)
+    header = message + field(message, 2)
+    return field(header + number(header, 4), 3) > 0

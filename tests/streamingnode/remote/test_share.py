@@ -14,12 +14,13 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from flusher.flusher import Flusher
 from streamingnode.care.inspect import check_free, holder
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.opening import open_briefly
 from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from tests.streamingnode.remote import sharing_worker
-from wal.errors import AlreadyOwned, InvalidArgument
+from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +144,31 @@ async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_
         await first.aclose()
         await second.insert("orders", [{"id": 3}])
         assert Counter((await second.snapshot("orders"))["id"].to_pylist()) == Counter([1, 2, 3])
+
+
+async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamingnode.remote.share.FAILED_PAUSE_S", 0.01)
+    may_fail, has_failed, is_back, run = asyncio.Event(), asyncio.Event(), asyncio.Event(), Flusher.run
+
+    async def failing(flusher: Flusher) -> None:
+        if has_failed.is_set():
+            is_back.set()
+            return await run(flusher)
+        await may_fail.wait()
+        has_failed.set()
+        raise StorageFailed("the disk is gone")
+
+    monkeypatch.setattr(Flusher, "run", failing)
+    async with sn.open_node(tmp_path / "data", share=True) as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        await node.insert("orders", [{"id": 1}])
+        may_fail.set()
+        await is_back.wait()
+        await node.insert("orders", [{"id": 2}])
+        assert (await node.flush()).number
+        assert set((await node.snapshot("orders"))["id"].to_pylist()) == {1, 2}
 
 
 async def test_second_opener_with_another_setting_is_refused_by_its_name(tmp_path: Path) -> None:
