@@ -6,16 +6,13 @@ Secrets come from files, are kept as digests, and are never part of an error or 
 
 import hashlib
 import hmac
-import math
 import os
 import ssl
 import stat
-import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +21,7 @@ import msgspec
 from streamingnode.errors import Unauthenticated
 from streamingnode.remote.address import Address, is_loopback, parse_address
 from streamingnode.remote.answers import Rights
-from streamingnode.remote.calls import Access, Hello
+from streamingnode.remote.calls import Hello
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.server import Server
 from wal.errors import InvalidArgument
@@ -33,18 +30,16 @@ TOKEN_BYTES_MIN = 16
 """Of a token: shorter ones can be guessed."""
 
 
-class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TokenEntry(Rights, frozen=True, kw_only=True):
     """One client in the file of tokens; `sha256` is the hexadecimal digest of its token.
 
     `consume`, `produce` and `admin` name the collections it may read, write to and change, `*` for all.
     """
 
-    name: str
     sha256: str
-    consume: tuple[str, ...] = ()
-    produce: tuple[str, ...] = ()
-    admin: tuple[str, ...] = ()
-    expires: datetime | None = None
+    consume: frozenset[str] = frozenset()
+    produce: frozenset[str] = frozenset()
+    admin: frozenset[str] = frozenset()
 
 
 class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,18 +72,8 @@ class Tokens:
         given = hashlib.sha256(token.encode()).digest()
         for digest, entry in self._entries.items():
             if hmac.compare_digest(given, digest):
-                until_s = math.inf if entry.expires is None else entry.expires.timestamp()
-                if until_s <= time.time():
-                    raise Unauthenticated(f"the token of {entry.name!r} has expired")
-                return Rights(
-                    entry.name,
-                    {
-                        Access.CONSUME: frozenset(entry.consume),
-                        Access.PRODUCE: frozenset(entry.produce),
-                        Access.ADMIN: frozenset(entry.admin),
-                    },
-                    until_s=until_s,
-                )
+                entry.check_time()
+                return entry
         raise Unauthenticated("the node does not know this token")
 
 
