@@ -13,7 +13,7 @@ import msgspec
 from interceptors.errors import InvalidTransactionState
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import AccessDenied, Unauthenticated
-from streamingnode.remote.calls import Access, TransactionCall, WireResults, decode, encode, error_to_wire
+from streamingnode.remote.calls import Access, TransactionCall, WireError, WireResults, decode, encode
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import (
     FIRST_EPOCH,
@@ -145,7 +145,8 @@ class ClientWrites:
         if frame.number in self._unanswered:
             raise ProtocolError(f"a second frame of writes {frame.number}")
         self._backend.channel.settle_client(self.client_id, writes.settled)
-        taken = groups_of(writes, memoryview(frame.payload), self.target, self._stamp, self._backend.config.wal)
+        limits = self._backend.config.wal
+        taken = groups_of(writes, memoryview(frame.payload), self.target, self.stamp, limits)
         unanswered = self._unanswered[frame.number] = _Unanswered(self, frame.number, size_bytes, len(taken))
         self._unanswered_bytes += size_bytes
         groups: list[AppendGroup] = []
@@ -184,14 +185,12 @@ class ClientWrites:
         self.rights.check(Access.PRODUCE, self._backend.catalog.live(wire.collection_id).name)
         return target
 
-    def _stamp(self, group: WireGroup) -> ProducerStamp:
-        return self.stamp(group.producer_id, group.epoch, group.sequence)
-
-    def stamp(self, producer_id: int, epoch: int, sequence: int) -> ProducerStamp:
+    def stamp(self, given: ProducerStamp | WireGroup | TransactionCall) -> ProducerStamp:
         """Return the stamp of a write of this client, producer id 0, or of a named producer that is open.
 
         Raises `ProducerFenced`, and `ProtocolError` for the node's own producer, another client, and numbers that are none.
         """
+        producer_id, epoch, sequence = given.producer_id, given.epoch, given.sequence
         is_own = producer_id == 0 and epoch == FIRST_EPOCH
         is_named = NODE_PRODUCER_ID < producer_id < CLIENT_PRODUCER_IDS and 0 < epoch < EPOCH_END
         if not 1 <= sequence <= SEQUENCE_MAX or not (is_own or is_named):
@@ -206,7 +205,7 @@ class ClientWrites:
         if isinstance(outcome, AppendResult):
             results.append(result_to_wire(frame.number, group, outcome))
         else:
-            failures.append((frame.number, group, error_to_wire(outcome)))
+            failures.append((frame.number, group, WireError.of(outcome)))
         if not self._is_sending:
             self._is_sending = True
             self._loop.call_soon(self._send_results)
@@ -260,9 +259,8 @@ class ClientWrites:
 
     async def _commit(self, call: TransactionCall) -> AppendResult:
         """Commit once: one that comes again is told what became of the first, over whatever connection that came."""
-        stamp = self.stamp(call.producer_id, call.epoch or FIRST_EPOCH, call.sequence)
-        known = await self._backend.channel.outcome(stamp)
-        if known is not None:
+        stamp = self.stamp(msgspec.structs.replace(call, epoch=call.epoch or FIRST_EPOCH))
+        if (known := await self._backend.channel.outcome(stamp)) is not None:
             return known
         self._check_own(call.txn_id)
         group = commit_group(call.txn_id)

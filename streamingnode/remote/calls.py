@@ -6,7 +6,7 @@ from enum import Enum, unique
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -256,30 +256,29 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
     retryable: str
     fields: dict[str, Any]
 
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return an error for the other side; of one that is none of ours only that it happened, not what is in it."""
+        if not isinstance(error, StreamingNodeError):
+            return cls("STREAMING_NODE_ERROR", f"the node failed at this call: {type(error).__name__}", "no", {})
+        fields = {name: value for name, value in error.fields().items() if not name.startswith("_")}
+        try:
+            encode(fields)
+        except (TypeError, NotImplementedError, OverflowError):
+            fields = {}
+        return cls(error.code, str(error)[:DETAIL_MAX], error.retryable, fields)
+
+    def error(self) -> StreamingNodeError:
+        """Return the error of the same class here; of a class that is not known here, one that has its code and text."""
+        kind = next((each for each in _classes(StreamingNodeError) if each.code == self.code), StreamingNodeError)
+        error = kind.__new__(kind)
+        Exception.__init__(error, self.text)
+        vars(error).update(self.fields)
+        return error
+
 
 WireResults = tuple[list[WireResult], list[tuple[int, int, WireError]]]
 """What became of writes, and why some are refused: number of the frame, index of the group, error."""
-
-
-def error_to_wire(error: Exception) -> WireError:
-    """Return an error for the other side; of one that is none of ours only that it happened, not what is in it."""
-    if not isinstance(error, StreamingNodeError):
-        return WireError("STREAMING_NODE_ERROR", f"the node failed at this call: {type(error).__name__}", "no", {})
-    fields = {name: value for name, value in error.fields().items() if not name.startswith("_")}
-    try:
-        encode(fields)
-    except (TypeError, NotImplementedError, OverflowError):
-        fields = {}
-    return WireError(error.code, str(error)[:DETAIL_MAX], error.retryable, fields)
-
-
-def error_from_wire(wire: WireError) -> StreamingNodeError:
-    """Return the error of the same class here; of a class that is not known here, one that has its code and text."""
-    kind = next((each for each in _classes(StreamingNodeError) if each.code == wire.code), StreamingNodeError)
-    error = kind.__new__(kind)
-    Exception.__init__(error, wire.text)
-    vars(error).update(wire.fields)
-    return error
 
 
 def _classes(kind: type[StreamingNodeError]) -> Iterator[type[StreamingNodeError]]:

@@ -22,16 +22,7 @@ from streamingnode.care.inspect import BackupRecord
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import (
-    ACK,
-    READ,
-    TRANSACTION,
-    Opened,
-    ReadCall,
-    TransactionCall,
-    WireError,
-    error_from_wire,
-)
+from streamingnode.remote.calls import ACK, READ, TRANSACTION, Opened, ReadCall, TransactionCall, WireError
 from streamingnode.remote.link import Link
 from streamingnode.remote.queue import RemoteChannels, RemoteQueue
 from streamingnode.remote.streams import decode_batch
@@ -87,14 +78,12 @@ async def compose_remote(
     return Node(backend, supervisor, closing)
 
 
-class _Named:
+class _Named(msgspec.Struct):
     """A named producer: the highest sequence that is in the log, the highest that was used, and how many writes are sent."""
 
-    __slots__ = ("last", "outstanding", "reached")
-
-    def __init__(self, last: int = 0) -> None:
-        self.last = self.reached = last
-        self.outstanding = 0
+    last: int = 0
+    reached: int = 0
+    outstanding: int = 0
 
 
 def _asked(name: str, *, changes: str = "") -> Any:
@@ -189,18 +178,18 @@ class RemoteBackend:
 
     async def _send(self, pack: Pack) -> None:
         await self.link.wait_ready()
-        try:
-            with self._under_way() as number:
-                frame = frame_of(
-                    number,
-                    pack.groups,
-                    self._stamp,
-                    settled=lambda: next(iter(self._outstanding.values())),
-                    unit_bytes_max=self.config.wal.group_bytes_max // 2,
-                )
+        with self._under_way() as number:
+            frame = frame_of(
+                number,
+                pack.groups,
+                self._stamp,
+                settled=lambda: next(iter(self._outstanding.values())),
+                unit_bytes_max=self.config.wal.group_bytes_max // 2,
+            )
+            try:
                 await self.link.send_writes(number, frame, on_sent=partial(setattr, pack, "sent", True))
-        finally:
-            self._told(pack.groups)
+            finally:
+                self._told(pack.groups)
 
     def _stamp(self, group: AppendGroup | None) -> ProducerStamp:
         """Return the stamp of a write: a named producer's, or the client's next one, who is producer 0."""
@@ -287,7 +276,7 @@ class RemoteBackend:
         """Open a producer, made if it is new, and fence whoever had it open."""
         opened: tuple[ProducerRecord, int] = await self.link.call_of("open_producer", name)
         record, last_sequence = opened
-        self._named[record.producer_id] = _Named(last_sequence)
+        self._named[record.producer_id] = _Named(last_sequence, last_sequence)
         return opened
 
     def last_sequence(self, producer_id: int) -> int:
@@ -352,7 +341,7 @@ class RemoteReading:
             frame = await self._next_frame()
         if frame.kind != FrameKind.OPENED:
             self._link.end(self._stream)
-            raise error_from_wire(frame.value(WireError))
+            raise frame.value(WireError).error()
         opened: Opened = frame.value(Opened)
         self._opened_on = self._link.connections
         if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
@@ -367,7 +356,7 @@ class RemoteReading:
         while (frame := await self._next_frame()) is None:
             await self._open_again()
         if frame.kind == FrameKind.ERROR:
-            raise error_from_wire(frame.value(WireError))
+            raise frame.value(WireError).error()
         batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
         self._taken_bytes += len(frame.payload)
         if self._taken_bytes >= CREDIT_STEP_BYTES:

@@ -8,26 +8,17 @@ import asyncio
 import secrets
 import ssl
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
 
+import msgspec
+
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Unauthenticated, Unreachable
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import (
-    CALLS,
-    VERSIONS,
-    Call,
-    Hello,
-    Welcome,
-    WireError,
-    WireResults,
-    decode,
-    encode,
-    error_from_wire,
-)
+from streamingnode.remote.calls import CALLS, VERSIONS, Call, Hello, Welcome, WireError, WireResults, decode, encode
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
@@ -71,32 +62,29 @@ TRANSITIONS = {
 }
 
 
-class _Sent:
+class _Sent(msgspec.Struct, eq=False):
     """A call without its answer, or a frame of writes some of whose `units` were not told; `ended` when all were."""
 
-    __slots__ = ("call", "ended", "parts", "times", "units")
+    parts: list[bytes | memoryview]
+    ended: asyncio.Future[Frame | None]
+    call: Call | None = None
+    units: dict[int, Unit] = {}
+    times: int = 0
+    """How often it was sent."""
 
-    def __init__(
-        self, parts: list[bytes | memoryview], *, call: Call | None = None, units: Sequence[Unit] = ()
-    ) -> None:
-        self.parts, self.call, self.units = parts, call, dict(enumerate(units))
-        self.times = 0
-        """How often it was sent."""
-        self.ended: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
+    def end(self, frame: Frame | None) -> None:
+        """Pass an answer on; the first one stands."""
+        if not self.ended.done():
+            self.ended.set_result(frame)
 
-    def end(self, outcome: Frame | StreamingNodeError | None) -> None:
-        """Tell who waits; the first outcome stands."""
-        if isinstance(outcome, StreamingNodeError):
-            for unit in self.units.values():
-                unit.settle(outcome)
+    def fail(self, error: StreamingNodeError) -> None:
+        """Tell who waits that there is no answer."""
+        for unit in self.units.values():
+            unit.settle(error)
         self.units.clear()
-        if self.ended.done():
-            return
-        if isinstance(outcome, StreamingNodeError):
-            self.ended.set_exception(outcome)
+        if not self.ended.done():
+            self.ended.set_exception(error)
             self.ended.exception()  # heard, if nobody waits any more
-        else:
-            self.ended.set_result(outcome)
 
 
 class Link:
@@ -285,8 +273,8 @@ class Link:
         number, payload = self.number(), encode(request)
         if len(payload) > REQUEST_BYTES_MAX:
             raise TooLarge(f"a request of {len(payload)} bytes, {REQUEST_BYTES_MAX} fit — send less at a time")
-        sent = _Sent(encode_frame(FrameKind.CALL, number, call.name, payload), call=call)
-        frame = await self._answer(number, sent)
+        parts = encode_frame(FrameKind.CALL, number, call.name, payload)
+        frame = await self._answer(number, _Sent(parts, self._loop.create_future(), call))
         assert frame is not None, "a call has a reply"
         return decode(frame.payload, call.reply)
 
@@ -304,7 +292,8 @@ class Link:
         on_sent()
         self._writes_bytes += frame.size_bytes
         try:
-            await self._answer(number, _Sent(frame.parts, units=frame.units))
+            sent = _Sent(frame.parts, self._loop.create_future(), units=dict(enumerate(frame.units)))
+            await self._answer(number, sent)
         finally:
             self._writes_bytes -= frame.size_bytes
             self._moved.wake()
@@ -379,7 +368,7 @@ class Link:
 
     def _shake_hands(self, connection: Connection, frame: Frame) -> None:
         if frame.kind == FrameKind.ERROR:
-            self._refused(error_from_wire(frame.value(WireError)))
+            self._refused(frame.value(WireError).error())
         elif frame.kind == FrameKind.WELCOME:
             welcome: Welcome = frame.value(Welcome)
             if self._node_id in {"", welcome.node_id}:
@@ -395,7 +384,7 @@ class Link:
         for result in results:
             self._settle(result.frame, result.group, result.result(kind))
         for number, index, failure in failures:
-            self._settle(number, index, error_from_wire(failure))
+            self._settle(number, index, failure.error())
 
     def _settle(self, number: int, index: int, outcome: Any) -> None:
         sent = self._sent.get(number)
@@ -412,7 +401,7 @@ class Link:
         if frame.kind == FrameKind.REPLY:
             sent.end(frame)
         else:
-            sent.end(self._doubted(sent, sent.call.name, error_from_wire(frame.value(WireError))))
+            sent.fail(self._doubted(sent, sent.call.name, frame.value(WireError).error()))
 
     def _doubted(self, sent: _Sent, what: str, error: StreamingNodeError) -> StreamingNodeError:
         """Return the error of a try: what refuses it now may not know of the one before, which may be in the log."""
@@ -430,11 +419,11 @@ class Link:
         for sent in list(self._sent.values()):
             repeats = sent.call is None or sent.call.repeats
             if error is not None and sent.call is not None and not sent.call.changes:
-                sent.end(error)
+                sent.fail(error)
             elif error is not None or not repeats:
                 what = "a write" if sent.call is None else sent.call.name
                 why = f": {error.happened}" if error is not None else ""
-                sent.end(Indeterminate(f"the connection to {self.address} was lost before {what} was answered{why}"))
+                sent.fail(Indeterminate(f"the connection to {self.address} was lost before {what} was answered{why}"))
         streams, self._streams = self._streams, {}
         for on_frame in streams.values():
             on_frame(None)

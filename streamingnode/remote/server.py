@@ -31,9 +31,9 @@ from streamingnode.remote.calls import (
     ReadCall,
     TransactionCall,
     Welcome,
+    WireError,
     decode,
     encode,
-    error_to_wire,
 )
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.streams import encode_batch
@@ -42,7 +42,7 @@ from streamingnode.remote.writes import WireTarget, checked_rows
 from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError, shown
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
-from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
+from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp, message_id_kind
 from wal.queue import Signal
 from wal.runtime import Supervisor, accept_one_a_turn, event_log
 
@@ -146,7 +146,7 @@ class Session:
                     stream.credit_bytes += frame.value(int)
                     stream.granted.wake()
             case FrameKind.HOLD:
-                self._hold(frame.number, *frame.value(tuple[int, int, int]))
+                self._hold(frame.number, ProducerStamp(*frame.value(tuple[int, int, int])))
             case FrameKind.PING:
                 self.connection.send(FrameKind.PONG, frame.number)
             case FrameKind.HELLO:
@@ -291,7 +291,7 @@ class Session:
         return reply
 
     def _refuse(self, number: int, error: Exception) -> None:
-        self.connection.send(FrameKind.ERROR, number, error_to_wire(error))
+        self.connection.send(FrameKind.ERROR, number, WireError.of(error))
 
     def _on_cancel(self, number: int) -> None:
         self._held.pop(number, None)
@@ -301,15 +301,15 @@ class Session:
         elif self.rights is not None:
             self._writes.cancel(number)
 
-    def _hold(self, number: int, producer_id: int, epoch: int, sequence: int) -> None:
+    def _hold(self, number: int, given: ProducerStamp) -> None:
         """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others are."""
         try:
             self._writes.rights.check(Access.PRODUCE, None)
-            stamp = self._writes.stamp(producer_id, epoch, sequence)
+            stamp = self._writes.stamp(given)
         except (AccessDenied, ProducerFenced):
             return  # as its write will be told
         if len(self._held) < HELD_MAX:
-            self._held[number] = self._backend.place(stamp.producer_id, epoch, sequence)
+            self._held[number] = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
 
     # --- streams --------------------------------------------------------------------------------------------------------
 
