@@ -17,24 +17,8 @@ from scanner.deliver_policy import DeliverPolicy
 from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
+from streamingnode.remote import calls
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
-from streamingnode.remote.calls import (
-    CALLS,
-    CHANNELS,
-    TOPICS,
-    VERSIONS,
-    Access,
-    AckCall,
-    Call,
-    Hello,
-    Opened,
-    ReadCall,
-    TransactionCall,
-    Welcome,
-    WireError,
-    decode,
-    encode,
-)
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
@@ -66,7 +50,7 @@ PARTS_BYTES_MAX = 16 << 20
 """Long requests of one connection that are not whole yet."""
 
 
-Authenticate = Callable[[Hello, Connection], Rights]
+Authenticate = Callable[[calls.Hello, Connection], Rights]
 """Say what who connects may do. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
@@ -157,14 +141,14 @@ class Session:
     def _on_hello(self, frame: Frame) -> None:
         if frame.kind != FrameKind.HELLO:
             raise ProtocolError(f"a frame of kind {frame.kind} before the hello")
-        hello: Hello = frame.value(Hello)
-        versions = set(VERSIONS).intersection(hello.versions)
+        hello: calls.Hello = frame.value(calls.Hello)
+        versions = set(calls.VERSIONS).intersection(hello.versions)
         try:
             if self._is_one_too_many:  # told now: what is sent to who has not been heard is lost with the connection
                 raise Overloaded("the node has as many connections as it takes — close some, or try again later")
             if not versions:
                 raise ProtocolError(
-                    f"the client speaks versions {hello.versions[:10]}, the node {VERSIONS} — update the older one"
+                    f"the client speaks versions {hello.versions[:10]}, the node {calls.VERSIONS} — update the older one"
                 )
             if not CLIENT_PRODUCER_IDS <= hello.client_id < 1 << 63:
                 raise ProtocolError(f"{hello.client_id} is no client id")
@@ -176,15 +160,9 @@ class Session:
             return
         _audit.info("client_connected", client=shown(rights.name), address=self.host)
         self.rights, self._writes = rights, ClientWrites(self._shared, self.connection, hello.client_id, rights)
-        backend = self._backend
-        welcome = Welcome(
-            version=max(versions),
-            node_id=backend.node_id,
-            path=backend.path,
-            wal_name=backend.wal_name,
-            write_bytes_max=WRITE_BYTES_MAX,
-            settings={setting.key: setting.value for setting in backend.config.origins()},
-        )
+        node = self._backend
+        settings = {setting.key: setting.value for setting in node.config.origins()}
+        welcome = calls.Welcome(max(versions), node.node_id, node.path, node.wal_name, WRITE_BYTES_MAX, settings)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
         self._shared.work(self.send_catalog())
@@ -197,7 +175,7 @@ class Session:
                 return
             self._told = catalog, catalog.version
             number = next(self._catalog_numbers)  # which no client gives: parts of long frames are told by it
-            await self.connection.send_long(FrameKind.CATALOG, number, encode(catalog.collections()))
+            await self.connection.send_long(FrameKind.CATALOG, number, calls.encode(catalog.collections()))
 
     @property
     def is_busy(self) -> bool:
@@ -239,19 +217,20 @@ class Session:
 
     async def _run(self, number: int, name: str, payload: bytes | memoryview) -> None:
         try:
-            if (call := CALLS.get(name)) is None:
+            if (call := calls.CALLS.get(name)) is None:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
-            reply = await self._call(number, call, decode(payload, call.request))
-            await self.connection.send_long(FrameKind.REPLY, number, encode(reply))
+            reply = await self._call(number, call, calls.decode(payload, call.request))
+            await self.connection.send_long(FrameKind.REPLY, number, calls.encode(reply))
         except StreamingNodeError as error:
             self._refuse(number, error)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
             _log.exception("call_failed", call=name[:80])
             self._refuse(number, error)
 
-    async def _call(self, number: int, call: Call, request: Any) -> object:
+    async def _call(self, number: int, call: calls.Call, request: Any) -> object:
         named = getattr(request, call.of_collection, None)
-        collection, is_audited = named.name if isinstance(named, Definition) else named, call.access is Access.ADMIN
+        collection = named.name if isinstance(named, Definition) else named
+        is_audited = call.access is calls.Access.ADMIN
         rights, outcome = self._writes.rights, "done"
         try:
             rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
@@ -264,17 +243,17 @@ class Session:
                 who, what = shown(rights.name), shown(collection or EVERYTHING)
                 _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
 
-    async def _answer(self, number: int, call: Call, request: Any) -> object:
-        if isinstance(request, ReadCall):
+    async def _answer(self, number: int, call: calls.Call, request: Any) -> object:
+        if isinstance(request, calls.ReadCall):
             await self._read(number, request)
-        if isinstance(request, AckCall):
+        if isinstance(request, calls.AckCall):
             await self._ack(request)
             return None
-        if isinstance(request, TransactionCall):
+        if isinstance(request, calls.TransactionCall):
             return await self._writes.transaction(request)
         arguments = msgspec.structs.asdict(request)
-        if call.name.startswith(TOPICS):
-            return await self._topics.call(number, call.name.removeprefix(TOPICS), arguments)
+        if call.name.startswith(calls.TOPICS):
+            return await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments)
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await to_thread.run_sync(definition.checked)
         if call.name == "snapshot" and arguments["keys"] is not None:
@@ -285,13 +264,13 @@ class Session:
             raise ProtocolError("a change under the stamp of another client")
         if "stamp" in arguments:
             arguments["timeout"] = None  # the client has its own, and cancels
-        of: object = self._backend.channels if call.name.startswith(CHANNELS) else self._backend
-        reply: object = await getattr(of, call.name.removeprefix(CHANNELS))(**arguments)
+        of: object = self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
+        reply: object = await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments)
         await self.send_catalog()  # before the reply: who made a change, or asks for a tick after one, finds it made
         return reply
 
     def _refuse(self, number: int, error: Exception) -> None:
-        self.connection.send(FrameKind.ERROR, number, WireError.of(error))
+        self.connection.send(FrameKind.ERROR, number, calls.WireError.of(error))
 
     def _on_cancel(self, number: int) -> None:
         self._held.pop(number, None)
@@ -304,7 +283,7 @@ class Session:
     def _hold(self, number: int, given: ProducerStamp) -> None:
         """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others are."""
         try:
-            self._writes.rights.check(Access.PRODUCE, None)
+            self._writes.rights.check(calls.Access.PRODUCE, None)
             stamp = self._writes.stamp(given)
         except (AccessDenied, ProducerFenced):
             return  # as its write will be told
@@ -313,12 +292,12 @@ class Session:
 
     # --- streams --------------------------------------------------------------------------------------------------------
 
-    async def _read(self, number: int, call: ReadCall) -> NoReturn:
+    async def _read(self, number: int, call: calls.ReadCall) -> NoReturn:
         """Send what a reader gets until it ends, as far as its credit goes; closed by the client, or with the connection."""
         ids = call.collections if isinstance(call.collections, tuple) else (call.collections,)
         infos = tuple(self._backend.catalog.collection(each) for each in dict.fromkeys(ids))
         for info in infos:
-            self._writes.rights.check(Access.CONSUME, info.name)
+            self._writes.rights.check(calls.Access.CONSUME, info.name)
         if call.reader is not None:
             check_name("reader", call.reader)
         policy, types = DeliverPolicy.of_plain(call.start, call.start_at), frozenset(call.types)
@@ -328,7 +307,7 @@ class Session:
             stream = self._streams[number] = Stream(reading, call.credit_bytes)
             place = reading.place
             acknowledged = (0, 0) if place is None else (place.position, place.tick)
-            self.connection.send(FrameKind.OPENED, number, Opened(*reading.start, *acknowledged))
+            self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *acknowledged))
             while True:
                 batch = await reading.next_batch()
                 payload = encode_batch(batch)
@@ -339,7 +318,7 @@ class Session:
             self._streams.pop(number, None)
             self._shared.work(reading.close())
 
-    async def _ack(self, call: AckCall) -> None:
+    async def _ack(self, call: calls.AckCall) -> None:
         stream = self._streams.get(call.stream)
         if stream is None or stream.reading.place is None:
             raise InvalidArgument("no named reader is open here — open it again")
