@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from wal.errors import OnShutdown, ProtocolError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
+from wal.queue import Signal
 
 PART_BYTES = 2 << 20
 """What a long reply is cut into, so that others get between its parts. Most batches of messages are shorter."""
@@ -39,7 +40,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parts: dict[int, bytearray] = {}
         self._parts_bytes = 0
         self._transport: asyncio.Transport
-        self._drained: asyncio.Future[None] | None = None
+        self._is_full, self._drained = False, Signal()
         self._sending = asyncio.Lock()
         self._is_node, self.has_agreed = is_node, False
         self._error: Exception | None = None
@@ -73,15 +74,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Let `drain` wait."""
-        self._drained = asyncio.get_running_loop().create_future()
+        self._is_full = True
         if self._is_node:
             self._transport.pause_reading()  # who does not read answers asks nothing more; a client always reads
 
     def resume_writing(self) -> None:
         """Let those go on who wait."""
-        drained, self._drained = self._drained, None
-        if drained is not None and not drained.done():
-            drained.set_result(None)
+        self._is_full = False
+        self._drained.wake()
         if self._is_node and self.is_open:
             self._transport.resume_reading()
 
@@ -106,18 +106,18 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_open:
             self._transport.writelines(frame)
 
-    async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview, meta: object = None) -> None:
+    async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview) -> None:
         """Send a frame of any length in parts, each when the other side has read most of those before."""
         *parts, last = _parts(payload)
-        for what, said, part in [*((FrameKind.PART, None, each) for each in parts), (kind, meta, last)]:
+        for what, part in [*((FrameKind.PART, each) for each in parts), (kind, last)]:
             async with self._sending:  # one part at a time, or each of a thousand streams would have one waiting
                 await self.drain()
-                self.send(what, number, said, *part)
+                self.send(what, number, None, *part)
 
     async def drain(self) -> None:
         """Return once the other side has read most of what was sent, or is gone. Raises `OnShutdown` then."""
-        if self._drained is not None:
-            await asyncio.shield(self._drained)
+        while self._is_full:
+            await self._drained.wait()
         if not self.is_open:
             raise OnShutdown("the connection is lost — connect again")
 

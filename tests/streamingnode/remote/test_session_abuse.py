@@ -49,7 +49,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_else(served: Served) 
     async with greeted(served) as client:
         for number in range(1, 4):
             client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
-        await until(lambda: session_of(served).connection._drained is not None)
+        await until(lambda: session_of(served).connection._is_full)
         await serves(served)
         assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
 
@@ -61,7 +61,7 @@ async def test_many_readers_of_one_connection_that_takes_nothing_have_no_more_wa
     async with greeted(served) as client:
         for number in range(1, 40):
             client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
-        await until(lambda: session_of(served).connection._drained is not None)
+        await until(lambda: session_of(served).connection._is_full)
         await serves(served)
         assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
 
@@ -107,7 +107,7 @@ async def test_the_server_closes_although_a_client_reads_nothing(monkeypatch: py
             await client.greet()
             for number in range(1, 4):
                 client.call(number, "snapshot", ["c", None])
-            await until(lambda: session_of(served).connection._drained is not None)
+            await until(lambda: session_of(served).connection._is_full)
             await owner.create_collection("d", SCHEMA, primary_key="id")
             await until(lambda: served.server.shared.tasks)
             try:
@@ -128,7 +128,7 @@ async def test_results_that_come_between_the_parts_of_a_catalog_are_results(
         session = session_of(served)
         for number in range(2, 5):
             client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
-        await until(lambda: session.connection._drained is not None)
+        await until(lambda: session.connection._is_full)
         monkeypatch.setattr(connection_module, "PART_BYTES", 64)  # as with many collections
         await served.owner.create_collection("d", SCHEMA, primary_key="id")
         await until(session._telling.locked)
