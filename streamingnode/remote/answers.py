@@ -253,8 +253,7 @@ class ClientWrites:
         begun = await self._backend.append(begin_group(keepalive_ms))
         self._shared.transactions[begun.txn_id] = self
         if not self._connection.is_open:  # nobody hears of it
-            del self._shared.transactions[begun.txn_id]
-            await self._roll_back(begun.txn_id)
+            self.lost()
         return begun
 
     async def _commit(self, call: TransactionCall) -> AppendResult:

@@ -10,11 +10,10 @@ import os
 import ssl
 import stat
 import tomllib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -36,29 +35,23 @@ class TokenEntry(Rights, frozen=True, kw_only=True):
     `consume`, `produce` and `admin` name the collections it may read, write to and change, `*` for all.
     """
 
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
     consume: frozenset[str] = frozenset()
     produce: frozenset[str] = frozenset()
     admin: frozenset[str] = frozenset()
 
 
-class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    client: tuple[TokenEntry, ...] = ()
-
-
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The clients that a file names."""
 
-    def __init__(self, entries: Mapping[bytes, TokenEntry]) -> None:
-        self._entries = entries
+    client: tuple[TokenEntry, ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Return the clients in a TOML file that only its owner may read. Raises `InvalidArgument`; blocks."""
         _check_private(file, "token file")
         try:
-            found = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _TokenFile)
-            return cls({bytes.fromhex(entry.sha256): entry for entry in found.client})
+            return msgspec.convert(tomllib.loads(file.read_text("utf-8")), cls)
         except (OSError, ValueError) as error:  # what it quotes may be a secret
             kind = type(error).__name__
             raise InvalidArgument(
@@ -69,9 +62,9 @@ class Tokens:
         """Return what the holder of a token may do. Raises `Unauthenticated`."""
         if len(token.encode()) < TOKEN_BYTES_MIN:
             raise Unauthenticated("the node needs a token")
-        given = hashlib.sha256(token.encode()).digest()
-        for digest, entry in self._entries.items():
-            if hmac.compare_digest(given, digest):
+        given = hashlib.sha256(token.encode()).hexdigest()
+        for entry in self.client:
+            if hmac.compare_digest(given, entry.sha256.lower()):
                 entry.check_time()
                 return entry
         raise Unauthenticated("the node does not know this token")
