@@ -50,7 +50,7 @@ class Listener:
     @property
     def connections(self) -> int:
         """How many clients are connected."""
-        return 0 if self._server is None else len(self._server.shared.sessions)
+        return 0 if self._server is None else len(self._server.sessions)
 
     async def open(self, directory: Path) -> None:
         """Listen at `node.sock` in the node's directory, for this user alone."""

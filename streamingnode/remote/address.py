@@ -5,9 +5,10 @@ As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://order
 
 import ipaddress
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from wal.errors import InvalidArgument
 
@@ -32,16 +33,12 @@ class Address(NamedTuple):
 
 def parse_address(url: str) -> Address:
     """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises `InvalidArgument`."""
-    if not isinstance(url, str):
-        raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
-    if url.startswith("unix:") and len(path := url.removeprefix("unix:").removeprefix("//")) > 0:
-        return Address(path=path)
-    try:
+    with suppress(ValueError, TypeError, AttributeError):
+        if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")):
+            return Address(path=path)
         parts = urlsplit(url)
-        if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parse_qs(parts.query):
+        if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parts.query:
             return Address(host=parts.hostname, port=parts.port, tls=parts.scheme == "tls")
-    except ValueError:
-        pass
     raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
 
 

@@ -1,14 +1,19 @@
-"""The writes of one client: from frames to groups that wait for the log, and from outcomes to frames of results."""
+"""The writes and transactions of one client: from frames to groups for the log, and from outcomes to frames of results."""
 
 import asyncio
-import math
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Coroutine
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
 
+import msgspec
+
+from interceptors.errors import InvalidTransactionState
 from streamingnode.embedded import EmbeddedBackend
-from streamingnode.errors import AccessDenied
-from streamingnode.remote.calls import Access, WireError, encode, error_to_wire
+from streamingnode.errors import AccessDenied, Unauthenticated
+from streamingnode.remote.calls import Access, TransactionCall, WireError, WireResults, decode, encode
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import (
     FIRST_EPOCH,
@@ -17,14 +22,21 @@ from streamingnode.remote.writes import (
     WireResult,
     WireTarget,
     WireWrites,
+    checked_rows,
     groups_of,
     result_to_wire,
 )
 from streamingnode.writing.target import BatchTarget
+from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
 from wal.errors import ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
+from wal.headers import DML, HEADERS, MESSAGE_VERSION, DeleteHeader, InsertHeader, MessageType
+from wal.message import MutableMessage
 from wal.position import CLIENT_PRODUCER_IDS, NODE_PRODUCER_ID, SEQUENCE_MAX, ProducerStamp
+from wal.runtime import mark_heard
+
+T = TypeVar("T")
 
 EPOCH_END = 1 << 32
 """The log has 4 bytes for an epoch."""
@@ -32,91 +44,86 @@ WRITE_BYTES_MAX = 8 << 20
 """Frames of writes that one connection may have unanswered, besides the first."""
 
 
-class Rights:
-    """What a client may do; `everything` for who may open the node's directory anyway."""
+ALL = frozenset({"*"})
 
-    def __init__(
-        self, name: str, allowed: dict[Access, frozenset[str]] | None = None, *, until_s: float = math.inf
-    ) -> None:
-        self.name, self.until_s = name, until_s
-        """`until_s` is the Unix time at which they end."""
-        self._allowed = allowed
-        """By right: the collections, `*` for all."""
+
+class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client may do, and with which collections: everything, as who may open the node's directory anyway."""
+
+    name: str
+    consume: frozenset[str] = ALL
+    produce: frozenset[str] = ALL
+    admin: frozenset[str] = ALL
+    expires: datetime | None = None
 
     def check(self, access: Access, collection: str | None) -> None:
         """Raise `AccessDenied` unless the client may do this with a collection, or with something for None."""
-        if self._allowed is None:
-            return
-        names = self._allowed.get(access, frozenset())
-        if names and (collection is None or "*" in names or collection in names):
-            return
-        raise AccessDenied(f"{self.name!r} may not {access.value} {collection or 'here'}")
+        names: frozenset[str] = getattr(self, access.value)
+        if not names or not (collection is None or "*" in names or collection in names):
+            raise AccessDenied(f"{self.name!r} may not {access.value} {collection or 'here'}")
+
+    def check_time(self) -> None:
+        """Raise `Unauthenticated` once they have ended."""
+        if self.expires is not None and self.expires.timestamp() <= time.time():
+            raise Unauthenticated(f"the token of {self.name!r} has expired")
 
 
-class Told:
+class Shared:
+    """What the clients of one node share."""
+
+    def __init__(self, backend: EmbeddedBackend) -> None:
+        self.backend, self.targets = backend, Targets(lambda: backend.catalog)
+        self.transactions: dict[int, ClientWrites] = {}
+        """The open ones of clients, and whose they are."""
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    def work(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Do something that the end of a connection does not cut off."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(mark_heard)  # a connection that was lost meanwhile
+        return task
+
+
+class _Unanswered(msgspec.Struct, eq=False):
+    """A frame of writes, and how many of its results are still to come."""
+
+    writes: "ClientWrites"
+    number: int
+    size_bytes: int
+    left: int
+    is_cancelled: bool = False
+
+
+class Told(msgspec.Struct, eq=False):
     """Passes on to its client what becomes of one write; the other side of `AppendGroup.waiter`."""
 
-    __slots__ = ("_frame", "_group", "_is_done")
-
-    def __init__(self, frame: "_Unanswered", group: int) -> None:
-        self._frame, self._group, self._is_done = frame, group, False
+    frame: _Unanswered
+    group: int
+    is_done: bool = False
 
     def done(self) -> bool:
         """Whether it was told, or cancelled."""
-        return self._is_done
+        return self.is_done or self.frame.is_cancelled
 
-    def cancel(self) -> None:
-        """Take no answer any more."""
-        self._is_done = True
+    def set_result(self, outcome: AppendResult | Exception, /) -> None:
+        """Pass the outcome on."""
+        self.is_done = True
+        self.frame.writes.answer(self.frame, self.group, outcome)
 
-    def set_result(self, result: AppendResult, /) -> None:
-        """Pass the result on."""
-        self._is_done = True
-        self._frame.writes.results.append(result_to_wire(self._frame.number, self._group, result))
-        self._frame.answered()
-
-    def set_exception(self, error: Exception, /) -> None:
-        """Pass the error on."""
-        self._is_done = True
-        self._frame.writes.failures.append((self._frame.number, self._group, error_to_wire(error)))
-        self._frame.answered()
-
-
-class _Unanswered:
-    """A frame of writes: whom its results are for, and how many are still to come."""
-
-    __slots__ = ("left", "number", "size_bytes", "told", "writes")
-
-    def __init__(self, writes: "ClientWrites", number: int, groups: int, size_bytes: int) -> None:
-        self.writes, self.number, self.size_bytes, self.left = writes, number, size_bytes, groups
-        self.told = [Told(self, group) for group in range(groups)]
-
-    def answered(self) -> None:
-        """Note that there is a result, or an error, to be sent: all of a turn of the event loop together."""
-        self.writes.send_soon()
-        self.left -= 1
-        if not self.left:
-            self.told = []  # which refer to this frame
-            self.writes.forget(self.number)
+    set_exception = set_result
 
 
 class ClientWrites:
-    """What one client has written and was not told of. `work` runs what its connection's end does not cut off."""
+    """What one client has written and was not told of, and its transactions that are sent before their commit."""
 
-    def __init__(
-        self,
-        backend: EmbeddedBackend,
-        targets: Targets,
-        connection: Connection,
-        client_id: int,
-        rights: Rights,
-        work: Callable[[Coroutine[Any, Any, None]], object],
-    ) -> None:
-        self._backend, self._targets, self._connection = backend, targets, connection
-        self._client_id, self._rights, self._work = client_id, rights, work
+    def __init__(self, shared: Shared, connection: Connection, client_id: int, rights: Rights) -> None:
+        self._shared, self._backend, self._connection = shared, shared.backend, connection
+        self.client_id, self.rights = client_id, rights
         self._loop = asyncio.get_running_loop()
-        self.results: list[WireResult] = []
-        self.failures: list[tuple[int, int, WireError]] = []
+        self._results: WireResults = ([], [])
+        """What is sent at the end of this turn of the event loop."""
         self._unanswered: dict[int, _Unanswered] = {}
         """Frames of writes, by number."""
         self._unanswered_bytes = 0
@@ -127,7 +134,7 @@ class ClientWrites:
     @property
     def is_busy(self) -> bool:
         """Whether the client is to hear of some."""
-        return bool(self._unanswered or self.results or self.failures)
+        return bool(self._unanswered) or self._is_sending
 
     def take(self, frame: Frame) -> None:
         """Have the writes of a frame wait for the log. Raises `ProtocolError`."""
@@ -137,16 +144,17 @@ class ClientWrites:
             raise ProtocolError(f"over {WRITE_BYTES_MAX} bytes of writes without an answer")
         if frame.number in self._unanswered:
             raise ProtocolError(f"a second frame of writes {frame.number}")
-        self._backend.channel.settle_client(self._client_id, writes.settled)
-        taken = groups_of(writes, memoryview(frame.payload), self.target, self._stamp, self._backend.config.wal)
-        unanswered = self._unanswered[frame.number] = _Unanswered(self, frame.number, len(taken), size_bytes)
+        self._backend.channel.settle_client(self.client_id, writes.settled)
+        limits = self._backend.config.wal
+        taken = groups_of(writes, memoryview(frame.payload), self.target, self.stamp, limits)
+        unanswered = self._unanswered[frame.number] = _Unanswered(self, frame.number, size_bytes, len(taken))
         self._unanswered_bytes += size_bytes
         groups: list[AppendGroup] = []
-        for group, told in zip(taken, unanswered.told, strict=True):
+        for index, group in enumerate(taken):
             if not isinstance(group, AppendGroup):
-                told.set_exception(group)
+                self.answer(unanswered, index, group)
                 continue
-            group.waiter = told
+            group.waiter = Told(unanswered, index)
             stamp = group.producer
             if stamp is not None and stamp.producer_id < CLIENT_PRODUCER_IDS:
                 group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
@@ -155,7 +163,7 @@ class ClientWrites:
             self._without_room += groups
             if not self._is_joining:
                 self._is_joining = True
-                self._work(self._join())
+                self._shared.work(self._join())
 
     async def _join(self) -> None:
         """Have those wait for the log for which there was no room in memory, in order."""
@@ -173,33 +181,39 @@ class ClientWrites:
 
     def target(self, wire: WireTarget) -> BatchTarget:
         """Return where rows go. Raises as `Targets.find` does, and `AccessDenied`."""
-        target = self._targets.find(wire)
-        self._rights.check(Access.PRODUCE, self._backend.catalog.live(wire.collection_id).name)
+        target = self._shared.targets.find(wire)
+        self.rights.check(Access.PRODUCE, self._backend.catalog.live(wire.collection_id).name)
         return target
 
-    def _stamp(self, group: WireGroup) -> ProducerStamp:
-        return self.stamp(group.producer_id, group.epoch, group.sequence)
-
-    def stamp(self, producer_id: int, epoch: int, sequence: int) -> ProducerStamp:
+    def stamp(self, given: ProducerStamp | WireGroup | TransactionCall) -> ProducerStamp:
         """Return the stamp of a write of this client, producer id 0, or of a named producer that is open.
 
         Raises `ProducerFenced`, and `ProtocolError` for the node's own producer, another client, and numbers that are none.
         """
+        producer_id, epoch, sequence = given.producer_id, given.epoch, given.sequence
         is_own = producer_id == 0 and epoch == FIRST_EPOCH
         is_named = NODE_PRODUCER_ID < producer_id < CLIENT_PRODUCER_IDS and 0 < epoch < EPOCH_END
         if not 1 <= sequence <= SEQUENCE_MAX or not (is_own or is_named):
             raise ProtocolError(f"sequence {sequence} of producer {producer_id}, epoch {epoch}")
         if is_named:
             self._backend.channel.check_producer(producer_id, epoch)
-        return ProducerStamp(producer_id or self._client_id, epoch, sequence)
+        return ProducerStamp(producer_id or self.client_id, epoch, sequence)
 
-    def send_soon(self) -> None:
-        """Send results and errors at the end of this turn of the event loop."""
+    def answer(self, frame: _Unanswered, group: int, outcome: AppendResult | Exception) -> None:
+        """Send a result or an error: all of a turn of the event loop together."""
+        results, failures = self._results
+        if isinstance(outcome, AppendResult):
+            results.append(result_to_wire(frame.number, group, outcome))
+        else:
+            failures.append((frame.number, group, WireError.of(outcome)))
         if not self._is_sending:
             self._is_sending = True
             self._loop.call_soon(self._send_results)
+        frame.left -= 1
+        if not frame.left:
+            self._forget(frame.number)
 
-    def forget(self, number: int) -> _Unanswered | None:
+    def _forget(self, number: int) -> _Unanswered | None:
         """Keep nothing of a frame any more; return what was kept."""
         if (frame := self._unanswered.pop(number, None)) is not None:
             self._unanswered_bytes -= frame.size_bytes
@@ -207,13 +221,89 @@ class ClientWrites:
 
     def _send_results(self) -> None:
         self._is_sending = False
-        results, self.results = self.results, []
-        failures, self.failures = self.failures, []
-        if results or failures:
-            self._connection.send(FrameKind.RESULTS, 0, None, encode((results, failures)))
+        results, self._results = self._results, ([], [])
+        self._connection.send(FrameKind.RESULTS, 0, None, encode(results))
 
     def cancel(self, number: int) -> None:
         """Leave out of the log what of a frame is not in it, and answer none of it."""
-        if (frame := self.forget(number)) is not None:
-            for each in frame.told:
-                each.cancel()
+        if (frame := self._forget(number)) is not None:
+            frame.is_cancelled = True
+
+    # --- transactions that are sent before their commit -----------------------------------------------------------------
+
+    async def transaction(self, call: TransactionCall) -> WireResult:
+        """Take one step; a transaction belongs to the connection that began it."""
+        result: AppendResult
+        match call.step:
+            case "begin":
+                result = await asyncio.shield(self._shared.work(self._begin(call.keepalive_ms)))
+            case "bodies":
+                self._check_own(call.txn_id)
+                messages = [self._body(call.txn_id, *body) for body in call.bodies]
+                result = await self._backend.append(AppendGroup(messages))
+            case "commit":
+                result = await self._commit(call)
+            case "rollback":
+                self._check_own(call.txn_id)
+                self._shared.transactions.pop(call.txn_id, None)
+                result = await self._backend.append(rollback_group(call.txn_id, call.reason[:200]))
+        return result_to_wire(0, 0, result)
+
+    async def _begin(self, keepalive_ms: int) -> AppendResult:
+        begun = await self._backend.append(begin_group(keepalive_ms))
+        self._shared.transactions[begun.txn_id] = self
+        if not self._connection.is_open:  # nobody hears of it
+            self.lost()
+        return begun
+
+    async def _commit(self, call: TransactionCall) -> AppendResult:
+        """Commit once: one that comes again is told what became of the first, over whatever connection that came."""
+        stamp = self.stamp(msgspec.structs.replace(call, epoch=call.epoch or FIRST_EPOCH))
+        if (known := await self._backend.channel.outcome(stamp)) is not None:
+            return known
+        self._check_own(call.txn_id)
+        group = commit_group(call.txn_id)
+        group.producer, group.place = stamp, self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
+        result = await self._backend.append(group)
+        if result.txn_id == call.txn_id:  # else an earlier try is in the log, and this one is rolled back
+            self._shared.transactions.pop(call.txn_id, None)
+        return result
+
+    def _check_own(self, txn_id: int) -> None:
+        """Raise `InvalidTransactionState` unless a transaction is this client's, over this connection or a lost one."""
+        owner = self._shared.transactions.get(txn_id)
+        if owner is None or owner.client_id != self.client_id:
+            raise InvalidTransactionState(
+                f"transaction {txn_id} is not of this connection, or has ended — begin another"
+            )
+
+    def _body(self, txn_id: int, kind: MessageType, vchannel: str, header: bytes, payload: bytes) -> MutableMessage:
+        """Return a body of which nothing is taken for granted: rows that fit, of keys that belong on this vchannel."""
+        if kind not in DML:
+            raise ProtocolError(f"a body of type {kind}")
+        given: InsertHeader | DeleteHeader = decode(header, HEADERS[kind, MESSAGE_VERSION])
+        unstamped: InsertHeader | DeleteHeader
+        if isinstance(given, InsertHeader):
+            place = given.partition_id, given.schema_version
+            unstamped = InsertHeader(given.collection_id, *place, given.rows, part=given.part)
+        else:
+            place = 0, self._backend.catalog.live(given.collection_id).schema_version
+            unstamped = DeleteHeader(given.collection_id, given.rows, part=given.part)
+        target = self.target(WireTarget(kind, given.collection_id, *place, len(payload)))
+        batch = checked_rows(payload, target)
+        if vchannel not in target.vchannels or batch.num_rows != given.rows or not given.rows:
+            raise ProtocolError("a body that does not say what is in it")
+        if (target.shards(batch) != target.vchannels.index(vchannel)).any():
+            raise ProtocolError("a body with rows of another shard")
+        return MutableMessage(kind, unstamped, vchannel, payload, txn_id)
+
+    def lost(self) -> None:
+        """Roll back the transactions that are open: the client is gone. Its writes go on, and it may ask for them again."""
+        transactions = self._shared.transactions
+        for txn_id in [txn_id for txn_id, client in transactions.items() if client is self]:
+            del transactions[txn_id]
+            self._shared.work(self._roll_back(txn_id))
+
+    async def _roll_back(self, txn_id: int) -> None:
+        with suppress(StreamingNodeError):  # else it expires by itself
+            await self._backend.append(rollback_group(txn_id, "its client is gone"))

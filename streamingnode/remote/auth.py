@@ -6,25 +6,21 @@ Secrets come from files, are kept as digests, and are never part of an error or 
 
 import hashlib
 import hmac
-import math
 import os
 import ssl
 import stat
-import time
 import tomllib
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
 from streamingnode.errors import Unauthenticated
 from streamingnode.remote.address import Address, is_loopback, parse_address
 from streamingnode.remote.answers import Rights
-from streamingnode.remote.calls import Access, Hello
+from streamingnode.remote.calls import Hello
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.server import Server
 from wal.errors import InvalidArgument
@@ -33,37 +29,29 @@ TOKEN_BYTES_MIN = 16
 """Of a token: shorter ones can be guessed."""
 
 
-class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TokenEntry(Rights, frozen=True, kw_only=True):
     """One client in the file of tokens; `sha256` is the hexadecimal digest of its token.
 
     `consume`, `produce` and `admin` name the collections it may read, write to and change, `*` for all.
     """
 
-    name: str
-    sha256: str
-    consume: tuple[str, ...] = ()
-    produce: tuple[str, ...] = ()
-    admin: tuple[str, ...] = ()
-    expires: datetime | None = None
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+    consume: frozenset[str] = frozenset()
+    produce: frozenset[str] = frozenset()
+    admin: frozenset[str] = frozenset()
 
 
-class _TokenFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    client: tuple[TokenEntry, ...] = ()
-
-
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The clients that a file names."""
 
-    def __init__(self, entries: Mapping[bytes, TokenEntry]) -> None:
-        self._entries = entries
+    client: tuple[TokenEntry, ...] = ()
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Return the clients in a TOML file that only its owner may read. Raises `InvalidArgument`; blocks."""
         _check_private(file, "token file")
         try:
-            found = msgspec.convert(tomllib.loads(file.read_text("utf-8")), _TokenFile)
-            return cls({bytes.fromhex(entry.sha256): entry for entry in found.client})
+            return msgspec.convert(tomllib.loads(file.read_text("utf-8")), cls)
         except (OSError, ValueError) as error:  # what it quotes may be a secret
             kind = type(error).__name__
             raise InvalidArgument(
@@ -74,21 +62,11 @@ class Tokens:
         """Return what the holder of a token may do. Raises `Unauthenticated`."""
         if len(token.encode()) < TOKEN_BYTES_MIN:
             raise Unauthenticated("the node needs a token")
-        given = hashlib.sha256(token.encode()).digest()
-        for digest, entry in self._entries.items():
-            if hmac.compare_digest(given, digest):
-                until_s = math.inf if entry.expires is None else entry.expires.timestamp()
-                if until_s <= time.time():
-                    raise Unauthenticated(f"the token of {entry.name!r} has expired")
-                return Rights(
-                    entry.name,
-                    {
-                        Access.CONSUME: frozenset(entry.consume),
-                        Access.PRODUCE: frozenset(entry.produce),
-                        Access.ADMIN: frozenset(entry.admin),
-                    },
-                    until_s=until_s,
-                )
+        given = hashlib.sha256(token.encode()).hexdigest()
+        for entry in self.client:
+            if hmac.compare_digest(given, entry.sha256.lower()):
+                entry.check_time()
+                return entry
         raise Unauthenticated("the node does not know this token")
 
 

@@ -1,10 +1,12 @@
 """What can be asked of a node over a connection: one table, of which server and client make requests, replies and errors."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum, unique
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -14,6 +16,7 @@ from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from streamingnode.collections import READ_COLLECTIONS_MAX
 from streamingnode.remote.topics import ClientTopics
+from streamingnode.remote.writes import WireResult
 from streamingnode.streams.channels import ChannelService
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.headers import MessageType
@@ -27,110 +30,7 @@ DETAIL_MAX = 4_096
 """Characters of an error's text that cross."""
 
 
-@unique
-class Access(Enum):
-    """What a client may be allowed to do; each is a right of its own."""
-
-    CONSUME = "consume"
-    PRODUCE = "produce"
-    ADMIN = "admin"
-
-
-TOPICS, CHANNELS = "mq.", "channels."
-"""Names of calls of topics and of the channel service begin so."""
-WireReport = tuple[list[Finding], dict[str, int], int]
-"""A verification's report, without whom it told of its steps."""
-
-
-class Call(NamedTuple):
-    """One call: the arguments of the method of this name, and what that returns; of whose method a prefix tells.
-
-    One that `repeats` may be sent again when the connection was lost before its answer came.
-    """
-
-    name: str
-    access: Access
-    repeats: bool
-    request: type[msgspec.Struct]
-    reply: Any
-    has_timeout: bool
-    of_collection: str
-    """The argument that names the collection which access is checked for; empty for the whole node."""
-
-    @property
-    def changes(self) -> bool:
-        """Whether it may have had an effect when nobody knows of its answer."""
-        return self.access is not Access.CONSUME
-
-
-def _call(name: str, access: Access, *, repeats: bool, of_collection: str = "", of: type = Backend) -> Call:
-    method: Callable[..., object] = getattr(of, name.rpartition(".")[2])
-    hints = get_type_hints(method)
-    reply, has_timeout = hints.pop("return"), "timeout" in hints
-    hints.pop("timeout", None)
-    parameters = inspect.signature(method).parameters
-    arguments: list[Any] = [
-        (argument, hints[argument], *([] if given.default is inspect.Parameter.empty else [given.default]))
-        for argument, given in parameters.items()
-        if argument in hints
-    ]
-    request = msgspec.defstruct(f"{name.replace('.', '_')}_request", arguments, array_like=True, frozen=True)
-    return Call(name, access, repeats, request, WireReport if reply is Report else reply, has_timeout, of_collection)
-
-
-def _topic_call(name: str, access: Access, *, repeats: bool, of: type = MessageQueue) -> Call:
-    of_collection = "topic" if "topic" in inspect.signature(getattr(of, name)).parameters else ""
-    return _call(TOPICS + name, access, repeats=repeats, of_collection=of_collection, of=of)
-
-
-CALLS = {
-    call.name: call
-    for call in (
-        _call("consistent_tick", Access.CONSUME, repeats=True),
-        _call("create_collection", Access.ADMIN, repeats=True, of_collection="definition"),
-        _call("drop_collection", Access.ADMIN, repeats=True, of_collection="name"),
-        _call("create_partition", Access.ADMIN, repeats=True, of_collection="collection"),
-        _call("drop_partition", Access.ADMIN, repeats=True, of_collection="collection"),
-        _call("open_producer", Access.PRODUCE, repeats=True),
-        _call("put_note", Access.PRODUCE, repeats=True),
-        _call("delete_producer", Access.ADMIN, repeats=False),
-        _call("delete_reader", Access.ADMIN, repeats=False, of_collection="collection"),
-        _call("named_readers", Access.CONSUME, repeats=True),
-        _call("seek_reader", Access.ADMIN, repeats=True, of_collection="collection"),
-        _call("open_transactions", Access.CONSUME, repeats=True),
-        _call("abort_transaction", Access.ADMIN, repeats=False),
-        _call("snapshot", Access.CONSUME, repeats=True, of_collection="collection"),
-        _call("flush", Access.ADMIN, repeats=True),
-        _call("back_up", Access.ADMIN, repeats=False),
-        _call("verify", Access.ADMIN, repeats=True),
-        _call("statistics", Access.CONSUME, repeats=True),
-        _call("hand_over", Access.ADMIN, repeats=True),
-        _topic_call("create_topic", Access.ADMIN, repeats=True),
-        _topic_call("destroy_topic", Access.ADMIN, repeats=False),
-        _topic_call("create_consumer_group", Access.ADMIN, repeats=False),
-        _topic_call("destroy_consumer_group", Access.ADMIN, repeats=False),
-        _topic_call("exist_consumer_group", Access.CONSUME, repeats=True),
-        _topic_call("produce", Access.PRODUCE, repeats=False),
-        _topic_call("ack", Access.CONSUME, repeats=True),
-        _topic_call("seek", Access.CONSUME, repeats=True),
-        _topic_call("force_seek", Access.CONSUME, repeats=True),
-        _topic_call("seek_to_latest", Access.CONSUME, repeats=True),
-        _topic_call("get_latest_msg", Access.CONSUME, repeats=True),
-        _topic_call("check_topic_valid", Access.CONSUME, repeats=True),
-        _topic_call("notify", Access.CONSUME, repeats=True),
-        _topic_call("info", Access.CONSUME, repeats=True),
-        _topic_call("register", Access.CONSUME, repeats=True, of=ClientTopics),
-        _topic_call("deliver", Access.CONSUME, repeats=True, of=ClientTopics),
-        _topic_call("give_back", Access.CONSUME, repeats=True, of=ClientTopics),
-        _call(f"{CHANNELS}create_channels", Access.ADMIN, repeats=False, of=ChannelService),
-        _call(f"{CHANNELS}destroy_channels", Access.ADMIN, repeats=False, of=ChannelService),
-        _call(f"{CHANNELS}describe_channels", Access.CONSUME, repeats=True, of=ChannelService),
-    )
-}
-"""By name. What is not here has frames of its own: writes and streams."""
-
-
-# --- the frames of a connection, of writes and of streams ---------------------------------------------------------------
+# --- what is sent -----------------------------------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -159,23 +59,19 @@ class Welcome(msgspec.Struct, frozen=True):
 class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
     """`begin`, `commit` or `rollback` of a transaction that is sent before its commit, or `bodies` of it."""
 
-    name: ClassVar[str] = "transaction"
-
-    step: str
+    step: Literal["begin", "bodies", "commit", "rollback"]
     txn_id: int = 0
     keepalive_ms: int = 0
     reason: str = ""
     sequence: int = 0
     producer_id: int = 0
     epoch: int = 0
-    bodies: tuple[tuple[int, str, bytes, bytes], ...] = ()
+    bodies: tuple[tuple[MessageType, str, bytes, bytes], ...] = ()
     """Of each its type, vchannel, header and payload, as the log has them."""
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
     """A reader of a collection, or of several; `resume` is where one goes on that was open before: a position and a tick."""
-
-    name: ClassVar[str] = "read"
 
     collections: int | Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=READ_COLLECTIONS_MAX)]
     """The id, or ids."""
@@ -183,15 +79,13 @@ class ReadCall(msgspec.Struct, frozen=True, array_like=True):
     start_at: PlainPlace
     until: int | None
     reader: str | None
-    types: Annotated[tuple[int, ...], msgspec.Meta(max_length=len(MessageType))]
+    types: Annotated[tuple[MessageType, ...], msgspec.Meta(max_length=len(MessageType))]
     resume: tuple[int, int] | None
     credit_bytes: int
 
 
 class AckCall(msgspec.Struct, frozen=True, array_like=True):
     """A named reader of stream `stream` has done everything up to here."""
-
-    name: ClassVar[str] = "ack"
 
     stream: int
     position: int
@@ -205,6 +99,92 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     tick: int
     acknowledged_position: int = 0
     acknowledged_tick: int = 0
+
+
+WireReport = tuple[list[Finding], dict[str, int], int]
+"""A verification's report, without whom it told of its steps."""
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@unique
+class Access(Enum):
+    """What a client may be allowed to do; each is a right of its own."""
+
+    CONSUME = "consume"
+    PRODUCE = "produce"
+    ADMIN = "admin"
+
+
+class Call(NamedTuple):
+    """One call: the arguments of the method of this name, and what that returns; of whose method a prefix tells.
+
+    One that `repeats` may be sent again when the connection was lost before its answer came.
+    """
+
+    name: str
+    access: Access
+    request: type[msgspec.Struct]
+    reply: Any
+    repeats: bool = False
+    of_collection: str = ""
+    """The argument that names the collection which access is checked for; empty for the whole node."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it may have had an effect when nobody knows of its answer."""
+        return self.access is not Access.CONSUME
+
+
+def _calls(
+    of: type, access: Access, names: str, *, prefix: str = "", repeats: bool = True, collection: str = "collection"
+) -> Iterator[Call]:
+    """Yield the calls of some methods. A `timeout` does not cross: it is the caller's, who cancels."""
+    for name in names.split():
+        method: Callable[..., object] = getattr(of, name)
+        hints = get_type_hints(method)
+        reply = WireReport if hints["return"] is Report else hints["return"]
+        arguments: list[Any] = [
+            (argument, hints[argument], *([] if given.default is inspect.Parameter.empty else [given.default]))
+            for argument, given in inspect.signature(method).parameters.items()
+            if argument not in {"self", "timeout"}
+        ]
+        request = msgspec.defstruct(f"{name}_request", arguments, array_like=True, frozen=True)
+        of_collection = collection if collection in request.__struct_fields__ else ""
+        yield Call(prefix + name, access, request, reply, repeats, of_collection)
+
+
+TOPICS, CHANNELS = "mq.", "channels."
+"""Names of calls of topics and of the channel service begin so."""
+_topic_calls = partial(_calls, prefix=TOPICS, collection="topic")
+_channel_calls = partial(_calls, ChannelService, prefix=CHANNELS)
+
+READ = Call("read", Access.CONSUME, ReadCall, Opened)
+ACK = Call("ack", Access.CONSUME, AckCall, None)
+TRANSACTION = Call("transaction", Access.PRODUCE, TransactionCall, WireResult)
+CALLS = {
+    call.name: call
+    for call in chain(
+        (READ, ACK, TRANSACTION),
+        _calls(Backend, Access.CONSUME, "consistent_tick named_readers open_transactions snapshot statistics"),
+        _calls(Backend, Access.PRODUCE, "open_producer put_note"),
+        _calls(Backend, Access.ADMIN, "create_collection", collection="definition"),
+        _calls(Backend, Access.ADMIN, "drop_collection", collection="name"),
+        _calls(Backend, Access.ADMIN, "create_partition drop_partition seek_reader flush verify hand_over"),
+        _calls(Backend, Access.ADMIN, "delete_producer delete_reader abort_transaction back_up", repeats=False),
+        _topic_calls(MessageQueue, Access.CONSUME, "exist_consumer_group ack seek force_seek seek_to_latest"),
+        _topic_calls(MessageQueue, Access.CONSUME, "get_latest_msg check_topic_valid notify info"),
+        _topic_calls(ClientTopics, Access.CONSUME, "register deliver give_back"),
+        _topic_calls(MessageQueue, Access.PRODUCE, "produce", repeats=False),
+        _topic_calls(MessageQueue, Access.ADMIN, "create_topic"),
+        _topic_calls(MessageQueue, Access.ADMIN, "destroy_topic create_consumer_group", repeats=False),
+        _topic_calls(MessageQueue, Access.ADMIN, "destroy_consumer_group", repeats=False),
+        _channel_calls(Access.CONSUME, "describe_channels"),
+        _channel_calls(Access.ADMIN, "create_channels destroy_channels", repeats=False),
+    )
+}
+"""By name. Writes have frames of their own."""
 
 
 # --- values that are no plain data ------------------------------------------------------------------------------------
@@ -226,8 +206,7 @@ def _encode_other(value: object) -> object:
         case range():
             return value.start, value.stop
         case _:
-            pass
-    raise NotImplementedError(f"{type(value).__name__} does not cross a connection")
+            raise NotImplementedError(f"{type(value).__name__} does not cross a connection")
 
 
 def _decode_other(kind: type, value: Any) -> Any:
@@ -248,6 +227,11 @@ def _decode_other(kind: type, value: Any) -> Any:
 _encode = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
 
 
+@cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(kind, dec_hook=_decode_other)
+
+
 def encode(value: object) -> bytes:
     """Return the bytes of a value."""
     return _encode((value.findings, value.counts, value.bytes) if isinstance(value, Report) else value)
@@ -256,7 +240,7 @@ def encode(value: object) -> bytes:
 def decode(data: bytes | memoryview, kind: Any) -> Any:
     """Return a value of a kind. Raises `ProtocolError` for what is none."""
     try:
-        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_other)
+        return _decoder(kind).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"a value does not decode: {error}") from error
 
@@ -272,32 +256,32 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
     retryable: str
     fields: dict[str, Any]
 
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """Return an error for the other side; of one that is none of ours only that it happened, not what is in it."""
+        if not isinstance(error, StreamingNodeError):
+            return cls("STREAMING_NODE_ERROR", f"the node failed at this call: {type(error).__name__}", "no", {})
+        fields = {name: value for name, value in error.fields().items() if not name.startswith("_")}
+        try:
+            encode(fields)
+        except (TypeError, NotImplementedError, OverflowError):
+            fields = {}
+        return cls(error.code, str(error)[:DETAIL_MAX], error.retryable, fields)
 
-def error_to_wire(error: Exception) -> WireError:
-    """Return an error for the other side; of one that is none of ours only that it happened, not what is in it."""
-    if not isinstance(error, StreamingNodeError):
-        return WireError("STREAMING_NODE_ERROR", f"the node failed at this call: {type(error).__name__}", "no", {})
-    fields = {name: value for name, value in error.fields().items() if not name.startswith("_")}
-    try:
-        encode(fields)
-    except (TypeError, NotImplementedError, OverflowError):
-        fields = {}
-    return WireError(error.code, str(error)[:DETAIL_MAX], error.retryable, fields)
+    def error(self) -> StreamingNodeError:
+        """Return the error of the same class here; of a class that is not known here, one that has its code and text."""
+        kind = next((each for each in _classes(StreamingNodeError) if each.code == self.code), StreamingNodeError)
+        error = kind.__new__(kind)
+        Exception.__init__(error, self.text)
+        vars(error).update(self.fields)
+        return error
 
 
-def error_from_wire(wire: WireError) -> StreamingNodeError:
-    """Return the error of the same class here; of a class that is not known here, one that has its code and text."""
-    kind = _classes().get(wire.code, StreamingNodeError)
-    error = kind.__new__(kind)
-    Exception.__init__(error, wire.text)
-    vars(error).update(wire.fields)
-    return error
+WireResults = tuple[list[WireResult], list[tuple[int, int, WireError]]]
+"""What became of writes, and why some are refused: number of the frame, index of the group, error."""
 
 
-def _classes() -> dict[str, type[StreamingNodeError]]:
-    found, waiting = dict[str, type[StreamingNodeError]](), [StreamingNodeError]
-    while waiting:
-        kind = waiting.pop()
-        found.setdefault(kind.code, kind)
-        waiting += kind.__subclasses__()
-    return found
+def _classes(kind: type[StreamingNodeError]) -> Iterator[type[StreamingNodeError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _classes(each)

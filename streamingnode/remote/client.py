@@ -1,9 +1,8 @@
 """A node of another process, with the interface of one of this: `async with connect("unix:data/node.sock") as node`."""
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,18 +22,18 @@ from streamingnode.care.inspect import BackupRecord
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, error_from_wire
+from streamingnode.remote.calls import ACK, READ, TRANSACTION, Opened, ReadCall, TransactionCall, WireError
 from streamingnode.remote.link import Link
 from streamingnode.remote.queue import RemoteChannels, RemoteQueue
 from streamingnode.remote.streams import decode_batch
-from streamingnode.remote.writes import WireResult, frame_of
+from streamingnode.remote.writes import FIRST_EPOCH, WireResult, frame_of
 from streamingnode.statistics import SpoolStatistics
 from streamingnode.streams.channels import Channels
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
-from wal.headers import BeginTxnHeader, MessageType, RollbackTxnHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.packer import Packer
 from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
 from wal.queue import PendingBytes
@@ -79,14 +78,12 @@ async def compose_remote(
     return Node(backend, supervisor, closing)
 
 
-class _Named:
+class _Named(msgspec.Struct):
     """A named producer: the highest sequence that is in the log, the highest that was used, and how many writes are sent."""
 
-    __slots__ = ("last", "outstanding", "reached")
-
-    def __init__(self, last: int = 0) -> None:
-        self.last = self.reached = last
-        self.outstanding = 0
+    last: int = 0
+    reached: int = 0
+    outstanding: int = 0
 
 
 def _asked(name: str, *, changes: str = "") -> Any:
@@ -96,13 +93,9 @@ def _asked(name: str, *, changes: str = "") -> Any:
         return await self.link.call_of(name, *arguments, *options.values())
 
     async def change(self: "RemoteBackend", *arguments: object, timeout: float | None, **options: bool) -> Any:
-        own = self._stamp(None)
-        self._outstanding.append(own.sequence)
-        try:
-            make = partial(self.link.call_of, name, *arguments, *options.values(), own)
-            return await within(timeout, make, changes)
-        finally:
-            self._settled(range(own.sequence, own.sequence + 1))
+        with self._under_way():
+            stamp = ProducerStamp(self.link.client_id, FIRST_EPOCH, self._stamp(None).sequence)
+            return await within(timeout, partial(ask, self, *arguments, **options, stamp=stamp), changes)
 
     return change if changes else ask
 
@@ -115,13 +108,15 @@ class RemoteBackend:
         self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
         self.channels: Channels = RemoteChannels(self.link.call_of, self.link.number)
         self.catalog = Catalog()
+        self.read = partial(RemoteReading, self.link)
+        self.node_id: str
+        self.wal_name: str
         self.config: NodeConfig
         self.pending: PendingBytes
         self._packer: Packer
         self._sequence = 0
-        self._outstanding: deque[int] = deque()
-        """The client's own sequences that were not answered, ascending."""
-        self._answered: set[int] = set()
+        self._outstanding: dict[int, int] = {}
+        """Of each frame, commit or change without an answer, oldest first: the client's own next sequence when it began."""
         self._named: dict[int, _Named] = {}
         """The named producers that were opened here, by id."""
 
@@ -131,6 +126,7 @@ class RemoteBackend:
         self._settle_in()
 
     def _settle_in(self) -> None:
+        self.node_id, self.wal_name = self.link.welcome.node_id, self.link.welcome.wal_name
         config = load_config(arguments=self.link.welcome.settings)
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
@@ -157,28 +153,6 @@ class RemoteBackend:
         """The node's directory, where it runs."""
         return self.link.welcome.path
 
-    @property
-    def node_id(self) -> str:
-        """Identity of the node's data."""
-        return self.link.welcome.node_id
-
-    @property
-    def wal_name(self) -> str:
-        """The kind of its log."""
-        return self.link.welcome.wal_name
-
-    def read(
-        self,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-    ) -> "RemoteReading":
-        """Return a way through the node's log."""
-        return RemoteReading(self.link, infos, policy, until=until, name=name, types=types)
-
     async def drain(self) -> None:
         """Wait for writes that were sent; what was not is refused when the link closes."""
         await self.link.drain(GRACE_S)
@@ -192,31 +166,37 @@ class RemoteBackend:
             raise InvalidArgument(f"the producer has used sequence {SEQUENCE_MAX} — use another producer")
         return self._packer.append(group) if group.pieces else self._transaction(group)
 
+    @contextmanager
+    def _under_way(self) -> Iterator[int]:
+        """Have the node remember what is sent in the block until it was answered; yields a number for it."""
+        number = self.link.number()
+        self._outstanding[number] = self._sequence + 1
+        try:
+            yield number
+        finally:
+            del self._outstanding[number]
+
     async def _send(self, pack: Pack) -> None:
         await self.link.wait_ready()
-        number, first = self.link.number(), self._sequence + 1
-        frame = frame_of(
-            number,
-            pack.groups,
-            self._stamp,
-            settled=lambda: self._outstanding[0] if self._outstanding else first,
-            unit_bytes_max=self.config.wal.group_bytes_max // 2,
-        )
-        own = range(first, self._sequence + 1)
-        self._outstanding.extend(own)
-        try:
-            await self.link.send_writes(number, frame, on_sent=partial(setattr, pack, "sent", True))
-        finally:
-            self._settled(own)
-            self._told(pack.groups)
+        with self._under_way() as number:
+            frame = frame_of(
+                number,
+                pack.groups,
+                self._stamp,
+                settled=lambda: next(iter(self._outstanding.values())),
+                unit_bytes_max=self.config.wal.group_bytes_max // 2,
+            )
+            try:
+                await self.link.send_writes(number, frame, on_sent=partial(setattr, pack, "sent", True))
+            finally:
+                self._told(pack.groups)
 
     def _stamp(self, group: AppendGroup | None) -> ProducerStamp:
-        """Return the stamp of a write: a named producer's, or the client's next one."""
-        if group is None:
+        """Return the stamp of a write: a named producer's, or the client's next one, who is producer 0."""
+        if group is None or group.producer is None:
             self._sequence += 1
-            return ProducerStamp(self.link.client_id, 1, self._sequence)
+            return ProducerStamp(0, FIRST_EPOCH, self._sequence)
         stamp = group.producer
-        assert stamp is not None, "only those of named producers are asked for"
         named = self._named.setdefault(stamp.producer_id, _Named())
         if not stamp.sequence:
             stamp = group.producer = ProducerStamp(stamp.producer_id, stamp.epoch, named.reached + 1)
@@ -237,63 +217,45 @@ class RemoteBackend:
                 if refused and not named.outstanding and named.reached == stamp.sequence > named.last:
                     named.reached -= 1  # a write that surely is not in the log leaves its sequence free
 
-    def _settled(self, sequences: range) -> None:
-        self._answered.update(sequences)
-        while self._outstanding and self._outstanding[0] in self._answered:
-            self._answered.discard(self._outstanding.popleft())
-
     async def _transaction(self, group: AppendGroup) -> AppendResult:
-        first, sequence = group.messages[0], 0
-        match first.type:
-            case MessageType.BEGIN_TXN:
-                assert isinstance(first.header, BeginTxnHeader), "by its type"
-                call = TransactionCall("begin", keepalive_ms=first.header.keepalive_ms)
-            case MessageType.COMMIT_TXN:
-                stamp = self._stamp(group if group.producer is not None else None)
-                sequence = stamp.sequence if group.producer is None else 0
-                if sequence:
-                    self._outstanding.append(sequence)
-                producer_id = 0 if sequence else stamp.producer_id
-                call = TransactionCall(
-                    "commit", first.txn_id, sequence=stamp.sequence, producer_id=producer_id, epoch=stamp.epoch
-                )
-            case MessageType.ROLLBACK_TXN:
-                assert isinstance(first.header, RollbackTxnHeader), "by its type"
-                call = TransactionCall("rollback", first.txn_id, reason=first.header.reason)
-            case _:
-                encode, messages = msgspec.msgpack.encode, group.messages
-                bodies = [
-                    (int(each.type), each.vchannel, encode(each.header), bytes(each.payload)) for each in messages
-                ]
-                call = TransactionCall("bodies", first.txn_id, bodies=tuple(bodies))
-        repeats, pack = call.step == "commit", Pack([group])  # a commit has a stamp
-        try:
-            await self.link.wait_ready()
-            pack.sent = True
-            wired: WireResult = await self.link.call(
-                TransactionCall.name, call, WireResult, repeats=repeats, changes=True
-            )
-            group.outcome = wired.result(message_id_kind(self.wal_name))
-            return group.outcome
-        except StreamingNodeError as error:
-            group.outcome, pack.sent = error, isinstance(error, Indeterminate)  # else the node has nothing of it
-            if repeats or not isinstance(error, Indeterminate):
-                raise
-            raise TransactionExpired(
-                f"transaction {first.txn_id} ended with its connection — repeat all of it"
-            ) from error
-        finally:
-            if sequence:
-                self._settled(range(sequence, sequence + 1))
-            self._told((group,))
+        """Take a step of a transaction; only a commit has a stamp, and may be sent again."""
+        first, pack, call = group.messages[0], Pack([group]), TRANSACTION
+        with self._under_way():
+            match first.header:
+                case BeginTxnHeader(keepalive_ms=keepalive_ms):
+                    request = TransactionCall("begin", keepalive_ms=keepalive_ms)
+                case CommitTxnHeader():
+                    stamp, call = self._stamp(group), call._replace(repeats=True)
+                    request = TransactionCall(
+                        "commit", first.txn_id, 0, "", stamp.sequence, stamp.producer_id, stamp.epoch
+                    )
+                case RollbackTxnHeader(reason=reason):
+                    request = TransactionCall("rollback", first.txn_id, reason=reason)
+                case _:
+                    encode = msgspec.msgpack.encode
+                    bodies = [
+                        (each.type, each.vchannel, encode(each.header), bytes(each.payload)) for each in group.messages
+                    ]
+                    request = TransactionCall("bodies", first.txn_id, bodies=tuple(bodies))
+            try:
+                await self.link.wait_ready()
+                pack.sent = True
+                wired: WireResult = await self.link.call(call, request)
+                group.outcome = wired.result(message_id_kind(self.wal_name))
+                return group.outcome
+            except StreamingNodeError as error:
+                group.outcome, pack.sent = error, isinstance(error, Indeterminate)  # else the node has nothing of it
+                if call.repeats or not pack.sent:
+                    raise
+                raise TransactionExpired(
+                    f"transaction {first.txn_id} ended with its connection — repeat all of it"
+                ) from error
+            finally:
+                self._told((group,))
 
     # --- calls ----------------------------------------------------------------------------------------------------------
 
-    async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
-        """As `Node.consistent_tick`."""
-        tick: int = await self.link.call_of("consistent_tick", collections)
-        return tick
-
+    consistent_tick = _asked("consistent_tick")
     create_collection = _asked("create_collection", changes="the collection")
     drop_collection = _asked("drop_collection", changes="the drop")
     create_partition = _asked("create_partition", changes="the partition")
@@ -314,7 +276,7 @@ class RemoteBackend:
         """Open a producer, made if it is new, and fence whoever had it open."""
         opened: tuple[ProducerRecord, int] = await self.link.call_of("open_producer", name)
         record, last_sequence = opened
-        self._named[record.producer_id] = _Named(last_sequence)
+        self._named[record.producer_id] = _Named(last_sequence, last_sequence)
         return opened
 
     def last_sequence(self, producer_id: int) -> int:
@@ -357,11 +319,10 @@ class RemoteReading:
         types: frozenset[MessageType],
     ) -> None:
         self._link, self._name = link, name
-        kinds = tuple(sorted(map(int, types)))
         ids = infos[0].id if len(infos) == 1 else tuple(info.id for info in infos)
-        self._request = ReadCall(ids, *policy.plain, until, name, kinds, None, STREAM_CREDIT_BYTES)
-        self._frames: deque[Frame | None] = deque()
-        self._came = asyncio.Event()
+        self._request = ReadCall(ids, *policy.plain, until, name, tuple(sorted(types)), None, STREAM_CREDIT_BYTES)
+        self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+        """What came over the stream; None when its connection was lost, or when it is closed."""
         self._stream = 0
         self._taken_bytes = 0
         self._is_closed = False
@@ -372,16 +333,15 @@ class RemoteReading:
 
     async def open(self) -> None:
         """Find the place to start, at the node."""
-        while True:
+        frame = None
+        while frame is None:
             await self._link.wait_ready()
-            self._frames.clear()
-            self._stream = self._link.open_stream(self._request, ReadCall.name, self._take)
+            self._frames = asyncio.Queue()
+            self._stream = self._link.open_stream(self._request, READ.name, self._frames.put_nowait)
             frame = await self._next_frame()
-            if frame is not None:
-                break
         if frame.kind != FrameKind.OPENED:
-            self._link.close_stream(self._stream)
-            raise error_from_wire(frame.value(WireError))
+            self._link.end(self._stream)
+            raise frame.value(WireError).error()
         opened: Opened = frame.value(Opened)
         self._opened_on = self._link.connections
         if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
@@ -393,19 +353,18 @@ class RemoteReading:
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next, over the next connection where this one is lost."""
-        while True:
-            frame = await self._next_frame()
-            if frame is None:
-                await self._open_again()
-            elif frame.kind == FrameKind.ERROR:
-                raise error_from_wire(frame.value(WireError))
-            else:
-                batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
-                self._grant(len(frame.payload))
-                # Where it goes on, whatever is acknowledged: nothing is missed, and nothing comes twice.
-                resume = batch.resume_position, batch.confirmed_tick
-                self._request = msgspec.structs.replace(self._request, resume=resume)
-                return batch
+        while (frame := await self._next_frame()) is None:
+            await self._open_again()
+        if frame.kind == FrameKind.ERROR:
+            raise frame.value(WireError).error()
+        batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
+        self._taken_bytes += len(frame.payload)
+        if self._taken_bytes >= CREDIT_STEP_BYTES:
+            self._link.send(FrameKind.CREDIT, self._stream, self._taken_bytes)
+            self._taken_bytes = 0
+        # Where it goes on, whatever is acknowledged: nothing is missed, and nothing comes twice.
+        self._request = msgspec.structs.replace(self._request, resume=(batch.resume_position, batch.confirmed_tick))
+        return batch
 
     async def ack(self, last_confirmed: MessageId, tick: int) -> None:
         """Move a named reader's place."""
@@ -417,8 +376,7 @@ class RemoteReading:
         while True:
             self.acknowledged_tick = max(tick, self.acknowledged_tick)
             try:
-                call = AckCall(self._stream, last_confirmed.position, tick)
-                await self._link.call(AckCall.name, call, Any, repeats=False, changes=False)
+                await self._link.call_of(ACK.name, self._stream, last_confirmed.position, tick)
                 break
             except (Indeterminate, InvalidArgument):
                 if self._opened_on == self._link.connections:
@@ -430,8 +388,8 @@ class RemoteReading:
     async def close(self) -> None:
         """End it; idempotent."""
         self._is_closed = True
-        self._link.close_stream(self._stream)
-        self._came.set()
+        self._link.end(self._stream)
+        self._frames.put_nowait(None)
 
     async def _open_again(self) -> None:
         loop = asyncio.get_running_loop()
@@ -445,19 +403,7 @@ class RemoteReading:
                 await asyncio.sleep(BUSY_PAUSE_S)
 
     async def _next_frame(self) -> Frame | None:
-        while not self._frames:
-            if self._is_closed:
-                raise OnShutdown("the reader is closed — open another with node.read()")
-            self._came.clear()
-            await self._came.wait()
-        return self._frames.popleft()
-
-    def _take(self, frame: Frame | None) -> None:
-        self._frames.append(frame)
-        self._came.set()
-
-    def _grant(self, size_bytes: int) -> None:
-        self._taken_bytes += size_bytes
-        if self._taken_bytes >= CREDIT_STEP_BYTES:
-            self._link.grant(self._stream, self._taken_bytes)
-            self._taken_bytes = 0
+        frame = None if self._is_closed else await self._frames.get()
+        if self._is_closed:
+            raise OnShutdown("the reader is closed — open another with node.read()")
+        return frame

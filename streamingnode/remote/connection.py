@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from wal.errors import OnShutdown, ProtocolError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
+from wal.queue import Signal
 
 PART_BYTES = 2 << 20
 """What a long reply is cut into, so that others get between its parts. Most batches of messages are shorter."""
@@ -38,10 +39,10 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(allocate=pa.allocate_buffer)  # from memory that Arrow keeps for the next one
         self._parts: dict[int, bytearray] = {}
         self._parts_bytes = 0
-        self._transport: asyncio.Transport | None = None
-        self._drained: asyncio.Future[None] | None = None
+        self._transport: asyncio.Transport
+        self._is_full, self._drained = False, Signal()
         self._sending = asyncio.Lock()
-        self._is_node, self._has_agreed = is_node, False
+        self._is_node, self.has_agreed = is_node, False
         self._error: Exception | None = None
         self.is_open = False
         self.received_at = asyncio.get_running_loop().time()
@@ -73,16 +74,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """Let `drain` wait."""
-        self._drained = asyncio.get_running_loop().create_future()
-        if self._is_node and self._transport is not None:
+        self._is_full = True
+        if self._is_node:
             self._transport.pause_reading()  # who does not read answers asks nothing more; a client always reads
 
     def resume_writing(self) -> None:
         """Let those go on who wait."""
-        drained, self._drained = self._drained, None
-        if drained is not None and not drained.done():
-            drained.set_result(None)
-        if self._is_node and self.is_open and self._transport is not None:
+        self._is_full = False
+        self._drained.wake()
+        if self._is_node and self.is_open:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -95,7 +95,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def agreed(self) -> None:
         """Take frames of full size from now on: both sides know each other."""
-        self._reader.frame_bytes_max, self._has_agreed = FRAME_BYTES_MAX, True
+        self._reader.frame_bytes_max, self.has_agreed = FRAME_BYTES_MAX, True
 
     def send(self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview) -> None:
         """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises `ProtocolError` if too long."""
@@ -103,41 +103,38 @@ class Connection(asyncio.BufferedProtocol):
 
     def send_encoded(self, frame: list[bytes | memoryview]) -> None:
         """Send what `encode_frame` returned."""
-        if self.is_open and self._transport is not None:
+        if self.is_open:
             self._transport.writelines(frame)
 
-    async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview, meta: object = None) -> None:
+    async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview) -> None:
         """Send a frame of any length in parts, each when the other side has read most of those before."""
         *parts, last = _parts(payload)
-        for part in parts:
+        for what, part in [*((FrameKind.PART, each) for each in parts), (kind, last)]:
             async with self._sending:  # one part at a time, or each of a thousand streams would have one waiting
                 await self.drain()
-                self.send(FrameKind.PART, number, None, *part)
-        async with self._sending:
-            await self.drain()
-            self.send(kind, number, meta, *last)
+                self.send(what, number, None, *part)
 
     async def drain(self) -> None:
         """Return once the other side has read most of what was sent, or is gone. Raises `OnShutdown` then."""
-        if self._drained is not None:
-            await asyncio.shield(self._drained)
+        while self._is_full:
+            await self._drained.wait()
         if not self.is_open:
             raise OnShutdown("the connection is lost — connect again")
 
     def peer(self, name: str) -> Any:
         """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info` does."""
-        return None if self._transport is None else self._transport.get_extra_info(name)
+        return self._transport.get_extra_info(name)
 
     def close(self) -> None:
         """Close it when what was sent is on its way."""
-        if self._transport is not None:
+        if self.is_open:
             self._transport.close()
 
     def abort(self, error: Exception) -> None:
         """Close it now, because of an error, which `on_lost` is told."""
         self._error = self._error or error
-        self.is_open = False
-        if self._transport is not None:
+        if self.is_open:
+            self.is_open = False
             self._transport.abort()
 
     def _whole(self, frame: Frame) -> Frame | None:
@@ -149,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
             self._parts_bytes -= len(parts)
             parts += frame.payload
             return frame._replace(payload=memoryview(parts))
-        if not self._has_agreed or not frame.payload or len(self._parts) >= PARTS_MAX:
+        if not self.has_agreed or not frame.payload or len(self._parts) >= PARTS_MAX:
             raise ProtocolError(f"a part before the hello, of nothing, or of over {PARTS_MAX} frames at a time")
         self._parts_bytes += len(frame.payload)
         if self._parts_bytes > self._parts_bytes_max:

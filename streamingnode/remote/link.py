@@ -18,17 +18,17 @@ import msgspec
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Unauthenticated, Unreachable
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import CALLS, VERSIONS, Hello, Welcome, WireError, decode, encode, error_from_wire
+from streamingnode.remote.calls import CALLS, VERSIONS, Call, Hello, Welcome, WireError, WireResults, decode, encode
 from streamingnode.remote.connection import Connection
-from streamingnode.remote.writes import FrameOfWrites, WireResult
+from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
-from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError, TooLarge
-from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError, TooLarge
+from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind, encode_frame
 from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
+from wal.queue import Signal
 from wal.runtime import event_log
 
 _log = event_log(__name__)
-_decode_results = msgspec.msgpack.Decoder(tuple[list[WireResult], list[tuple[int, int, WireError]]]).decode
 
 REQUEST_BYTES_MAX = FRAME_BYTES_MAX - (1 << 10)
 """Of one call: it goes in one frame."""
@@ -62,28 +62,29 @@ TRANSITIONS = {
 }
 
 
-class _Pending:
-    """A call without its answer."""
+class _Sent(msgspec.Struct, eq=False):
+    """A call without its answer, or a frame of writes some of whose `units` were not told; `ended` when all were."""
 
-    __slots__ = ("changes", "name", "payload", "repeats", "reply", "sent")
+    parts: list[bytes | memoryview]
+    ended: asyncio.Future[Frame | None]
+    call: Call | None = None
+    units: dict[int, Unit] = {}
+    times: int = 0
+    """How often it was sent."""
 
-    def __init__(self, name: str, payload: bytes, *, repeats: bool, changes: bool) -> None:
-        self.name, self.payload, self.repeats, self.changes = name, payload, repeats, changes
-        self.sent = 0
-        """How often."""
-        self.reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+    def end(self, frame: Frame | None) -> None:
+        """Pass an answer on; the first one stands."""
+        if not self.ended.done():
+            self.ended.set_result(frame)
 
-
-class _PendingWrites:
-    """A frame of writes without some of its results; `ended` is done with the last of them."""
-
-    __slots__ = ("ended", "frame", "left", "sent")
-
-    def __init__(self, frame: FrameOfWrites) -> None:
-        self.frame, self.left = frame, set(range(len(frame.units)))
-        self.sent = 0
-        """How often."""
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def fail(self, error: StreamingNodeError) -> None:
+        """Tell who waits that there is no answer."""
+        for unit in self.units.values():
+            unit.settle(error)
+        self.units.clear()
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            self.ended.exception()  # heard, if nobody waits any more
 
 
 class Link:
@@ -102,20 +103,21 @@ class Link:
         """Told of each state, before anything is sent in it."""
         self._on_catalog = on_catalog
         self._loop = asyncio.get_running_loop()
+        self._node_id = ""
+        """Of the node that this is for; nothing before it is known."""
         self._connection: Connection | None = None
         self._numbers = 0
-        self._calls: dict[int, _Pending] = {}
-        self._writes: dict[int, _PendingWrites] = {}
+        self._sent: dict[int, _Sent] = {}
+        """What waits for answers, by number; so are the others."""
         self._writes_bytes = 0
         self._streams: dict[int, Callable[[Frame | None], None]] = {}
         self._held: dict[int, tuple[int, int, int]] = {}
         """Writes of named producers that were begun and not sent, whose places the node keeps."""
-        self._handshake: asyncio.Future[Frame] | None = None
-        self._has_catalog = asyncio.Event()
-        self._lost = asyncio.Event()
-        self._ready = asyncio.Event()
-        """Set while there is a connection, or will be none: then calls go on, or are refused."""
-        self._answered = asyncio.Event()
+        self._welcomed: asyncio.Future[None]
+        """Done when the node has said what it is, and what is in it."""
+        self._lost: asyncio.Future[None]
+        self._moved = Signal()
+        """Woken when the state changes, and when writes were answered."""
         self._is_leaving = False
         self._reason: Exception | None = None
 
@@ -124,12 +126,14 @@ class Link:
     async def open(self, known: Welcome | None = None) -> None:
         """Connect, to a `known` node once it is there. Raises `Unreachable`, `Unauthenticated`, `ProtocolError`."""
         try:
-            await self._connect(expect=known.node_id if known else "")
+            if known is not None:
+                self.welcome, self._node_id = known, known.node_id
+            await self._connect()
             self._become(LinkState.READY)
         except Unreachable as error:
             if known is None:
                 raise
-            self.welcome, self._reason = known, error
+            self._reason = error
             self._become(LinkState.LOST)
 
     async def run(self) -> None:
@@ -137,59 +141,49 @@ class Link:
         while True:
             if self.state is LinkState.READY:
                 await self._stay_connected()
-                self._ready.clear()
                 self._become(LinkState.CONNECTING)
                 _log.warning(
                     "connection_lost", address=str(self.address), error=str(self._reason or "closed by the node")
                 )
-                self._drop_unrepeatable()
+                self._end_all(None)
             # A node that closes each connection at once must not be asked without end.
             await asyncio.sleep(PAUSE_FIRST_S)
             await self._connect_again()
             self._become(LinkState.READY)
-            self._send_again()
+            for number, held in self._held.items():  # first: what is sent again may be among them
+                self.send(FrameKind.HOLD, number, held)
+            for sent in self._sent.values():
+                self._transmit(sent)
 
     async def _stay_connected(self) -> None:
         """Return when the connection is lost; ask a quiet one for a sign of life."""
-        while not self._lost.is_set():
+        while not self._lost.done() and (connection := self._connection) is not None:
             asked_at = self._loop.time()
-            try:
-                async with asyncio.timeout(PING_S):
-                    await self._lost.wait()
-            except TimeoutError:
-                connection = self._connection
-                if connection is None:
-                    return
-                quiet_s = self._loop.time() - connection.received_at
-                stood_still = (
-                    self._loop.time() - asked_at > 2 * PING_S
-                )  # this side, and what came is to be looked at yet
-                if quiet_s > SILENT_S_MAX and not stood_still:
-                    connection.abort(Unreachable(f"the node at {self.address} was silent for {SILENT_S_MAX:g} s"))
-                elif quiet_s > PING_S / 2:
-                    connection.send(FrameKind.PING)
+            await asyncio.wait((self._lost,), timeout=PING_S)
+            quiet_s = self._loop.time() - connection.received_at
+            stood_still = self._loop.time() - asked_at > 2 * PING_S  # this side, and what came is to be looked at yet
+            if quiet_s > SILENT_S_MAX and not stood_still:
+                connection.abort(Unreachable(f"the node at {self.address} was silent for {SILENT_S_MAX:g} s"))
+            elif quiet_s > PING_S / 2:
+                connection.send(FrameKind.PING)
 
     async def _connect_again(self) -> None:
         give_up_at, pause_s = self._loop.time() + min(self.options.give_up_s, GIVE_UP_S_MAX), PAUSE_FIRST_S
-        node_id = self.welcome.node_id
         while True:
             try:
-                await self._connect(expect=node_id)
-                return
+                return await self._connect()
             except StreamingNodeError as error:
                 self._reason = error
                 is_final = isinstance(error, (Unauthenticated, InvalidArgument))
                 if self.state is LinkState.CONNECTING and (is_final or self._loop.time() >= give_up_at):
                     self._become(LinkState.LOST)
-                    self._fail_all(error)
+                    self._end_all(error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
-    async def _connect(self, *, expect: str = "") -> None:
-        self._lost.clear()
-        self._has_catalog.clear()
-        self._handshake = self._loop.create_future()
+    async def _connect(self) -> None:
         address, options = self.address, self.options
+        self._welcomed, self._lost = self._loop.create_future(), self._loop.create_future()
         connection = self._connection = Connection(
             lambda frame: self._on_frame(connection, frame),
             lambda error: self._on_lost(connection, error),
@@ -202,29 +196,13 @@ class Link:
                 else:
                     tls = (options.tls or ssl.create_default_context()) if address.tls else None
                     await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
-                hello = Hello(VERSIONS, self.client_id, options.name, options.token)
-                connection.send(FrameKind.HELLO, 0, hello)
-                frame = await self._handshake
-                if frame.kind == FrameKind.ERROR:
-                    raise error_from_wire(frame.value(WireError))
-                welcome: Welcome = frame.value(Welcome)
-                if expect and welcome.node_id != expect:
-                    raise InvalidArgument(
-                        f"at {address} is node {welcome.node_id} now, it was {expect} — open another connection for that one"
-                    )
-                self.welcome = welcome
-                await self._has_catalog.wait()
-                if self._lost.is_set():
-                    raise Unreachable(f"the node at {address} closed the connection: {self._reason}")
-        except StreamingNodeError:
+                connection.send(FrameKind.HELLO, 0, Hello(VERSIONS, self.client_id, options.name, options.token))
+                await self._welcomed
+        except BaseException as error:
             self._close_connection()
-            raise
-        except (OSError, ssl.SSLError, TimeoutError) as error:
-            self._close_connection()
-            what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
-            raise Unreachable(f"no node answers at {address}: {what}") from error
-        except BaseException:
-            self._close_connection()
+            if isinstance(error, OSError):  # of TLS and of the deadline, too
+                what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
+                raise Unreachable(f"no node answers at {address}: {what}") from error
             raise
         self.connections += 1
 
@@ -236,22 +214,22 @@ class Link:
     def _become(self, state: LinkState) -> None:
         assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
         self.state, self._is_leaving = state, False
-        if state is not LinkState.CONNECTING:
-            self._ready.set()
+        self._moved.wake()
         self.on_state(state)
 
     def _on_lost(self, connection: Connection, error: Exception | None) -> None:
         if connection is not self._connection:  # one that was given up before
             return
         self._reason = error
-        self._lost.set()
-        if self._handshake is not None and not self._handshake.done():
-            if not isinstance(error, StreamingNodeError):
-                error = Unreachable(f"the node at {self.address} closed the connection at once")
-            self._handshake.set_exception(error)
-            self._handshake.exception()  # heard, if nobody waits any more
-        elif self._has_catalog is not None:
-            self._has_catalog.set()  # whoever waits for it finds the connection lost
+        self._lost.set_result(None)
+        if not isinstance(error, StreamingNodeError):
+            error = Unreachable(f"the node at {self.address} closed the connection at once")
+        self._refused(error)
+
+    def _refused(self, error: StreamingNodeError) -> None:
+        if not self._welcomed.done():
+            self._welcomed.set_exception(error)
+            self._welcomed.exception()  # heard, if nobody waits any more
 
     async def close(self) -> None:
         """Say goodbye, and fail what is still waiting; idempotent."""
@@ -260,11 +238,11 @@ class Link:
             if self._connection is not None:
                 self._connection.send(FrameKind.LEAVING)
             self._close_connection()
-            self._fail_all(OnShutdown("the client is closed — connect again"))
+            self._end_all(self._refusal())
 
     async def drain(self, grace_s: float | None = None) -> None:
         """Return when every write that was sent was answered, or after so many seconds."""
-        if pending := [each.ended for each in self._writes.values()]:
+        if pending := [each.ended for each in self._sent.values() if each.call is None]:
             await asyncio.wait(pending, timeout=grace_s)
 
     # --- what is sent ---------------------------------------------------------------------------------------------------
@@ -277,216 +255,175 @@ class Link:
     async def wait_ready(self) -> None:
         """Return while there is a connection. Raises `Unreachable` when it did not come back, `OnShutdown` after the end."""
         while self.state is not LinkState.READY or self._is_leaving:
-            if self.state is LinkState.CLOSED:
-                raise OnShutdown("the client is closed — connect again")
-            if self.state is LinkState.LOST:
-                raise Unreachable(f"no node answers at {self.address}: {self._reason}") from self._reason
-            await self._ready.wait()
+            if self.state in {LinkState.LOST, LinkState.CLOSED}:
+                raise self._refusal() from self._reason
+            await self._moved.wait()
 
-    async def call(self, name: str, request: object, reply: Any, *, repeats: bool, changes: bool) -> Any:
+    def _refusal(self) -> StreamingNodeError:
+        if self.state is LinkState.CLOSED:
+            return OnShutdown("the client is closed — connect again")
+        return Unreachable(f"no node answers at {self.address}: {self._reason}")
+
+    async def call(self, call: Call, request: object) -> Any:
         """Return the answer to a call, over as many connections as it takes. Cancelling it cancels it at the node.
 
-        Raises `TooLarge` for a request over a frame, and `Indeterminate` when it `changes` something, perhaps.
+        Raises `TooLarge` for a request over a frame, and `Indeterminate` when it changes something, perhaps.
         """
         await self.wait_ready()
-        number, pending = self.number(), _Pending(name, encode(request), repeats=repeats, changes=changes)
-        if len(pending.payload) > REQUEST_BYTES_MAX:
-            raise TooLarge(f"a request of {len(pending.payload)} bytes, {REQUEST_BYTES_MAX} fit — send less at a time")
-        self._calls[number] = pending
-        try:
-            self._send_call(number, pending)
-            frame = await pending.reply
-        except asyncio.CancelledError:
-            self._send(FrameKind.CANCEL, number)
-            raise
-        finally:
-            self._calls.pop(number, None)
-        return decode(frame.payload, reply)
+        number, payload = self.number(), encode(request)
+        if len(payload) > REQUEST_BYTES_MAX:
+            raise TooLarge(f"a request of {len(payload)} bytes, {REQUEST_BYTES_MAX} fit — send less at a time")
+        parts = encode_frame(FrameKind.CALL, number, call.name, payload)
+        frame = await self._answer(number, _Sent(parts, self._loop.create_future(), call))
+        assert frame is not None, "a call has a reply"
+        return decode(frame.payload, call.reply)
 
     def call_of(self, name: str, *arguments: object) -> Awaitable[Any]:
         """Make a call of the table."""
         call = CALLS[name]
-        return self.call(name, call.request(*arguments), call.reply, repeats=call.repeats, changes=call.changes)
+        return self.call(call, call.request(*arguments))
 
     async def send_writes(self, number: int, frame: FrameOfWrites, on_sent: Callable[[], None]) -> None:
         """Send a frame of writes and return when each of its units was told; cancelling it cancels what was not begun."""
         await self.wait_ready()
-        while self._writes and self._writes_bytes + frame.size_bytes > self.welcome.write_bytes_max:
-            self._answered.clear()
-            await self._answered.wait()
+        while self._writes_bytes and self._writes_bytes + frame.size_bytes > self.welcome.write_bytes_max:
+            await self._moved.wait()
             await self.wait_ready()
-        pending = self._writes[number] = _PendingWrites(frame)
-        self._writes_bytes += frame.size_bytes
         on_sent()
-        self._send_writes(pending)
+        self._writes_bytes += frame.size_bytes
         try:
-            await asyncio.shield(pending.ended)
+            sent = _Sent(frame.parts, self._loop.create_future(), units=dict(enumerate(frame.units)))
+            await self._answer(number, sent)
+        finally:
+            self._writes_bytes -= frame.size_bytes
+            self._moved.wake()
+
+    async def _answer(self, number: int, sent: _Sent) -> Frame | None:
+        self._sent[number] = sent
+        self._transmit(sent)
+        try:
+            return await sent.ended
         except asyncio.CancelledError:
-            self._send(FrameKind.CANCEL, number)
+            self.send(FrameKind.CANCEL, number)
             raise
         finally:
-            del self._writes[number]
-            self._writes_bytes -= frame.size_bytes
-            self._answered.set()
+            del self._sent[number]
+
+    def _transmit(self, sent: _Sent) -> None:
+        if self.state is LinkState.READY and self._connection is not None:
+            sent.times += 1
+            self._connection.send_encoded(sent.parts)
+
+    def send(self, kind: FrameKind, number: int, meta: object = None, payload: bytes = b"") -> None:
+        """Send a frame of a call or stream; nothing while there is no connection."""
+        if self.state is LinkState.READY and self._connection is not None:
+            self._connection.send(kind, number, meta, payload)
 
     def open_stream(self, request: object, name: str, on_frame: Callable[[Frame | None], None]) -> int:
         """Open a stream and return its number; `on_frame` is told of its frames, and of None when the connection is lost."""
         number = self.number()
         self._streams[number] = on_frame
-        self._send(FrameKind.CALL, number, name, encode(request))
+        self.send(FrameKind.CALL, number, name, encode(request))
         return number
-
-    def close_stream(self, number: int) -> None:
-        """End a stream; idempotent."""
-        if self._streams.pop(number, None) is not None:
-            self._send(FrameKind.END, number)
 
     def hold(self, place: Place) -> None:
         """Have the node keep the place of a write that is not sent yet, for as long as something refers to it here."""
         number, stamp = self.number(), place.stamp
         self._held[number] = (stamp.producer_id, stamp.epoch, stamp.sequence)
-        self._send(FrameKind.HOLD, number, self._held[number])
-        weakref.finalize(place, self._release_later, number).atexit = False
+        self.send(FrameKind.HOLD, number, self._held[number])
+        weakref.finalize(place, self._end_later, number).atexit = False
 
-    def _release_later(self, number: int) -> None:
+    def _end_later(self, number: int) -> None:
         with suppress(RuntimeError):  # in whatever thread garbage is collected, also after the event loop
-            self._loop.call_soon_threadsafe(self._release, number)
+            self._loop.call_soon_threadsafe(self.end, number)
 
-    def _release(self, number: int) -> None:
-        if self._held.pop(number, None) is not None:
-            self._send(FrameKind.END, number)
-
-    def grant(self, number: int, size_bytes: int) -> None:
-        """Let a stream send so much more."""
-        self._send(FrameKind.CREDIT, number, size_bytes)
-
-    def _send(self, kind: FrameKind, number: int, meta: object = None, payload: bytes = b"") -> None:
-        if self.state is LinkState.READY and self._connection is not None:
-            self._connection.send(kind, number, meta, payload)
-
-    def _send_call(self, number: int, pending: _Pending) -> None:
-        pending.sent += 1
-        self._send(FrameKind.CALL, number, pending.name, pending.payload)
-
-    def _send_writes(self, pending: _PendingWrites) -> None:
-        pending.sent += 1
-        if self._connection is not None:
-            self._connection.send_encoded(pending.frame.parts)
+    def end(self, number: int) -> None:
+        """End a stream, or the hold of a place; idempotent."""
+        if self._streams.pop(number, None) is not None or self._held.pop(number, None) is not None:
+            self.send(FrameKind.END, number)
 
     # --- what comes back ------------------------------------------------------------------------------------------------
 
     def _on_frame(self, connection: Connection, frame: Frame) -> None:
         if connection is not self._connection:
             return
-        if self._handshake is not None and not self._handshake.done():
-            self._shake_hands(self._handshake, frame)
+        if not connection.has_agreed:
+            self._shake_hands(connection, frame)
             return
         match frame.kind:
-            case FrameKind.RESULTS:
-                self._on_results(frame)
-            case FrameKind.MESSAGES | FrameKind.OPENED:
-                if (on_frame := self._streams.get(frame.number)) is not None:
-                    on_frame(frame)
-            case FrameKind.REPLY | FrameKind.ERROR:
-                self._on_reply(frame)
             case FrameKind.CATALOG:
                 self._on_catalog(decode(frame.payload, tuple[CollectionInfo, ...]))
-                self._has_catalog.set()
+                if not self._welcomed.done():
+                    self._welcomed.set_result(None)
+            case FrameKind.RESULTS:
+                self._on_results(frame)
+            case FrameKind.MESSAGES | FrameKind.OPENED | FrameKind.ERROR if frame.number in self._streams:
+                self._streams[frame.number](frame)
+            case FrameKind.REPLY | FrameKind.ERROR:
+                self._on_reply(frame)
             case FrameKind.LEAVING:
                 self._is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
-                self._ready.clear()
             case _:
                 pass  # of a later version
 
-    def _shake_hands(self, handshake: asyncio.Future[Frame], frame: Frame) -> None:
-        if frame.kind == FrameKind.WELCOME and self._connection is not None:
-            self._connection.agreed()
-            handshake.set_result(frame)
-        elif frame.kind == FrameKind.ERROR:
-            handshake.set_result(frame)
+    def _shake_hands(self, connection: Connection, frame: Frame) -> None:
+        if frame.kind == FrameKind.ERROR:
+            self._refused(frame.value(WireError).error())
+        elif frame.kind == FrameKind.WELCOME:
+            welcome: Welcome = frame.value(Welcome)
+            if self._node_id in {"", welcome.node_id}:
+                self.welcome, self._node_id = welcome, welcome.node_id
+                connection.agreed()
+            else:
+                now = f"at {self.address} is node {welcome.node_id} now, it was {self._node_id}"
+                self._refused(InvalidArgument(f"{now} — open another connection for that one"))
 
     def _on_results(self, frame: Frame) -> None:
-        try:
-            results, failures = _decode_results(frame.payload)
-        except msgspec.DecodeError as wrong:
-            raise ProtocolError(f"results do not decode: {wrong}") from wrong
+        results, failures = decode(frame.payload, WireResults)
         kind = message_id_kind(self.welcome.wal_name)
         for result in results:
             self._settle(result.frame, result.group, result.result(kind))
         for number, index, failure in failures:
-            self._settle(number, index, error_from_wire(failure))
+            self._settle(number, index, failure.error())
 
     def _settle(self, number: int, index: int, outcome: Any) -> None:
-        pending = self._writes.get(number)
-        if pending is None or index not in pending.left:  # its callers are gone, or were told
+        sent = self._sent.get(number)
+        if sent is None or (unit := sent.units.pop(index, None)) is None:  # its callers are gone, or were told
             return
-        pending.left.discard(index)
-        if pending.sent > 1 and isinstance(outcome, StreamingNodeError):
-            # What refuses it now may not know of the first try, which may be in the log.
-            outcome = in_doubt(Indeterminate(f"a write that was sent again is refused: {outcome.happened}"), outcome)
-        pending.frame.units[index].settle(outcome)
-        if not pending.left and not pending.ended.done():
-            pending.ended.set_result(None)
+        unit.settle(self._doubted(sent, "a write", outcome) if isinstance(outcome, StreamingNodeError) else outcome)
+        if not sent.units:
+            sent.end(None)
 
     def _on_reply(self, frame: Frame) -> None:
-        if (on_frame := self._streams.get(frame.number)) is not None:
-            on_frame(frame)
-        elif (pending := self._calls.get(frame.number)) is None or pending.reply.done():
-            pass  # its caller is gone
-        elif frame.kind == FrameKind.ERROR:
-            error = error_from_wire(frame.value(WireError))
-            if pending.sent > 1 and pending.changes and not error.decides:
-                error = in_doubt(
-                    Indeterminate(f"{pending.name} was sent again and is refused: {error.happened}"), error
-                )
-            pending.reply.set_exception(error)
+        sent = self._sent.get(frame.number)
+        if sent is None or sent.call is None:
+            return  # its caller is gone
+        if frame.kind == FrameKind.REPLY:
+            sent.end(frame)
         else:
-            pending.reply.set_result(frame)
+            sent.fail(self._doubted(sent, sent.call.name, frame.value(WireError).error()))
+
+    def _doubted(self, sent: _Sent, what: str, error: StreamingNodeError) -> StreamingNodeError:
+        """Return the error of a try: what refuses it now may not know of the one before, which may be in the log."""
+        if sent.times < 2 or (sent.call is not None and (error.decides or not sent.call.changes)):
+            return error
+        return in_doubt(Indeterminate(f"{what} was sent again and is refused: {error.happened}"), error)
 
     # --- a lost connection ----------------------------------------------------------------------------------------------
 
-    def _drop_unrepeatable(self) -> None:
-        """Tell what cannot be asked again that the connection is lost, and streams, which are opened again."""
-        for pending in list(self._calls.values()):
-            if not pending.repeats and not pending.reply.done():
-                pending.reply.set_exception(self._lost_call(pending))
+    def _end_all(self, error: StreamingNodeError | None) -> None:
+        """End what a lost connection ends: streams, which are opened again, and what cannot be asked again.
+
+        With an error the connection is gone for good, and nobody waits any more.
+        """
+        for sent in list(self._sent.values()):
+            repeats = sent.call is None or sent.call.repeats
+            if error is not None and sent.call is not None and not sent.call.changes:
+                sent.fail(error)
+            elif error is not None or not repeats:
+                what = "a write" if sent.call is None else sent.call.name
+                why = f": {error.happened}" if error is not None else ""
+                sent.fail(Indeterminate(f"the connection to {self.address} was lost before {what} was answered{why}"))
         streams, self._streams = self._streams, {}
         for on_frame in streams.values():
             on_frame(None)
-
-    def _lost_call(self, pending: _Pending) -> Indeterminate:
-        return Indeterminate(f"the connection to {self.address} was lost before {pending.name} was answered")
-
-    def _send_again(self) -> None:
-        for number, held in self._held.items():  # first: what is sent again may be among them
-            self._send(FrameKind.HOLD, number, held)
-        for number, pending in self._calls.items():
-            if not pending.reply.done():
-                self._send_call(number, pending)
-        for writes in self._writes.values():
-            self._send_writes(writes)
-
-    def _fail_all(self, error: StreamingNodeError) -> None:
-        """Tell everybody who waits that the connection is gone for good."""
-        for pending in list(self._calls.values()):
-            if not pending.reply.done():
-                pending.reply.set_exception(self._lost_call(pending) if pending.changes else _lost_error(error))
-                pending.reply.exception()
-        for writes in list(self._writes.values()):
-            doubt = Indeterminate(
-                f"the connection to {self.address} was lost before a write was answered: {error.happened}"
-            )
-            for index in list(writes.left):
-                writes.frame.units[index].settle(doubt)
-            writes.left.clear()
-            if not writes.ended.done():
-                writes.ended.set_result(None)
-        self._answered.set()
-        self._ready.set()
-        streams, self._streams = self._streams, {}
-        for on_frame in streams.values():
-            on_frame(None)
-
-
-def _lost_error(error: StreamingNodeError) -> StreamingNodeError:
-    return type(error)(error.args[0]) if isinstance(error, (OnShutdown, Unreachable)) else error

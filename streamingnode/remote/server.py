@@ -1,24 +1,57 @@
-"""The server's side of connections: who is connected to a node, and the end of it."""
+"""The server's side of connections: who is connected to a node, what they may do and have under way, and the end of it."""
 
 import asyncio
 import ssl
-import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NoReturn
 
 import anyio
+import msgspec
+from anyio import to_thread
 
-from streamingnode.embedded import EmbeddedBackend
-from streamingnode.errors import Unauthenticated
-from streamingnode.remote.answers import Rights
+from interceptors.errors import ProducerFenced
+from interceptors.shard.catalog import Catalog
+from scanner.deliver_policy import DeliverPolicy
+from streamingnode.collections import Definition, check_name
+from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
+from streamingnode.errors import AccessDenied, Unauthenticated
+from streamingnode.remote import calls
+from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
 from streamingnode.remote.connection import Connection
-from streamingnode.remote.session import Authenticate, Session, Shared
-from wal.errors import OnShutdown, ProtocolError
-from wal.runtime import accept_one_a_turn, event_log
+from streamingnode.remote.streams import encode_batch
+from streamingnode.remote.topics import ClientTopics
+from streamingnode.remote.writes import WireTarget, checked_rows
+from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError, shown
+from wal.frames import Frame, FrameKind
+from wal.headers import MessageType
+from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp, message_id_kind
+from wal.queue import Signal
+from wal.runtime import Supervisor, accept_one_a_turn, event_log
 
 _log = event_log(__name__)
+_audit = event_log("streamingnode.audit")
+"""Who connects, who is refused, and what admins do. What clients say of themselves is quoted, so that it forges no field."""
 
+ADDRESS_SHARE = 4
+"""One address may have so small a part of the connections there may be."""
+
+CALLS_MAX = 1_024
+"""Calls and streams that one connection may have under way; further ones are refused."""
+CALLS_BYTES_MAX = 32 << 20
+"""What the arguments of the calls of one connection may hold."""
+HELD_MAX = 4_096
+"""Places that one connection may hold."""
+CATALOG_NUMBERS = 1 << 63
+EVERYTHING = "*"
+"""The right to what is not of one collection."""
+PARTS_BYTES_MAX = 16 << 20
+"""Long requests of one connection that are not whole yet."""
+
+
+Authenticate = Callable[[calls.Hello, Connection], Rights]
+"""Say what who connects may do. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
 CATALOG_PAUSE_S = 0.02
@@ -31,18 +64,282 @@ SILENT_S_MAX = 60.0
 """A client says something every few seconds; one that does not is gone."""
 
 
+class Stream(msgspec.Struct, eq=False):
+    """One reader of a client, and how many bytes it may still be sent."""
+
+    reading: EmbeddedReading
+    credit_bytes: int
+    granted: Signal = msgspec.field(default_factory=Signal)
+    upto: tuple[int, int] = (0, 0)
+    """Position and tick up to which all was sent."""
+
+    async def spend(self, size_bytes: int) -> None:
+        """Return once there is any credit left, and take so much of it: the last batch may exceed it."""
+        while self.credit_bytes <= 0:
+            await self.granted.wait()
+        self.credit_bytes -= size_bytes
+
+
+class Session:
+    """One client's connection, and all that it has under way. `server` is where it is counted among others."""
+
+    def __init__(self, server: "Server", authenticate: Authenticate) -> None:
+        self._server, self._shared, self._backend = server, server.shared, server.shared.backend
+        self._authenticate, self._loop = authenticate, asyncio.get_running_loop()
+        self.connection = Connection(
+            self._on_frame, self.lost, parts_bytes_max=PARTS_BYTES_MAX, on_made=self._made, is_node=True
+        )
+        self._is_one_too_many, self.host = False, ""
+        self.began_at = self._loop.time()
+        self.rights: Rights | None = None
+        """None before the hello; so there are no writes."""
+        self._writes: ClientWrites
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._calls_bytes = 0
+        self._streams: dict[int, Stream] = {}
+        self._held: dict[int, Place] = {}
+        """The places of writes that the client has begun and not sent."""
+        self._topics = ClientTopics(self._backend.mq)
+        self._told: tuple[Catalog, int] | None = None
+        """The catalog, and the version of it, that the client knows."""
+        self._telling, self._catalog_numbers = asyncio.Lock(), count(CATALOG_NUMBERS)
+
+    # --- frames ---------------------------------------------------------------------------------------------------------
+
+    def _made(self) -> None:
+        sessions, connections_max = self._server.sessions, self._server.connections_max
+        sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
+        peer = self.connection.peer("peername")
+        self.host = str(peer[0]) if isinstance(peer, tuple) else ""  # none at the node's own socket
+        of_host = sum(session.host == self.host for session in sessions) if self.host else 0
+        self._is_one_too_many = len(sessions) > connections_max or of_host * ADDRESS_SHARE > connections_max
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self.rights is None:
+            self._on_hello(frame)
+            return
+        match frame.kind:
+            case FrameKind.WRITES:
+                self._writes.take(frame)
+            case FrameKind.CALL:
+                self._on_call(frame)
+            case FrameKind.CANCEL | FrameKind.END:
+                self._on_cancel(frame.number)
+            case FrameKind.CREDIT:
+                if (stream := self._streams.get(frame.number)) is not None:
+                    stream.credit_bytes += frame.value(int)
+                    stream.granted.wake()
+            case FrameKind.HOLD:
+                self._hold(frame.number, ProducerStamp(*frame.value(tuple[int, int, int])))
+            case FrameKind.PING:
+                self.connection.send(FrameKind.PONG, frame.number)
+            case FrameKind.HELLO:
+                raise ProtocolError("a second hello")
+            case _:
+                pass  # of a later version; the length was checked, and the frame is skipped
+
+    def _on_hello(self, frame: Frame) -> None:
+        if frame.kind != FrameKind.HELLO:
+            raise ProtocolError(f"a frame of kind {frame.kind} before the hello")
+        hello: calls.Hello = frame.value(calls.Hello)
+        versions = set(calls.VERSIONS).intersection(hello.versions)
+        try:
+            if self._is_one_too_many:  # told now: what is sent to who has not been heard is lost with the connection
+                raise Overloaded("the node has as many connections as it takes — close some, or try again later")
+            if not versions:
+                raise ProtocolError(
+                    f"the client speaks versions {hello.versions[:10]}, the node {calls.VERSIONS} — update the older one"
+                )
+            if not CLIENT_PRODUCER_IDS <= hello.client_id < 1 << 63:
+                raise ProtocolError(f"{hello.client_id} is no client id")
+            rights = self._authenticate(hello, self.connection)
+        except StreamingNodeError as error:
+            _audit.warning("client_refused", code=error.code, client=shown(hello.name), address=self.host)
+            self._refuse(0, error)
+            self.connection.close()
+            return
+        _audit.info("client_connected", client=shown(rights.name), address=self.host)
+        self.rights, self._writes = rights, ClientWrites(self._shared, self.connection, hello.client_id, rights)
+        node = self._backend
+        settings = {setting.key: setting.value for setting in node.config.origins()}
+        welcome = calls.Welcome(max(versions), node.node_id, node.path, node.wal_name, WRITE_BYTES_MAX, settings)
+        self.connection.agreed()
+        self.connection.send(FrameKind.WELCOME, 0, welcome)
+        self._shared.work(self.send_catalog())
+
+    async def send_catalog(self) -> None:
+        """Tell the client which collections there are."""
+        async with self._telling:  # an older one must not come last
+            catalog = self._backend.catalog
+            if self._told == (catalog, catalog.version):
+                return
+            self._told = catalog, catalog.version
+            number = next(self._catalog_numbers)  # which no client gives: parts of long frames are told by it
+            await self.connection.send_long(FrameKind.CATALOG, number, calls.encode(catalog.collections()))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the client waits for calls or writes; streams have no end, nor has who waits for messages of a topic."""
+        endless = self._streams.keys() | self._topics.waiting
+        return bool(self._calls.keys() - endless) or (self.rights is not None and self._writes.is_busy)
+
+    def lost(self, error: Exception | None) -> None:
+        """End what the client has under way: nobody would hear of it."""
+        if isinstance(error, (ProtocolError, Unauthenticated)):
+            _audit.warning("connection_refused", address=self.host, error=shown(str(error)))
+        self._server.sessions.discard(self)
+        for task in list(self._calls.values()):
+            task.cancel()
+        self._held.clear()
+        self._shared.work(self._topics.close())
+        if self.rights is not None:
+            self._writes.lost()
+
+    # --- calls ----------------------------------------------------------------------------------------------------------
+
+    def _on_call(self, frame: Frame) -> None:
+        number, name = frame.number, frame.value(str)
+        if number in self._calls or not number:
+            raise ProtocolError(f"a second call {number}")
+        size_bytes = len(frame.payload)
+        if len(self._calls) >= CALLS_MAX or self._calls_bytes + size_bytes > CALLS_BYTES_MAX:
+            self._refuse(number, Overloaded("too many calls of one connection are under way — wait for some of them"))
+            return
+        task = self._loop.create_task(self._run(number, name, frame.payload))
+        self._calls[number] = task
+        self._calls_bytes += size_bytes
+
+        def ended(_: "asyncio.Task[None]") -> None:
+            self._calls.pop(number, None)
+            self._calls_bytes -= size_bytes
+
+        task.add_done_callback(ended)
+
+    async def _run(self, number: int, name: str, payload: bytes | memoryview) -> None:
+        try:
+            if (call := calls.CALLS.get(name)) is None:
+                raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
+            reply = await self._call(number, call, calls.decode(payload, call.request))
+            await self.connection.send_long(FrameKind.REPLY, number, calls.encode(reply))
+        except StreamingNodeError as error:
+            self._refuse(number, error)
+        except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
+            _log.exception("call_failed", call=name[:80])
+            self._refuse(number, error)
+
+    async def _call(self, number: int, call: calls.Call, request: Any) -> object:
+        named = getattr(request, call.of_collection, None)
+        collection = named.name if isinstance(named, Definition) else named
+        is_audited = call.access is calls.Access.ADMIN
+        rights, outcome = self._writes.rights, "done"
+        try:
+            rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
+            return await self._answer(number, call, request)
+        except BaseException as error:
+            outcome = error.code if isinstance(error, StreamingNodeError) else type(error).__name__
+            raise
+        finally:
+            if is_audited:
+                who, what = shown(rights.name), shown(collection or EVERYTHING)
+                _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
+
+    async def _answer(self, number: int, call: calls.Call, request: Any) -> object:
+        if isinstance(request, calls.ReadCall):
+            await self._read(number, request)
+        if isinstance(request, calls.AckCall):
+            await self._ack(request)
+            return None
+        if isinstance(request, calls.TransactionCall):
+            return await self._writes.transaction(request)
+        arguments = msgspec.structs.asdict(request)
+        if call.name.startswith(calls.TOPICS):
+            return await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments)
+        if isinstance(definition := arguments.get("definition"), Definition):
+            arguments["definition"] = await to_thread.run_sync(definition.checked)
+        if call.name == "snapshot" and arguments["keys"] is not None:
+            info = self._backend.catalog.collection_by_name(arguments["collection"])
+            keys = WireTarget(MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"]))
+            checked_rows(arguments["keys"], self._shared.targets.find(keys))
+        if (stamp := arguments.get("stamp")) is not None and stamp.producer_id != self._writes.client_id:
+            raise ProtocolError("a change under the stamp of another client")
+        if "stamp" in arguments:
+            arguments["timeout"] = None  # the client has its own, and cancels
+        of: object = self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
+        reply: object = await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments)
+        await self.send_catalog()  # before the reply: who made a change, or asks for a tick after one, finds it made
+        return reply
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        self.connection.send(FrameKind.ERROR, number, calls.WireError.of(error))
+
+    def _on_cancel(self, number: int) -> None:
+        self._held.pop(number, None)
+        self._topics.cancelled(number, self._shared.work)
+        if (call := self._calls.get(number)) is not None:
+            call.cancel()
+        elif self.rights is not None:
+            self._writes.cancel(number)
+
+    def _hold(self, number: int, given: ProducerStamp) -> None:
+        """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others are."""
+        try:
+            self._writes.rights.check(calls.Access.PRODUCE, None)
+            stamp = self._writes.stamp(given)
+        except (AccessDenied, ProducerFenced):
+            return  # as its write will be told
+        if len(self._held) < HELD_MAX:
+            self._held[number] = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
+
+    # --- streams --------------------------------------------------------------------------------------------------------
+
+    async def _read(self, number: int, call: calls.ReadCall) -> NoReturn:
+        """Send what a reader gets until it ends, as far as its credit goes; closed by the client, or with the connection."""
+        ids = call.collections if isinstance(call.collections, tuple) else (call.collections,)
+        infos = tuple(self._backend.catalog.collection(each) for each in dict.fromkeys(ids))
+        for info in infos:
+            self._writes.rights.check(calls.Access.CONSUME, info.name)
+        if call.reader is not None:
+            check_name("reader", call.reader)
+        policy, types = DeliverPolicy.of_plain(call.start, call.start_at), frozenset(call.types)
+        reading = self._backend.read(infos, policy, until=call.until, name=call.reader, types=types, resume=call.resume)
+        try:
+            await reading.open()
+            stream = self._streams[number] = Stream(reading, call.credit_bytes)
+            place = reading.place
+            acknowledged = (0, 0) if place is None else (place.position, place.tick)
+            self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *acknowledged))
+            while True:
+                batch = await reading.next_batch()
+                payload = encode_batch(batch)
+                await stream.spend(sum(map(len, payload)))
+                stream.upto = batch.resume_position, batch.confirmed_tick
+                await self.connection.send_long(FrameKind.MESSAGES, number, *payload)
+        finally:
+            self._streams.pop(number, None)
+            self._shared.work(reading.close())
+
+    async def _ack(self, call: calls.AckCall) -> None:
+        stream = self._streams.get(call.stream)
+        if stream is None or stream.reading.place is None:
+            raise InvalidArgument("no named reader is open here — open it again")
+        if call.position > max(stream.upto[0], stream.reading.place.position) or call.tick > stream.upto[1]:
+            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
+        await stream.reading.ack(message_id_kind(self._backend.wal_name)(call.position), call.tick)
+
+
 class Server:
     """Takes connections for one open node, which outlives it. On the event loop; `close` comes before the node's end."""
 
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
-        self.shared = Shared(backend, connections_max=connections_max)
+        self.shared, self.connections_max = Shared(backend), connections_max
+        self.sessions: set[Session] = set()
         self._listeners: list[asyncio.AbstractServer] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watching = Supervisor(lambda failure: _log.error("server_task_failed", error=repr(failure)))
 
     def start(self) -> None:
         """Begin to tell clients of collections, and to look for those that are gone."""
-        self._spawn(self._tell_catalog())
-        self._spawn(self._drop_silent())
+        self._watching.spawn(self._tell_catalog())
+        self._watching.spawn(self._drop_silent())
 
     async def listen_tcp(self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None) -> int:
         """Take connections at an address; return the port. Raises `OSError`."""
@@ -59,75 +356,59 @@ class Server:
         """Take no more connections, tell clients to leave, and let what they have under way end for a while."""
         for listener in self._listeners:
             listener.close()
-        for session in self.shared.sessions:
-            session.say_goodbye()
-        with anyio.move_on_after(grace_s if self.shared.sessions else 0):
+        for session in self.sessions:
+            session.connection.send(FrameKind.LEAVING)
+        with anyio.move_on_after(grace_s if self.sessions else 0):
             await asyncio.sleep(DRAIN_PAUSE_S)  # what clients sent before they heard of it is on its way
-            while any(session.is_busy for session in self.shared.sessions):  # noqa: ASYNC110 - of many things
+            while any(session.is_busy for session in self.sessions):  # noqa: ASYNC110 - of many things
                 await asyncio.sleep(DRAIN_PAUSE_S)
 
     async def close(self) -> None:
         """End every connection; idempotent."""
         for listener in self._listeners:
             listener.close()
-        for task in list(self._tasks):
-            task.cancel()
-        for session in list(self.shared.sessions):
+        await self._watching.stop()
+        sessions = list(self.sessions)
+        for session in sessions:
             session.connection.close()
             session.lost(None)
-        patience_s: float | None = CLOSE_S_MAX
-        sessions = list(self.shared.sessions)
-        while ending := [*self._tasks, *(task for session in sessions for task in session.ending)]:
-            _, pending = await asyncio.wait(ending, timeout=patience_s)
-            if pending:  # clients that do not read what was sent to them
-                patience_s = None
-                _abort(sessions)
-        _abort(sessions)
-        self.shared.sessions.clear()
+        if self.shared.tasks:
+            await asyncio.wait(self.shared.tasks, timeout=CLOSE_S_MAX)
+        for session in sessions:  # also those of clients that do not read what was sent to them
+            session.connection.abort(OnShutdown("the node is closed — connect again"))
+        while self.shared.tasks:
+            await asyncio.wait(self.shared.tasks)
 
     def connected_here(self) -> Connection:
         """Take a connection from who may open the node's directory, too."""
         return self._connected(lambda hello, _: Rights(hello.name[:128] or "local"))
 
     def _connected(self, authenticate: Authenticate) -> Connection:
-        return Session(self.shared, authenticate).connection
+        return Session(self, authenticate).connection
 
     async def _tell_catalog(self) -> None:
         """Tell clients what has changed of the collections, by looking: a reader would cost every append something."""
-        catalog, version = self.shared.backend.catalog, -1
+        told, now = None, (self.shared.backend.catalog, -1)
         while True:
+            if now != told:
+                for session in self.sessions:
+                    if session.rights is not None:
+                        self.shared.work(session.send_catalog())
             await asyncio.sleep(CATALOG_PAUSE_S)
-            now = self.shared.backend.catalog
-            if now is catalog and now.version == version:
-                continue
-            catalog, version = now, now.version
-            for session in self.shared.sessions:
-                if session.rights is not None:
-                    session.work(session.send_catalog())
+            catalog = self.shared.backend.catalog
+            told, now = now, (catalog, catalog.version)
 
     async def _drop_silent(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(HELLO_S_MAX / 2)
-            for session in list(self.shared.sessions):
+            for session in list(self.sessions):
                 limit = HELLO_S_MAX if session.rights is None else SILENT_S_MAX
                 since = session.began_at if session.rights is None else session.connection.received_at
-                if loop.time() - since > limit:
-                    session.connection.abort(ProtocolError(f"nothing came for {limit:g} s"))
-                elif session.rights is not None and session.rights.until_s <= time.time():
-                    session.connection.abort(Unauthenticated(f"the token of {session.rights.name!r} has expired"))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, OnShutdown):
-            _log.error("server_task_failed", error=f"{type(error).__name__}: {error}")
-
-
-def _abort(sessions: Iterable[Session]) -> None:
-    for session in sessions:
-        session.connection.abort(OnShutdown("the node is closed — connect again"))
+                try:
+                    if loop.time() - since > limit:
+                        raise ProtocolError(f"nothing came for {limit:g} s")
+                    if session.rights is not None:
+                        session.rights.check_time()
+                except (ProtocolError, Unauthenticated) as error:
+                    session.connection.abort(error)

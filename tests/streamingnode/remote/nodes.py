@@ -71,9 +71,8 @@ class Served:
 
     async def all_gone(self) -> None:
         """Return once nothing is left of any client."""
-        shared = self.server.shared
-        await until(lambda: not shared.sessions)
-        assert shared.transactions == {}
+        await until(lambda: not self.server.sessions)
+        assert self.server.shared.transactions == {}
 
 
 @asynccontextmanager

@@ -8,12 +8,14 @@ import pyarrow as pa
 
 import streamingnode as sn
 from streamingnode.remote.calls import WireError
-from streamingnode.remote.session import Session
+from streamingnode.remote.server import Session
 from streamingnode.remote.writes import WireResult, WireWrites
 from tests.streamingnode.remote.nodes import SCHEMA, Served, contents, rows
 from tests.streamingnode.remote.raw import Raw, frame_bytes, hello, raw_client
 from wal.frames import GREETING_BYTES_MAX, PREFACE, FrameKind
+from wal.headers import MessageType
 
+INSERTS = (MessageType.INSERT,)
 IDS = [2**31, 2**31 - 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
 
 
@@ -78,7 +80,7 @@ async def told_of(client: Raw, writes: int) -> tuple[set[int], set[str]]:
 
 
 def session_of(served: Served) -> Session:
-    (session,) = served.server.shared.sessions
+    (session,) = served.server.sessions
     return session
 
 
@@ -90,12 +92,12 @@ def changed(made: tuple[WireWrites, bytes], field: str, number: int) -> tuple[Wi
 
 
 def parts_bytes(served: Served) -> int:
-    return sum(each.connection._parts_bytes for each in served.server.shared.sessions)
+    return sum(each.connection._parts_bytes for each in served.server.sessions)
 
 
 def waiting_bytes(served: Served) -> int:
     """What waits for clients to read it."""
-    found = [each.connection._transport for each in served.server.shared.sessions]
+    found = [each.connection._transport for each in served.server.sessions]
     return sum(each.get_write_buffer_size() for each in found if each is not None)
 
 

@@ -72,7 +72,7 @@ async def test_connections_that_carry_something_else_are_told_with_their_address
         async with raw_client(port) as client:
             client.send(b"GET / HTTP/1.1\r\n\r\n")
             await client.ended()
-        await until(lambda: not server.shared.sessions)
+        await until(lambda: not server.sessions)
     (told,) = [record.getMessage() for record in caplog.records if record.name == AUDIT]
     assert told.startswith("event=connection_refused address=127.0.0.1 error=")
 

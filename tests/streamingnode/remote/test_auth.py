@@ -82,7 +82,7 @@ async def test_who_has_no_valid_token_is_refused_and_told_no_secret(
     async with listening(token_file(tmp_path)) as (_, server, port):
         with pytest.raises(Unauthenticated) as refused:
             await sn.connect(f"tcp://127.0.0.1:{port}", token=token)
-        await until(lambda: not server.shared.sessions)
+        await until(lambda: not server.sessions)
     said = f"{refused.value!r} {refused.value} {refused.value.fields()} {caplog.text}"
     assert not token or token not in said
     for known in TOKENS.values():
@@ -95,8 +95,8 @@ async def test_a_connection_ends_when_its_token_expires(tmp_path: Path, monkeypa
     async with listening(token_file(tmp_path)) as (_, server, port):
         async with sn.connect(f"tcp://127.0.0.1:{port}", token=TOKENS["expires"]) as client:
             await client.statistics()
-            monkeypatch.setattr("streamingnode.remote.server.time.time", lambda: 4e9)
-            await until(lambda: not server.shared.sessions)
+            monkeypatch.setattr("streamingnode.remote.answers.time.time", lambda: 4e9)
+            await until(lambda: not server.sessions)
             with pytest.raises(Unauthenticated):
                 await client.statistics()
 
@@ -284,7 +284,7 @@ async def test_with_a_client_authority_only_its_certificates_are_let_in(certific
         url = f"tls://127.0.0.1:{port}"
         async with sn.connect(url, tls=client_tls(certificates, certificate="client")) as client:
             await client.insert("c", rows(1))
-            (session,) = server.shared.sessions
+            (session,) = server.sessions
             assert session.rights is not None
             assert session.rights.name == "client"
         for certificate in (None, "stranger"):
@@ -311,7 +311,7 @@ async def test_nothing_is_left_of_those_whose_handshake_failed(certificates: Pat
             await reader.read()
             writer.close()
         async with asyncio.timeout(1):
-            await until(lambda: not server.shared.sessions)
+            await until(lambda: not server.sessions)
 
 
 async def test_a_plain_client_is_refused_where_tls_is_spoken_and_the_other_way_round(certificates: Path) -> None:
@@ -321,7 +321,7 @@ async def test_a_plain_client_is_refused_where_tls_is_spoken_and_the_other_way_r
     async with listening() as (_, server, port):
         with pytest.raises(Unreachable):
             await sn.connect(f"tls://127.0.0.1:{port}", tls=client_tls(certificates))
-        await until(lambda: not server.shared.sessions)
+        await until(lambda: not server.sessions)
 
 
 def test_a_key_that_others_may_read_and_half_of_a_pair_are_refused(certificates: Path, tmp_path: Path) -> None:

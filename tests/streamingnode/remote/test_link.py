@@ -297,7 +297,7 @@ async def test_a_node_that_leaves_answers_what_it_has_and_its_client_begins_noth
         await until(lambda: link_of(client)._is_leaving)
         late = asyncio.ensure_future(client.insert("c", rows(1_000)))
         await draining
-        assert not any(session.is_busy for session in served.server.shared.sessions)
+        assert not any(session.is_busy for session in served.server.sessions)
         await served.server.close()
         outcomes = await asyncio.gather(*begun, late, return_exceptions=True)
         failures = [each for each in outcomes if isinstance(each, BaseException)]

@@ -122,7 +122,7 @@ async def test_a_reader_of_a_node_that_stays_away_ends_with_a_typed_error() -> N
 
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_node() -> None:
     async with node_behind_proxy() as served, served.client() as client:
-        (session,) = served.server.shared.sessions
+        (session,) = served.server.sessions
         served.proxy.on_frame = kinds(FrameKind.REPLY)
         reading = asyncio.ensure_future(anext(client.read("c", sn.DeliverPolicy.latest())))
         with pytest.raises(StreamingNodeError):
@@ -162,7 +162,7 @@ async def test_a_write_that_waits_for_room_is_not_written_once_its_caller_is_can
     disk = FailingDisk(monkeypatch)
     async with node_behind_proxy(tmp_path, **SMALL) as served, served.client() as client:
         disk.gate.clear()
-        sessions = served.server.shared.sessions
+        sessions = served.server.sessions
         tasks = await filled(served.owner, served, 0, 40)
         cancelled = asyncio.ensure_future(client.insert("c", rows(1000, item="x" * 3000)))
         await until(lambda: any(each._writes._without_room for each in sessions))

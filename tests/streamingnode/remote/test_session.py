@@ -10,7 +10,6 @@ import pytest
 import streamingnode as sn
 from streamingnode.errors import Overloaded
 from streamingnode.remote import server as server_module
-from streamingnode.remote import session as session_module
 from streamingnode.remote.answers import WRITE_BYTES_MAX
 from streamingnode.remote.calls import ReadCall, WireError
 from streamingnode.remote.writes import WireGroup, WireResult
@@ -21,6 +20,7 @@ from tests.streamingnode.remote.raw import frame_bytes, hello, raw_client, write
 from tests.streamingnode.remote.session_cases import (
     AFTER_HELLO,
     GARBAGE,
+    INSERTS,
     greeted,
     parts_bytes,
     serves,
@@ -114,11 +114,11 @@ async def test_a_hello_that_comes_byte_by_byte_is_a_hello(served: Served) -> Non
 async def test_calls_over_the_bound_are_refused_and_the_others_go_on(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "CALLS_MAX", 3)
+    monkeypatch.setattr(server_module, "CALLS_MAX", 3)
     (info,) = parts_of(served.owner).catalog.collections()
     async with greeted(served) as client:
         for number in range(1, 5):
-            client.call(number, "read", ReadCall(info.id, "latest", None, None, None, (2,), None, 1 << 20))
+            client.call(number, "read", ReadCall(info.id, "latest", None, None, None, INSERTS, None, 1 << 20))
         assert (await client.error()).code == "OVERLOADED"
         client.say(FrameKind.END, 1)
         await until(lambda: len(session_of(served)._calls) == 2)
@@ -130,7 +130,7 @@ async def test_a_second_call_of_the_same_number_ends_the_connection(served: Serv
     (info,) = parts_of(served.owner).catalog.collections()
     async with greeted(served) as client:
         for _ in range(2):
-            client.call(1, "read", ReadCall(info.id, "latest", None, None, None, (2,), None, 1 << 20))
+            client.call(1, "read", ReadCall(info.id, "latest", None, None, None, INSERTS, None, 1 << 20))
         await client.ended()
 
 
@@ -152,7 +152,6 @@ async def test_connections_over_the_bound_are_told_so(served: Served) -> None:
                 assert (await third.error()).code == "OVERLOADED"
                 await third.ended()
         await small.all_gone()
-        assert small.server.shared.refused == 1
         await serves(small)
 
 
@@ -197,7 +196,7 @@ async def test_nothing_is_kept_of_long_frames_before_the_hello(served: Served) -
         before = parts_bytes(served)
         assert before == 0
         async with asyncio.timeout(2):
-            await until(lambda: parts_bytes(served) > GREETING_BYTES_MAX or not served.server.shared.sessions)
+            await until(lambda: parts_bytes(served) > GREETING_BYTES_MAX or not served.server.sessions)
         assert parts_bytes(served) <= GREETING_BYTES_MAX
 
 
@@ -207,7 +206,7 @@ async def test_long_frames_that_have_begun_are_bounded_in_number(served: Served)
         client.say(FrameKind.PING, 1)
         while (frame := await client.frame()) is not None and frame.kind != FrameKind.PONG:
             pass
-        assert all(len(each.connection._parts) <= session_module.CALLS_MAX for each in served.server.shared.sessions)
+        assert all(len(each.connection._parts) <= server_module.CALLS_MAX for each in served.server.sessions)
 
 
 async def test_long_frames_over_the_bound_end_the_connection(served: Served) -> None:

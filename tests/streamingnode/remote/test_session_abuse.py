@@ -4,7 +4,7 @@ import asyncio
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
@@ -24,6 +24,7 @@ from tests.streamingnode.remote.proxy import Way, until
 from tests.streamingnode.remote.raw import frame_bytes, raw_client, writes_of
 from tests.streamingnode.remote.session_cases import (
     IDS,
+    INSERTS,
     changed,
     greeted,
     serves,
@@ -47,8 +48,8 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_else(served: Served) 
         await served.owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
     async with greeted(served) as client:
         for number in range(1, 4):
-            client.call(number, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 1 << 40))
-        await until(lambda: session_of(served).connection._drained is not None)
+            client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
+        await until(lambda: session_of(served).connection._is_full)
         await serves(served)
         assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
 
@@ -59,8 +60,8 @@ async def test_many_readers_of_one_connection_that_takes_nothing_have_no_more_wa
         await served.owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
     async with greeted(served) as client:
         for number in range(1, 40):
-            client.call(number, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 1 << 40))
-        await until(lambda: session_of(served).connection._drained is not None)
+            client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
+        await until(lambda: session_of(served).connection._is_full)
         await serves(served)
         assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
 
@@ -70,7 +71,7 @@ async def test_a_stream_sends_as_much_as_it_has_credit_for(served: Served) -> No
     for key in range(4):
         await served.owner.insert("c", [{"id": key, "item": "x" * 100_000}])
     async with greeted(served) as client:
-        client.call(1, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 0))
+        client.call(1, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 0))
         opened: Opened = (await client.expect(FrameKind.OPENED)).value(Opened)
         assert opened == Opened(1, 0)
         await client.still_served()
@@ -106,9 +107,9 @@ async def test_the_server_closes_although_a_client_reads_nothing(monkeypatch: py
             await client.greet()
             for number in range(1, 4):
                 client.call(number, "snapshot", ["c", None])
-            await until(lambda: session_of(served).connection._drained is not None)
+            await until(lambda: session_of(served).connection._is_full)
             await owner.create_collection("d", SCHEMA, primary_key="id")
-            await until(lambda: session_of(served).ending)
+            await until(lambda: served.server.shared.tasks)
             try:
                 monkeypatch.setattr("streamingnode.remote.server.CLOSE_S_MAX", 0.05)
                 async with asyncio.timeout(10):
@@ -126,8 +127,8 @@ async def test_results_that_come_between_the_parts_of_a_catalog_are_results(
     async with greeted(served) as client:
         session = session_of(served)
         for number in range(2, 5):
-            client.call(number, "read", ReadCall(info.id, "all", None, None, None, (2,), None, 1 << 40))
-        await until(lambda: session.connection._drained is not None)
+            client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
+        await until(lambda: session.connection._is_full)
         monkeypatch.setattr(connection_module, "PART_BYTES", 64)  # as with many collections
         await served.owner.create_collection("d", SCHEMA, primary_key="id")
         await until(session._telling.locked)
@@ -163,7 +164,7 @@ async def test_a_body_that_is_much_more_than_it_says_is_refused(served: Served) 
         begun: WireResult = decode((await client.expect(FrameKind.REPLY)).payload, WireResult)
         kinds = []
         for number, vchannel in enumerate(info.vchannels, 2):  # of one of them it is
-            body = (int(MessageType.INSERT), vchannel, header, squeezed(8))
+            body = (MessageType.INSERT, vchannel, header, squeezed(8))
             client.call(number, "transaction", TransactionCall("bodies", begun.txn_id, bodies=(body,)))
             frame = await client.frame()
             kinds.append(frame and frame.kind)
@@ -230,12 +231,12 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
         ("transaction", TransactionCall("commit", number, sequence=1)),
         ("transaction", TransactionCall("rollback", number)),
         ("transaction", TransactionCall("begin", keepalive_ms=number)),
-        ("read", ReadCall(number, "all", None, None, None, (2,), None, 1)),
-        ("read", ReadCall(info.id, "from", ("memory", number), None, None, (2,), None, 1)),
-        ("read", ReadCall(info.id, "all", None, number, None, (2,), None, 1)),
-        ("read", ReadCall(info.id, "all", None, None, None, (number % 2**31,), None, 1)),
-        ("read", ReadCall(info.id, "all", None, None, None, (2,), (number, number), 1)),
-        ("read", ReadCall(info.id, "all", None, None, None, (2,), None, number)),
+        ("read", ReadCall(number, "all", None, None, None, INSERTS, None, 1)),
+        ("read", ReadCall(info.id, "from", ("memory", number), None, None, INSERTS, None, 1)),
+        ("read", ReadCall(info.id, "all", None, number, None, INSERTS, None, 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, (cast("MessageType", number % 2**31),), None, 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, INSERTS, (number, number), 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, INSERTS, None, number)),
         ("ack", AckCall(number if number >= 0 else 1, 1, 1)),
         ("snapshot", ["c", number]),
     ]
@@ -298,7 +299,7 @@ async def test_names_that_would_be_paths_or_are_reserved_are_refused_whoever_sen
         ("create_collection", [Definition("new", SCHEMA, "id", 1, (name,)), False, None]),
         ("create_partition", ["c", name, False, None]),
         ("open_producer", [name]),
-        ("read", ReadCall(info.id, "all", None, None, name, (2,), None, 1 << 20)),
+        ("read", ReadCall(info.id, "all", None, None, name, INSERTS, None, 1 << 20)),
     ]
     async with greeted(served) as client:
         for number, (call, request) in enumerate(requests, 1):
@@ -346,7 +347,7 @@ async def test_keys_of_a_snapshot_that_are_no_rows_are_refused_unread(served: Se
 )
 async def test_a_reader_of_no_collections_or_too_many_is_refused(served: Served, ids: Any) -> None:
     async with greeted(served) as client:
-        client.call(1, "read", ReadCall(ids, "all", None, None, None, (2,), None, 1))
+        client.call(1, "read", ReadCall(ids, "all", None, None, None, INSERTS, None, 1))
         assert (await client.error()).code in {"PROTOCOL_ERROR", "COLLECTION_NOT_FOUND"}
         await client.still_served()
 
@@ -375,7 +376,7 @@ async def test_a_batch_of_no_bytes_is_refused(served: Served) -> None:
 async def test_a_place_that_no_reader_can_have_reached_is_refused(served: Served, number: int) -> None:
     (info,) = parts_of(served.owner).catalog.collections()
     async with greeted(served) as client:
-        client.call(1, "read", ReadCall(info.id, "all", None, None, "billing", (2,), None, 1 << 20))
+        client.call(1, "read", ReadCall(info.id, "all", None, None, "billing", INSERTS, None, 1 << 20))
         await client.expect(FrameKind.OPENED)
         client.call(2, "ack", AckCall(1, number, number))
         while (frame := await client.frame()) is not None and frame.kind not in {FrameKind.REPLY, FrameKind.ERROR}:

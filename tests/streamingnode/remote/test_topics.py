@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import streamingnode as sn
@@ -189,7 +190,7 @@ async def test_what_a_lost_client_held_comes_to_others_at_once(served: Served) -
 async def test_a_consumer_goes_on_over_the_next_connection(served: Served, client: Node) -> None:
     consumer = await client.mq.register_consumer("t", "g", ack_timeout_s=None)
     waiting = asyncio.ensure_future(consumer.consume(1, wait_s=60))
-    await until(lambda: any(session._topics.waiting for session in served.server.shared.sessions))
+    await until(lambda: any(session._topics.waiting for session in served.server.sessions))
     served.proxy.cut()
     await until(lambda: served.proxy.open_connections)
     await served.owner.mq.produce("t", [b"news"])
@@ -202,7 +203,7 @@ async def test_a_consumer_goes_on_over_the_next_connection(served: Served, clien
 
 async def test_a_cancelled_wait_ends_at_the_node(served: Served, client: Node) -> None:
     waiting = asyncio.ensure_future(client.mq.consume("t", "g", 1, wait_s=60))
-    [session] = served.server.shared.sessions
+    [session] = served.server.sessions
     await until(lambda: session._topics.waiting)
     waiting.cancel()
     await until(lambda: not session._topics.waiting)
@@ -215,7 +216,7 @@ async def test_an_answer_that_crosses_the_cancellation_comes_again(served: Serve
     await served.owner.mq.produce("t", [b"a"])
     served.proxy.stop(Way.TO_CLIENT)
     asked = asyncio.ensure_future(consumer.consume(1))
-    [session] = served.server.shared.sessions
+    [session] = served.server.sessions
     await until(lambda: session._topics._delivered)
     asked.cancel()
     await until(lambda: not session._topics._delivered)
@@ -246,7 +247,7 @@ async def test_a_node_that_closes_does_not_wait_for_who_waits_for_messages(tmp_p
         await client.mq.create_topic("t")
         await client.mq.create_consumer_group("t", "g")
         waiting = asyncio.ensure_future(client.mq.consume("t", "g", 1, wait_s=60))
-        [session] = served.server.shared.sessions
+        [session] = served.server.sessions
         await until(lambda: session._topics.waiting)
         assert not session.is_busy
         waiting.cancel()
@@ -277,9 +278,9 @@ async def test_each_right_allows_its_calls_on_its_topics_only(
     served: Served, access: Access, refused: set[str]
 ) -> None:
     server = Server(parts_of(served.owner), connections_max=100)
-    port = await server.listen_tcp(
-        "127.0.0.1", 0, lambda _hello, _connection: Rights("some", {access: frozenset({"t"})}), None
-    )
+    nothing = Rights("some", frozenset(), frozenset(), frozenset())
+    rights = msgspec.structs.replace(nothing, **{access.value: frozenset({"t"})})
+    port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: rights, None)
     try:
         async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
             denied = set()

@@ -9,7 +9,6 @@ import pytest
 import streamingnode as sn
 from streamingnode.errors import AccessDenied
 from streamingnode.remote.answers import Rights
-from streamingnode.remote.calls import Access
 from streamingnode.remote.server import Server
 from streamingnode.streams.factory import MsgStreamFactory
 from streamingnode.streams.messages import MsgPack, MsgType, TsMsg, new_memory_dispatcher
@@ -70,7 +69,7 @@ async def test_a_tick_stream_is_what_it_was_over_lost_connections(served: Served
 
 
 async def test_a_client_consumes_with_the_right_to_and_needs_another_to_make_channels(served: Served) -> None:
-    rights = Rights("reader", {Access.CONSUME: frozenset({"*"})})
+    rights = Rights("reader", produce=frozenset(), admin=frozenset())
     factory = MsgStreamFactory(served.owner.mq)
     async with factory.new_msg_stream() as producer, factory.new_msg_stream() as first:
         await producer.as_producer(["a"])
