@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import PLACE, SPARK, argument, command, require, with_node
+from streamingnode.cli.command import SPARK, NodeUrl, Place, command, operand, option, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
 from streamingnode.progress import Progress
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError
@@ -33,22 +33,23 @@ def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep"
     return on_step
 
 
-NODE_OR_BACKUP = argument("directory", type=Path, help="the node's directory, or a backup of one")
+NODE_OR_BACKUP = operand("the node's directory, or a backup of one")
 EMPTY_TARGET = "a new directory, or an empty one"
 
 
 @command(
-    NODE_OR_BACKUP,
-    argument("--tables", type=Path, help="also check the tables in this directory against the node's cuts"),
-    argument("--pace", metavar="MIB", type=float, help="read at most so many MiB each second"),
-    examples=(
-        "streamingnode verify data",
-        "streamingnode verify data --tables tables",
-        "streamingnode verify data --pace 10",
-        "streamingnode verify backup --json",
-    ),
+    "streamingnode verify data",
+    "streamingnode verify data --tables tables",
+    "streamingnode verify data --pace 10",
+    "streamingnode verify backup --json",
 )
-def verify(output: Output, *, directory: Path, tables: Path | None, pace: float | None) -> int:
+def verify(
+    output: Output,
+    *,
+    directory: Path = NODE_OR_BACKUP,
+    tables: Path | None = option("also check the tables in this directory against the node's cuts"),
+    pace: float | None = option("read at most so many MiB each second", metavar="MIB"),
+) -> int:
     """Read everything a node has and check it against every checksum, count and order.
 
     Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with
@@ -72,14 +73,14 @@ def verify(output: Output, *, directory: Path, tables: Path | None, pace: float 
     output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
     damage = len(report.damages)
     verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
-    output.line(f"{verdict}, {format_count(len(report.findings) - damage, 'warning')}")
-    output.document(
+    output.result(
+        f"{verdict}, {format_count(len(report.findings) - damage, 'warning')}",
         {
-            "verdict": "sound" if report.worst is None else report.worst,
+            "verdict": report.worst or "sound",
             "bytes": report.bytes,
             "checked": report.counts,
             "findings": report.findings,
-        }
+        },
     )
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
 
@@ -91,12 +92,8 @@ def _print_findings(report: "Report", output: Output) -> None:
         output.line(f"        {finding.next_step}")
 
 
-@command(
-    PLACE,
-    argument("target", type=Path, help=EMPTY_TARGET),
-    examples=("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"),
-)
-def backup(output: Output, *, place: Path | str, target: Path) -> None:
+@command("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json")
+def backup(output: Output, *, place: Place, target: Path = operand(EMPTY_TARGET)) -> None:
     """Copy a node into a new directory and verify the copy.
 
     The copy is read back and checked as `verify` does before it gets its name. A running node makes its backup itself,
@@ -116,24 +113,25 @@ def backup(output: Output, *, place: Path | str, target: Path) -> None:
 
 def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -> None:
     size = format_bytes(sum(file.bytes for file in record.files))
-    output.line(
+    output.result(
         f"{what} node {record.node_id} up to tick {record.tick} ({format_tick(record.tick)}), cut {record.cut}: "
-        f"{format_count(len(record.files), 'file')}, {size}, verified, in {path}"
+        f"{format_count(len(record.files), 'file')}, {size}, verified, in {path}",
+        record,
     )
-    output.document(record)
 
 
 @command(
-    argument("backup", type=Path, help="a directory that `backup` made"),
-    argument("target", type=Path, help=f"{EMPTY_TARGET}; with --file the node's"),
-    argument("--file", metavar="PATH", help="put back this segment, delete file or manifest only"),
-    examples=(
-        "streamingnode restore backups/monday data",
-        "streamingnode restore backups/monday data --json",
-        "streamingnode restore backups/monday data --file segments/1/3.parquet",
-    ),
+    "streamingnode restore backups/monday data",
+    "streamingnode restore backups/monday data --json",
+    "streamingnode restore backups/monday data --file segments/1/3.parquet",
 )
-def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> None:
+def restore(
+    output: Output,
+    *,
+    backup: Path = operand("a directory that `backup` made"),
+    target: Path = operand(f"{EMPTY_TARGET}; with --file the node's"),
+    file: str | None = option("put back this segment, delete file or manifest only", metavar="PATH"),
+) -> None:
     """Make a node directory out of a backup and verify it.
 
     Every file is compared with what the backup says, and the node is read to its end, before it gets its name.
@@ -146,8 +144,7 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
 
     if file is not None:
         put_back = restore_file(backup, target, file)
-        output.line(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it")
-        output.document(put_back)
+        output.result(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it", put_back)
         return
     with Progress(output.stderr) as progress:
         record = restore_directory(backup, target, on_step=show_steps(progress))
@@ -155,16 +152,17 @@ def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> 
 
 
 @command(
-    NODE_OR_BACKUP,
-    argument("out", type=Path, help=EMPTY_TARGET),
-    argument("--salvage", action="store_true", help="go on past damage, and name what is missing"),
-    examples=(
-        "streamingnode export data rows",
-        "streamingnode export data rows --salvage",
-        "streamingnode export backups/monday rows --json",
-    ),
+    "streamingnode export data rows",
+    "streamingnode export data rows --salvage",
+    "streamingnode export backups/monday rows --json",
 )
-def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
+def export(
+    output: Output,
+    *,
+    directory: Path = NODE_OR_BACKUP,
+    out: Path = operand(EMPTY_TARGET),
+    salvage: bool = option("go on past damage, and name what is missing"),
+) -> int:
     """Write the rows of each collection as Parquet, of a damaged node what can be read.
 
     The state at the newest tick there is: the files of the cuts, then the log behind the newest, deletes applied.
@@ -183,18 +181,16 @@ def export(output: Output, *, directory: Path, out: Path, salvage: bool) -> int:
         rows = "" if each.rows is None else f", {format_count(each.rows, 'row')}"
         of = f" of collection {each.collection}" if each.collection else ""
         output.line(f"missing: {each.place}{of}{rows}: {each.reason}")
-    output.line(f"node {result.node_id} as of tick {result.tick} ({format_tick(result.tick)})")
-    output.document(result)
+    output.result(f"node {result.node_id} as of tick {result.tick} ({format_tick(result.tick)})", result)
     return EXIT_FAILED if result.missing else EXIT_OK
 
 
-@command(
-    argument(
-        "directory", nargs="?", type=Path, help="a node's directory, or where one shall be (default: only the machine)"
-    ),
-    examples=("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json"),
-)
-def doctor(output: Output, *, directory: Path | None) -> int:
+@command("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json")
+def doctor(
+    output: Output,
+    *,
+    directory: Path | None = operand("a node's directory, or where one shall be (default: only the machine)"),
+) -> int:
     """Check machine, installation and directory; say what to do.
 
     Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file limits,
@@ -212,14 +208,14 @@ def doctor(output: Output, *, directory: Path | None) -> int:
     return EXIT_FAILED if report.damages else EXIT_OK
 
 
-@command(PLACE, examples=("streamingnode info data", "streamingnode info data --json"))
-def info(output: Output, *, place: Path | str) -> None:
+@command("streamingnode info data", "streamingnode info data --json")
+def info(output: Output, *, place: Place) -> None:
     """Show a node's identity, owner, ticks, cuts, readers, leases and topics.
 
     Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
     counted and measured until a few seconds ago. At an address it asks for that alone. Times are UTC.
     """
-    if isinstance(place, str):
+    if isinstance(place, NodeUrl):
         output.show(with_node(place, _asked))
         return
     from streamingnode.care.inspect import check_node, holder

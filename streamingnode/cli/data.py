@@ -1,16 +1,16 @@
-"""What a node holds, on the command line: `ls`, `partitions`, `tail` and `flush`."""
+"""What a node holds, on the command line: `ls`, `tail` and `flush`."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from streamingnode.cli.command import PLACE, argument, command, with_node
+from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument
-from wal.timetick import tick_given
+from wal.timetick import tick_given, time_to_tick
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,38 +24,29 @@ if TYPE_CHECKING:
     from wal.position import MessageId
 
 
-@command(
-    PLACE,
-    argument("--count", action="store_true", help="count the rows too, which reads all of them"),
-    examples=("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json"),
-)
-def ls(output: Output, *, place: Path | str, count: bool) -> None:
+@command("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json")
+def ls(output: Output, *, place: Place, count: bool = option("count the rows too, which reads all of them")) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
     Works beside a process that has the node open. When that takes no clients, shows those of its newest cut, and
     --count ends with exit code 4.
     """
-    as_of_cut, rows = 0, dict[str, int]()
+    as_of_cut = 0
 
-    async def look(node: "Node") -> "Sequence[Collection]":
-        found = node.collections()
-        for each in found if count else ():
-            rows[each.name] = (await node.snapshot(each.name)).num_rows
-        return found
+    async def look(node: "Node") -> "list[tuple[Collection, int | None]]":
+        return [(each, (await node.snapshot(each.name)).num_rows if count else None) for each in node.collections()]
 
     try:
-        collections = with_node(place, look)
+        found = with_node(place, look)
     except AlreadyOwned as owned:
-        if count or isinstance(place, str):
+        if count or isinstance(place, NodeUrl):
             raise
         collections, as_of_cut = _at_newest_cut(place)
+        found = [(each, None) for each in collections]
         output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
-    described = [
-        describe_collection(each) | {"rows": rows.get(each.name)}
-        for each in sorted(collections, key=lambda each: each.name)
-    ]
-    output.records(described)
-    output.document({"directory": str(place), "as_of_cut": as_of_cut, "collections": described})
+    found.sort(key=lambda each: each[0].name)
+    described = [describe_collection(each) | {"rows": rows} for each, rows in found]
+    output.listing("collections", described, directory=str(place), as_of_cut=as_of_cut)
 
 
 def describe_collection(collection: "Collection") -> dict[str, object]:
@@ -84,84 +75,40 @@ def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
     return [collection_of(collection_info(entry)) for entry in living], newest.number
 
 
-@command(
-    argument("action", choices=["list", "create", "drop"], help="what to do"),
-    PLACE,
-    argument("collection", help="the collection"),
-    argument("partition", nargs="?", help="the partition to create or drop, with all its rows"),
-    examples=(
-        "streamingnode partitions list data orders",
-        "streamingnode partitions create data orders eu",
-        "streamingnode partitions drop data orders eu --json",
-    ),
-)
-def partitions(output: Output, *, action: str, place: Path | str, collection: str, partition: str | None) -> None:
-    """List, create or drop the partitions of a collection.
-
-    Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open
-    transactions on the collection; `_default` cannot be dropped.
-    """
-    if (action == "list") is not (partition is None):
-        raise InvalidArgument(f"{action} takes {'no' if partition else 'a'} partition — see partitions --help")
-
-    async def apply(node: "Node") -> tuple[str, ...]:
-        if partition is not None:
-            await (node.create_partition if action == "create" else node.drop_partition)(collection, partition)
-        return node.collection(collection).partitions
-
-    names = with_node(place, apply)
-    for name in names:
-        output.line(name)
-    output.document({"collection": collection, "partitions": names})
-
-
 TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")
 
 
 @command(
-    PLACE,
-    argument("collection", help="the collection to read"),
-    argument(
-        "--from",
-        dest="start",
-        default="earliest",
-        metavar="POSITION",
-        help="earliest: the first message kept (default); latest: only what is new; -N: the last N messages; @1h: so "
-        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message and what follows; "
-        "tick:123: what follows it",
-    ),
-    argument("--until", metavar="POSITION", help="end behind a time, a tick, or so long ago, as above"),
-    argument("--follow", action="store_true", help="go on with new messages until interrupted"),
-    argument("-n", "--limit", type=int, metavar="N", help="end after this many messages"),
-    argument(
-        "-o",
-        "--output",
-        dest="form",
-        choices=["json", "table", "arrow"],
-        default="json",
-        help="JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick and _type",
-    ),
-    argument("--types", help=f"only these kinds, separated by commas: {', '.join(TYPES)}"),
-    examples=(
-        "streamingnode tail data orders",
-        "streamingnode tail data orders --limit 10 --types insert,txn",
-        "streamingnode tail data orders --from -5 -o table --follow",
-        "streamingnode tail data orders --from @1h --until @30m -o arrow | cat > orders.arrows",
-        "streamingnode tail --node tcp://127.0.0.1:7070 orders --from id:rocks/1a",
-        "streamingnode tail data orders --json | head -1",
-    ),
+    "streamingnode tail data orders",
+    "streamingnode tail data orders --limit 10 --types insert,txn",
+    "streamingnode tail data orders --from -5 -o table --follow",
+    "streamingnode tail data orders --from @1h --until @30m -o arrow | cat > orders.arrows",
+    "streamingnode tail --node tcp://127.0.0.1:7070 orders --from id:rocks/1a",
+    "streamingnode tail data orders --json | head -1",
 )
 def tail(
     output: Output,
     *,
-    place: Path | str,
-    collection: str,
-    start: str,
-    until: str | None,
-    follow: bool,
-    limit: int | None,
-    form: str,
-    types: str | None,
+    place: Place,
+    collection: str = operand("the collection to read"),
+    start: str = option(
+        "earliest: the first message kept (default); latest: only what is new; -N: the last N messages; @1h: so "
+        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message and what follows; "
+        "tick:123: what follows it",
+        "--from",
+        default="earliest",
+        metavar="POSITION",
+    ),
+    until: str | None = option("end behind a time, a tick, or so long ago, as above", metavar="POSITION"),
+    follow: bool = option("go on with new messages until interrupted"),
+    limit: int | None = option("end after this many messages", "-n", "--limit", metavar="N"),
+    form: Literal["json", "table", "arrow"] = option(
+        "JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick and _type",
+        "-o",
+        "--output",
+        default="json",
+    ),
+    types: str | None = option(f"only these kinds, separated by commas: {', '.join(TYPES)}"),
 ) -> None:
     """Print the messages of a collection.
 
@@ -177,7 +124,8 @@ def tail(
         raise InvalidArgument(f"--json and -o {form} are two forms — leave one out")
     last = int(start[1:]) if start[:1] == "-" and start[1:].isdecimal() else 0
     policy = None if last else start_policy(start)
-    end = None if until is None else _tick_at(until, "--until")
+    with _position_in(until or "", "--until"):
+        end = None if until is None else _tick_at(until)
     import anyio.to_thread
 
     def is_wanted(message: "ReadMessage") -> bool:
@@ -210,40 +158,38 @@ def start_policy(text: str, option: str = "--from") -> "DeliverPolicy":
         return DeliverPolicy.all()
     if text in {"latest", "end"}:
         return DeliverPolicy.latest()
-    if "/" not in text:
+    with _position_in(text, option):
+        if "/" in text:
+            return DeliverPolicy.start_from(parse_message_id(text.removeprefix("id:")))
         is_tick = text.removeprefix("tick:").isdecimal()
-        return DeliverPolicy.start_after(max(0, _tick_at(text, option) - (not is_tick)))
+        return DeliverPolicy.start_after(max(0, _tick_at(text) - (not is_tick)))
+
+
+@contextmanager
+def _position_in(text: str, option: str) -> Iterator[None]:
+    """Raise what is wrong with a position as an `InvalidArgument` that says which are none."""
+    step = "give earliest, latest, @1h, a time such as 2026-11-24T10:00:00Z, or a message_id or tick that tail prints"
     try:
-        return DeliverPolicy.start_from(parse_message_id(text.removeprefix("id:")))
+        yield
     except InvalidArgument as error:
-        raise _no_position(text, option, error.happened) from error
+        raise InvalidArgument(f"{option} {text!r}: {error.happened} — {step}") from error
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{option} {text!r}: it is no position — {step}") from error
 
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def _tick_at(text: str, option: str) -> int:
-    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument`."""
-    from wal.timetick import time_to_tick
-
-    try:
-        if (number := text.removeprefix("tick:")).isdecimal():
-            return tick_given("the tick", int(number))
-        if text[:1] == "@" and text[1:-1].isdecimal() and text[-1] in _UNITS_S:
-            return time_to_tick(datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]]))
-        moment = datetime.fromisoformat(text.removeprefix("@"))
-    except InvalidArgument as error:
-        raise _no_position(text, option, error.happened) from error
-    except (ValueError, OverflowError) as error:
-        raise _no_position(text, option, "it is no position") from error
+def _tick_at(text: str) -> int:
+    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument` and what times raise."""
+    if (number := text.removeprefix("tick:")).isdecimal():
+        return tick_given("the tick", int(number))
+    if text[:1] == "@" and text[1:-1].isdecimal() and text[-1] in _UNITS_S:
+        return time_to_tick(datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]]))
+    moment = datetime.fromisoformat(text.removeprefix("@"))
     if moment.tzinfo is None:
-        raise _no_position(text, option, "the time may be in any zone: add Z, or +01:00")
+        raise InvalidArgument("the time may be in any zone: add Z, or +01:00")
     return time_to_tick(moment)
-
-
-def _no_position(text: str, option: str, why: str) -> InvalidArgument:
-    step = "give earliest, latest, @1h, a time such as 2026-11-24T10:00:00Z, or a message_id or tick that tail prints"
-    return InvalidArgument(f"{option} {text!r}: {why} — {step}")
 
 
 BACK_MS, BACK_FACTOR = 1_000, 8
@@ -305,14 +251,12 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
             rows = part.to_arrow()
             if rows is not None:
                 count = rows.num_rows
-                there: dict[str, Any] = {
-                    "_tick": [message.time_tick] * count,
-                    "_type": [part.type.name.lower()] * count,
-                }
-                there |= {name: rows[name] for name in rows.column_names}
-                values = {each.name: there.get(each.name, [None] * count) for each in schema}
+                there = dict(zip(rows.column_names, rows.columns, strict=True))
+                own = pa.table(
+                    {"_tick": [message.time_tick] * count, "_type": [part.type.name.lower()] * count, **there}
+                )
                 with output.typed():
-                    stream.write_table(pa.table(values, schema=schema))
+                    stream.write_table(pa.concat_tables([schema.empty_table(), own], promote_options="default"))
         output.flush()
 
     with pa.ipc.new_stream(output.binary(), schema) as stream:
@@ -355,8 +299,8 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
         return rows.cast(pa.schema(schema)).to_pylist()
 
 
-@command(PLACE, examples=("streamingnode flush data", "streamingnode flush data --json"))
-def flush(output: Output, *, place: Path | str) -> None:
+@command("streamingnode flush data", "streamingnode flush data --json")
+def flush(output: Output, *, place: Place) -> None:
     """Make a cut: everything acknowledged goes to files.
 
     Prints the cut's number, its tick and the segments it sealed; says so when there is nothing new.

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamingnode.cli.command import PLACE, argument, command
+from streamingnode.cli.command import Place, command, operand, option
 from streamingnode.cli.output import Output, format_count, format_tick
 from streamingnode.progress import Progress
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
@@ -25,57 +25,6 @@ if TYPE_CHECKING:
     Source = JsonLines | ParquetRows
 
 
-@command(
-    PLACE,
-    argument("collection", help="the collection to insert into"),
-    argument("file", nargs="?", default="-", help="JSON lines or Parquet; `-` is stdin (default)"),
-    argument("--upsert", action="store_true", help="replace rows that have the same primary key"),
-    argument(
-        "--producer", metavar="NAME", help="insert what no earlier run with this name has: a repeated run is exact"
-    ),
-    argument("--partition", help="the partition the rows go to (default: _default)"),
-    argument("--create", action="store_true", help="create the collection, and its --partition, if missing"),
-    argument("--primary-key", metavar="COLUMN", help="with --create: the primary key"),
-    argument("--shards", type=int, metavar="N", help="with --create: number of shards (default: 1)"),
-    examples=(
-        "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
-        "streamingnode insert data orders orders.parquet --partition eu",
-        "cat stock.jsonl | streamingnode insert data stock --upsert -",
-        "tail -n +1 -F orders.log | streamingnode insert data orders --producer orders-log",
-        "streamingnode insert data orders orders.jsonl --json",
-    ),
-)
-def insert(output: Output, **given: Any) -> None:
-    """Insert rows from JSON lines or Parquet.
-
-    Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable
-    within a second. Where a line does not fit, it is named, and nothing of its batch is inserted. In JSON, times are
-    RFC 3339 text, bytes are base64, and a field left out is null where its column may be. A Parquet file has every
-    column of the collection, in a type that goes in unchanged. With --create the columns are those of the first
-    batch, or of the Parquet file; when that is refused, nothing is created.
-
-    With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
-    behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
-    any more, it is refused: another input needs another name. A Parquet file may not change at all.
-    """
-    done = _Insert(**given)
-    done.check()
-    from streamingnode.cli.rows_in import open_rows
-    from streamingnode.opening import run_async
-
-    with open_rows(done.file, sys.stdin.buffer) as source:
-        try:
-            with Progress(output.stderr) as progress:
-                run_async(partial(done.run, source, progress))
-        except StreamingNodeError:
-            if done.rows:
-                output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
-            raise
-    last = f", last tick {done.tick} ({format_tick(done.tick)})" if done.tick else ""
-    output.line(f"{'upserted' if done.upsert else 'inserted'} {format_count(done.rows, 'row')}{last}")
-    output.document({"rows": done.rows, "tick": done.tick, "passed_over": done.passed_over})
-
-
 @dataclass(kw_only=True)
 class _Insert:
     """One run with its arguments: writes batches, and counts what is acknowledged.
@@ -85,15 +34,17 @@ class _Insert:
     dies. The note has two, because nobody knows which of the last batches got there.
     """
 
-    place: Path | str
-    collection: str
-    file: str
-    upsert: bool
-    producer: str | None
-    partition: str | None
-    create: bool
-    primary_key: str | None
-    shards: int | None
+    place: Place
+    collection: str = operand("the collection to insert into")
+    file: str = operand("JSON lines or Parquet; `-` is stdin (default)", default="-")
+    upsert: bool = option("replace rows that have the same primary key")
+    producer: str | None = option(
+        "insert what no earlier run with this name has: a repeated run is exact", metavar="NAME"
+    )
+    partition: str | None = option("the partition the rows go to (default: _default)")
+    create: bool = option("create the collection, and its --partition, if missing")
+    primary_key: str | None = option("with --create: the primary key", metavar="COLUMN")
+    shards: int | None = option("with --create: number of shards (default: 1)", metavar="N")
     rows: int = 0
     tick: int = 0
     passed_over: int = 0
@@ -212,3 +163,42 @@ class _Insert:
             result = await (target.upsert if self.upsert else target.insert)(collection.name, batch.rows, **options)
         self.rows += len(batch.numbers)
         self.tick = max(self.tick, result.time_tick)
+
+
+@command(
+    "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
+    "streamingnode insert data orders orders.parquet --partition eu",
+    "cat stock.jsonl | streamingnode insert data stock --upsert -",
+    "tail -n +1 -F orders.log | streamingnode insert data orders --producer orders-log",
+    "streamingnode insert data orders orders.jsonl --json",
+    fields=_Insert,
+)
+def insert(output: Output, **given: Any) -> None:
+    """Insert rows from JSON lines or Parquet.
+
+    Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable
+    within a second. Where a line does not fit, it is named, and nothing of its batch is inserted. In JSON, times are
+    RFC 3339 text, bytes are base64, and a field left out is null where its column may be. A Parquet file has every
+    column of the collection, in a type that goes in unchanged. With --create the columns are those of the first
+    batch, or of the Parquet file; when that is refused, nothing is created.
+
+    With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
+    behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
+    any more, it is refused: another input needs another name. A Parquet file may not change at all.
+    """
+    done = _Insert(**given)
+    done.check()
+    from streamingnode.cli.rows_in import open_rows
+    from streamingnode.opening import run_async
+
+    with open_rows(done.file, sys.stdin.buffer) as source:
+        try:
+            with Progress(output.stderr) as progress:
+                run_async(partial(done.run, source, progress))
+        except StreamingNodeError:
+            if done.rows:
+                output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
+            raise
+    last = f", last tick {done.tick} ({format_tick(done.tick)})" if done.tick else ""
+    output.line(f"{'upserted' if done.upsert else 'inserted'} {format_count(done.rows, 'row')}{last}")
+    output.document({"rows": done.rows, "tick": done.tick, "passed_over": done.passed_over})

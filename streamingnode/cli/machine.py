@@ -7,10 +7,10 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
-from streamingnode.cli.command import OPTIONAL_PLACE, argument, command, with_node
+from streamingnode.cli.command import Place, command, operand, option, with_node
 from streamingnode.cli.output import Output
 from wal.errors import InvalidArgument
 
@@ -24,31 +24,19 @@ DROP_S_MAX = 10.0
 
 
 @command(
-    OPTIONAL_PLACE,
-    argument(
-        "--dir", dest="directory", metavar="DIR", type=Path, default=".", help="on the disk to measure (default: .)"
-    ),
-    argument("--seconds", type=float, default=3.0, help="how long to measure (default: 3)"),
-    argument(
-        "--outstanding", "--callers", dest="callers", type=int, default=64, metavar="N", help="inserts (default: 64)"
-    ),
-    argument("--rows", type=int, default=1, metavar="N", help="rows in each insert (default: 1)"),
-    argument("--size", type=int, default=ROW_BYTES, metavar="BYTES", help=f"of each row (default: {ROW_BYTES})"),
-    examples=(
-        "streamingnode bench",
-        "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json",
-        "streamingnode bench --node tcp://127.0.0.1:7070 --outstanding 256 --size 200",
-    ),
+    "streamingnode bench",
+    "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json",
+    "streamingnode bench --node tcp://127.0.0.1:7070 --outstanding 256 --size 200",
 )
 def bench(
     output: Output,
     *,
-    place: Path | str | None,
-    directory: Path,
-    seconds: float,
-    callers: int,
-    rows: int,
-    size: int,
+    place: Place | None,
+    directory: Path = option("on the disk to measure (default: .)", "--dir", metavar="DIR", default="."),
+    seconds: float = option("how long to measure (default: 3)", default=3.0),
+    callers: int = option("inserts (default: 64)", "--outstanding", "--callers", default=64, metavar="N"),
+    rows: int = option("rows in each insert (default: 1)", default=1, metavar="N"),
+    size: int = option(f"of each row (default: {ROW_BYTES})", default=ROW_BYTES, metavar="BYTES"),
 ) -> None:
     """Measure durable inserts into a temporary node, or into one that is there.
 
@@ -113,45 +101,27 @@ async def _insert(node: "Node", *, seconds: float, callers: int, rows: int, valu
 
 
 @command(
-    argument("directory", type=Path, help="the node's directory, made if it is new"),
-    argument("--listen", action="append", default=[], metavar="URL", help="also at tcp://host:port or tls://host:port"),
-    argument(
-        "--tokens", type=Path, metavar="FILE", help="who may connect at --listen, a TOML file (docs/operations.md)"
-    ),
-    argument("--tls-cert", type=Path, metavar="FILE", help="the certificate for tls://, with its chain"),
-    argument("--tls-key", type=Path, metavar="FILE", help="its key, readable by this user alone"),
-    argument(
-        "--tls-client-ca", type=Path, metavar="FILE", help="clients at tls:// need a certificate of this authority"
-    ),
-    argument("--audit-log", type=Path, metavar="FILE", help="who connects, who is refused, and what admins do"),
-    argument("--http", metavar="HOST:PORT", help="answer monitors there: /livez, /readyz, /metrics"),
-    argument("--http-for-anybody", action="store_true", help="allow --http at an address that other machines reach"),
-    argument("--traces", action="store_true", help="make spans for OpenTelemetry, which its SDK exports"),
-    argument("--log-format", choices=["text", "json"], default="text", help="json: every event as a line of JSON"),
-    argument("--config", type=Path, metavar="FILE", help="a TOML file of settings"),
-    examples=(
-        "streamingnode serve data",
-        "streamingnode serve data --json",
-        "streamingnode serve data --http 127.0.0.1:9464 --log-format json",
-        "streamingnode serve data --listen tcp://127.0.0.1:7070 --tokens tokens.toml",
-        "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key --tokens tokens.toml",
-    ),
+    "streamingnode serve data",
+    "streamingnode serve data --json",
+    "streamingnode serve data --http 127.0.0.1:9464 --log-format json",
+    "streamingnode serve data --listen tcp://127.0.0.1:7070 --tokens tokens.toml",
+    "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key --tokens tokens.toml",
 )
 def serve(  # noqa: PLR0913 - one for each option
     output: Output,
     *,
-    directory: Path,
-    listen: list[str],
-    tokens: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    tls_client_ca: Path | None,
-    audit_log: Path | None,
-    http: str | None,
-    http_for_anybody: bool,
-    traces: bool,
-    log_format: str,
-    config: Path | None,
+    directory: Path = operand("the node's directory, made if it is new"),
+    listen: list[str] = option("also at tcp://host:port or tls://host:port", metavar="URL"),
+    tokens: Path | None = option("who may connect at --listen, a TOML file (docs/operations.md)", metavar="FILE"),
+    tls_cert: Path | None = option("the certificate for tls://, with its chain", metavar="FILE"),
+    tls_key: Path | None = option("its key, readable by this user alone", metavar="FILE"),
+    tls_client_ca: Path | None = option("clients at tls:// need a certificate of this authority", metavar="FILE"),
+    audit_log: Path | None = option("who connects, who is refused, and what admins do", metavar="FILE"),
+    http: str | None = option("answer monitors there: /livez, /readyz, /metrics", metavar="HOST:PORT"),
+    http_for_anybody: bool = option("allow --http at an address that other machines reach"),
+    traces: bool = option("make spans for OpenTelemetry, which its SDK exports"),
+    log_format: Literal["text", "json"] = option("json: every event as a line of JSON", default="text"),
+    config: Path | None = option("a TOML file of settings", metavar="FILE"),
 ) -> None:
     """Run a node for other processes, in the foreground.
 
@@ -176,24 +146,25 @@ def serve(  # noqa: PLR0913 - one for each option
     settings = {name: value for name, value in given.items() if value}
 
     def ready(addresses: list[str]) -> None:
-        output.line(f"ready: {' '.join(addresses)}")
-        output.document({"ready": True, "pid": os.getpid(), "addresses": addresses})
+        document = {"ready": True, "pid": os.getpid(), "addresses": addresses}
+        output.result(f"ready: {' '.join(addresses)}", document)
         output.flush()
 
     run_async(partial(serve_node, directory, endpoints, config, settings, ready))
 
 
 @command(
-    argument("action", choices=["show"], help="show: print the settings a node would be opened with here"),
-    argument("--file", type=Path, help="a TOML file of settings (default: what STREAMINGNODE_CONFIG names)"),
-    argument("--changed", action="store_true", help="only what is not a default"),
-    examples=(
-        "streamingnode config show",
-        "streamingnode config show --changed --file node.toml",
-        "streamingnode config show --json",
-    ),
+    "streamingnode config show",
+    "streamingnode config show --changed --file node.toml",
+    "streamingnode config show --json",
 )
-def config(output: Output, *, action: str, file: Path | None, changed: bool) -> None:
+def config(
+    output: Output,
+    *,
+    action: Literal["show"] = operand("show: print the settings a node would be opened with here"),
+    file: Path | None = option("a TOML file of settings (default: what STREAMINGNODE_CONFIG names)"),
+    changed: bool = option("only what is not a default"),
+) -> None:
     """Show every setting, its value, and where that comes from.
 
     Settings come from defaults, then a TOML file, then STREAMINGNODE_* environment variables, then the arguments of

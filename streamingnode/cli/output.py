@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import IOBase
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, escaped
 from wal.timetick import physical_ms
@@ -49,6 +49,18 @@ class Output:
         """Print a table for people of records with the same names: text as it is, other values as JSON."""
         if records:
             self.table(list(records[0]), [list(map(_cell, record.values())) for record in records])
+
+    def listing(self, name: str, records: Sequence[Any], **more: object) -> None:
+        """Print records, for machines as a list of this name beside what else there is."""
+        from msgspec.structs import asdict
+
+        self.records([each if isinstance(each, Mapping) else asdict(each) for each in records])
+        self.document({**more, name: records})
+
+    def result(self, text: str, document: object) -> None:
+        """Print a line for people, or a document for machines."""
+        self.line(text)
+        self.document(document)
 
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""

@@ -6,31 +6,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from streamingnode.cli.care import backup, doctor, export, info, restore, verify
-from streamingnode.cli.command import argument, command, locate, node_options
+from streamingnode.cli import care, data, insert, machine, manage, spark, watch
+from streamingnode.cli.command import command, locate, node_options, operand
 from streamingnode.cli.completion import script_for
-from streamingnode.cli.data import flush, ls, partitions, tail
-from streamingnode.cli.insert import insert
-from streamingnode.cli.machine import bench, config, serve
-from streamingnode.cli.manage import collection, reader, txn
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
-from streamingnode.cli.spark import demo, ingest
-from streamingnode.cli.topics import bridge, channel, group, topic
-from streamingnode.cli.watch import check, top
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 
 @command(
-    argument("shell", choices=["bash", "zsh", "fish"], help="whose completion"),
-    examples=(
-        "streamingnode completion bash",
-        "streamingnode completion fish | source",
-        "streamingnode completion zsh --json",
-    ),
+    "streamingnode completion bash",
+    "streamingnode completion fish | source",
+    "streamingnode completion zsh --json",
 )
-def completion(output: Output, *, shell: str) -> None:
+def completion(output: Output, *, shell: Literal["bash", "zsh", "fish"] = operand("whose completion")) -> None:
     """Print a script that completes commands in a shell.
 
     Commands, their options, and what those choose from; everything else completes as files. For each new shell:
@@ -44,31 +34,31 @@ def completion(output: Output, *, shell: str) -> None:
 
 
 COMMANDS = (
-    demo,
-    ls,
-    info,
-    collection,
-    partitions,
-    reader,
-    txn,
-    topic,
-    group,
-    bridge,
-    channel,
-    insert,
-    tail,
-    flush,
-    top,
-    check,
-    ingest,
-    verify,
-    backup,
-    restore,
-    export,
-    doctor,
-    serve,
-    bench,
-    config,
+    spark.demo,
+    data.ls,
+    care.info,
+    manage.collection,
+    manage.partitions,
+    manage.reader,
+    manage.txn,
+    manage.topic,
+    manage.group,
+    manage.bridge,
+    manage.channel,
+    insert.insert,
+    data.tail,
+    data.flush,
+    watch.top,
+    watch.check,
+    spark.ingest,
+    care.verify,
+    care.backup,
+    care.restore,
+    care.export,
+    care.doctor,
+    machine.serve,
+    machine.bench,
+    machine.config,
     completion,
 )
 
@@ -105,7 +95,7 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
     chosen, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
     locate(own)
     try:
-        code: int | None = chosen.function(output, **own)
+        code: int | None = chosen.run(output, own)
         output.flush()
     except StreamingNodeError as error:
         try:
@@ -152,7 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
     node = node_options(_CommandParser)
     for each in COMMANDS:
-        text = inspect.cleandoc(each.function.__doc__ or "")
+        text = inspect.getdoc(each.function) or ""
         own = commands.add_parser(
             each.name,
             help=text.partition("\n")[0],

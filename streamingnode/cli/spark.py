@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import DEMO, NODE, SPARK, argument, command, require, with_node
+from streamingnode.cli.command import DEMO, NODE, SPARK, command, option, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
 from wal.errors import AlreadyOwned, InvalidArgument, escaped
 
@@ -38,40 +38,25 @@ def duration(text: str) -> float:
 
 
 @command(
-    NODE,
-    argument("--tables", type=Path, required=True, help="where the tables are, one for each collection"),
-    argument("--no-cut", action="store_false", dest="cut", help="take the cuts that are there, ask for none"),
-    argument(
-        "--every-cut", action="store_true", help="make each cut a version of its own: slower, and no state is hidden"
-    ),
-    argument("--every", metavar="DURATION", help="stay, and ingest this often, as 2s; also keeps the tables small"),
-    argument(
-        "--keep", metavar="DURATION", default="1h", help="with --every: how long versions can be read (default: 1h)"
-    ),
-    argument(
-        "--link",
-        action="store_true",
-        help="link the files of inserts instead of copying them: half the disk, "
-        "but what rots, and who may read, are the same for node and table",
-    ),
-    examples=(
-        "streamingnode ingest data --tables tables",
-        "streamingnode ingest data --tables tables --no-cut",
-        "streamingnode ingest data --tables tables --every-cut --json",
-        "streamingnode ingest data --tables tables --every 2s",
-        "streamingnode ingest data --tables tables --every 500ms --keep 24h --json",
-    ),
+    "streamingnode ingest data --tables tables",
+    "streamingnode ingest data --tables tables --no-cut",
+    "streamingnode ingest data --tables tables --every-cut --json",
+    "streamingnode ingest data --tables tables --every 2s",
+    "streamingnode ingest data --tables tables --every 500ms --keep 24h --json",
 )
 def ingest(
     output: Output,
     *,
-    directory: Path,
-    tables: Path,
-    cut: bool,
-    every_cut: bool,
-    every: str | None,
-    keep: str,
-    link: bool,
+    directory: Path = NODE,
+    tables: Path = option("where the tables are, one for each collection", required=True),
+    cut: bool = option("take the cuts that are there, ask for none", "--no-cut", action="store_false"),
+    every_cut: bool = option("make each cut a version of its own: slower, and no state is hidden"),
+    every: str | None = option("stay, and ingest this often, as 2s; also keeps the tables small", metavar="DURATION"),
+    keep: str = option("with --every: how long versions can be read (default: 1h)", default="1h", metavar="DURATION"),
+    link: bool = option(
+        "link the files of inserts instead of copying them: half the disk, "
+        "but what rots, and who may read, are the same for node and table"
+    ),
 ) -> None:
     """Bring a node's cuts into Spark tables, each exactly once.
 
@@ -205,13 +190,14 @@ def _show_round(output: Output, told: "IngestRound") -> None:
     output.flush()
 
 
-@command(
-    argument("--dir", dest="directory", metavar="DIR", type=Path, default="demo-data", help="(default: demo-data)"),
-    argument("--seconds", type=float, default=20.0, help="how long to sample (default: 20)"),
-    argument("--rounds-per-second", type=float, default=10.0, help="how often to look at all processes (default: 10)"),
-    examples=("streamingnode demo", "streamingnode demo --dir /tmp/demo --seconds 5 --json"),
-)
-def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: float) -> int:
+@command("streamingnode demo", "streamingnode demo --dir /tmp/demo --seconds 5 --json")
+def demo(
+    output: Output,
+    *,
+    directory: Path = option("(default: demo-data)", "--dir", metavar="DIR", default="demo-data"),
+    seconds: float = option("how long to sample (default: 20)", default=20.0),
+    rounds_per_second: float = option("how often to look at all processes (default: 10)", default=10.0),
+) -> int:
     """This machine's processes, through a node, into checked tables.
 
     Shows everything on real input: samples every process into a node (each round is one transaction over the

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import PLACE, argument, command, with_node
+from streamingnode.cli.command import Place, command, option, with_node
 from streamingnode.cli.output import EXIT_OK, Output, format_tick
 from wal.errors import InvalidArgument, StreamingNodeError
 
@@ -27,16 +27,17 @@ async def _ask(node: "Node") -> "Sample":
 
 
 @command(
-    PLACE,
-    argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (default: 2)"),
-    argument("-n", "--rounds", type=int, metavar="N", help="end after so many (default: at an interrupt)"),
-    examples=(
-        "streamingnode top data",
-        "streamingnode top --node tcp://127.0.0.1:7070 --interval 1",
-        "streamingnode top data --json -n 1",
-    ),
+    "streamingnode top data",
+    "streamingnode top --node tcp://127.0.0.1:7070 --interval 1",
+    "streamingnode top data --json -n 1",
 )
-def top(output: Output, *, place: Path | str, interval: float, rounds: int | None) -> int:
+def top(
+    output: Output,
+    *,
+    place: Place,
+    interval: float = option("seconds between two looks (default: 2)", default=2.0, metavar="S"),
+    rounds: int | None = option("end after so many (default: at an interrupt)", "-n", "--rounds", metavar="N"),
+) -> int:
     """Show what a node does, again and again.
 
     Rates are those since the last look. The flusher's lag is how long the oldest row that is in no cut waits for one,
@@ -107,7 +108,10 @@ def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
     output.flush()
 
 
-def limits(text: str) -> tuple[float, float]:
+Limits, LIMITS = tuple[float, float], "WARN:CRIT"
+
+
+def limits(text: str) -> Limits:
     """Return the two numbers of WARNING:CRITICAL. Raises `ValueError`."""
     warning, critical = map(float, text.split(":"))
     if not (warning >= 0 and critical >= 0):  # not a number is neither
@@ -115,32 +119,28 @@ def limits(text: str) -> tuple[float, float]:
     return warning, critical
 
 
-def _limits_option(name: str, what: str) -> Any:
-    return argument(name, type=limits, metavar="WARN:CRIT", help=what)
-
-
 @command(
-    PLACE,
-    _limits_option("--flusher-lag", "seconds that a row waits for its cut (default: 120:900)"),
-    _limits_option("--disk-free", "MiB that are free (default: 4096, and what the node needs to take appends)"),
-    _limits_option("--transaction-age", "seconds that a transaction is open (default: 60:300)"),
-    _limits_option("--reader-lag", "seconds that a named reader holds the log for (default: 86400:604800)"),
-    argument("--timeout", type=float, default=10.0, metavar="S", help="seconds the node has to answer (default: 10)"),
-    examples=(
-        "streamingnode check data",
-        "streamingnode check --node tcp://127.0.0.1:7070 --token-file token --json",
-        "streamingnode check data --flusher-lag 30:120 --disk-free 20000:5000",
-    ),
+    "streamingnode check data",
+    "streamingnode check --node tcp://127.0.0.1:7070 --token-file token --json",
+    "streamingnode check data --flusher-lag 30:120 --disk-free 20000:5000",
 )
 def check(
     output: Output,
     *,
-    place: Path | str,
-    flusher_lag: tuple[float, float] | None,
-    disk_free: tuple[float, float] | None,
-    transaction_age: tuple[float, float] | None,
-    reader_lag: tuple[float, float] | None,
-    timeout: float,
+    place: Place,
+    flusher_lag: Limits | None = option(
+        "seconds that a row waits for its cut (default: 120:900)", type=limits, metavar=LIMITS
+    ),
+    disk_free: Limits | None = option(
+        "MiB that are free (default: 4096, and what the node needs to take appends)", type=limits, metavar=LIMITS
+    ),
+    transaction_age: Limits | None = option(
+        "seconds that a transaction is open (default: 60:300)", type=limits, metavar=LIMITS
+    ),
+    reader_lag: Limits | None = option(
+        "seconds that a named reader holds the log for (default: 86400:604800)", type=limits, metavar=LIMITS
+    ),
+    timeout: float = option("seconds the node has to answer (default: 10)", default=10.0, metavar="S"),
 ) -> int:
     """Say in one line whether a node is well: for monitors.
 
@@ -177,8 +177,8 @@ def check(
     except TimeoutError:
         report.damage("node", f"no answer within {timeout:g} s", "look at its process and its disk")
     verdict = {None: "ok", Severity.WARNING: "warning", Severity.DAMAGE: "critical"}[report.worst]
-    output.line(f"{verdict.upper()}: {_in_short(report, facts)}")
-    output.document({"verdict": verdict, "facts": facts, "findings": report.findings})
+    document = {"verdict": verdict, "facts": facts, "findings": report.findings}
+    output.result(f"{verdict.upper()}: {_in_short(report, facts)}", document)
     return {"ok": 0, "warning": 1, "critical": 2}[verdict]
 
 
