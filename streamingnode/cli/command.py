@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+import streamingnode as sn
 from spark_sink.errors import PackageMissing
 from wal.errors import AlreadyOwned, InvalidArgument
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     import ssl
 
     from streamingnode.cli.output import Output
-    from streamingnode.node import Node
 
 A = TypeVar("A")
 P = TypeVar("P", bound=argparse.ArgumentParser)
@@ -109,7 +109,18 @@ PLACE = operand(
     metavar="directory",
     type=directory_or_address,
 )
-CONNECTION = ("token_file", "tls_ca", "tls_cert", "tls_key")
+CONNECTION: Mapping[str, Parameter] = {
+    "place": option(
+        "in place of the directory: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or a directory",
+        "--node",
+        metavar="URL|DIR",
+        type=directory_or_address,
+    ),
+    "token_file": option(f"the token for an address (default: what {TOKEN_FILE_VARIABLE} names)", metavar="FILE"),
+    "tls_ca": option("the authority of tls:// (default: the system's)", type=Path, metavar="FILE"),
+    "tls_cert": option("the certificate to show at tls://", type=Path, metavar="FILE"),
+    "tls_key": option("its key, when that is in another file", type=Path, metavar="FILE"),
+}
 
 
 class Command(NamedTuple):
@@ -164,7 +175,7 @@ def command(*examples: str, fields: type | None = None) -> Callable[[Callable[..
         arguments = [
             parameter.argument("place" if name == "node" else name, kinds[name]) for name, parameter in declared.items()
         ]
-        takes = next((parameter.takes for parameter in declared.values() if parameter.takes), {})
+        takes: Mapping[str, str] = next((parameter.takes for parameter in declared.values() if parameter.takes), {})
         return Command(function, tuple(arguments), examples, takes)
 
     return declare
@@ -174,42 +185,37 @@ def node_options(kind: type[P]) -> P:
     """Return the parent of the parsers of all commands that speak to a node: with --node there is no positional place."""
     parser = kind(add_help=False)
     options = parser.add_argument_group("the node")
-    options.add_argument(
-        "--node",
-        dest="place",
-        metavar="URL|DIR",
-        type=directory_or_address,
-        help="in place of the directory: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or a directory",
-    )
-    options.add_argument(
-        "--token-file",
-        metavar="FILE",
-        default=os.environ.get(TOKEN_FILE_VARIABLE),
-        help=f"the token for an address (default: what {TOKEN_FILE_VARIABLE} names)",
-    )
-    options.add_argument("--tls-ca", type=Path, metavar="FILE", help="the authority of tls:// (default: the system's)")
-    options.add_argument("--tls-cert", type=Path, metavar="FILE", help="the certificate to show at tls://")
-    options.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, when that is in another file")
+    for name, parameter in CONNECTION.items():
+        names, how = parameter.argument(name, str)
+        options.add_argument(*names, **how)
     return parser
 
 
 def locate(arguments: dict[str, Any]) -> None:
     """Give the place among parsed arguments the options of its connection, and take those out."""
-    connection = {name: arguments.pop(name) for name in CONNECTION if name in arguments and "place" in arguments}
-    if isinstance(place := arguments.get("place"), NodeUrl):
-        for name, value in connection.items():
-            setattr(place, name, value)
+    if "place" in arguments:
+        place = arguments["place"]
+        connection = {name: arguments.pop(name) for name in CONNECTION if name != "place"}
+        connection["token_file"] = connection["token_file"] or os.environ.get(TOKEN_FILE_VARIABLE)
+        if isinstance(place, NodeUrl):
+            for name, value in connection.items():
+                setattr(place, name, value)
 
 
 def with_node(
-    place: Place, work: "Callable[[Node], Awaitable[A]]", *, lasting: bool = False, within_s: float | None = None
+    place: Place,
+    work: "Callable[[sn.Node], Awaitable[A]]",
+    *,
+    lasting: bool = False,
+    within_s: float | None = None,
+    may_be_new: bool = False,
 ) -> A:
     """Return what `work` makes of a node: opened in its directory, or as a client of the process that has it open.
 
     Work that is `lasting` goes on as a client of a service that wants the directory meanwhile. All of it, opening too, is
     given up after `within_s` seconds, with `TimeoutError`.
 
-    Raises `InvalidArgument` when there is none, `AlreadyOwned` when that process takes no clients.
+    Raises `InvalidArgument` when there is none, unless it `may_be_new`, `AlreadyOwned` when that process takes no clients.
     """
     import asyncio
 
@@ -220,18 +226,18 @@ def with_node(
         async with asyncio.timeout(within_s), reached(place, lasting=lasting) as node:
             return await work(node)
 
-    if isinstance(place, Path):
+    if isinstance(place, Path) and not may_be_new:
         check_node(place)
     return run_async(run)
 
 
 @asynccontextmanager
-async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[Node]":
+async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.Node]":
     """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
     import anyio.to_thread
 
     from streamingnode.errors import Unreachable
-    from streamingnode.opening import OWNER_PAUSE_S, connect, open_briefly
+    from streamingnode.opening import OWNER_PAUSE_S, open_briefly
     from streamingnode.remote.address import SOCKET_NAME
     from wal.files import OWNER_S_MAX
 
@@ -241,13 +247,13 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[Node
         node = None
         if isinstance(place, NodeUrl):
             tls = await anyio.to_thread.run_sync(place.tls)
-            node = await enter(connect(place, name=name, token_file=place.token_file, tls=tls))
+            node = await enter(sn.connect(place, name=name, token_file=place.token_file, tls=tls))
         while node is None:
             try:
                 node = await enter(open_briefly(Path(place), lasting=lasting))
             except AlreadyOwned as owned:
                 try:
-                    node = await enter(connect(f"unix:{place}/{SOCKET_NAME}", name=name))
+                    node = await enter(sn.connect(f"unix:{place}/{SOCKET_NAME}", name=name))
                 except Unreachable:
                     if not owned.brief or time.monotonic() > until:
                         raise owned from None

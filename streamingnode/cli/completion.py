@@ -16,21 +16,23 @@ class Words(NamedTuple):
 
 def script_for(shell: str, parser: argparse.ArgumentParser) -> str:
     """Return the script for `bash`, `zsh` or `fish`."""
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](words_of(parser))
+    words = words_of(parser)
+    if shell == "fish":
+        return _fish(words)
+    return f"autoload -U +X bashcompinit && bashcompinit\n{_bash(words)}" if shell == "zsh" else _bash(words)
 
 
 def words_of(parser: argparse.ArgumentParser) -> list[Words]:
     """Return what may follow each command of a parser."""
+    (commands,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]  # noqa: SLF001
     found = []
-    for of in [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:  # noqa: SLF001
-        for name, each in of.items():
-            options, actions, values = dict[str, str](), list[str](), dict[str, list[str]]()
-            for action in each._actions:  # noqa: SLF001 - argparse has no other way to see what a parser takes
-                options |= dict.fromkeys(action.option_strings, (action.help or "").partition(";")[0])
-                choices = list(map(str, action.choices or ()))
-                values |= dict.fromkeys(action.option_strings, choices) if choices else {}
-                actions = actions or ([] if action.option_strings else choices)
-            found.append(Words(name, options, actions, values))
+    for name, each in commands.choices.items():
+        taken = each._actions  # noqa: SLF001 - argparse has no other way to see what a parser takes
+        flags = [(flag, action) for action in taken for flag in action.option_strings]
+        options = {flag: (action.help or "").partition(";")[0] for flag, action in flags}
+        values = {flag: list(map(str, action.choices)) for flag, action in flags if action.choices}
+        actions = [list(map(str, action.choices)) for action in taken if action.choices and not action.option_strings]
+        found.append(Words(name, options, actions[0] if actions else [], values))
     return found
 
 
@@ -68,10 +70,6 @@ def _bash(words: list[Words]) -> str:
         ),
         options="\n".join(f'                {each.command}) words="{" ".join(each.options)}" ;;' for each in words),
     )
-
-
-def _zsh(words: list[Words]) -> str:
-    return f"autoload -U +X bashcompinit && bashcompinit\n{_bash(words)}"
 
 
 def _fish(words: list[Words]) -> str:

@@ -7,21 +7,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import streamingnode as sn
 from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
-from wal.errors import AlreadyOwned, InvalidArgument
-from wal.timetick import tick_given, time_to_tick
+from wal.errors import AlreadyOwned, InvalidArgument, Truncated
+from wal.timetick import add_ms, tick_given, time_to_tick
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.channel import FlushResult
-    from streamingnode.collections import Collection
-    from streamingnode.node import Node
-    from streamingnode.read_message import ReadMessage
     from streamingnode.schema import AnyField
-    from wal.position import MessageId
 
 
 @command("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json")
@@ -33,7 +28,7 @@ def ls(output: Output, *, place: Place, count: bool = option("count the rows too
     """
     as_of_cut = 0
 
-    async def look(node: "Node") -> "list[tuple[Collection, int | None]]":
+    async def look(node: "sn.Node") -> "list[tuple[sn.Collection, int | None]]":
         return [(each, (await node.snapshot(each.name)).num_rows if count else None) for each in node.collections()]
 
     try:
@@ -49,7 +44,7 @@ def ls(output: Output, *, place: Place, count: bool = option("count the rows too
     output.listing("collections", described, directory=str(place), as_of_cut=as_of_cut)
 
 
-def describe_collection(collection: "Collection") -> dict[str, object]:
+def describe_collection(collection: "sn.Collection") -> dict[str, object]:
     """Return what a collection is, for people and machines."""
     return {
         "name": collection.name,
@@ -61,7 +56,7 @@ def describe_collection(collection: "Collection") -> dict[str, object]:
     }
 
 
-def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
+def _at_newest_cut(directory: Path) -> "tuple[list[sn.Collection], int]":
     """Return the collections at the newest cut of a node that another process has open, and its number."""
     from flusher.directory import CutLog, lives
     from flusher.manifest import collection_info
@@ -128,10 +123,10 @@ def tail(
         end = None if until is None else _tick_at(until)
     import anyio.to_thread
 
-    def is_wanted(message: "ReadMessage") -> bool:
+    def is_wanted(message: "sn.ReadMessage") -> bool:
         return kinds is None or message.type.name.lower() in kinds
 
-    async def print_messages(node: "Node") -> None:
+    async def print_messages(node: "sn.Node") -> None:
         printed = 0
         upto = await node.consistent_tick() if end is None else end
         begin = await _before_last(node, collection, last, upto, is_wanted) if policy is None else policy
@@ -149,20 +144,19 @@ def tail(
     with_node(place, print_messages, lasting=follow)
 
 
-def start_policy(text: str, option: str = "--from") -> "DeliverPolicy":
+def start_policy(text: str, option: str = "--from") -> "sn.DeliverPolicy":
     """Return where to start, as `--from` says it. Raises `InvalidArgument`."""
-    from scanner.deliver_policy import DeliverPolicy
     from wal.position import parse_message_id
 
     if text in {"earliest", "start"}:
-        return DeliverPolicy.all()
+        return sn.DeliverPolicy.all()
     if text in {"latest", "end"}:
-        return DeliverPolicy.latest()
+        return sn.DeliverPolicy.latest()
     with _position_in(text, option):
         if "/" in text:
-            return DeliverPolicy.start_from(parse_message_id(text.removeprefix("id:")))
+            return sn.DeliverPolicy.start_from(parse_message_id(text.removeprefix("id:")))
         is_tick = text.removeprefix("tick:").isdecimal()
-        return DeliverPolicy.start_after(max(0, _tick_at(text) - (not is_tick)))
+        return sn.DeliverPolicy.start_after(max(0, _tick_at(text) - (not is_tick)))
 
 
 @contextmanager
@@ -197,19 +191,15 @@ BACK_MS, BACK_FACTOR = 1_000, 8
 
 
 async def _before_last(
-    node: "Node", collection: str, count: int, upto: int, is_wanted: "Callable[[ReadMessage], bool]"
-) -> "DeliverPolicy":
+    node: "sn.Node", collection: str, count: int, upto: int, is_wanted: "Callable[[sn.ReadMessage], bool]"
+) -> "sn.DeliverPolicy":
     """Return where the last messages up to a tick begin: as the log is read forward only, from further back each time."""
-    from scanner.deliver_policy import DeliverPolicy
-    from wal.errors import Truncated
-    from wal.timetick import add_ms
-
     back_ms = BACK_MS
     while True:
         start = max(0, add_ms(upto, -back_ms))
-        found = deque["MessageId"](maxlen=count)
+        found = deque["sn.MessageId"](maxlen=count)
         try:
-            policy = DeliverPolicy.start_after(start) if start else DeliverPolicy.all()
+            policy = sn.DeliverPolicy.start_after(start) if start else sn.DeliverPolicy.all()
             async with node.read(collection, policy, until=upto) as messages:
                 async for message in messages:
                     if is_wanted(message):
@@ -220,19 +210,28 @@ async def _before_last(
             back_ms = upto  # more than there is
             continue
         if len(found) == count or not start:
-            return DeliverPolicy.start_from(found[0]) if found else DeliverPolicy.start_after(upto)
+            return sn.DeliverPolicy.start_from(found[0]) if found else sn.DeliverPolicy.start_after(upto)
         back_ms *= BACK_FACTOR
 
 
 @contextmanager
-def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Callable[[ReadMessage], None]]":
+def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Callable[[sn.ReadMessage], None]]":
     """Yield what prints one message; blocks. Arrow has rows and keys, where columns that keys lack are null."""
 
-    def write_text(message: "ReadMessage") -> None:
+    def write_text(message: "sn.ReadMessage") -> None:
+        time = format_tick(message.time_tick)
         if form == "json":
-            output.write(f"{to_json(_describe_message(message))}\n")
+            told = {
+                "type": message.type.name.lower(),
+                "message_id": str(message.message_id),
+                "tick": message.time_tick,
+                "time": time,
+                "num_rows": message.num_rows,
+                **_content(message),
+            }
+            output.write(f"{to_json(told)}\n")
         else:
-            at = f"{format_tick(message.time_tick)}  {message.message_id!s:<12}"
+            at = f"{time}  {message.message_id!s:<12}"
             for part in message.bodies or (message,):
                 for row in _content(part).get("rows") or [None]:
                     output.line(f"{at}  {part.type.name.lower():<17}  {'' if row is None else to_json(row)}".rstrip())
@@ -246,7 +245,7 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
     system: list[AnyField] = [pa.field("_tick", pa.int64()), pa.field("_type", pa.string())]
     schema = pa.schema([*system, *(column.with_nullable(True) for column in columns)])
 
-    def write(message: "ReadMessage") -> None:
+    def write(message: "sn.ReadMessage") -> None:
         for part in message.bodies or (message,):
             rows = part.to_arrow()
             if rows is not None:
@@ -263,19 +262,7 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
         yield write
 
 
-def _describe_message(message: "ReadMessage") -> dict[str, object]:
-    """Return a message as one JSON object: where and when it is, and its rows, keys or bodies."""
-    return {
-        "type": message.type.name.lower(),
-        "message_id": str(message.message_id),
-        "tick": message.time_tick,
-        "time": format_tick(message.time_tick),
-        "num_rows": message.num_rows,
-        **_content(message),
-    }
-
-
-def _content(message: "ReadMessage") -> dict[str, Any]:
+def _content(message: "sn.ReadMessage") -> dict[str, Any]:
     if message.bodies:
         return {"bodies": [{"type": body.type.name.lower(), **_content(body)} for body in message.bodies]}
     rows = message.to_arrow()
@@ -307,7 +294,7 @@ def flush(output: Output, *, place: Place) -> None:
     Exit code 4 when another process has the node open and takes no clients: it makes cuts by itself.
     """
 
-    async def cut_it(node: "Node") -> "tuple[int, FlushResult]":
+    async def cut_it(node: "sn.Node") -> "tuple[int, sn.FlushResult]":
         return (await node.statistics()).flusher.cut_number, await node.flush()
 
     try:

@@ -9,7 +9,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamingnode.cli.command import Place, command, operand, option
+import streamingnode as sn
+from streamingnode.cli.command import Place, command, operand, option, reached
 from streamingnode.cli.output import Output, format_count, format_tick
 from streamingnode.progress import Progress
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from streamingnode.cli.rows_in import JsonLines, ParquetRows, RowBatch
-    from streamingnode.collections import Collection
-    from streamingnode.node import Node
-    from streamingnode.writing.producer import Producer
 
     Source = JsonLines | ParquetRows
 
@@ -52,8 +50,6 @@ class _Insert:
 
     def check(self) -> None:
         """Raise `InvalidArgument` for arguments that do not go together, or without a node to insert into."""
-        from streamingnode.care.inspect import check_node
-
         if self.create and self.primary_key is None:
             raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
         if self.create:
@@ -61,6 +57,8 @@ class _Insert:
         if self.primary_key is not None or self.shards is not None:
             raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
         if isinstance(self.place, Path):
+            from streamingnode.care.inspect import check_node
+
             check_node(self.place)
 
     async def run(self, source: "Source", progress: Progress) -> None:
@@ -68,15 +66,12 @@ class _Insert:
         import anyio.to_thread
 
         from streamingnode.care.inspect import is_node
-        from streamingnode.cli.command import reached
 
         # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
         new = None
-        if (
-            self.create and isinstance(self.place, Path) and not is_node(self.place)
-        ):  # what is refused now leaves no empty node behind
-            new = await in_thread(self._new_collection, source)
+        if self.create and isinstance(self.place, Path) and not is_node(self.place):
+            new = await in_thread(self._new_collection, source)  # what is refused now leaves no empty node behind
         async with reached(self.place, lasting=True) as node:
             there = next((each for each in node.collections() if each.name == self.collection), None)
             producer = None if self.producer is None else await node.producer(self.producer)
@@ -87,7 +82,12 @@ class _Insert:
                 there = await node.create_collection(self.collection, schema, **self._definition())
             else:
                 there = node.collection(self.collection)
-                self._check_same(there)
+                shards = len(there.vchannels)
+                if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
+                    raise AlreadyExists(
+                        f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
+                        f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
+                    )
                 batches = source.batches(there.schema)
             progress.stage("inserting")
             while (batch := await in_thread(next, batches, None)) is not None:
@@ -102,19 +102,9 @@ class _Insert:
         shards = 1 if self.shards is None else self.shards
         return {"primary_key": self.primary_key, "shards": shards, "partitions": partitions}
 
-    def _check_same(self, there: "Collection") -> None:
-        """Raise `AlreadyExists` when --create describes another collection than the one there is."""
-        shards = len(there.vchannels)
-        if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
-            raise AlreadyExists(
-                f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
-                f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
-            )
-
     def _new_collection(self, source: "Source") -> "tuple[pa.Schema, Iterator[RowBatch]]":
         """Return columns and rows of the collection to create, once that and the first batch would succeed."""
         from streamingnode.collections import check_definition
-        from streamingnode.config import load_config
         from streamingnode.rows import row_shape, to_batches
         from streamingnode.writing.write import check_rows_fit
 
@@ -125,10 +115,10 @@ class _Insert:
         for batch in first:
             with batch.placed():
                 checked = to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
-                check_rows_fit(checked, load_config(environment=os.environ).wal.group_bytes_max)
+                check_rows_fit(checked, sn.load_config(environment=os.environ).wal.group_bytes_max)
         return schema, chain(first, batches)
 
-    def _pass_over(self, source: "Source", producer: "Producer", collection: "Collection | None") -> None:
+    def _pass_over(self, source: "Source", producer: "sn.Producer", collection: "sn.Collection | None") -> None:
         """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
         import msgspec
 
@@ -149,7 +139,7 @@ class _Insert:
         self._newest = [(last, digest)]
 
     async def _write(
-        self, node: "Node", producer: "Producer | None", collection: "Collection", batch: "RowBatch"
+        self, node: "sn.Node", producer: "sn.Producer | None", collection: "sn.Collection", batch: "RowBatch"
     ) -> None:
         import msgspec
 

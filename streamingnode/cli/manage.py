@@ -3,16 +3,16 @@
 import re
 from typing import TYPE_CHECKING, Any
 
+import streamingnode as sn
 from streamingnode.cli.command import DRY_RUN, actions, command, operand, option
 from streamingnode.cli.data import describe_collection, start_policy
-from streamingnode.cli.output import Output, format_bytes, format_count
+from streamingnode.cli.output import Output, fields_of, format_bytes, format_count
 from streamingnode.progress import Progress
 from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, Truncated, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streamingnode.node import Node
     from streamingnode.schema import AnyField
     from wal.rocksmq.contract import GroupInfo, TopicInfo
 
@@ -27,7 +27,7 @@ async def collection(
     output: Output,
     *,
     action: str = actions(create="--schema --primary-key", drop="[--dry-run]"),
-    node: "Node",
+    node: "sn.Node",
     collection: str = operand("the collection"),
     schema: str | None = option(
         "for create: NAME:TYPE, separated by commas, with `not null` where that is meant; types as `ls` shows them",
@@ -94,7 +94,7 @@ async def partitions(
     output: Output,
     *,
     action: str = actions(list="", create="partition", drop="partition"),
-    node: "Node",
+    node: "sn.Node",
     collection: str = operand("the collection"),
     partition: str | None = operand("the partition to create or drop, with all its rows"),
 ) -> None:
@@ -121,7 +121,7 @@ async def reader(
     output: Output,
     *,
     action: str = actions(ls="[collection]", seek="collection reader --to", rm="collection reader"),
-    node: "Node",
+    node: "sn.Node",
     collection: str | None = operand("the reader's collection; for ls all by default"),
     reader: str | None = operand("the reader, for all but ls"),
     to: str | None = option("for seek: where it goes on, as in `tail --from`, without -N", metavar="POSITION"),
@@ -134,8 +134,6 @@ async def reader(
     lies between comes again, or never. `rm` forgets its place. A reader that is open can be neither moved nor removed
     (READER_BUSY): end its program first.
     """
-    from msgspec.structs import asdict
-
     if collection is not None:
         node.collection(collection)
     found = [each for each in await node.readers() if collection is None or collection in each.collections]
@@ -157,7 +155,7 @@ async def reader(
         return
     if not dry_run:
         await node.delete_reader(before.collections[0], reader)
-    _print_change(output, "removed", what, asdict(before), dry_run)
+    _print_change(output, "removed", what, before, dry_run)
 
 
 @command(
@@ -169,7 +167,7 @@ async def txn(
     output: Output,
     *,
     action: str = actions(ls="", abort="id"),
-    node: "Node",
+    node: "sn.Node",
     id: int | None = operand("the transaction, for abort"),  # noqa: A002 - as shown
     dry_run: bool = DRY_RUN,
 ) -> None:
@@ -179,8 +177,6 @@ async def txn(
     It ends by itself when it is idle for its keepalive; aborting rolls it back at once, and its client is told
     TRANSACTION_EXPIRED.
     """
-    from msgspec.structs import asdict
-
     found = await node.transactions()
     if action == "ls":
         output.listing("transactions", found)
@@ -191,12 +187,12 @@ async def txn(
     if not dry_run:
         await node.abort_transaction(chosen.txn_id)
     size = f"{format_count(chosen.bodies, 'message')}, {format_bytes(chosen.bytes)}"
-    _print_change(output, "aborted", f"transaction {id} ({size})", asdict(chosen), dry_run)
+    _print_change(output, "aborted", f"transaction {id} ({size})", chosen, dry_run)
 
 
-def _print_change(output: Output, done: str, what: str, document: dict[str, object], dry_run: bool) -> None:  # noqa: FBT001
+def _print_change(output: Output, done: str, what: str, told: object, dry_run: bool) -> None:  # noqa: FBT001
     """Print what was done to something, or would be."""
-    output.result(f"{'would be ' if dry_run else ''}{done}: {what}", {done: not dry_run, **document})
+    output.result(f"{'would be ' if dry_run else ''}{done}: {what}", {done: not dry_run, **fields_of(told)})
 
 
 @command(
@@ -210,7 +206,7 @@ async def topic(
     output: Output,
     *,
     action: str = actions(create="topic", ls="", rm="topic", info="topic"),
-    node: "Node",
+    node: "sn.Node",
     topic: str | None = operand("the topic, for all but ls"),
     dry_run: bool = DRY_RUN,
 ) -> None:
@@ -256,7 +252,7 @@ async def group(
     output: Output,
     *,
     action: str = actions(ls="topic", info="topic group", seek="topic group to", rm="topic group"),
-    node: "Node",
+    node: "sn.Node",
     topic: str = operand("the topic"),
     group: str | None = operand("the group, for all but ls"),
     to: str | None = operand("for seek: a message id, `earliest` or `latest`"),
@@ -306,7 +302,7 @@ async def group(
 async def bridge(
     output: Output,
     *,
-    node: "Node",
+    node: "sn.Node",
     topic: str = operand("where messages come from"),
     collection: str = operand("where their rows go"),
     name: str | None = option("of the consumer group and producer (default: bridge.TOPIC.COLLECTION)"),
@@ -318,15 +314,16 @@ async def bridge(
     and where it came from in its properties. Can be interrupted and run again at any moment: it goes on where it was.
     Started twice, the first one ends. To bring the same messages again, give it another --name.
     """
-    from streamingnode import bridging
-
     with Progress(output.stderr) as progress:
         progress.stage("bridging")
-
-        def tell(report: bridging.BridgeReport) -> None:
-            progress.advance(report.messages, f"{report.rows} rows, {report.dead} dead letters")
-
-        report = await bridging.bridge(node, topic, collection, name=name, once=once, on_progress=tell)
+        report = await sn.bridge(
+            node,
+            topic,
+            collection,
+            name=name,
+            once=once,
+            on_progress=lambda now: progress.advance(now.messages, f"{now.rows} rows, {now.dead} dead letters"),
+        )
     rows, dead = format_count(report.rows, "row"), format_count(report.dead, "dead letter")
     output.result(f"{format_count(report.messages, 'message')}: {rows} in {collection}, {dead}", report)
 
@@ -340,7 +337,7 @@ async def channel(
     output: Output,
     *,
     action: str = actions(create="--role", ls="[names]", rm="names [--dry-run]"),
-    node: "Node",
+    node: "sn.Node",
     names: list[str] = operand("the channels, for rm; for ls all by default"),
     role: str | None = option("for create: whose they are"),
     address: str = option("for create: where the owner is", default=""),
@@ -353,8 +350,6 @@ async def channel(
     A channel is a topic with a name that no other has or had, and who owns it. Removing one removes its messages, too.
     Creating and removing several is all or nothing.
     """
-    from msgspec.structs import asdict
-
     from streamingnode.streams.channels import OwnerDescription
 
     if action == "create":
@@ -364,7 +359,7 @@ async def channel(
         found = await node.channels.describe_channels(names or None)
         if action == "rm" and not dry_run:
             await node.channels.destroy_channels(names)
-    output.listing("channels", [{"channel": each.name} | asdict(each.owner) for each in found])
+    output.listing("channels", [{"channel": each.name, **fields_of(each.owner)} for each in found])
 
 
 def _target(to: str, info: "TopicInfo") -> int:

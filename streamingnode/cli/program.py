@@ -3,13 +3,12 @@
 import argparse
 import inspect
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
-from streamingnode.cli import care, data, insert, machine, manage, spark, watch
-from streamingnode.cli.command import command, locate, node_options, operand
+from streamingnode.cli import care, data, insert, jobs, manage, watch
+from streamingnode.cli.command import Command, command, locate, node_options, operand
 from streamingnode.cli.completion import script_for
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from wal.errors import StorageFailed, StreamingNodeError, escaped
@@ -33,34 +32,9 @@ def completion(output: Output, *, shell: Literal["bash", "zsh", "fish"] = operan
         output.write(script)
 
 
-COMMANDS = (
-    spark.demo,
-    data.ls,
-    care.info,
-    manage.collection,
-    manage.partitions,
-    manage.reader,
-    manage.txn,
-    manage.topic,
-    manage.group,
-    manage.bridge,
-    manage.channel,
-    insert.insert,
-    data.tail,
-    data.flush,
-    watch.top,
-    watch.check,
-    spark.ingest,
-    care.verify,
-    care.backup,
-    care.restore,
-    care.export,
-    care.doctor,
-    machine.serve,
-    machine.bench,
-    machine.config,
-    completion,
-)
+VERBS = [each for module in (data, insert, manage, jobs, watch, care) for each in vars(module).values()]
+COMMANDS = [*(each for each in VERBS if isinstance(each, Command)), completion]
+"""By theme, as the modules have them."""
 
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
 
@@ -137,8 +111,12 @@ class _CommandParser(_Parser):
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
     raw = argparse.RawDescriptionHelpFormatter
+    try:
+        release = version("streamingnode")
+    except PackageNotFoundError:
+        release = "(not installed)"
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
+    parser.add_argument("--version", action="version", version=f"streamingnode {release}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
     node = node_options(_CommandParser)
     for each in COMMANDS:
@@ -157,9 +135,3 @@ def build_parser() -> argparse.ArgumentParser:
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         own.set_defaults(command=each)
     return parser
-
-
-def _version() -> str:
-    with suppress(PackageNotFoundError):
-        return version("streamingnode")
-    return "(not installed)"
