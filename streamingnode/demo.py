@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,7 +116,7 @@ def prepare(directory: Path) -> None:
         if (directory / MARKER).is_file():
             check_free(directory / NODE)
             for part in (NODE, TABLES):
-                with suppress(FileNotFoundError):
+                if (directory / part).exists():
                     shutil.rmtree(directory / part)
             (directory / PICTURE).unlink(missing_ok=True)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

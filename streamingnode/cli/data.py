@@ -110,8 +110,8 @@ def tail(
     One line of JSON for each message in tick order: an insert with its rows, a delete with its keys, a transaction
     (`txn`) with its bodies, schema changes. Ends with what is there now; --follow goes on, --until ends before that.
     """
-    kinds = None if types is None else set(map(str.strip, types.split(",")))
-    if unknown := sorted((kinds or set()) - set(TYPES)):
+    kinds = set(TYPES if types is None else map(str.strip, types.split(",")))
+    if unknown := sorted(kinds - set(TYPES)):
         raise InvalidArgument(f"--types does not know {', '.join(unknown)} — choose from {', '.join(TYPES)}")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"--limit is {limit} — give 1 or more")
@@ -123,18 +123,15 @@ def tail(
         end = None if until is None else _tick_at(until)
     import anyio.to_thread
 
-    def is_wanted(message: "sn.ReadMessage") -> bool:
-        return kinds is None or message.type.name.lower() in kinds
-
     async def print_messages(node: "sn.Node") -> None:
         printed = 0
         upto = await node.consistent_tick() if end is None else end
-        begin = await _before_last(node, collection, last, upto, is_wanted) if policy is None else policy
+        begin = await _before_last(node, collection, last, upto, kinds) if policy is None else policy
         reader = node.read(collection, begin, until=None if follow and end is None else upto)
         with _writing(form, output, node.collection(collection).schema) as write:
             async with reader as messages:
                 async for message in messages:
-                    if is_wanted(message):
+                    if _kind(message) in kinds:
                         # In a thread: a pipe nobody reads from must not hold up the node.
                         await anyio.to_thread.run_sync(write, message)
                         printed += 1
@@ -190,9 +187,7 @@ BACK_MS, BACK_FACTOR = 1_000, 8
 """How far back the last messages are looked for at first, and how much further each time that there are too few."""
 
 
-async def _before_last(
-    node: "sn.Node", collection: str, count: int, upto: int, is_wanted: "Callable[[sn.ReadMessage], bool]"
-) -> "sn.DeliverPolicy":
+async def _before_last(node: "sn.Node", collection: str, count: int, upto: int, kinds: set[str]) -> "sn.DeliverPolicy":
     """Return where the last messages up to a tick begin: as the log is read forward only, from further back each time."""
     back_ms = BACK_MS
     while True:
@@ -202,7 +197,7 @@ async def _before_last(
             policy = sn.DeliverPolicy.start_after(start) if start else sn.DeliverPolicy.all()
             async with node.read(collection, policy, until=upto) as messages:
                 async for message in messages:
-                    if is_wanted(message):
+                    if _kind(message) in kinds:
                         found.append(message.message_id)
         except Truncated:
             if not start:
@@ -222,7 +217,7 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
         time = format_tick(message.time_tick)
         if form == "json":
             told = {
-                "type": message.type.name.lower(),
+                "type": _kind(message),
                 "message_id": str(message.message_id),
                 "tick": message.time_tick,
                 "time": time,
@@ -234,7 +229,7 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
             at = f"{time}  {message.message_id!s:<12}"
             for part in message.bodies or (message,):
                 for row in _content(part).get("rows") or [None]:
-                    output.line(f"{at}  {part.type.name.lower():<17}  {'' if row is None else to_json(row)}".rstrip())
+                    output.line(f"{at}  {_kind(part):<17}  {'' if row is None else to_json(row)}".rstrip())
         output.flush()
 
     if form != "arrow":
@@ -251,9 +246,7 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
             if rows is not None:
                 count = rows.num_rows
                 there = dict(zip(rows.column_names, rows.columns, strict=True))
-                own = pa.table(
-                    {"_tick": [message.time_tick] * count, "_type": [part.type.name.lower()] * count, **there}
-                )
+                own = pa.table({"_tick": [message.time_tick] * count, "_type": [_kind(part)] * count, **there})
                 with output.typed():
                     stream.write_table(pa.concat_tables([schema.empty_table(), own], promote_options="default"))
         output.flush()
@@ -262,9 +255,13 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
         yield write
 
 
+def _kind(message: "sn.ReadMessage") -> str:
+    return message.type.name.lower()
+
+
 def _content(message: "sn.ReadMessage") -> dict[str, Any]:
     if message.bodies:
-        return {"bodies": [{"type": body.type.name.lower(), **_content(body)} for body in message.bodies]}
+        return {"bodies": [{"type": _kind(body), **_content(body)} for body in message.bodies]}
     rows = message.to_arrow()
     return {} if rows is None else {"rows": _python_rows(rows)}
 

@@ -16,9 +16,8 @@ from streamingnode.progress import Progress
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from streamingnode.cli.rows_in import JsonLines, ParquetRows, RowBatch
+    from streamingnode.collections import Definition
 
     Source = JsonLines | ParquetRows
 
@@ -48,19 +47,6 @@ class _Insert:
     passed_over: int = 0
     _newest: list[tuple[int, bytes]] = field(default_factory=list)
 
-    def check(self) -> None:
-        """Raise `InvalidArgument` for arguments that do not go together, or without a node to insert into."""
-        if self.create and self.primary_key is None:
-            raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
-        if self.create:
-            return
-        if self.primary_key is not None or self.shards is not None:
-            raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
-        if isinstance(self.place, Path):
-            from streamingnode.care.inspect import check_node
-
-            check_node(self.place)
-
     async def run(self, source: "Source", progress: Progress) -> None:
         """Insert what is new in the input."""
         import anyio.to_thread
@@ -78,8 +64,13 @@ class _Insert:
             if producer is not None:
                 await in_thread(self._pass_over, source, producer, there)
             if there is None and self.create:
-                schema, batches = await in_thread(self._new_collection, source) if new is None else new
-                there = await node.create_collection(self.collection, schema, **self._definition())
+                made, batches = await in_thread(self._new_collection, source) if new is None else new
+                options: dict[str, Any] = {
+                    "primary_key": made.primary_key,
+                    "shards": made.shards,
+                    "partitions": made.partitions,
+                }
+                there = await node.create_collection(made.name, made.schema, **options)
             else:
                 there = node.collection(self.collection)
                 shards = len(there.vchannels)
@@ -94,29 +85,25 @@ class _Insert:
                 await self._write(node, producer, there, batch)
                 progress.advance(self.rows, f"{self.rows} rows")
 
-    def _definition(self) -> dict[str, Any]:
-        """Return what --create makes, besides the columns."""
+    def _new_collection(self, source: "Source") -> "tuple[Definition, Iterator[RowBatch]]":
+        """Return the collection to create and the rows, once that and the first batch would succeed."""
         from interceptors.shard.catalog import DEFAULT_PARTITION
-
-        partitions = () if self.partition in {None, DEFAULT_PARTITION} else (self.partition,)
-        shards = 1 if self.shards is None else self.shards
-        return {"primary_key": self.primary_key, "shards": shards, "partitions": partitions}
-
-    def _new_collection(self, source: "Source") -> "tuple[pa.Schema, Iterator[RowBatch]]":
-        """Return columns and rows of the collection to create, once that and the first batch would succeed."""
         from streamingnode.collections import check_definition
         from streamingnode.rows import row_shape, to_batches
         from streamingnode.writing.write import check_rows_fit
 
-        schema = source.infer_schema()
-        definition = check_definition(self.collection, schema, **self._definition())
-        batches = source.batches(schema)
+        key, shards = str(self.primary_key), 1 if self.shards is None else self.shards
+        partitions = () if self.partition in {None, DEFAULT_PARTITION} else (str(self.partition),)
+        new = check_definition(
+            self.collection, source.infer_schema(), primary_key=key, shards=shards, partitions=partitions
+        )
+        batches = source.batches(new.schema)
         first = list(islice(batches, 1))
         for batch in first:
             with batch.placed():
-                checked = to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
+                checked = to_batches(batch.rows, row_shape(new.schema, primary_key=key))
                 check_rows_fit(checked, sn.load_config(environment=os.environ).wal.group_bytes_max)
-        return schema, chain(first, batches)
+        return new, chain(first, batches)
 
     def _pass_over(self, source: "Source", producer: "sn.Producer", collection: "sn.Collection | None") -> None:
         """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
@@ -177,10 +164,16 @@ def insert(output: Output, **given: Any) -> None:
     any more, it is refused: another input needs another name. A Parquet file may not change at all.
     """
     done = _Insert(**given)
-    done.check()
+    if done.create and done.primary_key is None:
+        raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
+    if not done.create and (done.primary_key is not None or done.shards is not None):
+        raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
+    from streamingnode.care.inspect import check_node
     from streamingnode.cli.rows_in import open_rows
     from streamingnode.opening import run_async
 
+    if not done.create and isinstance(done.place, Path):
+        check_node(done.place)
     with open_rows(done.file, sys.stdin.buffer) as source:
         try:
             with Progress(output.stderr) as progress:
@@ -190,5 +183,7 @@ def insert(output: Output, **given: Any) -> None:
                 output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
             raise
     last = f", last tick {done.tick} ({format_tick(done.tick)})" if done.tick else ""
-    output.line(f"{'upserted' if done.upsert else 'inserted'} {format_count(done.rows, 'row')}{last}")
-    output.document({"rows": done.rows, "tick": done.tick, "passed_over": done.passed_over})
+    output.result(
+        f"{'upserted' if done.upsert else 'inserted'} {format_count(done.rows, 'row')}{last}",
+        {"rows": done.rows, "tick": done.tick, "passed_over": done.passed_over},
+    )

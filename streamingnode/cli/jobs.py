@@ -20,7 +20,7 @@ from streamingnode.progress import Progress
 from wal.errors import AlreadyOwned, InvalidArgument
 
 if TYPE_CHECKING:
-    from spark_sink import IngestReport, IngestRound
+    from spark_sink import IngestRound
 
 CLOSED_NODE_CUT_S = 30.0
 """Pause between two cuts of a node that nobody has open: each opens it, and only other commands can have written to it."""
@@ -155,10 +155,6 @@ def ingest(
             every_cut=every_cut,
             link=link,
         )
-    _show_report(output, report)
-
-
-def _show_report(output: Output, report: "IngestReport") -> None:
     if report.node_was_running:
         output.line("a running process owns the node: took the cuts it has made")
     output.records(

@@ -219,25 +219,20 @@ class ParquetRows:
 
     def batches(self, _: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows, in order. Raises `StorageFailed`."""
-        before = 0
-        for read in self._read():
-            passed_over = min(read.num_rows, max(0, self._passed_over - before))
-            before += passed_over
-            new = read.slice(passed_over)
-            # More than one append group would not be applied whole or not at all.
-            for rows in slices_within([new] if new.num_rows else [], BYTES_MAX, _plain_bytes_of_several):
-                numbers = range(before + 1, before + 1 + rows.num_rows)
-                before += rows.num_rows
-                yield RowBatch(rows, self.unit, numbers, self._digest)
-
-    def _read(self) -> Iterator[pa.RecordBatch]:
-        metadata = self._file.metadata
+        metadata, before = self._file.metadata, 0
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
         with _readable():
-            for batch in self._file.iter_batches(at_once, columns=self.infer_schema().names):
-                batch.validate(full=True)
-                yield batch
+            for read in self._file.iter_batches(at_once, columns=self.infer_schema().names):
+                read.validate(full=True)
+                passed_over = min(read.num_rows, max(0, self._passed_over - before))
+                before += passed_over
+                new = [read.slice(passed_over)] if passed_over < read.num_rows else []
+                # More than one append group would not be applied whole or not at all.
+                for rows in slices_within(new, BYTES_MAX, _plain_bytes_of_several):
+                    numbers = range(before + 1, before + 1 + rows.num_rows)
+                    before += rows.num_rows
+                    yield RowBatch(rows, self.unit, numbers, self._digest)
 
 
 def _plain_bytes_of_several(batch: pa.RecordBatch) -> int:
