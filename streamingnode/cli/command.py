@@ -1,6 +1,5 @@
 """How a command is declared: a function whose parameters are its arguments and whose docstring is its help, and examples."""
 
-import argparse
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from streamingnode.cli.output import Output
 
 A = TypeVar("A")
-P = TypeVar("P", bound=argparse.ArgumentParser)
 
 TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, not what it is
 """Names the file with the token for a node at an address."""
@@ -181,25 +179,13 @@ def command(*examples: str, fields: type | None = None) -> Callable[[Callable[..
     return declare
 
 
-def node_options(kind: type[P]) -> P:
-    """Return the parent of the parsers of all commands that speak to a node: with --node there is no positional place."""
-    parser = kind(add_help=False)
-    options = parser.add_argument_group("the node")
-    for name, parameter in CONNECTION.items():
-        names, how = parameter.argument(name, str)
-        options.add_argument(*names, **how)
-    return parser
-
-
 def locate(arguments: dict[str, Any]) -> None:
     """Give the place among parsed arguments the options of its connection, and take those out."""
     if "place" in arguments:
-        place = arguments["place"]
-        connection = {name: arguments.pop(name) for name in CONNECTION if name != "place"}
-        connection["token_file"] = connection["token_file"] or os.environ.get(TOKEN_FILE_VARIABLE)
-        if isinstance(place, NodeUrl):
-            for name, value in connection.items():
-                setattr(place, name, value)
+        for name in CONNECTION.keys() - {"place"}:
+            value = arguments.pop(name)
+            if isinstance(arguments["place"], NodeUrl):
+                setattr(arguments["place"], name, value)
 
 
 def with_node(
@@ -247,7 +233,8 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
         node = None
         if isinstance(place, NodeUrl):
             tls = await anyio.to_thread.run_sync(place.tls)
-            node = await enter(sn.connect(place, name=name, token_file=place.token_file, tls=tls))
+            token_file = place.token_file or os.environ.get(TOKEN_FILE_VARIABLE)
+            node = await enter(sn.connect(place, name=name, token_file=token_file, tls=tls))
         while node is None:
             try:
                 node = await enter(open_briefly(Path(place), lasting=lasting))

@@ -39,17 +39,14 @@ def words_of(parser: argparse.ArgumentParser) -> list[Words]:
 _FUNCTION = """\
 _streamingnode() {{
     local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
-    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+    case "$COMP_CWORD:$current" in
         1:*) words="{commands} --help --version" ;;
-{actions}
-    esac
-    case "${{COMP_WORDS[1]}}:$previous" in
-{values}
-        *) if [[ "$current" == -* ]]; then
-            case "${{COMP_WORDS[1]}}" in
+        *:-*) case "${{COMP_WORDS[1]}}" in
 {options}
-            esac
-        fi ;;
+        esac ;;
+        *) case "${{COMP_WORDS[1]}}:$previous" in
+{values}
+        esac ;;
     esac
     COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
@@ -58,18 +55,18 @@ complete -o default -F _streamingnode streamingnode
 
 
 def _bash(words: list[Words]) -> str:
-    return _FUNCTION.format(
-        commands=" ".join(each.command for each in words),
-        actions="\n".join(
-            f'        2:{each.command}) words="{" ".join(each.actions)}" ;;' for each in words if each.actions
-        ),
-        values="\n".join(
-            f'        {each.command}:{option}) words="{" ".join(choices)}" ;;'
-            for each in words
-            for option, choices in each.values.items()
-        ),
-        options="\n".join(f'                {each.command}) words="{" ".join(each.options)}" ;;' for each in words),
-    )
+    options = {each.command: list(each.options) for each in words}
+    values = {
+        f"{each.command}:{previous}": choices
+        for each in words
+        for previous, choices in {each.command: each.actions, **each.values}.items()
+        if choices
+    }
+
+    def cases(found: dict[str, list[str]]) -> str:
+        return "\n".join(f'            {name}) words="{" ".join(words)}" ;;' for name, words in found.items())
+
+    return _FUNCTION.format(commands=" ".join(options), options=cases(options), values=cases(values))
 
 
 def _fish(words: list[Words]) -> str:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
 from streamingnode.cli import care, data, insert, jobs, manage, watch
-from streamingnode.cli.command import Command, command, locate, node_options, operand
+from streamingnode.cli.command import CONNECTION, Command, command, locate, operand
 from streamingnode.cli.completion import script_for
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from wal.errors import StorageFailed, StreamingNodeError, escaped
@@ -118,7 +118,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"streamingnode {release}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
-    node = node_options(_CommandParser)
+    node = _CommandParser(add_help=False)
+    connection = node.add_argument_group("the node")
+    for name, parameter in CONNECTION.items():
+        names, options = parameter.argument(name, str)
+        connection.add_argument(*names, **options)
     for each in COMMANDS:
         text = inspect.getdoc(each.function) or ""
         own = commands.add_parser(

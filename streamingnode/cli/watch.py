@@ -1,5 +1,6 @@
 """A node and its machine, looked at: `info`, `top`, `check`, `doctor` and `config`."""
 
+import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -131,12 +132,12 @@ def top(
     import anyio
 
     async def watch(node: "sn.Node") -> None:
-        before, shown = await _ask(node), 0
-        while shown != rounds:
+        before = await _ask(node)
+        for _ in itertools.count() if rounds is None else range(rounds):
             await anyio.sleep(interval)
             now = await _ask(node)
             _show(before[0], now, output)
-            before, shown = now, shown + 1
+            before = now
 
     try:
         with_node(place, watch, lasting=True)
