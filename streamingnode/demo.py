@@ -231,11 +231,9 @@ def _draw(
     path: Path, recording: Recording, top: Sequence[Mapping[str, Any]], lanes: Mapping[str, Sequence[int]]
 ) -> None:
     """Draw memory of the top processes, and how the ticks of cuts and table versions follow those of the rounds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     memory, ticks = figure.subplots(2, 1, height_ratios=[3, 2])
     samples = recording.samples()
     for process in top:
