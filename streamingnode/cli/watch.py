@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import streamingnode as sn
 from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
@@ -192,7 +192,6 @@ def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
 
 
 Limits = tuple[float, float]
-LIMITS = "WARN:CRIT"
 
 
 def limits(text: str) -> Limits:
@@ -201,6 +200,9 @@ def limits(text: str) -> Limits:
     if not (warning >= 0 and critical >= 0):  # not a number is neither
         raise ValueError(text)
     return warning, critical
+
+
+LIMITS: Any = {"type": limits, "metavar": "WARN:CRIT"}
 
 
 @command(
@@ -212,17 +214,13 @@ def check(
     output: Output,
     *,
     place: Place,
-    flusher_lag: Limits | None = option(
-        "seconds that a row waits for its cut (default: 120:900)", type=limits, metavar=LIMITS
-    ),
+    flusher_lag: Limits | None = option("seconds that a row waits for its cut (default: 120:900)", **LIMITS),
     disk_free: Limits | None = option(
-        "MiB that are free (default: 4096, and what the node needs to take appends)", type=limits, metavar=LIMITS
+        "MiB that are free (default: 4096, and what the node needs to take appends)", **LIMITS
     ),
-    transaction_age: Limits | None = option(
-        "seconds that a transaction is open (default: 60:300)", type=limits, metavar=LIMITS
-    ),
+    transaction_age: Limits | None = option("seconds that a transaction is open (default: 60:300)", **LIMITS),
     reader_lag: Limits | None = option(
-        "seconds that a named reader holds the log for (default: 86400:604800)", type=limits, metavar=LIMITS
+        "seconds that a named reader holds the log for (default: 86400:604800)", **LIMITS
     ),
     timeout: float = option("seconds the node has to answer (default: 10)", default=10.0, metavar="S"),
 ) -> int:
