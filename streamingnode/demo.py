@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,7 +116,7 @@ def prepare(directory: Path) -> None:
         if (directory / MARKER).is_file():
             check_free(directory / NODE)
             for part in (NODE, TABLES):
-                with suppress(FileNotFoundError):
+                if (directory / part).exists():
                     shutil.rmtree(directory / part)
             (directory / PICTURE).unlink(missing_ok=True)
         elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -232,11 +231,9 @@ def _draw(
     path: Path, recording: Recording, top: Sequence[Mapping[str, Any]], lanes: Mapping[str, Sequence[int]]
 ) -> None:
     """Draw memory of the top processes, and how the ticks of cuts and table versions follow those of the rounds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     memory, ticks = figure.subplots(2, 1, height_ratios=[3, 2])
     samples = recording.samples()
     for process in top:

@@ -1,59 +1,28 @@
-"""How a command is declared: its help with examples, its arguments, and the function that does it."""
+"""How a command is declared: a function whose parameters are its arguments and whose docstring is its help, and examples."""
 
-import argparse
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+import streamingnode as sn
 from spark_sink.errors import PackageMissing
 from wal.errors import AlreadyOwned, InvalidArgument
 
 if TYPE_CHECKING:
     import ssl
 
-    from streamingnode.node import Node
+    from streamingnode.cli.output import Output
 
 A = TypeVar("A")
-P = TypeVar("P", bound=argparse.ArgumentParser)
 
 TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, not what it is
 """Names the file with the token for a node at an address."""
 Argument = tuple[tuple[str, ...], dict[str, Any]]
-
-
-class Command(NamedTuple):
-    """One command of the program: `function` is called with its arguments by name; None is the exit code of success.
-
-    Its name is that of the command, its docstring the help; `examples` are complete command lines.
-    """
-
-    function: Callable[..., int | None]
-    arguments: tuple[Argument, ...]
-    examples: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """What the program calls it."""
-        return self.function.__name__
-
-
-def command(*arguments: Argument, examples: tuple[str, ...]) -> Callable[[Callable[..., int | None]], Command]:
-    """Make a function a command of its name."""
-    return partial(Command, arguments=arguments, examples=examples)
-
-
-def argument(*names: str, **options: Any) -> Argument:
-    """Return an argument; `names` and `options` are those of `ArgumentParser.add_argument`."""
-    return names, options
-
-
-NODE = argument("directory", type=Path, help="the node's directory")
-DRY_RUN = argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
 _SCHEMES = ("unix:", "tcp://", "tls://")
 
 
@@ -81,61 +50,158 @@ class NodeUrl(str):
         return context
 
 
-def directory_or_address(text: str) -> Path | str:
+Place = Path | NodeUrl
+"""A node's directory, or where a running one is."""
+
+
+class Parameter(NamedTuple):
+    """What is said of a parameter that is an argument: its names, none if it is positional, and what argparse takes.
+
+    Its type says the rest, and where an action is chosen, `takes` names the arguments that each of them takes.
+    """
+
+    names: tuple[str, ...]
+    options: dict[str, Any]
+    takes: Mapping[str, str] = {}
+
+    def argument(self, name: str, kind: Any) -> Argument:
+        """Return the arguments of `ArgumentParser.add_argument` for a parameter of this name and type."""
+        optional = NoneType in (kinds := get_args(kind))
+        bare = next(each for each in kinds if each is not NoneType) if optional else kind
+        made: dict[str, Any] = {"type": bare} if bare is not str else {}
+        if bare is bool:
+            made = {"action": "store_true"}
+        elif get_origin(bare) is Literal:
+            made = {"choices": list(get_args(bare))}
+        elif get_origin(bare) is list:
+            made = {"action": "append", "default": []} if self.names else {"nargs": "*"}
+        if not self.names:
+            return (name,), ({"nargs": "?"} if optional or "default" in self.options else {}) | made | self.options
+        return tuple(each or f"--{name.replace('_', '-')}" for each in self.names), {"dest": name} | made | self.options
+
+
+def operand(text: str, **options: Any) -> Any:
+    """Declare a parameter to be a positional argument; `text` is its help."""
+    return Parameter((), {"help": text, **options})
+
+
+def option(text: str, *names: str, **options: Any) -> Any:
+    """Declare a parameter to be an option, of its own name unless others are given; `text` is its help."""
+    return Parameter(names or ("",), {"help": text, **options})
+
+
+def actions(**takes: str) -> Any:
+    """Declare a parameter to be what is done, and which arguments each action takes, in brackets what it may take."""
+    return Parameter((), {"help": "what to do", "choices": list(takes)}, takes)
+
+
+def directory_or_address(text: str) -> Place:
     """Return the address of a running node, or the path of a directory."""
     return NodeUrl(text) if text.startswith(_SCHEMES) else Path(text)
 
 
-PLACE = argument(
-    "place",
+NODE = operand("the node's directory")
+DRY_RUN = option("say what would be done, and change nothing")
+PLACE = operand(
+    "the node's directory, whether or not a process has it open, or the address of a running one, as tcp://host:port",
     metavar="directory",
     type=directory_or_address,
-    help="the node's directory, whether or not a process has it open, or the address of a running one, as tcp://host:port",
 )
-OPTIONAL_PLACE = ("place",), PLACE[1] | {"nargs": "?"}
-CONNECTION = ("token_file", "tls_ca", "tls_cert", "tls_key")
-
-
-def node_options(kind: type[P]) -> P:
-    """Return the parent of the parsers of all commands that speak to a node: with --node there is no positional place."""
-    parser = kind(add_help=False)
-    options = parser.add_argument_group("the node")
-    options.add_argument(
+CONNECTION: Mapping[str, Parameter] = {
+    "place": option(
+        "in place of the directory: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or a directory",
         "--node",
-        dest="place",
         metavar="URL|DIR",
         type=directory_or_address,
-        help="in place of the directory: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or a directory",
-    )
-    options.add_argument(
-        "--token-file",
-        metavar="FILE",
-        default=os.environ.get(TOKEN_FILE_VARIABLE),
-        help=f"the token for an address (default: what {TOKEN_FILE_VARIABLE} names)",
-    )
-    options.add_argument("--tls-ca", type=Path, metavar="FILE", help="the authority of tls:// (default: the system's)")
-    options.add_argument("--tls-cert", type=Path, metavar="FILE", help="the certificate to show at tls://")
-    options.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, when that is in another file")
-    return parser
+    ),
+    "token_file": option(f"the token for an address (default: what {TOKEN_FILE_VARIABLE} names)", metavar="FILE"),
+    "tls_ca": option("the authority of tls:// (default: the system's)", type=Path, metavar="FILE"),
+    "tls_cert": option("the certificate to show at tls://", type=Path, metavar="FILE"),
+    "tls_key": option("its key, when that is in another file", type=Path, metavar="FILE"),
+}
+
+
+class Command(NamedTuple):
+    """One command of the program: its name is that of the function, its docstring the help; examples are command lines.
+
+    A coroutine function is called with the open `node`, where others have its `place` or none. Of each action `takes`
+    names the arguments, in brackets those that may be left out.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Argument, ...]
+    examples: tuple[str, ...]
+    takes: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """What the program calls it."""
+        return self.function.__name__
+
+    def run(self, output: "Output", given: dict[str, Any]) -> int | None:
+        """Do it, and return the exit code, None for success. Raises `InvalidArgument` for what an action does not take."""
+        if self.takes:
+            chosen = self.takes[given["action"]].split()
+            known = {_name(word): given[_name(word)] for all_ in self.takes.values() for word in all_.split()}
+            there = {name for name, value in known.items() if value is not None and value is not False and value != []}
+            if not {_name(word) for word in chosen if word[0] != "["} <= there <= set(map(_name, chosen)):
+                takes = " ".join(chosen) or "nothing more"
+                raise InvalidArgument(f"{given['action']} takes {takes} — see {self.name} --help")
+        code: int | None
+        if "node" in self.function.__annotations__:
+            code = with_node(given.pop("place"), lambda node: self.function(output, node=node, **given))
+        else:
+            code = self.function(output, **given)
+        return code
+
+
+def _name(word: str) -> str:
+    return word.strip("[]-").replace("-", "_")
+
+
+def command(*examples: str, fields: type | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function a command of its name: its parameters with a `Parameter` as default are arguments, or `fields`.
+
+    So is `place`, a node's directory or address, and in its place `node`.
+    """
+
+    def declare(function: Callable[..., Any]) -> Command:
+        defaults = dict(vars(fields) if fields else getattr(function, "__kwdefaults__", None) or {})
+        defaults |= {"node": PLACE, "place": PLACE}
+        kinds = (fields or function).__annotations__
+        declared = {name: defaults[name] for name in kinds if isinstance(defaults.get(name), Parameter)}
+        arguments = [
+            parameter.argument("place" if name == "node" else name, kinds[name]) for name, parameter in declared.items()
+        ]
+        takes: Mapping[str, str] = next((parameter.takes for parameter in declared.values() if parameter.takes), {})
+        return Command(function, tuple(arguments), examples, takes)
+
+    return declare
 
 
 def locate(arguments: dict[str, Any]) -> None:
     """Give the place among parsed arguments the options of its connection, and take those out."""
-    connection = {name: arguments.pop(name) for name in CONNECTION if name in arguments and "place" in arguments}
-    if isinstance(place := arguments.get("place"), NodeUrl):
-        for name, value in connection.items():
-            setattr(place, name, value)
+    if "place" in arguments:
+        for name in CONNECTION.keys() - {"place"}:
+            value = arguments.pop(name)
+            if isinstance(arguments["place"], NodeUrl):
+                setattr(arguments["place"], name, value)
 
 
 def with_node(
-    place: Path | str, work: "Callable[[Node], Awaitable[A]]", *, lasting: bool = False, within_s: float | None = None
+    place: Place,
+    work: "Callable[[sn.Node], Awaitable[A]]",
+    *,
+    lasting: bool = False,
+    within_s: float | None = None,
+    may_be_new: bool = False,
 ) -> A:
     """Return what `work` makes of a node: opened in its directory, or as a client of the process that has it open.
 
     Work that is `lasting` goes on as a client of a service that wants the directory meanwhile. All of it, opening too, is
     given up after `within_s` seconds, with `TimeoutError`.
 
-    Raises `InvalidArgument` when there is none, `AlreadyOwned` when that process takes no clients.
+    Raises `InvalidArgument` when there is none, unless it `may_be_new`, `AlreadyOwned` when that process takes no clients.
     """
     import asyncio
 
@@ -146,40 +212,39 @@ def with_node(
         async with asyncio.timeout(within_s), reached(place, lasting=lasting) as node:
             return await work(node)
 
-    if isinstance(place, Path):
+    if isinstance(place, Path) and not may_be_new:
         check_node(place)
     return run_async(run)
 
 
 @asynccontextmanager
-async def reached(place: Path | str, *, lasting: bool = False) -> "AsyncIterator[Node]":
+async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.Node]":
     """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
     import anyio.to_thread
 
     from streamingnode.errors import Unreachable
-    from streamingnode.opening import OWNER_PAUSE_S, connect, open_briefly
+    from streamingnode.opening import OWNER_PAUSE_S, open_briefly
     from streamingnode.remote.address import SOCKET_NAME
     from wal.files import OWNER_S_MAX
 
     name = "streamingnode command"
     async with AsyncExitStack() as closing:
-        if isinstance(place, str):
-            assert isinstance(place, NodeUrl), "it was parsed"
+        enter, until = closing.enter_async_context, time.monotonic() + OWNER_S_MAX
+        node = None
+        if isinstance(place, NodeUrl):
             tls = await anyio.to_thread.run_sync(place.tls)
-            node = await closing.enter_async_context(connect(place, name=name, token_file=place.token_file, tls=tls))
-        else:
-            until, found = time.monotonic() + OWNER_S_MAX, None
-            while found is None:
+            token_file = place.token_file or os.environ.get(TOKEN_FILE_VARIABLE)
+            node = await enter(sn.connect(place, name=name, token_file=token_file, tls=tls))
+        while node is None:
+            try:
+                node = await enter(open_briefly(Path(place), lasting=lasting))
+            except AlreadyOwned as owned:
                 try:
-                    found = await closing.enter_async_context(open_briefly(place, lasting=lasting))
-                except AlreadyOwned as owned:
-                    try:
-                        found = await closing.enter_async_context(connect(f"unix:{place / SOCKET_NAME}", name=name))
-                    except Unreachable:
-                        if not owned.brief or time.monotonic() > until:
-                            raise owned from None
-                        await anyio.sleep(OWNER_PAUSE_S)  # another command, which is opening or closing it
-            node = found
+                    node = await enter(sn.connect(f"unix:{place}/{SOCKET_NAME}", name=name))
+                except Unreachable:
+                    if not owned.brief or time.monotonic() > until:
+                        raise owned from None
+                    await anyio.sleep(OWNER_PAUSE_S)  # another command, which is opening or closing it
         yield node
 
 

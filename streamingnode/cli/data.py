@@ -1,64 +1,50 @@
-"""What a node holds, on the command line: `ls`, `partitions`, `tail` and `flush`."""
+"""What a node holds, on the command line: `ls`, `tail` and `flush`."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from streamingnode.cli.command import PLACE, argument, command, with_node
+import streamingnode as sn
+from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
-from wal.errors import AlreadyOwned, InvalidArgument
-from wal.timetick import tick_given
+from wal.errors import AlreadyOwned, InvalidArgument, Truncated
+from wal.timetick import add_ms, tick_given, time_to_tick
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from scanner.deliver_policy import DeliverPolicy
-    from streamingnode.channel import FlushResult
-    from streamingnode.collections import Collection
-    from streamingnode.node import Node
-    from streamingnode.read_message import ReadMessage
     from streamingnode.schema import AnyField
-    from wal.position import MessageId
 
 
-@command(
-    PLACE,
-    argument("--count", action="store_true", help="count the rows too, which reads all of them"),
-    examples=("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json"),
-)
-def ls(output: Output, *, place: Path | str, count: bool) -> None:
+@command("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json")
+def ls(output: Output, *, place: Place, count: bool = option("count the rows too, which reads all of them")) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
     Works beside a process that has the node open. When that takes no clients, shows those of its newest cut, and
     --count ends with exit code 4.
     """
-    as_of_cut, rows = 0, dict[str, int]()
+    as_of_cut = 0
 
-    async def look(node: "Node") -> "Sequence[Collection]":
-        found = node.collections()
-        for each in found if count else ():
-            rows[each.name] = (await node.snapshot(each.name)).num_rows
-        return found
+    async def look(node: "sn.Node") -> "list[tuple[sn.Collection, int | None]]":
+        return [(each, (await node.snapshot(each.name)).num_rows if count else None) for each in node.collections()]
 
     try:
-        collections = with_node(place, look)
+        found = with_node(place, look)
     except AlreadyOwned as owned:
-        if count or isinstance(place, str):
+        if count or isinstance(place, NodeUrl):
             raise
         collections, as_of_cut = _at_newest_cut(place)
+        found = [(each, None) for each in collections]
         output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
-    described = [
-        describe_collection(each) | {"rows": rows.get(each.name)}
-        for each in sorted(collections, key=lambda each: each.name)
-    ]
-    output.records(described)
-    output.document({"directory": str(place), "as_of_cut": as_of_cut, "collections": described})
+    found.sort(key=lambda each: each[0].name)
+    described = [describe_collection(each) | {"rows": rows} for each, rows in found]
+    output.listing("collections", described, directory=str(place), as_of_cut=as_of_cut)
 
 
-def describe_collection(collection: "Collection") -> dict[str, object]:
+def describe_collection(collection: "sn.Collection") -> dict[str, object]:
     """Return what a collection is, for people and machines."""
     return {
         "name": collection.name,
@@ -70,7 +56,7 @@ def describe_collection(collection: "Collection") -> dict[str, object]:
     }
 
 
-def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
+def _at_newest_cut(directory: Path) -> "tuple[list[sn.Collection], int]":
     """Return the collections at the newest cut of a node that another process has open, and its number."""
     from flusher.directory import CutLog, lives
     from flusher.manifest import collection_info
@@ -84,92 +70,48 @@ def _at_newest_cut(directory: Path) -> "tuple[list[Collection], int]":
     return [collection_of(collection_info(entry)) for entry in living], newest.number
 
 
-@command(
-    argument("action", choices=["list", "create", "drop"], help="what to do"),
-    PLACE,
-    argument("collection", help="the collection"),
-    argument("partition", nargs="?", help="the partition to create or drop, with all its rows"),
-    examples=(
-        "streamingnode partitions list data orders",
-        "streamingnode partitions create data orders eu",
-        "streamingnode partitions drop data orders eu --json",
-    ),
-)
-def partitions(output: Output, *, action: str, place: Path | str, collection: str, partition: str | None) -> None:
-    """List, create or drop the partitions of a collection.
-
-    Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open
-    transactions on the collection; `_default` cannot be dropped.
-    """
-    if (action == "list") is not (partition is None):
-        raise InvalidArgument(f"{action} takes {'no' if partition else 'a'} partition — see partitions --help")
-
-    async def apply(node: "Node") -> tuple[str, ...]:
-        if partition is not None:
-            await (node.create_partition if action == "create" else node.drop_partition)(collection, partition)
-        return node.collection(collection).partitions
-
-    names = with_node(place, apply)
-    for name in names:
-        output.line(name)
-    output.document({"collection": collection, "partitions": names})
-
-
 TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")
 
 
 @command(
-    PLACE,
-    argument("collection", help="the collection to read"),
-    argument(
-        "--from",
-        dest="start",
-        default="earliest",
-        metavar="POSITION",
-        help="earliest: the first message kept (default); latest: only what is new; -N: the last N messages; @1h: so "
-        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message and what follows; "
-        "tick:123: what follows it",
-    ),
-    argument("--until", metavar="POSITION", help="end behind a time, a tick, or so long ago, as above"),
-    argument("--follow", action="store_true", help="go on with new messages until interrupted"),
-    argument("-n", "--limit", type=int, metavar="N", help="end after this many messages"),
-    argument(
-        "-o",
-        "--output",
-        dest="form",
-        choices=["json", "table", "arrow"],
-        default="json",
-        help="JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick and _type",
-    ),
-    argument("--types", help=f"only these kinds, separated by commas: {', '.join(TYPES)}"),
-    examples=(
-        "streamingnode tail data orders",
-        "streamingnode tail data orders --limit 10 --types insert,txn",
-        "streamingnode tail data orders --from -5 -o table --follow",
-        "streamingnode tail data orders --from @1h --until @30m -o arrow | cat > orders.arrows",
-        "streamingnode tail --node tcp://127.0.0.1:7070 orders --from id:rocks/1a",
-        "streamingnode tail data orders --json | head -1",
-    ),
+    "streamingnode tail data orders",
+    "streamingnode tail data orders --limit 10 --types insert,txn",
+    "streamingnode tail data orders --from -5 -o table --follow",
+    "streamingnode tail data orders --from @1h --until @30m -o arrow | cat > orders.arrows",
+    "streamingnode tail --node tcp://127.0.0.1:7070 orders --from id:rocks/1a",
+    "streamingnode tail data orders --json | head -1",
 )
 def tail(
     output: Output,
     *,
-    place: Path | str,
-    collection: str,
-    start: str,
-    until: str | None,
-    follow: bool,
-    limit: int | None,
-    form: str,
-    types: str | None,
+    place: Place,
+    collection: str = operand("the collection to read"),
+    start: str = option(
+        "earliest: the first message kept (default); latest: only what is new; -N: the last N messages; @1h: so "
+        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message and what follows; "
+        "tick:123: what follows it",
+        "--from",
+        default="earliest",
+        metavar="POSITION",
+    ),
+    until: str | None = option("end behind a time, a tick, or so long ago, as above", metavar="POSITION"),
+    follow: bool = option("go on with new messages until interrupted"),
+    limit: int | None = option("end after this many messages", "-n", "--limit", metavar="N"),
+    form: Literal["json", "table", "arrow"] = option(
+        "JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick and _type",
+        "-o",
+        "--output",
+        default="json",
+    ),
+    types: str | None = option(f"only these kinds, separated by commas: {', '.join(TYPES)}"),
 ) -> None:
     """Print the messages of a collection.
 
     One line of JSON for each message in tick order: an insert with its rows, a delete with its keys, a transaction
     (`txn`) with its bodies, schema changes. Ends with what is there now; --follow goes on, --until ends before that.
     """
-    kinds = None if types is None else set(map(str.strip, types.split(",")))
-    if unknown := sorted((kinds or set()) - set(TYPES)):
+    kinds = set(TYPES if types is None else map(str.strip, types.split(",")))
+    if unknown := sorted(kinds - set(TYPES)):
         raise InvalidArgument(f"--types does not know {', '.join(unknown)} — choose from {', '.join(TYPES)}")
     if limit is not None and limit < 1:
         raise InvalidArgument(f"--limit is {limit} — give 1 or more")
@@ -177,21 +119,19 @@ def tail(
         raise InvalidArgument(f"--json and -o {form} are two forms — leave one out")
     last = int(start[1:]) if start[:1] == "-" and start[1:].isdecimal() else 0
     policy = None if last else start_policy(start)
-    end = None if until is None else _tick_at(until, "--until")
+    with _position_in(until or "", "--until"):
+        end = None if until is None else _tick_at(until)
     import anyio.to_thread
 
-    def is_wanted(message: "ReadMessage") -> bool:
-        return kinds is None or message.type.name.lower() in kinds
-
-    async def print_messages(node: "Node") -> None:
+    async def print_messages(node: "sn.Node") -> None:
         printed = 0
         upto = await node.consistent_tick() if end is None else end
-        begin = await _before_last(node, collection, last, upto, is_wanted) if policy is None else policy
+        begin = await _before_last(node, collection, last, upto, kinds) if policy is None else policy
         reader = node.read(collection, begin, until=None if follow and end is None else upto)
         with _writing(form, output, node.collection(collection).schema) as write:
             async with reader as messages:
                 async for message in messages:
-                    if is_wanted(message):
+                    if _kind(message) in kinds:
                         # In a thread: a pipe nobody reads from must not hold up the node.
                         await anyio.to_thread.run_sync(write, message)
                         printed += 1
@@ -201,72 +141,63 @@ def tail(
     with_node(place, print_messages, lasting=follow)
 
 
-def start_policy(text: str, option: str = "--from") -> "DeliverPolicy":
+def start_policy(text: str, option: str = "--from") -> "sn.DeliverPolicy":
     """Return where to start, as `--from` says it. Raises `InvalidArgument`."""
-    from scanner.deliver_policy import DeliverPolicy
     from wal.position import parse_message_id
 
     if text in {"earliest", "start"}:
-        return DeliverPolicy.all()
+        return sn.DeliverPolicy.all()
     if text in {"latest", "end"}:
-        return DeliverPolicy.latest()
-    if "/" not in text:
+        return sn.DeliverPolicy.latest()
+    with _position_in(text, option):
+        if "/" in text:
+            return sn.DeliverPolicy.start_from(parse_message_id(text.removeprefix("id:")))
         is_tick = text.removeprefix("tick:").isdecimal()
-        return DeliverPolicy.start_after(max(0, _tick_at(text, option) - (not is_tick)))
+        return sn.DeliverPolicy.start_after(max(0, _tick_at(text) - (not is_tick)))
+
+
+@contextmanager
+def _position_in(text: str, option: str) -> Iterator[None]:
+    """Raise what is wrong with a position as an `InvalidArgument` that says which are none."""
+    step = "give earliest, latest, @1h, a time such as 2026-11-24T10:00:00Z, or a message_id or tick that tail prints"
     try:
-        return DeliverPolicy.start_from(parse_message_id(text.removeprefix("id:")))
+        yield
     except InvalidArgument as error:
-        raise _no_position(text, option, error.happened) from error
+        raise InvalidArgument(f"{option} {text!r}: {error.happened} — {step}") from error
+    except (ValueError, OverflowError) as error:
+        raise InvalidArgument(f"{option} {text!r}: it is no position — {step}") from error
 
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
-def _tick_at(text: str, option: str) -> int:
-    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument`."""
-    from wal.timetick import time_to_tick
-
-    try:
-        if (number := text.removeprefix("tick:")).isdecimal():
-            return tick_given("the tick", int(number))
-        if text[:1] == "@" and text[1:-1].isdecimal() and text[-1] in _UNITS_S:
-            return time_to_tick(datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]]))
-        moment = datetime.fromisoformat(text.removeprefix("@"))
-    except InvalidArgument as error:
-        raise _no_position(text, option, error.happened) from error
-    except (ValueError, OverflowError) as error:
-        raise _no_position(text, option, "it is no position") from error
+def _tick_at(text: str) -> int:
+    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument` and what times raise."""
+    if (number := text.removeprefix("tick:")).isdecimal():
+        return tick_given("the tick", int(number))
+    if text[:1] == "@" and text[1:-1].isdecimal() and text[-1] in _UNITS_S:
+        return time_to_tick(datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]]))
+    moment = datetime.fromisoformat(text.removeprefix("@"))
     if moment.tzinfo is None:
-        raise _no_position(text, option, "the time may be in any zone: add Z, or +01:00")
+        raise InvalidArgument("the time may be in any zone: add Z, or +01:00")
     return time_to_tick(moment)
-
-
-def _no_position(text: str, option: str, why: str) -> InvalidArgument:
-    step = "give earliest, latest, @1h, a time such as 2026-11-24T10:00:00Z, or a message_id or tick that tail prints"
-    return InvalidArgument(f"{option} {text!r}: {why} — {step}")
 
 
 BACK_MS, BACK_FACTOR = 1_000, 8
 """How far back the last messages are looked for at first, and how much further each time that there are too few."""
 
 
-async def _before_last(
-    node: "Node", collection: str, count: int, upto: int, is_wanted: "Callable[[ReadMessage], bool]"
-) -> "DeliverPolicy":
+async def _before_last(node: "sn.Node", collection: str, count: int, upto: int, kinds: set[str]) -> "sn.DeliverPolicy":
     """Return where the last messages up to a tick begin: as the log is read forward only, from further back each time."""
-    from scanner.deliver_policy import DeliverPolicy
-    from wal.errors import Truncated
-    from wal.timetick import add_ms
-
     back_ms = BACK_MS
     while True:
         start = max(0, add_ms(upto, -back_ms))
-        found = deque["MessageId"](maxlen=count)
+        found = deque["sn.MessageId"](maxlen=count)
         try:
-            policy = DeliverPolicy.start_after(start) if start else DeliverPolicy.all()
+            policy = sn.DeliverPolicy.start_after(start) if start else sn.DeliverPolicy.all()
             async with node.read(collection, policy, until=upto) as messages:
                 async for message in messages:
-                    if is_wanted(message):
+                    if _kind(message) in kinds:
                         found.append(message.message_id)
         except Truncated:
             if not start:
@@ -274,22 +205,31 @@ async def _before_last(
             back_ms = upto  # more than there is
             continue
         if len(found) == count or not start:
-            return DeliverPolicy.start_from(found[0]) if found else DeliverPolicy.start_after(upto)
+            return sn.DeliverPolicy.start_from(found[0]) if found else sn.DeliverPolicy.start_after(upto)
         back_ms *= BACK_FACTOR
 
 
 @contextmanager
-def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Callable[[ReadMessage], None]]":
+def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Callable[[sn.ReadMessage], None]]":
     """Yield what prints one message; blocks. Arrow has rows and keys, where columns that keys lack are null."""
 
-    def write_text(message: "ReadMessage") -> None:
+    def write_text(message: "sn.ReadMessage") -> None:
+        time = format_tick(message.time_tick)
         if form == "json":
-            output.write(f"{to_json(_describe_message(message))}\n")
+            told = {
+                "type": _kind(message),
+                "message_id": str(message.message_id),
+                "tick": message.time_tick,
+                "time": time,
+                "num_rows": message.num_rows,
+                **_content(message),
+            }
+            output.write(f"{to_json(told)}\n")
         else:
-            at = f"{format_tick(message.time_tick)}  {message.message_id!s:<12}"
+            at = f"{time}  {message.message_id!s:<12}"
             for part in message.bodies or (message,):
                 for row in _content(part).get("rows") or [None]:
-                    output.line(f"{at}  {part.type.name.lower():<17}  {'' if row is None else to_json(row)}".rstrip())
+                    output.line(f"{at}  {_kind(part):<17}  {'' if row is None else to_json(row)}".rstrip())
         output.flush()
 
     if form != "arrow":
@@ -300,40 +240,28 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
     system: list[AnyField] = [pa.field("_tick", pa.int64()), pa.field("_type", pa.string())]
     schema = pa.schema([*system, *(column.with_nullable(True) for column in columns)])
 
-    def write(message: "ReadMessage") -> None:
+    def write(message: "sn.ReadMessage") -> None:
         for part in message.bodies or (message,):
             rows = part.to_arrow()
             if rows is not None:
                 count = rows.num_rows
-                there: dict[str, Any] = {
-                    "_tick": [message.time_tick] * count,
-                    "_type": [part.type.name.lower()] * count,
-                }
-                there |= {name: rows[name] for name in rows.column_names}
-                values = {each.name: there.get(each.name, [None] * count) for each in schema}
+                there = dict(zip(rows.column_names, rows.columns, strict=True))
+                own = pa.table({"_tick": [message.time_tick] * count, "_type": [_kind(part)] * count, **there})
                 with output.typed():
-                    stream.write_table(pa.table(values, schema=schema))
+                    stream.write_table(pa.concat_tables([schema.empty_table(), own], promote_options="default"))
         output.flush()
 
     with pa.ipc.new_stream(output.binary(), schema) as stream:
         yield write
 
 
-def _describe_message(message: "ReadMessage") -> dict[str, object]:
-    """Return a message as one JSON object: where and when it is, and its rows, keys or bodies."""
-    return {
-        "type": message.type.name.lower(),
-        "message_id": str(message.message_id),
-        "tick": message.time_tick,
-        "time": format_tick(message.time_tick),
-        "num_rows": message.num_rows,
-        **_content(message),
-    }
+def _kind(message: "sn.ReadMessage") -> str:
+    return message.type.name.lower()
 
 
-def _content(message: "ReadMessage") -> dict[str, Any]:
+def _content(message: "sn.ReadMessage") -> dict[str, Any]:
     if message.bodies:
-        return {"bodies": [{"type": body.type.name.lower(), **_content(body)} for body in message.bodies]}
+        return {"bodies": [{"type": _kind(body), **_content(body)} for body in message.bodies]}
     rows = message.to_arrow()
     return {} if rows is None else {"rows": _python_rows(rows)}
 
@@ -355,15 +283,15 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
         return rows.cast(pa.schema(schema)).to_pylist()
 
 
-@command(PLACE, examples=("streamingnode flush data", "streamingnode flush data --json"))
-def flush(output: Output, *, place: Path | str) -> None:
+@command("streamingnode flush data", "streamingnode flush data --json")
+def flush(output: Output, *, place: Place) -> None:
     """Make a cut: everything acknowledged goes to files.
 
     Prints the cut's number, its tick and the segments it sealed; says so when there is nothing new.
     Exit code 4 when another process has the node open and takes no clients: it makes cuts by itself.
     """
 
-    async def cut_it(node: "Node") -> "tuple[int, FlushResult]":
+    async def cut_it(node: "sn.Node") -> "tuple[int, sn.FlushResult]":
         return (await node.statistics()).flusher.cut_number, await node.flush()
 
     try:

@@ -9,71 +9,17 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamingnode.cli.command import PLACE, argument, command
+import streamingnode as sn
+from streamingnode.cli.command import Place, command, operand, option, reached
 from streamingnode.cli.output import Output, format_count, format_tick
 from streamingnode.progress import Progress
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from streamingnode.cli.rows_in import JsonLines, ParquetRows, RowBatch
-    from streamingnode.collections import Collection
-    from streamingnode.node import Node
-    from streamingnode.writing.producer import Producer
+    from streamingnode.collections import Definition
 
     Source = JsonLines | ParquetRows
-
-
-@command(
-    PLACE,
-    argument("collection", help="the collection to insert into"),
-    argument("file", nargs="?", default="-", help="JSON lines or Parquet; `-` is stdin (default)"),
-    argument("--upsert", action="store_true", help="replace rows that have the same primary key"),
-    argument(
-        "--producer", metavar="NAME", help="insert what no earlier run with this name has: a repeated run is exact"
-    ),
-    argument("--partition", help="the partition the rows go to (default: _default)"),
-    argument("--create", action="store_true", help="create the collection, and its --partition, if missing"),
-    argument("--primary-key", metavar="COLUMN", help="with --create: the primary key"),
-    argument("--shards", type=int, metavar="N", help="with --create: number of shards (default: 1)"),
-    examples=(
-        "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
-        "streamingnode insert data orders orders.parquet --partition eu",
-        "cat stock.jsonl | streamingnode insert data stock --upsert -",
-        "tail -n +1 -F orders.log | streamingnode insert data orders --producer orders-log",
-        "streamingnode insert data orders orders.jsonl --json",
-    ),
-)
-def insert(output: Output, **given: Any) -> None:
-    """Insert rows from JSON lines or Parquet.
-
-    Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable
-    within a second. Where a line does not fit, it is named, and nothing of its batch is inserted. In JSON, times are
-    RFC 3339 text, bytes are base64, and a field left out is null where its column may be. A Parquet file has every
-    column of the collection, in a type that goes in unchanged. With --create the columns are those of the first
-    batch, or of the Parquet file; when that is refused, nothing is created.
-
-    With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
-    behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
-    any more, it is refused: another input needs another name. A Parquet file may not change at all.
-    """
-    done = _Insert(**given)
-    done.check()
-    from streamingnode.cli.rows_in import open_rows
-    from streamingnode.opening import run_async
-
-    with open_rows(done.file, sys.stdin.buffer) as source:
-        try:
-            with Progress(output.stderr) as progress:
-                run_async(partial(done.run, source, progress))
-        except StreamingNodeError:
-            if done.rows:
-                output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
-            raise
-    last = f", last tick {done.tick} ({format_tick(done.tick)})" if done.tick else ""
-    output.line(f"{'upserted' if done.upsert else 'inserted'} {format_count(done.rows, 'row')}{last}")
-    output.document({"rows": done.rows, "tick": done.tick, "passed_over": done.passed_over})
 
 
 @dataclass(kw_only=True)
@@ -85,99 +31,81 @@ class _Insert:
     dies. The note has two, because nobody knows which of the last batches got there.
     """
 
-    place: Path | str
-    collection: str
-    file: str
-    upsert: bool
-    producer: str | None
-    partition: str | None
-    create: bool
-    primary_key: str | None
-    shards: int | None
+    place: Place
+    collection: str = operand("the collection to insert into")
+    file: str = operand("JSON lines or Parquet; `-` is stdin (default)", default="-")
+    upsert: bool = option("replace rows that have the same primary key")
+    producer: str | None = option(
+        "insert what no earlier run with this name has: a repeated run is exact", metavar="NAME"
+    )
+    partition: str | None = option("the partition the rows go to (default: _default)")
+    create: bool = option("create the collection, and its --partition, if missing")
+    primary_key: str | None = option("with --create: the primary key", metavar="COLUMN")
+    shards: int | None = option("with --create: number of shards (default: 1)", metavar="N")
     rows: int = 0
     tick: int = 0
     passed_over: int = 0
     _newest: list[tuple[int, bytes]] = field(default_factory=list)
-
-    def check(self) -> None:
-        """Raise `InvalidArgument` for arguments that do not go together, or without a node to insert into."""
-        from streamingnode.care.inspect import check_node
-
-        if self.create and self.primary_key is None:
-            raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
-        if self.create:
-            return
-        if self.primary_key is not None or self.shards is not None:
-            raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
-        if isinstance(self.place, Path):
-            check_node(self.place)
 
     async def run(self, source: "Source", progress: Progress) -> None:
         """Insert what is new in the input."""
         import anyio.to_thread
 
         from streamingnode.care.inspect import is_node
-        from streamingnode.cli.command import reached
 
         # What reads the input is abandoned when this is cancelled: a pipe may be silent for ever.
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
         new = None
-        if (
-            self.create and isinstance(self.place, Path) and not is_node(self.place)
-        ):  # what is refused now leaves no empty node behind
-            new = await in_thread(self._new_collection, source)
+        if self.create and isinstance(self.place, Path) and not is_node(self.place):
+            new = await in_thread(self._new_collection, source)  # what is refused now leaves no empty node behind
         async with reached(self.place, lasting=True) as node:
             there = next((each for each in node.collections() if each.name == self.collection), None)
             producer = None if self.producer is None else await node.producer(self.producer)
             if producer is not None:
                 await in_thread(self._pass_over, source, producer, there)
             if there is None and self.create:
-                schema, batches = await in_thread(self._new_collection, source) if new is None else new
-                there = await node.create_collection(self.collection, schema, **self._definition())
+                made, batches = await in_thread(self._new_collection, source) if new is None else new
+                options: dict[str, Any] = {
+                    "primary_key": made.primary_key,
+                    "shards": made.shards,
+                    "partitions": made.partitions,
+                }
+                there = await node.create_collection(made.name, made.schema, **options)
             else:
                 there = node.collection(self.collection)
-                self._check_same(there)
+                shards = len(there.vchannels)
+                if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
+                    raise AlreadyExists(
+                        f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
+                        f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
+                    )
                 batches = source.batches(there.schema)
             progress.stage("inserting")
             while (batch := await in_thread(next, batches, None)) is not None:
                 await self._write(node, producer, there, batch)
                 progress.advance(self.rows, f"{self.rows} rows")
 
-    def _definition(self) -> dict[str, Any]:
-        """Return what --create makes, besides the columns."""
+    def _new_collection(self, source: "Source") -> "tuple[Definition, Iterator[RowBatch]]":
+        """Return the collection to create and the rows, once that and the first batch would succeed."""
         from interceptors.shard.catalog import DEFAULT_PARTITION
-
-        partitions = () if self.partition in {None, DEFAULT_PARTITION} else (self.partition,)
-        shards = 1 if self.shards is None else self.shards
-        return {"primary_key": self.primary_key, "shards": shards, "partitions": partitions}
-
-    def _check_same(self, there: "Collection") -> None:
-        """Raise `AlreadyExists` when --create describes another collection than the one there is."""
-        shards = len(there.vchannels)
-        if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
-            raise AlreadyExists(
-                f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
-                f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
-            )
-
-    def _new_collection(self, source: "Source") -> "tuple[pa.Schema, Iterator[RowBatch]]":
-        """Return columns and rows of the collection to create, once that and the first batch would succeed."""
         from streamingnode.collections import check_definition
-        from streamingnode.config import load_config
         from streamingnode.rows import row_shape, to_batches
         from streamingnode.writing.write import check_rows_fit
 
-        schema = source.infer_schema()
-        definition = check_definition(self.collection, schema, **self._definition())
-        batches = source.batches(schema)
+        key, shards = str(self.primary_key), 1 if self.shards is None else self.shards
+        partitions = () if self.partition in {None, DEFAULT_PARTITION} else (str(self.partition),)
+        new = check_definition(
+            self.collection, source.infer_schema(), primary_key=key, shards=shards, partitions=partitions
+        )
+        batches = source.batches(new.schema)
         first = list(islice(batches, 1))
         for batch in first:
             with batch.placed():
-                checked = to_batches(batch.rows, row_shape(definition.schema, primary_key=definition.primary_key))
-                check_rows_fit(checked, load_config(environment=os.environ).wal.group_bytes_max)
-        return schema, chain(first, batches)
+                checked = to_batches(batch.rows, row_shape(new.schema, primary_key=key))
+                check_rows_fit(checked, sn.load_config(environment=os.environ).wal.group_bytes_max)
+        return new, chain(first, batches)
 
-    def _pass_over(self, source: "Source", producer: "Producer", collection: "Collection | None") -> None:
+    def _pass_over(self, source: "Source", producer: "sn.Producer", collection: "sn.Collection | None") -> None:
         """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
         import msgspec
 
@@ -198,7 +126,7 @@ class _Insert:
         self._newest = [(last, digest)]
 
     async def _write(
-        self, node: "Node", producer: "Producer | None", collection: "Collection", batch: "RowBatch"
+        self, node: "sn.Node", producer: "sn.Producer | None", collection: "sn.Collection", batch: "RowBatch"
     ) -> None:
         import msgspec
 
@@ -212,3 +140,50 @@ class _Insert:
             result = await (target.upsert if self.upsert else target.insert)(collection.name, batch.rows, **options)
         self.rows += len(batch.numbers)
         self.tick = max(self.tick, result.time_tick)
+
+
+@command(
+    "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
+    "streamingnode insert data orders orders.parquet --partition eu",
+    "cat stock.jsonl | streamingnode insert data stock --upsert -",
+    "tail -n +1 -F orders.log | streamingnode insert data orders --producer orders-log",
+    "streamingnode insert data orders orders.jsonl --json",
+    fields=_Insert,
+)
+def insert(output: Output, **given: Any) -> None:
+    """Insert rows from JSON lines or Parquet.
+
+    Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable
+    within a second. Where a line does not fit, it is named, and nothing of its batch is inserted. In JSON, times are
+    RFC 3339 text, bytes are base64, and a field left out is null where its column may be. A Parquet file has every
+    column of the collection, in a type that goes in unchanged. With --create the columns are those of the first
+    batch, or of the Parquet file; when that is refused, nothing is created.
+
+    With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
+    behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
+    any more, it is refused: another input needs another name. A Parquet file may not change at all.
+    """
+    done = _Insert(**given)
+    if done.create and done.primary_key is None:
+        raise InvalidArgument("--create needs to know the key — add --primary-key COLUMN")
+    if not done.create and (done.primary_key is not None or done.shards is not None):
+        raise InvalidArgument("--primary-key and --shards describe a new collection — add --create")
+    from streamingnode.care.inspect import check_node
+    from streamingnode.cli.rows_in import open_rows
+    from streamingnode.opening import run_async
+
+    if not done.create and isinstance(done.place, Path):
+        check_node(done.place)
+    with open_rows(done.file, sys.stdin.buffer) as source:
+        try:
+            with Progress(output.stderr) as progress:
+                run_async(partial(done.run, source, progress))
+        except StreamingNodeError:
+            if done.rows:
+                output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
+            raise
+    last = f", last tick {done.tick} ({format_tick(done.tick)})" if done.tick else ""
+    output.result(
+        f"{'upserted' if done.upsert else 'inserted'} {format_count(done.rows, 'row')}{last}",
+        {"rows": done.rows, "tick": done.tick, "passed_over": done.passed_over},
+    )

@@ -1,81 +1,58 @@
-"""What an operator changes in a node, on the command line: `collection`, `reader` and `txn`."""
+"""What is kept in a node, on the command line: collections and partitions, readers, transactions, topics and channels."""
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamingnode.cli.command import DRY_RUN, PLACE, argument, command, with_node
+import streamingnode as sn
+from streamingnode.cli.command import DRY_RUN, actions, command, operand, option
 from streamingnode.cli.data import describe_collection, start_policy
-from streamingnode.cli.output import Output, format_bytes, format_count
-from wal.errors import InvalidArgument, shown
+from streamingnode.cli.output import Output, fields_of, format_bytes, format_count
+from streamingnode.progress import Progress
+from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, Truncated, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from streamingnode.holders import ReaderInfo, TransactionInfo
-    from streamingnode.node import Node
     from streamingnode.schema import AnyField
+    from wal.rocksmq.contract import GroupInfo, TopicInfo
 
 
 @command(
-    argument("action", choices=["create", "drop"], help="what to do"),
-    PLACE,
-    argument("collection", help="the collection"),
-    argument(
-        "--schema",
-        metavar="COLUMNS",
-        help="for create: NAME:TYPE, separated by commas, with `not null` where that is meant; types as `ls` shows them",
-    ),
-    argument("--primary-key", metavar="COLUMN", help="for create: the primary key"),
-    argument("--shards", type=int, default=1, metavar="N", help="for create: number of shards (default: 1)"),
-    argument(
-        "--partition", action="append", default=[], metavar="NAME", help="for create: a partition; may be repeated"
-    ),
-    DRY_RUN,
-    examples=(
-        'streamingnode collection create data orders --schema "id:int64 not null,item:string" --primary-key id',
-        'streamingnode collection create data prices --schema "at:timestamp[us, tz=UTC],p:decimal(9, 2)" --primary-key at',
-        "streamingnode collection drop data orders --dry-run",
-        "streamingnode collection drop --node tcp://127.0.0.1:7070 orders --json",
-    ),
+    'streamingnode collection create data orders --schema "id:int64 not null,item:string" --primary-key id',
+    'streamingnode collection create data prices --schema "at:timestamp[us, tz=UTC],p:decimal(9, 2)" --primary-key at',
+    "streamingnode collection drop data orders --dry-run",
+    "streamingnode collection drop --node tcp://127.0.0.1:7070 orders --json",
 )
-def collection(
+async def collection(
     output: Output,
     *,
-    action: str,
-    place: Path | str,
-    collection: str,
-    schema: str | None,
-    primary_key: str | None,
-    shards: int,
-    partition: list[str],
-    dry_run: bool,
+    action: str = actions(create="--schema --primary-key", drop="[--dry-run]"),
+    node: "sn.Node",
+    collection: str = operand("the collection"),
+    schema: str | None = option(
+        "for create: NAME:TYPE, separated by commas, with `not null` where that is meant; types as `ls` shows them",
+        metavar="COLUMNS",
+    ),
+    primary_key: str | None = option("for create: the primary key", metavar="COLUMN"),
+    shards: int = option("for create: number of shards (default: 1)", default=1, metavar="N"),
+    partition: list[str] = option("for create: a partition; may be repeated", metavar="NAME"),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """Create a collection, or drop one with all its rows.
 
     `ls` shows which there are; `insert --create` makes one with the columns of a file, lists and structs too. Dropping
     is at once and for good, and ends open transactions on the collection.
     """
-    creates, given = action == "create", [schema, primary_key]
-    if (None in given or dry_run) if creates else any(each is not None for each in given):
-        takes = "--schema and --primary-key, and no --dry-run" if creates else "neither --schema nor --primary-key"
-        raise InvalidArgument(f"{action} takes {takes} — see collection --help")
-    columns = None if schema is None else parse_schema(schema)
-
-    async def apply(node: "Node") -> dict[str, object]:
-        if columns is None:
-            found = describe_collection(node.collection(collection))
-            if not dry_run:
-                await node.drop_collection(collection)
-            return found
-        made = await node.create_collection(
-            collection, columns, primary_key=str(primary_key), shards=shards, partitions=partition
-        )
-        return describe_collection(made)
-
-    described = with_node(place, apply)
-    _print_change(output, "created" if creates else "dropped", f"collection {collection}", described, dry_run)
+    if action == "create":
+        columns = parse_schema(str(schema))
+        key = str(primary_key)
+        found = await node.create_collection(collection, columns, primary_key=key, shards=shards, partitions=partition)
+    else:
+        found = node.collection(collection)
+        if not dry_run:
+            await node.drop_collection(collection)
+    done = "created" if action == "create" else "dropped"
+    _print_change(output, done, f"collection {collection}", describe_collection(found), dry_run)
 
 
 _BETWEEN_COLUMNS = re.compile(r",(?![^\[(]*[\])])")
@@ -109,28 +86,46 @@ def parse_schema(text: str) -> "pa.Schema":
 
 
 @command(
-    argument("action", choices=["ls", "seek", "rm"], help="what to do"),
-    PLACE,
-    argument("collection", nargs="?", help="the reader's collection; for ls all by default"),
-    argument("reader", nargs="?", help="the reader, for all but ls"),
-    argument("--to", metavar="POSITION", help="for seek: where it goes on, as in `tail --from`, without -N"),
-    DRY_RUN,
-    examples=(
-        "streamingnode reader ls data",
-        "streamingnode reader seek data orders billing --to @1h --dry-run",
-        "streamingnode reader seek data orders billing --to earliest",
-        "streamingnode reader rm --node tcp://127.0.0.1:7070 orders billing --json",
-    ),
+    "streamingnode partitions list data orders",
+    "streamingnode partitions create data orders eu",
+    "streamingnode partitions drop data orders eu --json",
 )
-def reader(
+async def partitions(
     output: Output,
     *,
-    action: str,
-    place: Path | str,
-    collection: str | None,
-    reader: str | None,
-    to: str | None,
-    dry_run: bool,
+    action: str = actions(list="", create="partition", drop="partition"),
+    node: "sn.Node",
+    collection: str = operand("the collection"),
+    partition: str | None = operand("the partition to create or drop, with all its rows"),
+) -> None:
+    """List, create or drop the partitions of a collection.
+
+    Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open
+    transactions on the collection; `_default` cannot be dropped.
+    """
+    if partition is not None:
+        await (node.create_partition if action == "create" else node.drop_partition)(collection, partition)
+    names = node.collection(collection).partitions
+    for name in names:
+        output.line(name)
+    output.document({"collection": collection, "partitions": names})
+
+
+@command(
+    "streamingnode reader ls data",
+    "streamingnode reader seek data orders billing --to @1h --dry-run",
+    "streamingnode reader seek data orders billing --to earliest",
+    "streamingnode reader rm --node tcp://127.0.0.1:7070 orders billing --json",
+)
+async def reader(
+    output: Output,
+    *,
+    action: str = actions(ls="[collection]", seek="collection reader --to", rm="collection reader"),
+    node: "sn.Node",
+    collection: str | None = operand("the reader's collection; for ls all by default"),
+    reader: str | None = operand("the reader, for all but ls"),
+    to: str | None = option("for seek: where it goes on, as in `tail --from`, without -N", metavar="POSITION"),
+    dry_run: bool = DRY_RUN,
 ) -> None:
     """List, move or remove the named readers of a node.
 
@@ -139,93 +134,261 @@ def reader(
     lies between comes again, or never. `rm` forgets its place. A reader that is open can be neither moved nor removed
     (READER_BUSY): end its program first.
     """
-    if (action == "ls") is (reader is not None) or (action == "seek") is (to is None):
-        takes = {"ls": "a collection or nothing", "seek": "a collection, a reader and --to"}
-        raise InvalidArgument(f"{action} takes {takes.get(action, 'a collection and a reader')} — see reader --help")
-    policy = None if to is None else start_policy(to, "--to")
-
-    async def look(node: "Node") -> "Sequence[ReaderInfo]":
-        if collection is not None:
-            node.collection(collection)
-        return [each for each in await node.readers() if collection is None or collection in each.collections]
-
-    async def change(node: "Node") -> "tuple[ReaderInfo, ReaderInfo]":
-        before = next((each for each in await look(node) if each.name == reader), None)
-        if before is None:
-            raise InvalidArgument(f"{collection} has no reader {shown(reader)} — `streamingnode reader ls` names them")
-        if policy is not None:
-            return before, await node.seek_reader(before.collections[0], before.name, policy, dry_run=dry_run)
-        if not dry_run:
-            await node.delete_reader(before.collections[0], before.name)
-        return before, before
-
+    if collection is not None:
+        node.collection(collection)
+    found = [each for each in await node.readers() if collection is None or collection in each.collections]
     if reader is None:
-        _print_list(output, "readers", with_node(place, look))
+        output.listing("readers", found)
         return
-    before, after = with_node(place, change)
+    before = next((each for each in found if each.name == reader), None)
+    if before is None:
+        raise InvalidArgument(f"{collection} has no reader {shown(reader)} — `streamingnode reader ls` names them")
     what = f"reader {reader} of {collection}"
-    if action == "rm":
-        _print_change(output, "removed", what, _plain(before), dry_run)
+    if action == "seek":
+        policy = start_policy(str(to), "--to")
+        after = await node.seek_reader(before.collections[0], reader, policy, dry_run=dry_run)
+        moved = f"{'would go' if dry_run else 'went'} from {before.message_id} to {after.message_id}"
+        output.result(
+            f"{what} {moved}: backlog {before.backlog} to {after.backlog}",
+            {"moved": not dry_run, "before": before, "after": after},
+        )
         return
-    verb = "would go" if dry_run else "went"
-    output.line(
-        f"{what} {verb} from {before.message_id} to {after.message_id}: backlog {before.backlog} to {after.backlog}"
-    )
-    output.document({"moved": not dry_run, "before": before, "after": after})
+    if not dry_run:
+        await node.delete_reader(before.collections[0], reader)
+    _print_change(output, "removed", what, before, dry_run)
 
 
 @command(
-    argument("action", choices=["ls", "abort"], help="what to do"),
-    PLACE,
-    argument("id", nargs="?", type=int, help="the transaction, for abort"),
-    DRY_RUN,
-    examples=(
-        "streamingnode txn ls data",
-        "streamingnode txn ls --node tcp://127.0.0.1:7070 --json",
-        "streamingnode txn abort data 470693110239723521",
-    ),
+    "streamingnode txn ls data",
+    "streamingnode txn ls --node tcp://127.0.0.1:7070 --json",
+    "streamingnode txn abort data 470693110239723521",
 )
-def txn(output: Output, *, action: str, place: Path | str, id: int | None, dry_run: bool) -> None:  # noqa: A002 - as shown
+async def txn(
+    output: Output,
+    *,
+    action: str = actions(ls="", abort="id"),
+    node: "sn.Node",
+    id: int | None = operand("the transaction, for abort"),  # noqa: A002 - as shown
+    dry_run: bool = DRY_RUN,
+) -> None:
     """List the open transactions of a node, or end one.
 
     Those that are sent before their commit: small ones are never open in the node. One holds the log from its begin on.
     It ends by itself when it is idle for its keepalive; aborting rolls it back at once, and its client is told
     TRANSACTION_EXPIRED.
     """
-    if (action == "ls") is (id is not None):
-        raise InvalidArgument(f"{action} takes {'no' if id else 'an'} id — see txn --help")
-
-    async def apply(node: "Node") -> "Sequence[TransactionInfo]":
-        found = await node.transactions()
-        if id is None:
-            return found
-        chosen = [each for each in found if each.txn_id == id]
-        if not chosen:
-            raise InvalidArgument(f"transaction {id} is not open — `streamingnode txn ls` names those that are")
-        if not dry_run:
-            await node.abort_transaction(id)
-        return chosen
-
-    found = with_node(place, apply)
-    if id is None:
-        _print_list(output, "transactions", found)
+    found = await node.transactions()
+    if action == "ls":
+        output.listing("transactions", found)
         return
-    size = f"{format_count(found[0].bodies, 'message')}, {format_bytes(found[0].bytes)}"
-    _print_change(output, "aborted", f"transaction {id} ({size})", _plain(found[0]), dry_run)
+    chosen = next((each for each in found if each.txn_id == id), None)
+    if chosen is None:
+        raise InvalidArgument(f"transaction {id} is not open — `streamingnode txn ls` names those that are")
+    if not dry_run:
+        await node.abort_transaction(chosen.txn_id)
+    size = f"{format_count(chosen.bodies, 'message')}, {format_bytes(chosen.bytes)}"
+    _print_change(output, "aborted", f"transaction {id} ({size})", chosen, dry_run)
 
 
-def _plain(info: "ReaderInfo | TransactionInfo") -> dict[str, object]:
-    from msgspec.structs import asdict
-
-    return asdict(info)
-
-
-def _print_list(output: Output, name: str, found: "Sequence[ReaderInfo | TransactionInfo]") -> None:
-    output.records([_plain(each) for each in found])
-    output.document({name: found})
-
-
-def _print_change(output: Output, done: str, what: str, document: dict[str, object], dry_run: bool) -> None:  # noqa: FBT001
+def _print_change(output: Output, done: str, what: str, told: object, dry_run: bool) -> None:  # noqa: FBT001
     """Print what was done to something, or would be."""
-    output.line(f"{'would be ' if dry_run else ''}{done}: {what}")
-    output.document({done: not dry_run, **document})
+    output.result(f"{'would be ' if dry_run else ''}{done}: {what}", {done: not dry_run, **fields_of(told)})
+
+
+@command(
+    "streamingnode topic create data events",
+    "streamingnode topic ls data",
+    "streamingnode topic info data events --json",
+    "streamingnode topic rm data events --dry-run",
+    "streamingnode topic ls tcp://127.0.0.1:7600",
+)
+async def topic(
+    output: Output,
+    *,
+    action: str = actions(create="topic", ls="", rm="topic", info="topic"),
+    node: "sn.Node",
+    topic: str | None = operand("the topic, for all but ls"),
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Create, list, remove or show the topics of a node.
+
+    Works beside a process that has the node open, when that takes clients. The lag of a group is how many messages it
+    has not acknowledged. Removing a topic removes its messages and groups, for good; one that exists may be created
+    again and stays as it is.
+    """
+    if topic is not None and action == "create" and not dry_run:
+        await node.mq.create_topic(topic)
+    found = await node.mq.info()
+    if topic is None:
+        output.listing("topics", [_line_of(name, info) for name, info in sorted(found.items())])
+    elif action == "create":
+        verb = "is" if topic in found else "would be"
+        output.result(f"topic {topic} {verb} there", {"topic": topic, "exists": topic in found})
+    elif (info := found.get(topic)) is None:
+        raise TopicNotFound(f"there is no topic {shown(topic)}")
+    elif action == "info":
+        groups = [_group_line(name, group) for name, group in sorted(info.groups.items())]
+        counts = {"produced": info.produced, "delivered": info.delivered, "acked": info.acked}
+        output.show(_line_of(topic, info) | counts | {"groups": groups})
+    else:
+        if not dry_run:
+            await node.mq.destroy_topic(topic)
+        kept = f"{format_count(info.end_id + 1 - info.begin_id, 'message')}, {format_bytes(info.bytes)}"
+        names = ", ".join(sorted(info.groups)) or "none"
+        output.result(
+            f"{'would remove' if dry_run else 'removed'} topic {topic}: {kept}, groups: {names}",
+            {"removed": not dry_run, **_line_of(topic, info)},
+        )
+
+
+@command(
+    "streamingnode group ls data events",
+    "streamingnode group info data events billing --json",
+    "streamingnode group seek data events billing earliest --dry-run",
+    "streamingnode group seek data events billing latest",
+    "streamingnode group rm data events billing",
+)
+async def group(
+    output: Output,
+    *,
+    action: str = actions(ls="topic", info="topic group", seek="topic group to", rm="topic group"),
+    node: "sn.Node",
+    topic: str = operand("the topic"),
+    group: str | None = operand("the group, for all but ls"),
+    to: str | None = operand("for seek: a message id, `earliest` or `latest`"),
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """List, show, move or remove the consumer groups of a topic.
+
+    `seek` makes a message the next one that the group gets: all below it count as acknowledged, and what consumers
+    hold is forgotten. `latest` is behind the last message. Removing a group lets retention give up what it kept.
+    """
+    info = (await node.mq.info()).get(topic)
+    if info is None:
+        raise TopicNotFound(f"there is no topic {shown(topic)}")
+    if group is None:
+        output.listing("groups", [_group_line(*each) for each in sorted(info.groups.items())], topic=topic)
+        return
+    if group not in info.groups:
+        raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
+    before = info.groups[group]
+    if action == "info":
+        output.show({"topic": topic, **_group_line(group, before)})
+    elif to is not None:
+        target = _target(to, info)
+        lag = info.end_id + 1 - target
+        if not dry_run:
+            await node.mq.seek(topic, group, target)
+            lag = (await node.mq.info())[topic].groups[group].lag
+        verb = "would go" if dry_run else "went"
+        output.result(
+            f"group {group} {verb} from {before.current_id} to {target}: lag {before.lag} to {lag}",
+            {"topic": topic, "group": group, "moved": not dry_run, "to": target, "lag": lag},
+        )
+    else:
+        if not dry_run:
+            await node.mq.destroy_consumer_group(topic, group)
+        output.result(
+            f"{'would remove' if dry_run else 'removed'} group {group}: lag {before.lag}",
+            {"topic": topic, "removed": not dry_run, **_group_line(group, before)},
+        )
+
+
+@command(
+    "streamingnode bridge data events orders",
+    "streamingnode bridge data events orders --once --json",
+    "streamingnode bridge tcp://127.0.0.1:7600 events orders --name orders-2",
+)
+async def bridge(
+    output: Output,
+    *,
+    node: "sn.Node",
+    topic: str = operand("where messages come from"),
+    collection: str = operand("where their rows go"),
+    name: str | None = option("of the consumer group and producer (default: bridge.TOPIC.COLLECTION)"),
+    once: bool = option("end when the topic is drained"),
+) -> None:
+    """Bring the messages of a topic into a collection, each exactly once.
+
+    A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic TOPIC.dead, with the error
+    and where it came from in its properties. Can be interrupted and run again at any moment: it goes on where it was.
+    Started twice, the first one ends. To bring the same messages again, give it another --name.
+    """
+    with Progress(output.stderr) as progress:
+        progress.stage("bridging")
+        report = await sn.bridge(
+            node,
+            topic,
+            collection,
+            name=name,
+            once=once,
+            on_progress=lambda now: progress.advance(now.messages, f"{now.rows} rows, {now.dead} dead letters"),
+        )
+    rows, dead = format_count(report.rows, "row"), format_count(report.dead, "dead letter")
+    output.result(f"{format_count(report.messages, 'message')}: {rows} in {collection}, {dead}", report)
+
+
+@command(
+    "streamingnode channel create data --role proxy --address host:1 -n 4",
+    "streamingnode channel ls data --json",
+    "streamingnode channel rm data channel_0 channel_1",
+)
+async def channel(
+    output: Output,
+    *,
+    action: str = actions(create="--role", ls="[names]", rm="names [--dry-run]"),
+    node: "sn.Node",
+    names: list[str] = operand("the channels, for rm; for ls all by default"),
+    role: str | None = option("for create: whose they are"),
+    address: str = option("for create: where the owner is", default=""),
+    description: str = option("for create: what for", default=""),
+    number: int = option("for create: how many (default: 1)", "-n", "--number", default=1),
+    dry_run: bool = DRY_RUN,
+) -> None:
+    """Create, list or remove the channels of a node's channel service.
+
+    A channel is a topic with a name that no other has or had, and who owns it. Removing one removes its messages, too.
+    Creating and removing several is all or nothing.
+    """
+    from streamingnode.streams.channels import OwnerDescription
+
+    if action == "create":
+        owner = OwnerDescription(str(role), address=address, description=description)
+        found = await node.channels.describe_channels(await node.channels.create_channels(owner, number))
+    else:
+        found = await node.channels.describe_channels(names or None)
+        if action == "rm" and not dry_run:
+            await node.channels.destroy_channels(names)
+    output.listing("channels", [{"channel": each.name, **fields_of(each.owner)} for each in found])
+
+
+def _target(to: str, info: "TopicInfo") -> int:
+    """Return the message id that is meant. Raises as `MessageQueue.seek` does."""
+    if to in {"earliest", "latest"}:
+        return info.begin_id if to == "earliest" else info.end_id + 1
+    try:
+        target = int(to)
+    except ValueError:
+        raise InvalidArgument(f"{to!r} is no message id — give a number, `earliest` or `latest`") from None
+    if target < info.begin_id:
+        raise Truncated(target, info.begin_id)
+    if target > info.end_id + 1:
+        raise InvalidArgument(f"{target} is yet to come — go to {info.end_id + 1} at most")
+    return target
+
+
+def _line_of(name: str, info: "TopicInfo") -> dict[str, object]:
+    return {
+        "topic": name,
+        "begin_id": info.begin_id,
+        "end_id": info.end_id,
+        "messages": info.end_id + 1 - info.begin_id,
+        "bytes": info.bytes,
+        "pages": info.pages,
+        "acked_pages": info.acked_pages,
+        "lag": {name: group.lag for name, group in sorted(info.groups.items())},
+    }
+
+
+def _group_line(name: str, info: "GroupInfo") -> dict[str, object]:
+    return {"group": name, "current_id": info.current_id, "lag": info.lag, "held": info.held}

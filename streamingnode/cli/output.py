@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import IOBase
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, escaped
 from wal.timetick import physical_ms
+
+if TYPE_CHECKING:
+    from streamingnode.care.findings import Report
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -50,11 +53,27 @@ class Output:
         if records:
             self.table(list(records[0]), [list(map(_cell, record.values())) for record in records])
 
+    def listing(self, name: str, records: Sequence[Any], **more: object) -> None:
+        """Print records, for machines as a list of this name beside what else there is."""
+        self.records(list(map(fields_of, records)))
+        self.document({**more, name: records})
+
+    def result(self, text: str, document: object) -> None:
+        """Print a line for people, or a document for machines."""
+        self.line(text)
+        self.document(document)
+
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""
         width = max(map(len, fields), default=0)
         for name, value in fields.items():
             self.line(f"{name.ljust(width)}  {value}")
+
+    def findings(self, report: "Report") -> None:
+        """Print what was found for people, the worst of it last, where eyes rest."""
+        for finding in sorted(report.findings, key=lambda finding: finding.severity.value, reverse=True):
+            self.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
+            self.line(f"        {finding.next_step}")
 
     def show(self, document: Mapping[str, object]) -> None:
         """Print a document: for people a line for each value, under the names that it has in JSON, and lists as tables."""
@@ -131,6 +150,13 @@ class Output:
 
 def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
+
+
+def fields_of(record: Any) -> Mapping[str, object]:
+    """Return what is in a mapping, or in a struct, by name."""
+    from msgspec.structs import asdict
+
+    return record if isinstance(record, Mapping) else asdict(record)
 
 
 def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -1,76 +1,43 @@
-"""From a command line to an exit code: parse, run, and say how it ended."""
+"""From a command line to an exit code: parse, run, and say how it ended; and what a shell completes of one."""
 
 import argparse
 import inspect
+import shlex
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
-from streamingnode.cli.care import backup, doctor, export, info, restore, verify
-from streamingnode.cli.command import argument, command, locate, node_options
-from streamingnode.cli.completion import script_for
-from streamingnode.cli.data import flush, ls, partitions, tail
-from streamingnode.cli.insert import insert
-from streamingnode.cli.machine import bench, config, serve
-from streamingnode.cli.manage import collection, reader, txn
+from streamingnode.cli import care, data, insert, jobs, manage, watch
+from streamingnode.cli.command import CONNECTION, Command, command, locate, operand
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
-from streamingnode.cli.spark import demo, ingest
-from streamingnode.cli.topics import bridge, channel, group, topic
-from streamingnode.cli.watch import check, top
 from wal.errors import StorageFailed, StreamingNodeError, escaped
 
 
 @command(
-    argument("shell", choices=["bash", "zsh", "fish"], help="whose completion"),
-    examples=(
-        "streamingnode completion bash",
-        "streamingnode completion fish | source",
-        "streamingnode completion zsh --json",
-    ),
+    "streamingnode completion bash",
+    "streamingnode completion fish | source",
+    "streamingnode completion zsh --json",
 )
-def completion(output: Output, *, shell: str) -> None:
+def completion(output: Output, *, shell: Literal["bash", "zsh", "fish"] = operand("whose completion")) -> None:
     """Print a script that completes commands in a shell.
 
     Commands, their options, and what those choose from; everything else completes as files. For each new shell:
     source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind compinit, and
     streamingnode completion fish | source in ~/.config/fish/config.fish.
     """
-    script = script_for(shell, build_parser())
+    words = words_of(build_parser())
+    script = _fish(words) if shell == "fish" else _bash(words)
+    if shell == "zsh":
+        script = f"autoload -U +X bashcompinit && bashcompinit\n{script}"
     output.document({"shell": shell, "script": script})
     if not output.as_json:
         output.write(script)
 
 
-COMMANDS = (
-    demo,
-    ls,
-    info,
-    collection,
-    partitions,
-    reader,
-    txn,
-    topic,
-    group,
-    bridge,
-    channel,
-    insert,
-    tail,
-    flush,
-    top,
-    check,
-    ingest,
-    verify,
-    backup,
-    restore,
-    export,
-    doctor,
-    serve,
-    bench,
-    config,
-    completion,
-)
+VERBS = [each for module in (data, insert, manage, jobs, watch, care) for each in vars(module).values()]
+COMMANDS = [*(each for each in VERBS if isinstance(each, Command)), completion]
+"""By theme, as the modules have them."""
 
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
 
@@ -105,7 +72,7 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
     chosen, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
     locate(own)
     try:
-        code: int | None = chosen.function(output, **own)
+        code: int | None = chosen.run(output, own)
         output.flush()
     except StreamingNodeError as error:
         try:
@@ -147,12 +114,20 @@ class _CommandParser(_Parser):
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
     raw = argparse.RawDescriptionHelpFormatter
+    try:
+        release = version("streamingnode")
+    except PackageNotFoundError:
+        release = "(not installed)"
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"streamingnode {_version()}")
+    parser.add_argument("--version", action="version", version=f"streamingnode {release}")
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
-    node = node_options(_CommandParser)
+    node = _CommandParser(add_help=False)
+    connection = node.add_argument_group("the node")
+    for name, parameter in CONNECTION.items():
+        names, options = parameter.argument(name, str)
+        connection.add_argument(*names, **options)
     for each in COMMANDS:
-        text = inspect.cleandoc(each.function.__doc__ or "")
+        text = inspect.getdoc(each.function) or ""
         own = commands.add_parser(
             each.name,
             help=text.partition("\n")[0],
@@ -169,7 +144,70 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _version() -> str:
-    with suppress(PackageNotFoundError):
-        return version("streamingnode")
-    return "(not installed)"
+class Words(NamedTuple):
+    """What may follow a command: its options with their help, the choices of its first argument, and of each option."""
+
+    command: str
+    options: dict[str, str]
+    actions: list[str]
+    values: dict[str, list[str]]
+
+
+def words_of(parser: argparse.ArgumentParser) -> list[Words]:
+    """Return what may follow each command of a parser."""
+    (commands,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]  # noqa: SLF001
+    found = []
+    for name, each in commands.choices.items():
+        taken = each._actions  # noqa: SLF001 - argparse has no other way to see what a parser takes
+        flags = [(flag, action) for action in taken for flag in action.option_strings]
+        options = {flag: (action.help or "").partition(";")[0] for flag, action in flags}
+        values = {flag: list(action.choices) for flag, action in flags if action.choices}
+        actions = [list(action.choices) for action in taken if action.choices and not action.option_strings]
+        found.append(Words(name, options, actions[0] if actions else [], values))
+    return found
+
+
+_FUNCTION = """\
+_streamingnode() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
+    case "$COMP_CWORD:$current" in
+        1:*) words="{commands} --help --version" ;;
+        *:-*) case "${{COMP_WORDS[1]}}" in
+{options}
+        esac ;;
+        *) case "${{COMP_WORDS[1]}}:$previous" in
+{values}
+        esac ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _streamingnode streamingnode
+"""
+
+
+def _bash(words: list[Words]) -> str:
+    options = {each.command: list(each.options) for each in words}
+    values = {
+        f"{each.command}:{previous}": choices
+        for each in words
+        for previous, choices in {each.command: each.actions, **each.values}.items()
+        if choices
+    }
+
+    def cases(found: dict[str, list[str]]) -> str:
+        return "\n".join(f'            {name}) words="{" ".join(words)}" ;;' for name, words in found.items())
+
+    return _FUNCTION.format(commands=" ".join(options), options=cases(options), values=cases(values))
+
+
+def _fish(words: list[Words]) -> str:
+    lines = []
+    for each in words:
+        lines.append(f"complete -c streamingnode -n __fish_use_subcommand -f -a {each.command}")
+        seen = f"complete -c streamingnode -n '__fish_seen_subcommand_from {each.command}'"
+        lines += [f"{seen} -a '{' '.join(each.actions)}'"] if each.actions else []
+        for option, text in each.options.items():
+            kind = "-l" if option.startswith("--") else "-s"
+            choices = f" -x -a '{' '.join(each.values[option])}'" if option in each.values else ""
+            lines.append(f"{seen} {kind} {option.lstrip('-')}{choices} -d {shlex.quote(text)}")
+    return "\n".join([*lines, ""])

@@ -20,6 +20,7 @@ import pyarrow.types as pt
 from interceptors.errors import SchemaMismatch
 from streamingnode.rows_json import FINER_TIME, Row, json_type, row_decoder
 from streamingnode.schema import AnyArray, AnyField, child_fields, is_list, with_leaves
+from streamingnode.writing.write import slices_within
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 
 ROWS_MAX = 10_000
@@ -39,6 +40,9 @@ SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 
 _BLOCK_BYTES = 1 << 18
 """More than a buffered reader holds, so that nothing stays in it that `select` does not see."""
+
+
+Line = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,8 @@ class JsonLines:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._is_live = not stream.seekable()
-        self._lines = self._split(stream)
-        self._line = 0
-        self._ahead: list[tuple[int, bytes]] | None = None
+        self._lines = self._numbered(stream)
+        self._ahead: list[Line] = []
         self._digest = hashlib.sha256()
 
     def infer_schema(self) -> pa.Schema:
@@ -111,64 +114,57 @@ class JsonLines:
         return pa.schema([_inferred(name, [row.get(name) for row in rows]) for name in names])
 
     def pass_over(self, last: int) -> bytes | None:
-        """Go on behind line `last`, and return the digest up to there; None when there are fewer lines."""
-        while self._line < last:
-            read = self._read(last)
-            if not read and self._line < last:
-                return None
-            self._digest.update(b"".join(line for _, line in read))
-        return self._digest.digest()
+        """Go on behind line `last`, and return the digest up to there; None when there is no such line."""
+        for number, line in filter(None, self._lines):
+            self._digest.update(line)
+            if number >= last:
+                return self._digest.digest() if number == last else None
+        return None
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows. Raises `SchemaMismatch` naming a line, when nothing of its batch came out yet."""
         decode = row_decoder(schema)
-        read, self._ahead = self._ahead or self._read(), None
-        while read:
+        while read := self._ahead or self._read():
+            self._ahead = []
             rows = _decoded(read, decode)
             self._digest.update(b"".join(line for _, line in read))
             yield RowBatch(rows, self.unit, [number for number, _ in read], self._digest.digest())
-            read = self._read()
 
-    def _read(self, last: int | None = None) -> list[tuple[int, bytes]]:
-        """Return lines that are not empty with their numbers; none only at the end, or behind line `last`."""
-        read: list[tuple[int, bytes]] = []
+    def _read(self) -> list[Line]:
+        """Return the lines of a batch; none only at the end."""
+        read: list[Line] = []
         size, due = 0, 0.0
-        while size < BYTES_MAX and len(read) < ROWS_MAX and self._line != last:
-            if self._is_live and read and time.monotonic() > due:
-                break
-            line = next(self._lines, None)
-            if line is None:
-                break
-            if not line:
-                continue
-            self._line += 1
-            if len(line) > ROW_BYTES_MAX:
-                raise TooLarge(f"line {self._line} is over {ROW_BYTES_MAX >> 20} MiB — split the row")
-            if self._line == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            if line.strip():
+        for each in self._lines:
+            if each is not None:
                 due = due or time.monotonic() + BATCH_S
-                read.append((self._line, line))
-                size += len(line)
+                read.append(each)
+                size += len(each[1])
+            is_due = self._is_live and read and time.monotonic() > due
+            if is_due or size >= BYTES_MAX or len(read) >= ROWS_MAX:
+                break
         return read
 
-    def _split(self, stream: Any) -> Iterator[bytes]:
-        """Yield each line with its end, and nothing (`b""`) each time that a pipe or terminal had none for `BATCH_S`."""
-        begun = b""
-        with _readable():
-            while block := stream.read1(_BLOCK_BYTES):
-                *whole, begun = (begun + block).split(b"\n")
-                yield from [line + b"\n" for line in whole]
-                if len(begun) > ROW_BYTES_MAX:  # it is refused for its length, and the rest is not read
-                    break
-                # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
-                while self._is_live and not select.select([stream], [], [], BATCH_S)[0]:
-                    yield b""
-        if begun:
-            yield begun + b"\n"
+    def _numbered(self, stream: Any) -> Iterator[Line | None]:
+        """Yield each line that is not empty with its number, and None each time that a pipe had none for `BATCH_S`."""
+        number, begun, block = 0, b"", b"\n"
+        while block:
+            with _readable():
+                block = stream.read1(_BLOCK_BYTES)
+            *whole, begun = (begun + (block or b"\n")).split(b"\n")
+            # What is too long already is refused, and the rest of it is not read.
+            for line in [*whole, begun] if len(begun) > ROW_BYTES_MAX else whole:
+                number += 1
+                if len(line) >= ROW_BYTES_MAX:
+                    raise TooLarge(f"line {number} is over {ROW_BYTES_MAX >> 20} MiB — split the row")
+                text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if text.strip():
+                    yield number, text + b"\n"
+            # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
+            while self._is_live and block and not select.select([stream], [], [], BATCH_S)[0]:
+                yield None
 
 
-def _decoded(read: Sequence[tuple[int, bytes]], decode: Callable[[bytes], Row]) -> list[Row]:
+def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row]) -> list[Row]:
     """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it refuses."""
     rows = []
     for number, line in read:
@@ -223,33 +219,25 @@ class ParquetRows:
 
     def batches(self, _: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows, in order. Raises `StorageFailed`."""
-        before = 0
-        for read in self._read():
-            passed_over = min(read.num_rows, max(0, self._passed_over - before))
-            before += passed_over
-            for rows in _slices(read.slice(passed_over)):
-                numbers = range(before + 1, before + 1 + rows.num_rows)
-                before += rows.num_rows
-                yield RowBatch(rows, self.unit, numbers, self._digest)
-
-    def _read(self) -> Iterator[pa.RecordBatch]:
-        metadata = self._file.metadata
+        metadata, before = self._file.metadata, 0
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
         with _readable():
-            for batch in self._file.iter_batches(at_once, columns=self.infer_schema().names):
-                batch.validate(full=True)
-                yield batch
+            for read in self._file.iter_batches(at_once, columns=self.infer_schema().names):
+                read.validate(full=True)
+                passed_over = min(read.num_rows, max(0, self._passed_over - before))
+                before += passed_over
+                new = [read.slice(passed_over)] if passed_over < read.num_rows else []
+                # More than one append group would not be applied whole or not at all.
+                for rows in slices_within(new, BYTES_MAX, _plain_bytes_of_several):
+                    numbers = range(before + 1, before + 1 + rows.num_rows)
+                    before += rows.num_rows
+                    yield RowBatch(rows, self.unit, numbers, self._digest)
 
 
-def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in pieces that fit one append group: more than one would not be applied whole or not at all."""
-    if batch.num_rows <= 1 or sum(map(_plain_bytes, batch.columns)) <= BYTES_MAX:
-        yield from [batch] if batch.num_rows else []
-    else:
-        half = batch.num_rows // 2
-        yield from _slices(batch.slice(0, half))
-        yield from _slices(batch.slice(half))
+def _plain_bytes_of_several(batch: pa.RecordBatch) -> int:
+    """Return the bytes of the rows with their texts written out, and none for a single row, which stays whole."""
+    return 0 if batch.num_rows == 1 else sum(map(_plain_bytes, batch.columns))
 
 
 def _plain_bytes(array: AnyArray) -> int:

@@ -1,18 +1,20 @@
-"""A node as it runs, on the command line: `top` for people, `check` for monitors."""
+"""A node and its machine, looked at: `info`, `top`, `check`, `doctor` and `config`."""
 
+import itertools
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from streamingnode.cli.command import PLACE, argument, command, with_node
-from streamingnode.cli.output import EXIT_OK, Output, format_tick
-from wal.errors import InvalidArgument, StreamingNodeError
+import streamingnode as sn
+from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
+from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_tick
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
+from wal.timetick import AHEAD_MS_MAX, physical_ms
 
 if TYPE_CHECKING:
-    from streamingnode.care.findings import Report
     from streamingnode.holders import ReaderInfo, TransactionInfo
-    from streamingnode.node import Node
     from streamingnode.statistics import NodeStatistics
 
     Sample = tuple[NodeStatistics, Sequence[ReaderInfo], Sequence[TransactionInfo]]
@@ -22,21 +24,103 @@ INTERVAL_S_MIN = 0.1
 """More often a node is not asked."""
 
 
-async def _ask(node: "Node") -> "Sample":
+@command("streamingnode info data", "streamingnode info data --json")
+def info(output: Output, *, place: Place) -> None:
+    """Show a node's identity, owner, ticks, cuts, readers, leases and topics.
+
+    Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
+    counted and measured until a few seconds ago. At an address it asks for that alone. Times are UTC.
+    """
+    if isinstance(place, NodeUrl):
+        output.show(with_node(place, _asked))
+        return
+    from streamingnode.care.inspect import check_node, holder
+    from streamingnode.statistics import read_statistics
+    from wal.files import disk_errors_typed
+
+    with disk_errors_typed(place):
+        pid = holder(check_node(place))
+        document = _describe(place, pid, output)
+        statistics = None if pid is None else read_statistics(place, pid=pid or None)
+    output.show(document | {"statistics": statistics})
+
+
+async def _asked(node: "sn.Node") -> dict[str, object]:
+    return {"directory": node.path, "node_id": node.node_id, "statistics": await node.statistics()}
+
+
+def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, object]:
+    """Return what the files of a node tell, and note why there are no checkpoints and readers."""
+    from flusher.cuts import Lease, lease_files
+    from flusher.directory import CutLog
+    from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
+    from streamingnode.care.inspect import cut_holders, floor_of
+    from wal.runtime import unix_ms
+
+    def when(tick: int) -> dict[str, object]:
+        return {"tick": tick, "time": format_tick(tick)}
+
+    floor, cuts, records = floor_of(directory), CutLog(directory), NodeRecords()
+    try:
+        records = read_node_records(directory)[1]
+    except StreamingNodeError as error:
+        if pid is None and not isinstance(error, StorageFailed):
+            raise
+        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
+        output.note(f"checkpoints and readers cannot be read: {error}")
+    mark = records.checkpoint
+    checkpoint = {"pchannel": PCHANNEL, "cut": mark.cut_number, "position": mark.position, **when(mark.tick)}
+    newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
+    ahead_ms = physical_ms(floor.tick) - unix_ms()
+    return {
+        "directory": str(directory),
+        "node_id": floor.node_id,
+        "open": pid is not None,
+        "pid": pid or None,
+        "term": floor.term,
+        **when(floor.tick),
+        "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,  # clocks are corrected by as little as that
+        "position": max(floor.positions.values(), default=0),
+        "cuts": {"first": cuts.first, "newest": cuts.newest, **when(newest_tick), "held_by": cut_holders(cuts)},
+        "checkpoints": [checkpoint] if mark.cut_number else [],
+        "readers": [
+            {"reader": name, "pchannel": at.pchannel, "position": at.position, **when(at.tick)}
+            for name, at in records.readers.items()
+        ],
+        "topics": [
+            {
+                "topic": name,
+                "begin_id": topic.begin_id,
+                "end_id": topic.end_id,
+                "bytes": topic.info.bytes,
+                "lag": {group: state.lag(topic.end_id) for group, state in topic.groups.items()},
+            }
+            for name, topic in records.topics.items()
+        ],
+        "leases": [
+            {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, **when(lease.tick)}
+            for _, lease in lease_files(cuts.directory)
+            if isinstance(lease, Lease)
+        ],
+    }
+
+
+async def _ask(node: "sn.Node") -> "Sample":
     return await node.statistics(), await node.readers(), await node.transactions()
 
 
 @command(
-    PLACE,
-    argument("--interval", type=float, default=2.0, metavar="S", help="seconds between two looks (default: 2)"),
-    argument("-n", "--rounds", type=int, metavar="N", help="end after so many (default: at an interrupt)"),
-    examples=(
-        "streamingnode top data",
-        "streamingnode top --node tcp://127.0.0.1:7070 --interval 1",
-        "streamingnode top data --json -n 1",
-    ),
+    "streamingnode top data",
+    "streamingnode top --node tcp://127.0.0.1:7070 --interval 1",
+    "streamingnode top data --json -n 1",
 )
-def top(output: Output, *, place: Path | str, interval: float, rounds: int | None) -> int:
+def top(
+    output: Output,
+    *,
+    place: Place,
+    interval: float = option("seconds between two looks (default: 2)", default=2.0, metavar="S"),
+    rounds: int | None = option("end after so many (default: at an interrupt)", "-n", "--rounds", metavar="N"),
+) -> int:
     """Show what a node does, again and again.
 
     Rates are those since the last look. The flusher's lag is how long the oldest row that is in no cut waits for one,
@@ -47,13 +131,13 @@ def top(output: Output, *, place: Path | str, interval: float, rounds: int | Non
         raise InvalidArgument(f"--interval or --rounds is out of range — give {INTERVAL_S_MIN} s and 1 or more")
     import anyio
 
-    async def watch(node: "Node") -> None:
-        before, shown = await _ask(node), 0
-        while shown != rounds:
+    async def watch(node: "sn.Node") -> None:
+        before = await _ask(node)
+        for _ in itertools.count() if rounds is None else range(rounds):
             await anyio.sleep(interval)
             now = await _ask(node)
             _show(before[0], now, output)
-            before, shown = now, shown + 1
+            before = now
 
     try:
         with_node(place, watch, lasting=True)
@@ -107,7 +191,10 @@ def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
     output.flush()
 
 
-def limits(text: str) -> tuple[float, float]:
+Limits = tuple[float, float]
+
+
+def limits(text: str) -> Limits:
     """Return the two numbers of WARNING:CRITICAL. Raises `ValueError`."""
     warning, critical = map(float, text.split(":"))
     if not (warning >= 0 and critical >= 0):  # not a number is neither
@@ -115,32 +202,27 @@ def limits(text: str) -> tuple[float, float]:
     return warning, critical
 
 
-def _limits_option(name: str, what: str) -> Any:
-    return argument(name, type=limits, metavar="WARN:CRIT", help=what)
+LIMITS: Any = {"type": limits, "metavar": "WARN:CRIT"}
 
 
 @command(
-    PLACE,
-    _limits_option("--flusher-lag", "seconds that a row waits for its cut (default: 120:900)"),
-    _limits_option("--disk-free", "MiB that are free (default: 4096, and what the node needs to take appends)"),
-    _limits_option("--transaction-age", "seconds that a transaction is open (default: 60:300)"),
-    _limits_option("--reader-lag", "seconds that a named reader holds the log for (default: 86400:604800)"),
-    argument("--timeout", type=float, default=10.0, metavar="S", help="seconds the node has to answer (default: 10)"),
-    examples=(
-        "streamingnode check data",
-        "streamingnode check --node tcp://127.0.0.1:7070 --token-file token --json",
-        "streamingnode check data --flusher-lag 30:120 --disk-free 20000:5000",
-    ),
+    "streamingnode check data",
+    "streamingnode check --node tcp://127.0.0.1:7070 --token-file token --json",
+    "streamingnode check data --flusher-lag 30:120 --disk-free 20000:5000",
 )
 def check(
     output: Output,
     *,
-    place: Path | str,
-    flusher_lag: tuple[float, float] | None,
-    disk_free: tuple[float, float] | None,
-    transaction_age: tuple[float, float] | None,
-    reader_lag: tuple[float, float] | None,
-    timeout: float,
+    place: Place,
+    flusher_lag: Limits | None = option("seconds that a row waits for its cut (default: 120:900)", **LIMITS),
+    disk_free: Limits | None = option(
+        "MiB that are free (default: 4096, and what the node needs to take appends)", **LIMITS
+    ),
+    transaction_age: Limits | None = option("seconds that a transaction is open (default: 60:300)", **LIMITS),
+    reader_lag: Limits | None = option(
+        "seconds that a named reader holds the log for (default: 86400:604800)", **LIMITS
+    ),
+    timeout: float = option("seconds the node has to answer (default: 10)", default=10.0, metavar="S"),
 ) -> int:
     """Say in one line whether a node is well: for monitors.
 
@@ -163,7 +245,7 @@ def check(
     thresholds = Thresholds(**{name: value for name, value in given.items() if value is not None})
     report, facts = Report(), dict[str, str]()
 
-    async def ask(node: "Node") -> "Sample":
+    async def ask(node: "sn.Node") -> "Sample":
         await node.consistent_tick(timeout=timeout)
         return await _ask(node)
 
@@ -177,13 +259,58 @@ def check(
     except TimeoutError:
         report.damage("node", f"no answer within {timeout:g} s", "look at its process and its disk")
     verdict = {None: "ok", Severity.WARNING: "warning", Severity.DAMAGE: "critical"}[report.worst]
-    output.line(f"{verdict.upper()}: {_in_short(report, facts)}")
-    output.document({"verdict": verdict, "facts": facts, "findings": report.findings})
+    found = sorted(report.findings, key=lambda finding: finding not in report.damages)  # the worst first
+    told = [f"{each.place}: {each.detail} — {each.next_step}" for each in found]
+    text = "; ".join(told or [f"{name} {text}" for name, text in facts.items()])
+    document = {"verdict": verdict, "facts": facts, "findings": report.findings}
+    output.result(f"{verdict.upper()}: {text}", document)
     return {"ok": 0, "warning": 1, "critical": 2}[verdict]
 
 
-def _in_short(report: "Report", facts: dict[str, str]) -> str:
-    """Return what is wrong, the worst first, or what is well."""
-    found = sorted(report.findings, key=lambda finding: finding not in report.damages)
-    told = [f"{each.place}: {each.detail} — {each.next_step}" for each in found]
-    return "; ".join(told or [f"{name} {text}" for name, text in facts.items()])
+@command("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json")
+def doctor(
+    output: Output,
+    *,
+    directory: Path | None = operand("a node's directory, or where one shall be (default: only the machine)"),
+) -> int:
+    """Check machine, installation and directory; say what to do.
+
+    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file limits,
+    and at the directory if one is given. Writes one temporary file and removes it.
+    Exit code 1 when a node cannot be opened; a warning is no failure.
+    """
+    from streamingnode.care.findings import Report
+    from streamingnode.care.health import examine
+
+    report = Report()
+    facts = examine(directory, report)
+    output.fields(facts)
+    output.findings(report)
+    output.document({"healthy": not report.damages, "facts": facts, "findings": report.findings})
+    return EXIT_FAILED if report.damages else EXIT_OK
+
+
+@command(
+    "streamingnode config show",
+    "streamingnode config show --changed --file node.toml",
+    "streamingnode config show --json",
+)
+def config(
+    output: Output,
+    *,
+    action: Literal["show"] = operand("show: print the settings a node would be opened with here"),
+    file: Path | None = option("a TOML file of settings (default: what STREAMINGNODE_CONFIG names)"),
+    changed: bool = option("only what is not a default"),
+) -> None:
+    """Show every setting, its value, and where that comes from.
+
+    Settings come from defaults, then a TOML file, then STREAMINGNODE_* environment variables, then the arguments of
+    open_node; later ones win. A variable is the setting's name in capitals with `_` for `.`.
+    """
+    from streamingnode.config import DEFAULT_ORIGIN
+
+    assert action == "show", "the only choice"
+    settings = sn.load_config(file=file, environment=os.environ).origins()
+    shown = [each._asdict() for each in settings if not changed or each.origin != DEFAULT_ORIGIN]
+    output.records(shown)
+    output.document(shown)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streamingnode.cli.completion import words_of
-from streamingnode.cli.program import COMMANDS, build_parser
+from streamingnode.cli.program import COMMANDS, build_parser, words_of
 
 ROOT = Path(__file__).resolve().parents[3]
 ASK = """

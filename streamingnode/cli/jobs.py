@@ -1,0 +1,332 @@
+"""What runs for a while: `serve`, `ingest`, `bench` and `demo`."""
+
+import math
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from contextlib import nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
+
+import streamingnode as sn
+from streamingnode.cli.command import DEMO, NODE, SPARK, Place, command, operand, option, require, with_node
+from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
+from streamingnode.progress import Progress
+from wal.errors import AlreadyOwned, InvalidArgument
+
+if TYPE_CHECKING:
+    from spark_sink import IngestRound
+
+CLOSED_NODE_CUT_S = 30.0
+"""Pause between two cuts of a node that nobody has open: each opens it, and only other commands can have written to it."""
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+ROW_BYTES = 1024
+KEY_BYTES = 8
+DROP_S_MAX = 10.0
+"""How long the end of a measurement waits until its collection is dropped."""
+
+
+@command(
+    "streamingnode serve data",
+    "streamingnode serve data --json",
+    "streamingnode serve data --http 127.0.0.1:9464 --log-format json",
+    "streamingnode serve data --listen tcp://127.0.0.1:7070 --tokens tokens.toml",
+    "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key --tokens tokens.toml",
+)
+def serve(  # noqa: PLR0913 - one for each option
+    output: Output,
+    *,
+    directory: Path = operand("the node's directory, made if it is new"),
+    listen: list[str] = option("also at tcp://host:port or tls://host:port", metavar="URL"),
+    tokens: Path | None = option("who may connect at --listen, a TOML file (docs/operations.md)", metavar="FILE"),
+    tls_cert: Path | None = option("the certificate for tls://, with its chain", metavar="FILE"),
+    tls_key: Path | None = option("its key, readable by this user alone", metavar="FILE"),
+    tls_client_ca: Path | None = option("clients at tls:// need a certificate of this authority", metavar="FILE"),
+    audit_log: Path | None = option("who connects, who is refused, and what admins do", metavar="FILE"),
+    http: str | None = option("answer monitors there: /livez, /readyz, /metrics", metavar="HOST:PORT"),
+    http_for_anybody: bool = option("allow --http at an address that other machines reach"),
+    traces: bool = option("make spans for OpenTelemetry, which its SDK exports"),
+    log_format: Literal["text", "json"] = option("json: every event as a line of JSON", default="text"),
+    config: Path | None = option("a TOML file of settings", metavar="FILE"),
+) -> None:
+    """Run a node for other processes, in the foreground.
+
+    Clients reach it at node.sock in its directory, and at --listen. Prints a line when it is ready, after recovery, and
+    says so to systemd. SIGTERM and SIGINT end it: clients finish what they have begun, and it exits with 0; a second
+    one exits at once. An address other than loopback needs --tokens or --tls-client-ca, and TLS.
+    """
+    from streamingnode.opening import run_async
+    from streamingnode.remote.auth import Endpoint, server_tls
+    from streamingnode.serve import audit_to, log_as_json, serve_node
+    from wal.files import disk_errors_typed
+
+    tls = server_tls(tls_cert, tls_key, tls_client_ca)
+    endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
+    if audit_log is not None:
+        with disk_errors_typed(audit_log):
+            audit_to(audit_log)
+
+    if log_format == "json":
+        log_as_json()
+    given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody, "serve.traces": traces}
+    settings = {name: value for name, value in given.items() if value}
+
+    def ready(addresses: list[str]) -> None:
+        document = {"ready": True, "pid": os.getpid(), "addresses": addresses}
+        output.result(f"ready: {' '.join(addresses)}", document)
+        output.flush()
+
+    run_async(partial(serve_node, directory, endpoints, config, settings, ready))
+
+
+def duration(text: str) -> float:
+    """Return the seconds of `2s`, `500ms`, `5m` or `1h`; a number alone is seconds. Raises `InvalidArgument`."""
+    number = text.rstrip("hms")
+    with suppress(ValueError, KeyError):
+        if 0 < (seconds := float(number) * _UNITS_S[text[len(number) :] or "s"]) < math.inf:
+            return seconds
+    raise InvalidArgument(f"{text!r} is no duration — give one such as 500ms, 2s or 1h")
+
+
+@command(
+    "streamingnode ingest data --tables tables",
+    "streamingnode ingest data --tables tables --no-cut",
+    "streamingnode ingest data --tables tables --every-cut --json",
+    "streamingnode ingest data --tables tables --every 2s",
+    "streamingnode ingest data --tables tables --every 500ms --keep 24h --json",
+)
+def ingest(
+    output: Output,
+    *,
+    directory: Path = NODE,
+    tables: Path = option("where the tables are, one for each collection", required=True),
+    cut: bool = option("take the cuts that are there, ask for none", "--no-cut", action="store_false"),
+    every_cut: bool = option("make each cut a version of its own: slower, and no state is hidden"),
+    every: str | None = option("stay, and ingest this often, as 2s; also keeps the tables small", metavar="DURATION"),
+    keep: str = option("with --every: how long versions can be read (default: 1h)", default="1h", metavar="DURATION"),
+    link: bool = option(
+        "link the files of inserts instead of copying them: half the disk, "
+        "but what rots, and who may read, are the same for node and table"
+    ),
+) -> None:
+    """Bring a node's cuts into Spark tables, each exactly once.
+
+    Asks the node for a cut first; when another process has the node open, takes the cuts that are there.
+    Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables. Cuts that only insert are
+    copied; Spark is started for others.
+
+    With --every it stays, prints a line for each round, and goes on whatever fails: each table for itself, also without the
+    node. SIGTERM and SIGINT end it after the commit it is in, with exit code 0; a second one ends it at once.
+    """
+    require(SPARK)
+    import spark_sink
+    from spark_sink.ingestion import check_place
+    from streamingnode.care.inspect import check_node
+
+    check_place(check_node(directory), tables)
+    if every is not None:
+        rounds = spark_sink.ingest_every(
+            _Asked(directory),
+            tables,
+            every_s=duration(every),
+            stop=_stop_on_signals(),
+            request_cut=cut,
+            every_cut=every_cut,
+            link=link,
+            keep_s=math.ceil(duration(keep)),
+        )
+        for each in rounds:
+            _show_round(output, each)
+        return
+    with Progress(output.stderr) as progress:
+        progress.stage("ingesting cuts")
+        report = spark_sink.ingest(
+            None,
+            directory,
+            tables,
+            progress=lambda stage, done, total: progress.advance(done, stage, total=total),
+            request_cut=cut,
+            every_cut=every_cut,
+            link=link,
+        )
+    if report.node_was_running:
+        output.line("a running process owns the node: took the cuts it has made")
+    output.records(
+        [
+            {
+                "table": f"{table.table} (dropped)" if table.dropped else table.table,
+                "version": table.version,
+                "cuts taken": f"{table.first_cut}..{table.last_cut}" if table.first_cut else "none new",
+                "rows added": table.rows_added,
+                "rows deleted": table.rows_deleted,
+                "path": table.path,
+            }
+            for table in report.tables
+        ]
+    )
+    at = f"at cut {report.cut}, tick {report.tick} ({format_tick(report.tick)}), in {report.seconds:.1f} s"
+    output.result(at, report)
+
+
+class _Asked:
+    """A node that is asked for a cut by its directory: the process that has it open, or the node opened for the moment."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = str(directory)
+        self._open_again = 0.0
+
+    def flush(self) -> object:
+        """Return the newest cut, None when nobody is to be asked now."""
+        from streamingnode.care.inspect import check_free
+
+        try:
+            check_free(Path(self.path))
+            if time.monotonic() < self._open_again:
+                return None
+            self._open_again = time.monotonic() + CLOSED_NODE_CUT_S
+        except AlreadyOwned:
+            self._open_again = 0.0  # once it is closed, its last rows are to be cut
+        with suppress(AlreadyOwned):  # its process takes no clients, and makes cuts by itself
+            return with_node(Path(self.path), lambda node: node.flush())
+        return None
+
+
+def _stop_on_signals() -> threading.Event:
+    """Return what the first signal sets; the second one ends the process where it is, as a crash would."""
+    stop = threading.Event()
+
+    def came(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            os._exit(EXIT_FAILED)
+        stop.set()
+
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, came)
+    return stop
+
+
+def _show_round(output: Output, told: "IngestRound") -> None:
+    lag = "nothing yet" if told.lag_s is None else f"lag {told.lag_s:.1f} s, {format_count(told.lag_cuts, 'cut')}"
+    copied, by_spark = (sum(table.road == road for table in told.tables) for road in ("copy", "spark"))
+    did = {
+        f"{format_count(told.rows_added, 'row')} added": told.rows_added,
+        f"{format_count(told.rows_deleted, 'row')} deleted": told.rows_deleted,
+        f"{format_count(copied, 'table')} by copying": copied,
+        f"{format_count(by_spark, 'table')} by Spark": by_spark,
+        f"{told.compacted} files less": told.compacted,
+    }
+    done = ", ".join(what for what, count in did.items() if count) or "nothing new"
+    output.line(f"cut {told.cut}: {done}; {lag}; {1000 * told.seconds:.0f} ms")
+    for each in told.failures:
+        output.line(f"  {each.table or 'node'}: {each.code}: {each.message}")
+    output.document(told)
+    output.flush()
+
+
+@command(
+    "streamingnode bench",
+    "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json",
+    "streamingnode bench --node tcp://127.0.0.1:7070 --outstanding 256 --size 200",
+)
+def bench(
+    output: Output,
+    *,
+    place: Place | None,
+    directory: Path = option("on the disk to measure (default: .)", "--dir", metavar="DIR", default="."),
+    seconds: float = option("how long to measure (default: 3)", default=3.0),
+    callers: int = option("inserts (default: 64)", "--outstanding", "--callers", default=64, metavar="N"),
+    rows: int = option("rows in each insert (default: 1)", default=1, metavar="N"),
+    size: int = option(f"of each row (default: {ROW_BYTES})", default=ROW_BYTES, metavar="BYTES"),
+) -> None:
+    """Measure durable inserts into a temporary node, or into one that is there.
+
+    The temporary node is made under --dir and removed. In a node that is there a collection of its own is made, and
+    dropped at the end; what was written goes from its log and files by retention. What one fsync takes, `doctor`
+    measures.
+    """
+    if not directory.is_dir():
+        raise InvalidArgument(f"{directory} is no directory — make it, or name another with --dir")
+    if not (0 < seconds < math.inf and callers >= 1 and rows >= 1 and size >= 1):
+        raise InvalidArgument("--seconds, --outstanding, --rows or --size is out of range — give more than 0")
+    measure = partial(_insert, seconds=seconds, callers=callers, rows=rows, value_bytes=max(0, size - KEY_BYTES))
+    scratch = nullcontext("") if place else tempfile.TemporaryDirectory(dir=directory, prefix="bench-")
+    with scratch as made:
+        took = with_node(place or Path(made) / "node", measure, may_be_new=place is None)
+    measured = {
+        "rows_per_s": round(callers * rows / statistics.mean(took), 1),
+        "p50_ms": round(statistics.median(took) * 1000, 3),
+        "p99_ms": round(sorted(took)[int(len(took) * 0.99)] * 1000, 3),
+    }
+    output.show({"callers": callers, "rows": rows, "size": size, **measured})
+
+
+async def _insert(node: "sn.Node", *, seconds: float, callers: int, rows: int, value_bytes: int) -> list[float]:
+    """Insert from so many callers, each once at least, into a new collection; return what each insert took."""
+    import anyio
+    import pyarrow as pa
+
+    columns: dict[str, pa.DataType] = {"id": pa.int64(), "value": pa.binary()}
+    dicts = [{"id": key, "value": os.urandom(value_bytes)} for key in range(rows)]
+    # One row is given as a dict, as small inserts are mostly written.
+    given = dicts if rows == 1 else pa.RecordBatch.from_pylist(dicts, schema=pa.schema(columns))
+    took, name = list[float](), f"bench-{uuid4().hex}"
+
+    async def insert() -> None:
+        ended = 0.0
+        while ended < until:
+            began = time.perf_counter()
+            await node.insert(name, given)
+            ended = time.perf_counter()
+            took.append(ended - began)
+
+    await node.create_collection(name, pa.schema(columns), primary_key="id")
+    try:
+        until = time.perf_counter() + seconds
+        async with anyio.create_task_group() as tasks:
+            for _ in range(callers):
+                tasks.start_soon(insert)
+    finally:
+        with anyio.move_on_after(DROP_S_MAX, shield=True):
+            await node.drop_collection(name)
+    return took
+
+
+@command("streamingnode demo", "streamingnode demo --dir /tmp/demo --seconds 5 --json")
+def demo(
+    output: Output,
+    *,
+    directory: Path = option("(default: demo-data)", "--dir", metavar="DIR", default="demo-data"),
+    seconds: float = option("how long to sample (default: 20)", default=20.0),
+    rounds_per_second: float = option("how often to look at all processes (default: 10)", default=10.0),
+) -> int:
+    """This machine's processes, through a node, into checked tables.
+
+    Shows everything on real input: samples every process into a node (each round is one transaction over the
+    collections `samples` and `live`), cuts, lets Spark ingest the cuts, checks that the tables hold exactly what
+    was acknowledged, prints the top processes from Spark SQL and draws report.png. Replaces a directory that an
+    earlier demo made, and nothing else. Exit code 1 when a check fails.
+    """
+    if not (0 < seconds < math.inf and 0 < rounds_per_second < math.inf):
+        raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")
+    require(DEMO)
+    from streamingnode import demo as job
+
+    with Progress(output.stderr) as progress:
+        result = job.run_demo(directory, seconds, rounds_per_second, progress)
+    acknowledged = f"{result.rounds} rounds with {result.samples} samples acknowledged"
+    output.line(f"{acknowledged}, and ingested in {result.cuts} cuts")
+    output.line()
+    output.records(result.top)
+    output.line()
+    for check in result.checks:
+        output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({format_count(check.rows, 'row')})")
+    picture, passed = directory / job.PICTURE, all(check.passed for check in result.checks)
+    document = {**vars(result), "directory": directory, "passed": passed, "picture": picture}
+    output.result(f"picture: {picture}", document)
+    return EXIT_OK if passed else EXIT_FAILED
