@@ -8,7 +8,6 @@ import pyarrow as pa
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.deliver_policy import DeliverPolicy, PlainPlace
-from scanner.named_reader import ReaderPosition
 from scanner.scanner import ScanBatch
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
@@ -28,16 +27,11 @@ from wal.rocksmq.contract import MessageQueue
 class Reading(Protocol):
     """One reader's way through the log: what `CollectionReader` makes messages of. Closed by `close`, however it ended."""
 
-    @property
-    def place(self) -> ReaderPosition | None:
-        """Where a named reader resumes, durably; None without a name."""
+    async def open(self) -> int:
+        """Find the place to start; return the position that a named reader holds.
 
-    @property
-    def acknowledged_tick(self) -> int:
-        """Everything at or below it is acknowledged, durably or on its way; 0 without a name."""
-
-    async def open(self) -> None:
-        """Find the place to start. Raises as `CollectionReader.__aenter__` does."""
+        Raises as `CollectionReader.__aenter__` does.
+        """
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next; cancelling loses nothing. Raises as `Scanner.next_batch` does."""
@@ -55,6 +49,12 @@ class Backend(Protocol):
     A change of the catalog takes place once for each `stamp`, which only clients give.
     """
 
+    path: str | None
+    node_id: str
+    config: NodeConfig
+    """The settings of the node that has the data."""
+    wal_name: str
+    """The kind of its log, which its message ids name."""
     pending: PendingBytes
 
     @property
@@ -62,32 +62,16 @@ class Backend(Protocol):
         """Its topics; None where there are none."""
 
     @property
-    def spool(self) -> SpoolStatistics | None:
-        """As `Node.spool`."""
-
-    @property
     def channels(self) -> Channels:
         """As `Node.channels`."""
 
     @property
-    def path(self) -> str | None:
-        """As `Node.path`."""
+    def spool(self) -> SpoolStatistics | None:
+        """As `Node.spool`."""
 
     @property
     def append(self) -> Append:
         """Append a group, as `Wal.append` does."""
-
-    @property
-    def node_id(self) -> str:
-        """As `Node.node_id`."""
-
-    @property
-    def config(self) -> NodeConfig:
-        """The settings of the node that has the data."""
-
-    @property
-    def wal_name(self) -> str:
-        """The kind of its log, which its message ids name."""
 
     @property
     def catalog(self) -> Catalog:

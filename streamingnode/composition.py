@@ -91,10 +91,10 @@ async def compose(
     )
     await channel.open()
     closing.push_async_callback(channel.close)
-    readers = NamedReaders(channel)
+    readers = NamedReaders(channel, channel.live)
     await readers.load()
     failpoint("recovery.readers_loaded")
-    await readers.keep_only(channel.live_ids())
+    await readers.forget_dropped()
     closing.push_async_callback(readers.close)
     context = FlushContext(
         directory=directory,
@@ -104,7 +104,7 @@ async def compose(
         options=config.flush,
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
         elapsed_ms=elapsed_ms,
-        reader_floor=lambda: readers.lease(PCHANNEL, live=channel.live_ids()),
+        reader_floor=lambda: readers.lease(PCHANNEL),
         on_kept_tick=lambda tick: channel.shards.state.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,

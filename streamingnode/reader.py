@@ -79,6 +79,8 @@ class CollectionReader:
         self._entered, self._open, self._ended = False, False, False
         self._last_tick = 0
         """That of the last message delivered; behind it there is nothing up to `_passed`."""
+        self._acknowledged_tick = self._held_position = 0
+        """Of a named reader: everything up to that tick is acknowledged, and the log is held from that position on."""
         self._passed: ReadMessage | None = None
         self._follow_at_s = 0.0
         self._message_id = message_id_kind(backend.wal_name)
@@ -92,7 +94,7 @@ class CollectionReader:
             raise InvalidArgument("a reader reads once — open another with node.read()")
         self._entered = self._open = True
         try:
-            await self._explained(self._reading.open())
+            self._held_position = await self._explained(self._reading.open())
         except BaseException:
             await outlast(self.close())
             raise
@@ -108,12 +110,7 @@ class CollectionReader:
         """Return the next message. Cancelling loses nothing."""
         if not await self._has_more():
             raise StopAsyncIteration
-        first = self._ready.popleft()
-        if isinstance(first, ReadRows):
-            message, *others = first.messages()
-            self._ready.extendleft(reversed(others))
-            return message
-        return first
+        return self._take_message()
 
     async def next_messages(self) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
@@ -144,23 +141,23 @@ class CollectionReader:
 
     def _next_part(self, max_rows: int, *, alone: bool) -> ReadMessage | ReadRows | None:
         """Take what is ready, of up to so many rows, or one message of more if it is `alone`; None for nothing that fits."""
-        first = self._ready.popleft()
+        first = self._ready[0]
         if (first.num_rows or 1) <= max_rows:
-            return first
+            return self._ready.popleft()
         if isinstance(first, ReadRows):
             fitting, rest = first.split(max_rows)
             if fitting is not None:
                 assert rest is not None, "it has more rows than fit"
-                self._ready.appendleft(rest)
+                self._ready[0] = rest
                 return fitting
-            if alone:
-                message, *others = first.messages()
-                self._ready.extendleft(reversed(others))
-                return message
-        elif alone:
-            return first
-        self._ready.appendleft(first)
-        return None
+        return self._take_message() if alone else None
+
+    def _take_message(self) -> ReadMessage:
+        first = self._ready.popleft()
+        if isinstance(first, ReadRows):
+            first, *others = first.messages()
+            self._ready.extendleft(reversed(others))
+        return first
 
     async def ack(self, message: ReadMessage) -> None:
         """Start after `message` next time: durable when this returns; truncation stays behind it.
@@ -174,7 +171,7 @@ class CollectionReader:
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
         upto = self._passed if self._passed and message.time_tick == self._last_tick else message
-        await self._explained(self._reading.ack(upto.last_confirmed, upto.time_tick))
+        await self._explained(self._move(upto))
 
     async def close(self) -> None:
         """End the reader; idempotent."""
@@ -213,12 +210,16 @@ class CollectionReader:
 
     async def _follow(self, passed: ReadMessage) -> None:
         """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""
-        reading = self._reading
-        moved = reading.place is not None and passed.last_confirmed.position > reading.place.position
-        if moved and reading.acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
+        moved = passed.last_confirmed.position > self._held_position
+        if moved and self._acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
             self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
             with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
-                await reading.ack(passed.last_confirmed, passed.time_tick)
+                await self._move(passed)
+
+    async def _move(self, upto: ReadMessage) -> None:
+        await self._reading.ack(upto.last_confirmed, upto.time_tick)
+        self._acknowledged_tick = max(self._acknowledged_tick, upto.time_tick)
+        self._held_position = max(self._held_position, upto.last_confirmed.position)
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage | ReadRows]:
         delivered: list[ReadMessage | ReadRows] = []

@@ -16,7 +16,6 @@ from interceptors.errors import TransactionExpired
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.deliver_policy import DeliverPolicy, ReaderBusy
-from scanner.named_reader import ReaderPosition
 from scanner.scanner import ScanBatch
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
@@ -115,6 +114,9 @@ class RemoteBackend:
         self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
         self.channels: Channels = RemoteChannels(self.link.call_of, self.link.number)
         self.catalog = Catalog()
+        self.path: str | None
+        self.node_id: str
+        self.wal_name: str
         self.config: NodeConfig
         self.pending: PendingBytes
         self._packer: Packer
@@ -131,7 +133,9 @@ class RemoteBackend:
         self._settle_in()
 
     def _settle_in(self) -> None:
-        config = load_config(arguments=self.link.welcome.settings)
+        welcome = self.link.welcome
+        self.path, self.node_id, self.wal_name = welcome.path, welcome.node_id, welcome.wal_name
+        config = load_config(arguments=welcome.settings)
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
@@ -151,21 +155,6 @@ class RemoteBackend:
     def spool(self) -> SpoolStatistics | None:
         """None: what cannot be sent is refused."""
         return None
-
-    @property
-    def path(self) -> str | None:
-        """The node's directory, where it runs."""
-        return self.link.welcome.path
-
-    @property
-    def node_id(self) -> str:
-        """Identity of the node's data."""
-        return self.link.welcome.node_id
-
-    @property
-    def wal_name(self) -> str:
-        """The kind of its log."""
-        return self.link.welcome.wal_name
 
     def read(
         self,
@@ -356,7 +345,7 @@ class RemoteReading:
         name: str | None,
         types: frozenset[MessageType],
     ) -> None:
-        self._link, self._name = link, name
+        self._link = link
         kinds = tuple(sorted(map(int, types)))
         ids = infos[0].id if len(infos) == 1 else tuple(info.id for info in infos)
         self._request = ReadCall(ids, *policy.plain, until, name, kinds, None, STREAM_CREDIT_BYTES)
@@ -367,10 +356,8 @@ class RemoteReading:
         self._is_closed = False
         self._opened_on = 0
         """The connection that the stream is on."""
-        self.place: ReaderPosition | None = None
-        self.acknowledged_tick = 0
 
-    async def open(self) -> None:
+    async def open(self) -> int:
         """Find the place to start, at the node."""
         while True:
             await self._link.wait_ready()
@@ -386,10 +373,7 @@ class RemoteReading:
         self._opened_on = self._link.connections
         if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
             self._request = msgspec.structs.replace(self._request, resume=(opened.position, opened.tick))
-        if self._name is not None:
-            wal_name = self._link.welcome.wal_name
-            self.place = ReaderPosition("", wal_name, opened.acknowledged_position, opened.acknowledged_tick)
-            self.acknowledged_tick = max(self.acknowledged_tick, opened.acknowledged_tick)
+        return opened.acknowledged_position
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next, over the next connection where this one is lost."""
@@ -415,17 +399,14 @@ class RemoteReading:
                 f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
             )
         while True:
-            self.acknowledged_tick = max(tick, self.acknowledged_tick)
             try:
                 call = AckCall(self._stream, last_confirmed.position, tick)
                 await self._link.call(AckCall.name, call, Any, repeats=False, changes=False)
-                break
+                return
             except (Indeterminate, InvalidArgument):
                 if self._opened_on == self._link.connections:
                     raise
                 await self._open_again()  # acknowledging twice is the same as once
-        if self.place is not None and tick > self.place.tick:
-            self.place = ReaderPosition("", wal_name, max(last_confirmed.position, self.place.position), tick)
 
     async def close(self) -> None:
         """End it; idempotent."""
@@ -438,7 +419,8 @@ class RemoteReading:
         give_up_at = loop.time() + self._link.options.give_up_s
         while True:
             try:
-                return await self.open()
+                await self.open()
+                return
             except ReaderBusy:  # by the lost connection, which the node may not have noticed; or by somebody else
                 if loop.time() >= give_up_at:
                     raise

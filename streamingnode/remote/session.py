@@ -10,7 +10,7 @@ from anyio import to_thread
 
 from interceptors.errors import InvalidTransactionState, ProducerFenced
 from interceptors.shard.catalog import Catalog
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
@@ -459,7 +459,7 @@ class Session:
             until=call.until,
             name=call.reader,
             types=types,
-            resume=call.resume,
+            resume=call.resume and StartingPoint(*call.resume),
         )
         try:
             await reading.open()

@@ -7,7 +7,7 @@ payloads a reader gets, written down at append time without any of the code unde
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict, cast
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import ScanBatch, Scanner
 from tests.wal.packed import FakeTarget, Row, pack_of, piece, rows_group
 from wal.append import AppendGroup, AppendTicket, Pack
@@ -315,5 +315,5 @@ async def tailed_journal(capacity_bytes: int = 1 << 20) -> Journal:
     return await Journal.create(tail=LiveTail(capacity_bytes=capacity_bytes))
 
 
-def scan(journal: Journal, policy: DeliverPolicy, **options: int) -> Scanner:
-    return Scanner(journal.log, journal.tail, policy, **options)  # type: ignore[arg-type]
+def scan(journal: Journal, start: DeliverPolicy | StartingPoint) -> Scanner:
+    return Scanner(journal.log, journal.tail, start)

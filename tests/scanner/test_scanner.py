@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
 from tests.scanner.faulty_log import FaultyLog
 from tests.scanner.journal import (
@@ -72,7 +72,7 @@ async def test_confirmed_ticks_at_or_below_the_start_are_not_repeated() -> None:
     journal = await tailed_journal()
     for _ in range(5):
         journal.insert(b"row")
-    scanner = scan(journal, DeliverPolicy.all(), after_tick=5)
+    scanner = scan(journal, StartingPoint(1, 5))
     waiting = asyncio.create_task(scanner.next_batch())
     for _ in range(20):
         await asyncio.sleep(0)

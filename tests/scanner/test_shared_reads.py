@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
 from scanner.source import LogReads
 from tests.scanner.faulty_log import Doors, FaultyLog
@@ -62,7 +62,7 @@ async def test_what_somebody_else_has_read_is_delivered_although_more_of_it_is_p
     journal, log = await filled()
     (await shared(journal, log)).shared.keep(await journal.log.read(1, bytes_max=1 << 20))  # which is all there is
     until = journal.entries[-2].time_tick
-    resumed = Scanner(log.as_log, journal.tail, DeliverPolicy.all(), after_tick=until, **SMALL)
+    resumed = Scanner(log.as_log, journal.tail, StartingPoint(1, until), **SMALL)
     async with asyncio.timeout(PATIENCE_S):  # nothing comes any more that could wake it
         assert seen(await read_until(resumed, journal.tick)) == later_than(journal, until)
     assert not log.reads
