@@ -13,7 +13,6 @@ import msgspec
 
 from scanner.deliver_policy import ReaderBusy, StartingPoint
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
-from wal.position import MessageId
 from wal.runtime import carry_on
 
 _PREFIX = "reader/"
@@ -196,7 +195,7 @@ class NamedReaders:
 
     @contextmanager
     def _reserved(self, key: str) -> Iterator[None]:
-        """Keep everybody else from a reader, and after it whoever has it open then."""
+        """Keep others from a reader while it is opened, moved or deleted."""
         if key in self._open:
             name = key.rpartition("/")[2]
             raise ReaderBusy(
@@ -220,20 +219,16 @@ class NamedReader:
         self.position = position
         """The durable position; a scan starts here."""
 
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
-        """Resume from `last_confirmed` above `tick` from now on; returns when that is durable.
+    async def ack(self, position: int, tick: int) -> None:
+        """Resume from `position` above `tick` from now on; returns when that is durable.
 
         A tick below the position's changes nothing. Acks that come in during a write share the next one. Cancelling
-        leaves the outcome open. Raises `InvalidArgument` for an id of another kind of log, `OnShutdown` when closed.
+        leaves the outcome open. Raises `OnShutdown` when closed.
         """
-        if last_confirmed.wal_name != (wal_name := self.position.wal_name):
-            raise InvalidArgument(
-                f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
-            )
         if self._closed:
             raise OnShutdown("the named reader is closed")
         if tick > self._wanted.tick:
-            position = max(last_confirmed.position, self._wanted.position)
+            position = max(position, self._wanted.position)
             self._wanted = msgspec.structs.replace(self._wanted, position=position, tick=tick)
         while self.position.tick < tick:
             writing = self._writing = self._writing or asyncio.get_running_loop().create_task(self._write())

@@ -245,11 +245,8 @@ class EntrySource:
     def __init__(
         self, reads: LogReads, tail: LiveTail | None, position: int, *, read_bytes: int, closing: Closing
     ) -> None:
-        self._reads = reads
-        self._tail = tail
-        self._position = position
-        self._read_bytes = read_bytes
-        self._closing = closing
+        self._reads, self._tail, self._closing = reads, tail, closing
+        self._position, self._read_bytes = position, read_bytes
         self.tailing = False
         """Whether the next entries come from the live tail."""
         self._waiting = False

@@ -1,13 +1,13 @@
 """What a node does its work with: the parts of its own process, or a connection to a node of another one."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from scanner.deliver_policy import DeliverPolicy, PlainPlace
+from scanner.deliver_policy import DeliverPolicy, PlainPlace, StartingPoint
 from scanner.scanner import ScanBatch
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
@@ -19,9 +19,21 @@ from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import Channels
 from wal.append import Append
 from wal.headers import MessageType
-from wal.position import MessageId, Place, ProducerStamp
+from wal.position import Place, ProducerStamp
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
+
+
+class ReadRequest(NamedTuple):
+    """What a reader asks for. All of a tick comes together, also what lies above `until`."""
+
+    infos: tuple[CollectionInfo, ...]
+    policy: DeliverPolicy
+    until: int | None
+    name: str | None
+    types: frozenset[MessageType]
+    resume: StartingPoint | None = None
+    """Where another reading of the same came to, whatever was acknowledged."""
 
 
 class Reading(Protocol):
@@ -36,7 +48,7 @@ class Reading(Protocol):
     async def next_batch(self) -> ScanBatch:
         """Return what comes next; cancelling loses nothing. Raises as `Scanner.next_batch` does."""
 
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+    async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place; durable when this returns."""
 
     async def close(self) -> None:
@@ -77,16 +89,8 @@ class Backend(Protocol):
     def catalog(self) -> Catalog:
         """The collections as they are known here now."""
 
-    def read(
-        self,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-    ) -> Reading:
-        """Return a way through the log for some collections; all of a tick comes together, also what lies above `until`."""
+    def read(self, request: ReadRequest) -> Reading:
+        """Return a way through the log for some collections."""
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 for none."""

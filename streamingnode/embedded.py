@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from flusher.flusher import Flusher
 from interceptors.idempotency import ProducerRecord
-from interceptors.shard.catalog import Catalog, CollectionInfo
+from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy, Start, StartingPoint
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
+from streamingnode.backend import ReadRequest
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.care.upkeep import Upkeep
@@ -29,7 +30,7 @@ from streamingnode.writing.transaction import rollback_group
 from streamingnode.writing.write import check_txn_id
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
-from wal.position import MessageId, Place
+from wal.position import Place
 from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
@@ -166,24 +167,8 @@ class EmbeddedBackend(CatalogChanges):
 class EmbeddedReading:
     """A reader's way through a log of this process; see `Reading`."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        readers: NamedReaders,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-        resume: StartingPoint | None = None,
-    ) -> None:
-        """`resume` is where another reading of the same came to, whatever was acknowledged."""
-        self._channel, self._readers, self._infos = channel, readers, infos
-        self._policy, self._until, self._name, self._resume = policy, until, name, resume
-        self._ids = frozenset(info.id for info in infos)
-        self._vchannels = frozenset(vchannel for info in infos for vchannel in info.vchannels)
-        self._types = types | {MessageType.DROP_COLLECTION}  # the last one ends the reader, delivered or not
+    def __init__(self, channel: Channel, readers: NamedReaders, request: ReadRequest) -> None:
+        self._channel, self._readers, self._request = channel, readers, request
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
 
@@ -200,7 +185,7 @@ class EmbeddedReading:
 
     async def open(self) -> int:
         """Find the place to start."""
-        self._channel.check_passed(self._policy.at, self._until)
+        self._channel.check_passed(self._request.policy.at, self._request.until)
         await self._open()
         return 0 if self._named is None else self._named.position.position
 
@@ -209,10 +194,10 @@ class EmbeddedReading:
         assert self._scanner is not None, "open comes first"
         return await self._scanner.next_batch()
 
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+    async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place."""
         assert self._named is not None, "only a named reader keeps its place"
-        await self._named.ack(last_confirmed, tick)
+        await self._named.ack(position, tick)
 
     async def close(self) -> None:
         """End it; idempotent."""
@@ -224,16 +209,17 @@ class EmbeddedReading:
             await named.close()
 
     async def _open(self) -> None:
-        if self._resume is None:  # else what ends the reader is yet to be read, whatever was dropped meanwhile
-            for info in self._infos:
+        readers, policy, name = self._readers, self._request.policy, self._request.name
+        if self._request.resume is None:  # else what ends the reader is yet to be read, whatever was dropped meanwhile
+            for info in self._request.infos:
                 self._channel.check_live(info)
-        readers, name, policy = self._readers, self._name, self._policy
         if name is None:
             await self._scan(policy)
             return
-        known = readers.find(self._ids, name)
+        ids = [info.id for info in self._request.infos]
+        known = readers.find(ids, name)
         start = known or await self._channel.find_position(policy)
-        named = self._named = await readers.open(self._ids, name, start=start)
+        named = self._named = await readers.open(ids, name, start=start)
         try:
             await self._scan(named.position.start)
         except Truncated as gone:
@@ -242,11 +228,14 @@ class EmbeddedReading:
                 raise Truncated(gone.requested, gone.earliest, next_step) from gone
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
-            await readers.delete_reader(self._infos[0].id, name)
+            await readers.delete_reader(ids[0], name)
             if policy.start is not Start.ALL:
                 raise
             await self._open()
 
     async def _scan(self, start: DeliverPolicy | StartingPoint) -> None:
-        self._scanner = self._channel.read(self._resume or start, vchannels=self._vchannels, types=self._types)
+        request = self._request
+        vchannels = frozenset(vchannel for info in request.infos for vchannel in info.vchannels)
+        types = request.types | {MessageType.DROP_COLLECTION}  # the last one ends the reader, delivered or not
+        self._scanner = self._channel.read(request.resume or start, vchannels=vchannels, types=types)
         await self._scanner.open()

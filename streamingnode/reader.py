@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from datetime import datetime
 from itertools import groupby
 from numbers import Real
 from operator import attrgetter
@@ -18,10 +17,8 @@ import anyio
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch
-from streamingnode.backend import Backend
-from streamingnode.collections import check_name
+from streamingnode.backend import Backend, ReadRequest
 from streamingnode.read_message import DELIVERED_TYPES, ReadBatch, ReadCollection, ReadMessage, ReadRows, merge_tick
 from streamingnode.schema import decode_schema
 from wal.entry import PackedRows, messages_of, up_to
@@ -30,7 +27,7 @@ from wal.headers import SYSTEM, MessageType
 from wal.message import Message
 from wal.position import message_id_kind
 from wal.runtime import outlast
-from wal.timetick import TICK_MAX, tick_given
+from wal.timetick import TICK_MAX
 
 T = TypeVar("T")
 
@@ -49,25 +46,17 @@ class CollectionReader:
     def __init__(
         self,
         backend: Backend,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
+        request: ReadRequest,
         *,
-        until: int | datetime | None,
-        name: str | None,
-        types: Iterable[MessageType] | None,
         include_ticks: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        if not isinstance(policy, DeliverPolicy):
-            raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
-        if name is not None:
-            check_name("reader", name)
-        end = None if until is None else tick_given("until", until)
-        self._until = TICK_MAX if end is None else end
-        self._types = DELIVERED_TYPES if types is None else _check_types(types)
-        self._reading = backend.read(infos, policy, until=end, name=name, types=self._types)
-        self._name, self._include_ticks, self._explain = name, include_ticks, explain
         """`explain` raises what made the node fail, if that is why the reader is refused."""
+        infos = request.infos
+        self._until = TICK_MAX if request.until is None else request.until
+        self._types, self._name = request.types, request.name
+        self._reading = backend.read(request)
+        self._include_ticks, self._explain = include_ticks, explain
         self._channels = {
             vchannel: collection
             for info, collection in zip(infos, map(_read_collection, infos), strict=True)
@@ -170,6 +159,10 @@ class CollectionReader:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
+        if type(message.last_confirmed) is not self._message_id:
+            raise InvalidArgument(
+                f"{message.last_confirmed} is no position in this node's log — acknowledge what this reader delivered"
+            )
         upto = self._passed if self._passed and message.time_tick == self._last_tick else message
         await self._explained(self._move(upto))
 
@@ -217,8 +210,8 @@ class CollectionReader:
                 await self._move(passed)
 
     async def _move(self, upto: ReadMessage) -> None:
-        await self._reading.ack(upto.last_confirmed, upto.time_tick)
-        self._acknowledged_tick = max(self._acknowledged_tick, upto.time_tick)
+        self._acknowledged_tick = max(self._acknowledged_tick, upto.time_tick)  # durably, or on its way
+        await self._reading.ack(upto.last_confirmed.position, upto.time_tick)
         self._held_position = max(self._held_position, upto.last_confirmed.position)
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage | ReadRows]:
@@ -264,8 +257,10 @@ def _read_collection(info: CollectionInfo) -> ReadCollection:
     return ReadCollection(info.id, info.name, schemas)
 
 
-def _check_types(types: Iterable[MessageType]) -> frozenset[MessageType]:
+def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType]:
     """Return the types of message to deliver. Raises `InvalidArgument`: a wrong one would hide everything."""
+    if types is None:
+        return DELIVERED_TYPES
     chosen = list(types) if isinstance(types, Iterable) else []
     if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
         raise InvalidArgument(

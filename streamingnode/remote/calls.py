@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, get_type_hints
 import msgspec
 import pyarrow as pa
 
-from scanner.deliver_policy import PlainPlace
+from scanner.deliver_policy import PlainPlace, StartingPoint
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from streamingnode.collections import READ_COLLECTIONS_MAX
@@ -173,7 +173,7 @@ class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
-    """A reader of a collection, or of several; `resume` is where one goes on that was open before: a position and a tick."""
+    """A reader of a collection, or of several; `resume` is where one goes on that was open before."""
 
     name: ClassVar[str] = "read"
 
@@ -184,7 +184,7 @@ class ReadCall(msgspec.Struct, frozen=True, array_like=True):
     until: int | None
     reader: str | None
     types: Annotated[tuple[int, ...], msgspec.Meta(max_length=len(MessageType))]
-    resume: tuple[int, int] | None
+    resume: StartingPoint | None
     credit_bytes: int
 
 

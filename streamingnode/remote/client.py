@@ -15,8 +15,9 @@ from anyio import to_thread
 from interceptors.errors import TransactionExpired
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from scanner.deliver_policy import DeliverPolicy, ReaderBusy
+from scanner.deliver_policy import ReaderBusy, StartingPoint
 from scanner.scanner import ScanBatch
+from streamingnode.backend import ReadRequest
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.config import NodeConfig, load_config
@@ -35,7 +36,7 @@ from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNode
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
 from wal.headers import BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.packer import Packer
-from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
+from wal.position import SEQUENCE_MAX, Place, ProducerStamp, message_id_kind
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor
@@ -156,17 +157,9 @@ class RemoteBackend:
         """None: what cannot be sent is refused."""
         return None
 
-    def read(
-        self,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-    ) -> "RemoteReading":
+    def read(self, request: ReadRequest) -> "RemoteReading":
         """Return a way through the node's log."""
-        return RemoteReading(self.link, infos, policy, until=until, name=name, types=types)
+        return RemoteReading(self.link, request)
 
     async def drain(self) -> None:
         """Wait for writes that were sent; what was not is refused when the link closes."""
@@ -335,20 +328,12 @@ class RemoteBackend:
 class RemoteReading:
     """A reader's way through the log of another process, over as many connections as it takes; see `Reading`."""
 
-    def __init__(
-        self,
-        link: Link,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-    ) -> None:
+    def __init__(self, link: Link, request: ReadRequest) -> None:
         self._link = link
-        kinds = tuple(sorted(map(int, types)))
-        ids = infos[0].id if len(infos) == 1 else tuple(info.id for info in infos)
-        self._request = ReadCall(ids, *policy.plain, until, name, kinds, None, STREAM_CREDIT_BYTES)
+        kinds = tuple(sorted(map(int, request.types)))
+        ids = tuple(info.id for info in request.infos)
+        of, start = ids[0] if len(ids) == 1 else ids, request.policy.plain
+        self._request = ReadCall(of, *start, request.until, request.name, kinds, None, STREAM_CREDIT_BYTES)
         self._frames: deque[Frame | None] = deque()
         self._came = asyncio.Event()
         self._stream = 0
@@ -372,7 +357,7 @@ class RemoteReading:
         opened: Opened = frame.value(Opened)
         self._opened_on = self._link.connections
         if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
-            self._request = msgspec.structs.replace(self._request, resume=(opened.position, opened.tick))
+            self._request = msgspec.structs.replace(self._request, resume=StartingPoint(opened.position, opened.tick))
         return opened.acknowledged_position
 
     async def next_batch(self) -> ScanBatch:
@@ -387,20 +372,15 @@ class RemoteReading:
                 batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
                 self._grant(len(frame.payload))
                 # Where it goes on, whatever is acknowledged: nothing is missed, and nothing comes twice.
-                resume = batch.resume_position, batch.confirmed_tick
+                resume = StartingPoint(batch.resume_position, batch.confirmed_tick)
                 self._request = msgspec.structs.replace(self._request, resume=resume)
                 return batch
 
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+    async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place."""
-        wal_name = self._link.welcome.wal_name
-        if last_confirmed.wal_name != wal_name:
-            raise InvalidArgument(
-                f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
-            )
         while True:
             try:
-                call = AckCall(self._stream, last_confirmed.position, tick)
+                call = AckCall(self._stream, position, tick)
                 await self._link.call(AckCall.name, call, Any, repeats=False, changes=False)
                 return
             except (Indeterminate, InvalidArgument):

@@ -10,7 +10,8 @@ from anyio import to_thread
 
 from interceptors.errors import InvalidTransactionState, ProducerFenced
 from interceptors.shard.catalog import Catalog
-from scanner.deliver_policy import DeliverPolicy, StartingPoint
+from scanner.deliver_policy import DeliverPolicy
+from streamingnode.backend import ReadRequest
 from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
@@ -42,7 +43,7 @@ from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNode
 from wal.frames import Frame, FrameKind
 from wal.headers import HEADERS, MESSAGE_VERSION, DeleteHeader, InsertHeader, MessageType
 from wal.message import MutableMessage
-from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
+from wal.position import CLIENT_PRODUCER_IDS, Place
 from wal.runtime import event_log
 
 T = TypeVar("T")
@@ -135,7 +136,6 @@ class Session:
         self._told_catalog: Catalog | None = None
         self._told_version = 0
         self._telling, self._catalogs, self._calls_bytes = asyncio.Lock(), 0, 0
-        self._wal_kind = message_id_kind(server.backend.wal_name)
 
     # --- frames ---------------------------------------------------------------------------------------------------------
 
@@ -451,16 +451,7 @@ class Session:
             types = frozenset(map(MessageType, call.types))
         except ValueError as error:
             raise ProtocolError(f"no reader starts so: {error}") from error
-        reading = EmbeddedReading(
-            self._backend.channel,
-            self._backend.readers,
-            infos,
-            policy,
-            until=call.until,
-            name=call.reader,
-            types=types,
-            resume=call.resume and StartingPoint(*call.resume),
-        )
+        reading = self._backend.read(ReadRequest(infos, policy, call.until, call.reader, types, call.resume))
         try:
             await reading.open()
             stream = self._streams[number] = Stream(reading, call.credit_bytes)
@@ -483,4 +474,4 @@ class Session:
             raise InvalidArgument("no named reader is open here — open it again")
         if call.position > max(stream.upto[0], stream.reading.place.position) or call.tick > stream.upto[1]:
             raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
-        await stream.reading.ack(self._wal_kind(call.position), call.tick)
+        await stream.reading.ack(call.position, call.tick)

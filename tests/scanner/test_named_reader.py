@@ -12,7 +12,6 @@ from tests.scanner.journal import Journal, read_until, seen
 from wal.errors import Corrupt, Indeterminate, InvalidArgument, OnShutdown, StorageFailed
 from wal.live_tail import LiveTail
 from wal.memory_store import MemoryLogStore
-from wal.position import MemoryMessageId, MessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -45,11 +44,6 @@ class SlowStore(MemoryLogStore):
         await super().put_meta(changes)
 
 
-def place(position: int, tick: int, kind: type[MessageId] = MemoryMessageId) -> tuple[MessageId, int]:
-    """Return what a reader is told of a message that is acknowledged."""
-    return kind(position), tick
-
-
 async def turns(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -66,7 +60,7 @@ async def test_a_reader_resumes_after_its_last_ack_across_a_restart() -> None:
         journal.insert(payload)
     scanner = Scanner(journal.log, journal.tail, reader.position.start)
     messages = await read_until(scanner, journal.tick)
-    await reader.ack(messages[1].last_confirmed, messages[1].time_tick)
+    await reader.ack(messages[1].last_confirmed_position, messages[1].time_tick)
     journal.commit(open_txn)
 
     again = NamedReaders(store, live)
@@ -92,10 +86,10 @@ async def test_a_new_reader_holds_its_lease_from_the_start() -> None:
 async def test_a_position_never_moves_back() -> None:
     readers = NamedReaders(MemoryLogStore(), live)
     reader = await readers.open({1}, "billing", start=START)
-    await reader.ack(*place(8, 80))
-    await reader.ack(*place(3, 30))
+    await reader.ack(8, 80)
+    await reader.ack(3, 30)
     assert (reader.position.position, reader.position.tick) == (8, 80)
-    await reader.ack(*place(3, 90))
+    await reader.ack(3, 90)
     assert (reader.position.position, reader.position.tick) == (8, 90)
 
 
@@ -105,14 +99,14 @@ async def test_an_ack_of_an_earlier_message_during_a_write_moves_nothing_back() 
     readers = NamedReaders(store, live)
     reader = await readers.open({1}, "billing", start=START)
     store.gate.clear()
-    acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (4, 9, 6)]
+    acks = [asyncio.create_task(reader.ack(tick, tick)) for tick in (4, 9, 6)]
     await turns()
     assert reader._wanted.tick == 9
     store.gate.set()
     await asyncio.gather(*acks)
-    await reader.ack(*place(5, 5))
+    await reader.ack(5, 5)
     assert reader._wanted.tick == 9
-    await reader.ack(*place(9, 10))
+    await reader.ack(9, 10)
     assert (reader.position.position, reader.position.tick, readers.lease("p0")) == (9, 10, 9)
 
 
@@ -121,9 +115,9 @@ async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> Non
     store.gate.set()
     reader = await NamedReaders(store, live).open({1}, "billing", start=START)
     store.gate.clear()
-    first = asyncio.create_task(reader.ack(*place(5, 5)))
+    first = asyncio.create_task(reader.ack(5, 5))
     await turns()
-    second = asyncio.create_task(reader.ack(*place(9, 9)))
+    second = asyncio.create_task(reader.ack(9, 9))
     await turns()
     store.failures = [StorageFailed("no")]
     store.gate.set()
@@ -133,9 +127,9 @@ async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> Non
         await second
     assert reader.position.tick == 0
     store.gate.clear()
-    first = asyncio.create_task(reader.ack(*place(10, 10)))
+    first = asyncio.create_task(reader.ack(10, 10))
     await turns()
-    second = asyncio.create_task(reader.ack(*place(11, 11)))
+    second = asyncio.create_task(reader.ack(11, 11))
     await turns()
     store.open_once()
     await first
@@ -152,7 +146,7 @@ async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() 
     reader = await readers.open({1}, "billing", start=START)
     store.gate.clear()
     store.writes.clear()
-    acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in range(1, 11)]
+    acks = [asyncio.create_task(reader.ack(tick, tick)) for tick in range(1, 11)]
     await turns()
     assert not any(ack.done() for ack in acks)
     assert readers.lease("p0") == 1, "the lease waits for the disk"
@@ -167,7 +161,7 @@ async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:
     store.gate.set()
     reader = await NamedReaders(store, live).open({1}, "billing", start=START)
     store.gate.clear()
-    first, second = (asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (5, 6))
+    first, second = (asyncio.create_task(reader.ack(tick, tick)) for tick in (5, 6))
     await turns()
     first.cancel()
     await turns()
@@ -182,16 +176,10 @@ async def test_an_ack_that_could_not_be_written_fails_and_can_be_tried_again() -
     reader = await NamedReaders(store, live).open({1}, "billing", start=START)
     store.failures = [StorageFailed("no")]
     with pytest.raises(StorageFailed):
-        await reader.ack(*place(5, 5))
+        await reader.ack(5, 5)
     assert reader.position.tick == 0
-    await reader.ack(*place(5, 5))
+    await reader.ack(5, 5)
     assert reader.position.tick == 5
-
-
-async def test_an_ack_of_another_kind_of_log_is_refused() -> None:
-    reader = await NamedReaders(MemoryLogStore(), live).open({1}, "billing", start=START)
-    with pytest.raises(InvalidArgument):
-        await reader.ack(*place(5, 5, RocksMessageId))
 
 
 async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
@@ -203,7 +191,7 @@ async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
             await attempt
     await reader.close()
     with pytest.raises(OnShutdown):
-        await reader.ack(*place(5, 5))
+        await reader.ack(5, 5)
     await readers.open({1}, "billing", start=START)
 
 
@@ -342,7 +330,7 @@ async def test_a_move_holds_the_lower_place_until_the_store_has_the_new_one(to: 
     store.gate.set()
     readers = NamedReaders(store, live)
     reader = await readers.open({1}, "billing", start=START)
-    await reader.ack(*place(5, 5))
+    await reader.ack(5, 5)
     await reader.close()
     store.gate.clear()
     moving = asyncio.create_task(readers.move(1, "billing", ReaderPosition("p0", START.wal_name, to, to)))

@@ -163,7 +163,7 @@ async def test_a_named_reader_that_acknowledged_half_a_pack_goes_on_with_the_oth
     start = ReaderPosition("p0", "memory", 1, 0)
     reader = await NamedReaders(store, lambda: {1: "one"}).open({1}, "billing", start=start)
     messages = await read_until(scan(journal, reader.position.start), journal.tick)
-    await reader.ack(messages[2].last_confirmed, messages[2].time_tick)
+    await reader.ack(messages[2].last_confirmed_position, messages[2].time_tick)
 
     again = NamedReaders(store, lambda: {1: "one"})
     await again.load()

@@ -87,7 +87,7 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
     scanner = Scanner(journal.log, None, reader.position.start, **LIMITS)
     messages = await read_until(scanner, journal.tick)
     acked = messages[len(messages) // 2]
-    await reader.ack(acked.last_confirmed, acked.time_tick)
+    await reader.ack(acked.last_confirmed_position, acked.time_tick)
     await scanner.close()
     await store.close()
 

@@ -114,8 +114,8 @@ def _one_shard_of_a_tick(right: Right) -> Right:
 
 
 def _ends_early(right: Right) -> Right:
-    def start(reader: CollectionReader, *arguments: Any, until: Any, **rest: Any) -> None:
-        right(reader, *arguments, until=until and until - (1 << 20), **rest)
+    def start(reader: CollectionReader, backend: Any, request: Any, **rest: Any) -> None:
+        right(reader, backend, request._replace(until=request.until and request.until - (1 << 20)), **rest)
 
     return start
 

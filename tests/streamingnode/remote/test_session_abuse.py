@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from scanner.deliver_policy import StartingPoint
 from streamingnode.collections import READ_COLLECTIONS_MAX, Definition
 from streamingnode.remote import connection as connection_module
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
@@ -234,7 +235,7 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
         ("read", ReadCall(info.id, "from", ("memory", number), None, None, (2,), None, 1)),
         ("read", ReadCall(info.id, "all", None, number, None, (2,), None, 1)),
         ("read", ReadCall(info.id, "all", None, None, None, (number % 2**31,), None, 1)),
-        ("read", ReadCall(info.id, "all", None, None, None, (2,), (number, number), 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, (2,), StartingPoint(number, number), 1)),
         ("read", ReadCall(info.id, "all", None, None, None, (2,), None, number)),
         ("ack", AckCall(number if number >= 0 else 1, 1, 1)),
         ("snapshot", ["c", number]),
