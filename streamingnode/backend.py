@@ -19,7 +19,7 @@ from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import Channels
 from wal.append import Append
 from wal.headers import MessageType
-from wal.position import Place, ProducerStamp
+from wal.position import Place
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
 
@@ -56,10 +56,7 @@ class Reading(Protocol):
 
 
 class Backend(Protocol):
-    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls.
-
-    A change of the catalog takes place once for each `stamp`, which only clients give.
-    """
+    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls."""
 
     path: str | None
     node_id: str
@@ -108,35 +105,19 @@ class Backend(Protocol):
         """As `Node.consistent_tick`."""
 
     async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+        self, definition: Definition, *, if_not_exists: bool, timeout: float | None
     ) -> CollectionInfo:
         """As `Node.create_collection`."""
 
-    async def drop_collection(
-        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
-    ) -> None:
+    async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
         """As `Node.drop_collection`."""
 
     async def create_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_not_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, if_not_exists: bool, timeout: float | None
     ) -> None:
         """As `Node.create_partition`."""
 
-    async def drop_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
-    ) -> None:
+    async def drop_partition(self, collection: str, partition: str, *, if_exists: bool, timeout: float | None) -> None:
         """As `Node.drop_partition`."""
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:

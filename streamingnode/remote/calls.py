@@ -13,6 +13,7 @@ from scanner.deliver_policy import PlainPlace, StartingPoint
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from streamingnode.collections import READ_COLLECTIONS_MAX
+from streamingnode.ddl import CatalogChanges
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.streams.channels import ChannelService
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
@@ -87,10 +88,10 @@ CALLS = {
     call.name: call
     for call in (
         _call("consistent_tick", Access.CONSUME, repeats=True),
-        _call("create_collection", Access.ADMIN, repeats=True, of_collection="definition"),
-        _call("drop_collection", Access.ADMIN, repeats=True, of_collection="name"),
-        _call("create_partition", Access.ADMIN, repeats=True, of_collection="collection"),
-        _call("drop_partition", Access.ADMIN, repeats=True, of_collection="collection"),
+        _call("create_collection", Access.ADMIN, repeats=True, of_collection="definition", of=CatalogChanges),
+        _call("drop_collection", Access.ADMIN, repeats=True, of_collection="name", of=CatalogChanges),
+        _call("create_partition", Access.ADMIN, repeats=True, of_collection="collection", of=CatalogChanges),
+        _call("drop_partition", Access.ADMIN, repeats=True, of_collection="collection", of=CatalogChanges),
         _call("open_producer", Access.PRODUCE, repeats=True),
         _call("put_note", Access.PRODUCE, repeats=True),
         _call("delete_producer", Access.ADMIN, repeats=False),
