@@ -14,13 +14,13 @@ import msgspec
 from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.reorder import ReorderBuffer, ScanFilter
 from scanner.source import Closing, EntrySource, LogReads, find_start
-from wal.entry import LogEntry, TransactionBuffer, Visible, messages_of
+from wal.entry import LogEntry, TransactionBuffer, Visible
 from wal.errors import Corrupt, OnShutdown, Overloaded, Truncated, UnsupportedFormat
 from wal.headers import MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.measure import Distribution, Histogram, Rate
-from wal.message import AnyMessage, Message, TransactionMessage
+from wal.message import Message, TransactionMessage
 from wal.position import message_id_kind
 from wal.timetick import physical_ms
 
@@ -38,11 +38,6 @@ class ScanBatch(NamedTuple):
     visible: list[Visible]
     confirmed_tick: int
     resume_position: int
-
-    @property
-    def messages(self) -> list[AnyMessage]:
-        """The messages as objects: those of packed rows are made now."""
-        return list(messages_of(self.visible))
 
 
 class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +93,6 @@ class Scanner:
         self._reorder = ReorderBuffer()
         self._transactions = TransactionBuffer(begin_missing=self._miss_begin)
         self._released: deque[LogEntry] = deque()
-        self._confirmed_tick = 0
         self._delivered_tick = 0
         self._resume_position = 0
         self._next_position = 0
@@ -169,7 +163,7 @@ class Scanner:
             try:
                 read = await source.next()
             except (Corrupt, Truncated, UnsupportedFormat) as failure:
-                is_fresh = self._takes_what_there_is and not self._confirmed_tick
+                is_fresh = self._takes_what_there_is and not self._reorder.last_tick
                 if not (isinstance(failure, Truncated) and is_fresh):
                     self._failure = failure
                     continue
@@ -181,7 +175,6 @@ class Scanner:
             for entry in read.entries:
                 self._reorder.push(entry)
             self._released.extend(self._reorder.pop_until(read.confirmed_tick))
-            self._confirmed_tick = max(self._confirmed_tick, read.confirmed_tick)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -230,7 +223,7 @@ class Scanner:
             self._resume_position = entry.last_confirmed_position
             self._next_position = entry.last_position + 1
         if not released and self._failure is None:
-            tick = max(tick, self._confirmed_tick)
+            tick = max(tick, self._reorder.last_tick)
         if not delivered and tick <= self._delivered_tick:
             return None
         self._delivered_tick = tick

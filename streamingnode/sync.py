@@ -138,15 +138,15 @@ def blocking(method: Callable[..., Any], side: type[Blocking] | None = None) -> 
 
 def told(original: Any) -> Any:
     """Return a property that is the original's, read as it is, so that it answers after the end as well."""
-    return property(lambda side: original.fget(side._original), doc=original.__doc__)  # noqa: SLF001
+    return property(lambda self: original.fget(self._original), doc=original.__doc__)
 
 
 def looked_up(original: Any, side: type[Blocking] | None = None) -> Any:
     """Return a property that is the original's, read on the loop; with `side`, the blocking side of what that is."""
 
-    def get(blocked: Blocking) -> Any:
-        found = blocked._loop.call(original.fget, blocked._original)  # noqa: SLF001
-        return found if side is None else side(found, blocked._loop)  # noqa: SLF001
+    def get(self: Blocking) -> Any:
+        found = self._loop.call(original.fget, self._original)
+        return found if side is None else side(found, self._loop)
 
     return property(get, doc=original.__doc__)
 

@@ -7,7 +7,17 @@ from hypothesis import strategies as st
 
 from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
-from tests.scanner.journal import Bounds, Journal, assorted, batches_until, read_until, scan, seen, tailed_journal
+from tests.scanner.journal import (
+    Bounds,
+    Journal,
+    assorted,
+    batches_until,
+    messages_in,
+    read_until,
+    scan,
+    seen,
+    tailed_journal,
+)
 from wal.message import TransactionMessage
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +50,7 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
     end = journal.insert(b"end")
     batches += await batches_until(follower, end.time_tick)
     await follower.close()
-    messages = [message for batch in batches for message in batch.messages]
+    messages = [message for batch in batches for message in messages_in(batch)]
     assert seen(messages) == journal.visible
 
     ticks = [message.time_tick for message in messages]
@@ -48,7 +58,7 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
     confirmed = 0
     for batch in batches:
         assert batch.confirmed_tick > confirmed
-        assert all(confirmed < message.time_tick <= batch.confirmed_tick for message in batch.messages), "I2"
+        assert all(confirmed < message.time_tick <= batch.confirmed_tick for message in messages_in(batch)), "I2"
         confirmed = batch.confirmed_tick
 
     catching_up = Scanner(journal.log, None, DeliverPolicy.all(), **limits)

@@ -11,7 +11,7 @@ from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
 from scanner.source import LogReads
 from tests.scanner.faulty_log import Doors, FaultyLog
-from tests.scanner.journal import Bounds, Journal, later_than, read_until, seen, tailed_journal
+from tests.scanner.journal import Bounds, Journal, later_than, messages_in, read_until, seen, tailed_journal
 from wal import live_tail
 from wal.errors import Corrupt, OnShutdown, Truncated
 from wal.message import AnyMessage
@@ -83,7 +83,7 @@ async def read_some(readers: list[Reader], journal: Journal, *, count: int = 5) 
             await each[0].close()
         else:
             assert not isinstance(batch, BaseException)
-            each[2].extend(batch.messages)
+            each[2].extend(messages_in(batch))
     return readers
 
 
@@ -167,7 +167,7 @@ async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_the_read
     with pytest.raises(OnShutdown):
         await waiting[0]
     may_read.set()
-    assert seen((await waiting[1]).messages)
+    assert seen(messages_in(await waiting[1]))
     assert log.reads >= 2
 
 
