@@ -18,12 +18,11 @@ from flusher.directory import Cut, CutLog
 from flusher.manifest import Checkpoint, checkpoint_key, decode_checkpoint
 from flusher.retention import Retention, finish_removal
 from flusher.run import CutScheduleOptions, FlushContext, FlushRun
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import StartingPoint
 from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
-from wal.position import message_id_kind
 from wal.runtime import event_log
 
 SPACE_LOOK_S = 0.25
@@ -269,8 +268,8 @@ class Flusher:
         ahead = await to_thread.run_sync(self._tidy, checkpoint, context.next_id())
         self.checkpoint = checkpoint
         self._run = FlushRun(context, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
-        policy = DeliverPolicy.start_from(message_id_kind(context.log.wal_name)(checkpoint.start_position))
-        scanner = Scanner(context.log, context.tail, policy, after_tick=checkpoint.tick, name="flusher")
+        start = StartingPoint(checkpoint.start_position, checkpoint.tick)
+        scanner = Scanner(context.log, context.tail, start, name="flusher")
         self._enter(FlusherState.RUNNING)
         try:
             await self._run.follow(scanner)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, unique
 from types import NoneType
+from typing import NamedTuple
 
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.position import MessageId, message_id_kind
@@ -28,6 +29,16 @@ class Start(Enum):
     FROM = "message"
     AFTER = "after message"
     AFTER_TICK = "after tick"
+
+
+class StartingPoint(NamedTuple):
+    """Read from `position`; deliver what has a tick above `after_tick`. Where a reader resumes, or a policy starts."""
+
+    position: int
+    after_tick: int
+
+    def __str__(self) -> str:
+        return f"position {self.position}"
 
 
 @dataclass(frozen=True, slots=True)

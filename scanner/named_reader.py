@@ -5,14 +5,14 @@ lease is what is durable, never what is being written: after a crash the reader 
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from scanner.deliver_policy import DeliverPolicy, ReaderBusy
+from scanner.deliver_policy import ReaderBusy, StartingPoint
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
-from wal.position import MessageId, message_id_kind
 from wal.runtime import carry_on
 
 _PREFIX = "reader/"
@@ -27,9 +27,9 @@ class ReaderPosition(msgspec.Struct, frozen=True, array_like=True):
     tick: int
 
     @property
-    def policy(self) -> DeliverPolicy:
-        """The policy of a scanner that resumes here; it also needs `after_tick=tick`."""
-        return DeliverPolicy.start_from(message_id_kind(self.wal_name)(self.position))
+    def start(self) -> StartingPoint:
+        """Where a scanner resumes."""
+        return StartingPoint(self.position, self.tick)
 
 
 class ReaderRecords(Protocol):
@@ -52,10 +52,13 @@ class KnownReader(NamedTuple):
 
 
 class NamedReaders:
-    """The named readers of all collections of one node; lives on the event loop. `load` comes first."""
+    """The named readers of all collections of one node; lives on the event loop. `load` comes first.
 
-    def __init__(self, store: ReaderRecords) -> None:
-        self._store = store
+    `live` gives the names of the collections that exist, by id. Readers without one hold nothing: nobody can open them.
+    """
+
+    def __init__(self, store: ReaderRecords, live: Callable[[], Mapping[int, str]]) -> None:
+        self._store, self._live = store, live
         self._positions: dict[str, ReaderPosition] = {}
         self._open: dict[str, NamedReader | None] = {}  # None while a reader is being opened or deleted
         self._in_doubt: set[str] = set()
@@ -66,43 +69,28 @@ class NamedReaders:
         stored = await self._store.scan_meta(_PREFIX)
         self._positions = {key: _decode_position(key, value) for key, value in stored.items()}
 
-    def lease(self, pchannel: str, *, live: Collection[int] | None = None) -> int | None:
-        """Return the lowest position of a log that a named reader still needs; None without one.
-
-        Readers without a collection that is `live` (None: all are) hold nothing: nobody can open them again.
-        """
-        needed = (
-            at.position
-            for key, at in self._positions.items()
-            if at.pchannel == pchannel and (live is None or _is_live(key, live))
-        )
+    def lease(self, pchannel: str) -> int | None:
+        """Return the lowest position of a log that a named reader still needs; None without one."""
+        live = self._live()
+        needed = (at.position for key, at in self._positions.items() if at.pchannel == pchannel and _is_live(key, live))
         return min(needed, default=None)
 
-    def find(
-        self, collections: Collection[int], name: str, *, live: Mapping[int, str] | None = None
-    ) -> ReaderPosition | None:
+    def find(self, collections: Collection[int], name: str) -> ReaderPosition | None:
         """Return the durable position of the reader of these collections that has this name; None when there is none.
 
-        Raises `InvalidArgument` when the reader that has this name on one of them has others, of those that are `live` by id
-        and name (None: all are).
+        Raises `InvalidArgument` when the reader that has this name on one of them has others that exist.
         """
-        return self._positions.get(self._key(collections, name, live))
+        return self._positions.get(self._key(collections, name))
 
-    async def open(
-        self, collections: Collection[int], name: str, *, start: ReaderPosition, live: Mapping[int, str] | None = None
-    ) -> "NamedReader":
+    async def open(self, collections: Collection[int], name: str, *, start: ReaderPosition) -> "NamedReader":
         """Return the reader, at its stored position, or at `start` when it is new; durable when this returns.
 
         Raises `ReaderBusy` while it is open elsewhere, and `InvalidArgument` as `find` does.
         """
-        key = self._reserve(self._key(collections, name, live))
-        try:
+        with self._reserved(key := self._key(collections, name)):
             if key not in self._positions or key in self._in_doubt:
-                await self._save_first(key, self._positions.get(key, start))
+                await self._put(key, self._positions.get(key, start))
             reader = self._open[key] = NamedReader(self, key, self._positions[key])
-        finally:
-            if self._open[key] is None:
-                del self._open[key]
         return reader
 
     async def delete_reader(self, collection_id: int, name: str) -> bool:
@@ -110,22 +98,23 @@ class NamedReaders:
 
         Raises `ReaderBusy` while it is open. Cancelled, it may still take place.
         """
-        return await carry_on(self._delete(self._reserve(self._key_of(collection_id, name))))
+        return await carry_on(self._delete(collection_id, name))
 
     async def move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
         """Have a collection's reader resume at `to`, ahead of its place or behind it; durable when this returns.
 
         Raises `ReaderBusy` while it is open, `InvalidArgument` when there is none. Cancelled, it may still take place.
         """
-        await carry_on(self._move(self._reserve(self._key_of(collection_id, name)), to))
+        await carry_on(self._move(collection_id, name, to))
 
     def known(self) -> Iterator[KnownReader]:
         """Yield every reader that holds the log."""
         for key, at in self._positions.items():
             yield KnownReader(_collection_ids(key), key.rpartition("/")[2], at, key in self._open)
 
-    async def keep_only(self, live: Collection[int]) -> None:
-        """Forget the readers without a collection that is `live`; none is open yet."""
+    async def forget_dropped(self) -> None:
+        """Forget the readers without a collection that exists; none is open yet."""
+        live = self._live()
         keys = [key for key in self._positions if not _is_live(key, live)]
         if keys:
             await self._store.put_meta(dict.fromkeys(keys))
@@ -148,58 +137,47 @@ class NamedReaders:
         """Let a closed reader be opened again."""
         self._open.pop(key, None)
 
-    async def _delete(self, key: str) -> bool:
-        try:
+    async def _delete(self, collection_id: int, name: str) -> bool:
+        with self._reserved(key := self._key_of(collection_id, name)):
             if key not in self._positions:
                 return False
             self._in_doubt.add(key)
             await self._store.put_meta({key: None})
             self._forget(key)
             return True
-        finally:
-            del self._open[key]
 
-    async def _move(self, key: str, to: ReaderPosition) -> None:
-        try:
-            before = self._positions.get(key)
-            if before is None:
-                raise InvalidArgument(f"there is no reader {key.rpartition('/')[2]!r} — see which ones there are")
-            # Whichever the store has after a crash, the log has to be there: the lower one is held until it is known.
-            self._positions[key] = min(before, to, key=lambda at: at.position)
-            self._in_doubt.add(key)
-            try:
-                await self.save(key, to)
-            except StreamingNodeError as error:
-                if error.retryable != "indeterminate":
-                    self._positions[key] = before
-                    self._in_doubt.discard(key)
-                raise
-        finally:
-            del self._open[key]
+    async def _move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
+        with self._reserved(key := self._key_of(collection_id, name)):
+            if key not in self._positions:
+                raise InvalidArgument(f"there is no reader {name!r} — see which ones there are")
+            await self._put(key, to)
 
-    async def _save_first(self, key: str, start: ReaderPosition) -> None:
-        # It holds the log from now on, which could be gone once the write is done. And it goes on holding it when nobody
-        # knows whether the write took place: cancelled, or indeterminate.
-        self._positions[key] = start
+    async def _put(self, key: str, to: ReaderPosition) -> None:
+        """Have a reader resume at `to`, whether it is new or not."""
+        before, was_in_doubt = self._positions.get(key), key in self._in_doubt
+        # Whichever the store has after a crash, the log has to be there: the lower one is held until it is known, also
+        # when nobody knows whether the write took place: cancelled, or indeterminate.
+        self._positions[key] = min(before or to, to, key=lambda at: at.position)
         self._in_doubt.add(key)
         try:
-            await self.save(key, start)
+            await self.save(key, to)
         except StreamingNodeError as error:
-            if error.retryable != "indeterminate":
+            if error.retryable != "indeterminate" and not was_in_doubt:
                 self._forget(key)
+                if before is not None:
+                    self._positions[key] = before
             raise
 
     def _forget(self, key: str) -> None:
-        self._positions.pop(key, None)
+        del self._positions[key]
         self._in_doubt.discard(key)
 
-    def _key(self, collections: Collection[int], name: str, live: Mapping[int, str] | None) -> str:
+    def _key(self, collections: Collection[int], name: str) -> str:
+        live = self._live()
         for key in self._keys_of(collections, name):
-            known, wanted = _collection_ids(key), frozenset(collections)
-            if live is not None:
-                known, wanted = known & live.keys(), wanted & live.keys()
-            if known != wanted:
-                names = ", ".join(live[each] if live else str(each) for each in sorted(known))
+            known = _collection_ids(key) & live.keys()
+            if known != live.keys() & collections:
+                names = ", ".join(live[each] for each in sorted(known))
                 raise InvalidArgument(
                     f"reader {name!r} is of the collections {names} — open it with these, use another name, or remove it"
                 )
@@ -215,47 +193,42 @@ class NamedReaders:
             if key.endswith(f"/{name}") and not _collection_ids(key).isdisjoint(collections):
                 yield key
 
-    def _reserve(self, key: str) -> str:
+    @contextmanager
+    def _reserved(self, key: str) -> Iterator[None]:
+        """Keep others from a reader while it is opened, moved or deleted."""
         if key in self._open:
             name = key.rpartition("/")[2]
             raise ReaderBusy(
                 f"reader {name!r} is open, or being moved or deleted — close it first, or use another name"
             )
         self._open[key] = None
-        return key
+        try:
+            yield
+        finally:
+            if self._open[key] is None:
+                del self._open[key]
 
 
 class NamedReader:
     """One open named reader; made by `NamedReaders.open`."""
 
     def __init__(self, readers: NamedReaders, key: str, position: ReaderPosition) -> None:
-        self._readers = readers
-        self._key = key
-        self._wanted = position
+        self._readers, self._key, self._wanted = readers, key, position
         self._writing: asyncio.Task[None] | None = None
         self._closed = False
         self.position = position
         """The durable position; a scan starts here."""
 
-    @property
-    def acknowledged_tick(self) -> int:
-        """Everything at or below it is acknowledged, durably or on its way."""
-        return self._wanted.tick
-
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
-        """Resume from `last_confirmed` above `tick` from now on; returns when that is durable.
+    async def ack(self, position: int, tick: int) -> None:
+        """Resume from `position` above `tick` from now on; returns when that is durable.
 
         A tick below the position's changes nothing. Acks that come in during a write share the next one. Cancelling
-        leaves the outcome open. Raises `InvalidArgument` for an id of another kind of log, `OnShutdown` when closed.
+        leaves the outcome open. Raises `OnShutdown` when closed.
         """
-        if last_confirmed.wal_name != (wal_name := self.position.wal_name):
-            raise InvalidArgument(
-                f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
-            )
         if self._closed:
             raise OnShutdown("the named reader is closed")
         if tick > self._wanted.tick:
-            position = max(last_confirmed.position, self._wanted.position)
+            position = max(position, self._wanted.position)
             self._wanted = msgspec.structs.replace(self._wanted, position=position, tick=tick)
         while self.position.tick < tick:
             writing = self._writing = self._writing or asyncio.get_running_loop().create_task(self._write())

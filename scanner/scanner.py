@@ -11,17 +11,17 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from scanner.deliver_policy import DeliverPolicy, Start
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.reorder import ReorderBuffer, ScanFilter
-from scanner.source import Closing, EntrySource, LogReads, StartingPoint, find_start
-from wal.entry import LogEntry, TransactionBuffer, Visible, messages_of
+from scanner.source import Closing, EntrySource, LogReads, find_start
+from wal.entry import LogEntry, TransactionBuffer, Visible
 from wal.errors import Corrupt, OnShutdown, Overloaded, Truncated, UnsupportedFormat
 from wal.headers import MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log
 from wal.measure import Distribution, Histogram, Rate
-from wal.message import AnyMessage, Message, TransactionMessage
-from wal.position import MessageId, message_id_kind
+from wal.message import Message, TransactionMessage
+from wal.position import message_id_kind
 from wal.timetick import physical_ms
 
 BATCH_BYTES, BATCH_MESSAGES = 1 << 20, 4096
@@ -32,17 +32,12 @@ class ScanBatch(NamedTuple):
     """Messages and packed rows with ascending ticks, all parts of a tick in one batch.
 
     Everything at or below `confirmed_tick` has now been delivered; without messages it is an idle tick. A scanner that
-    starts from `resume_position` with `after_tick=confirmed_tick` continues here.
+    starts at `StartingPoint(resume_position, confirmed_tick)` continues here.
     """
 
     visible: list[Visible]
     confirmed_tick: int
     resume_position: int
-
-    @property
-    def messages(self) -> list[AnyMessage]:
-        """The messages as objects: those of packed rows are made now."""
-        return list(messages_of(self.visible))
 
 
 class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,29 +63,27 @@ class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Scanner:
     """One reader of one log; used by one task at a time, closed by any.
 
-    `vchannels` and `types` None means all; ticks above `after_tick` are delivered. Without a tail, new entries are read
-    from the log as soon as they are synced. Must be created on the event loop: `latest` counts from that moment.
-    Raises `InvalidArgument` for a type list that names a system type.
+    `vchannels` and `types` None means all. Without a tail, new entries are read from the log as soon as they are synced.
+    Must be created on the event loop: `latest` counts from that moment. Raises `InvalidArgument` for a type list that names
+    a system type.
     """
 
     def __init__(
         self,
         log: Log,
         tail: LiveTail | None,
-        policy: DeliverPolicy,
+        start: DeliverPolicy | StartingPoint,
         *,
         vchannels: frozenset[str] | None = None,
         types: frozenset[MessageType] | None = None,
-        after_tick: int = 0,
         name: str = "scanner",
         batch_bytes: int = BATCH_BYTES,
         batch_messages: int = BATCH_MESSAGES,
     ) -> None:
         self.name = name
-        self._log = log
-        self._tail = tail
-        self._policy = policy
-        self._filter = ScanFilter(vchannels=vchannels, types=types, after_tick=after_tick)
+        self._log, self._tail, self._start = log, tail, start
+        self._takes_what_there_is = start == DeliverPolicy.all()
+        self._filter = ScanFilter(vchannels=vchannels, types=types)
         self._batch_bytes, self._batch_messages = batch_bytes, batch_messages
         self._reads = LogReads(log, None if tail is None else tail.behind)
         self._end_position, self._end_tick = log.durable_position, 0 if tail is None else tail.confirmed_tick
@@ -100,7 +93,6 @@ class Scanner:
         self._reorder = ReorderBuffer()
         self._transactions = TransactionBuffer(begin_missing=self._miss_begin)
         self._released: deque[LogEntry] = deque()
-        self._confirmed_tick = 0
         self._delivered_tick = 0
         self._resume_position = 0
         self._next_position = 0
@@ -164,15 +156,14 @@ class Scanner:
                 return batch
             if self._failure is not None:
                 raise self._failure
-            if (
-                self._released
-            ):  # a batch's worth was passed over, and nothing may come that would have the rest looked at
+            if self._released:
+                # A batch's worth was passed over, and nothing may come that would have the rest looked at.
                 await asyncio.sleep(0)
                 continue
             try:
                 read = await source.next()
             except (Corrupt, Truncated, UnsupportedFormat) as failure:
-                is_fresh = self._policy.start is Start.ALL and not self._confirmed_tick
+                is_fresh = self._takes_what_there_is and not self._reorder.last_tick
                 if not (isinstance(failure, Truncated) and is_fresh):
                     self._failure = failure
                     continue
@@ -184,7 +175,6 @@ class Scanner:
             for entry in read.entries:
                 self._reorder.push(entry)
             self._released.extend(self._reorder.pop_until(read.confirmed_tick))
-            self._confirmed_tick = max(self._confirmed_tick, read.confirmed_tick)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -203,12 +193,8 @@ class Scanner:
         await self._closing.close()
 
     async def _find_source(self) -> EntrySource:
-        start = await find_start(self._reads, self._policy, self._end_position, self._end_tick)
-        match self._policy:
-            case DeliverPolicy(Start.FROM, MessageId() as resumed) if self._filter.after_tick:
-                # The position is a last-confirmed one itself, and what lies before it may be given up at any time.
-                start = start._replace(position=max(start.position, resumed.position))
-        self._filter.after_tick = self._delivered_tick = max(self._filter.after_tick, start.after_tick)
+        start = await find_start(self._reads, self._start, self._end_position, self._end_tick)
+        self._filter.after_tick = self._delivered_tick = start.after_tick
         self._resume_position = self._next_position = start.position
         return EntrySource(self._reads, self._tail, start.position, read_bytes=self._batch_bytes, closing=self._closing)
 
@@ -237,7 +223,7 @@ class Scanner:
             self._resume_position = entry.last_confirmed_position
             self._next_position = entry.last_position + 1
         if not released and self._failure is None:
-            tick = max(tick, self._confirmed_tick)
+            tick = max(tick, self._reorder.last_tick)
         if not delivered and tick <= self._delivered_tick:
             return None
         self._delivered_tick = tick
@@ -250,10 +236,10 @@ class Scanner:
 
     def _miss_begin(self, commit: Message) -> None:
         # Only a scan of all that is kept accepts that a transaction in front of it is gone.
-        if self._policy.start is Start.ALL or not self._filter.wants_commit(commit):
+        if self._takes_what_there_is or not self._filter.wants_commit(commit):
             return
         earliest = message_id_kind(self._log.wal_name)(self._log.first_position)
-        raise Truncated(f"transaction {commit.txn_id}, begun before {self._policy},", earliest)
+        raise Truncated(f"transaction {commit.txn_id}, begun before {self._start},", earliest)
 
 
 SCANNERS_MAX = 1024
@@ -264,11 +250,9 @@ class ScannerRegistry:
     """Opens the scanners of one log, a bounded number with names of their own, and closes them; on the event loop."""
 
     def __init__(self, log: Log, tail: LiveTail | None) -> None:
-        self._log = log
-        self._tail = tail
+        self._log, self._tail = log, tail
         self._scanners: list[Scanner] = []
-        self._made = 0
-        self._closed = False
+        self._made, self._closed = 0, False
 
     def statistics(self) -> tuple[ScanStatistics, ...]:
         """Return what each open scanner holds and has met, oldest first."""
@@ -276,11 +260,10 @@ class ScannerRegistry:
 
     def open(
         self,
-        policy: DeliverPolicy,
+        start: DeliverPolicy | StartingPoint,
         *,
         vchannels: frozenset[str] | None = None,
         types: frozenset[MessageType] | None = None,
-        after_tick: int = 0,
     ) -> Scanner:
         """Return a new scanner. Raises `Overloaded` at the bound, `OnShutdown` when closed, `InvalidArgument` as it does."""
         if self._closed:
@@ -289,15 +272,8 @@ class ScannerRegistry:
         if len(scanners) >= SCANNERS_MAX:
             raise Overloaded(f"{len(scanners)} scanners are open on {self._log.name} — close one first")
         self._made += 1
-        scanner = Scanner(
-            self._log,
-            self._tail,
-            policy,
-            vchannels=vchannels,
-            types=types,
-            after_tick=after_tick,
-            name=f"{self._log.name}/{self._made}",
-        )
+        name = f"{self._log.name}/{self._made}"
+        scanner = Scanner(self._log, self._tail, start, vchannels=vchannels, types=types, name=name)
         scanners.append(scanner)
         return scanner
 

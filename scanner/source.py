@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from scanner.deliver_policy import DeliverPolicy, Start
+from scanner.deliver_policy import DeliverPolicy, Start, StartingPoint
 from wal.entry import LogEntry
 from wal.errors import InvalidArgument, OnShutdown, StorageFailed, Truncated
 from wal.live_tail import LiveTail, SharedReads
@@ -124,31 +124,29 @@ class LogReads:
         return entries
 
 
-class StartingPoint(NamedTuple):
-    """Read from `position`; deliver what has a tick above `after_tick`."""
-
-    position: int
-    after_tick: int
-
-
-async def find_start(reads: LogReads, policy: DeliverPolicy, end_position: int, confirmed_tick: int) -> StartingPoint:
-    """Return where `policy` starts: at the last-confirmed position of the first entry wanted, so transactions come whole.
+async def find_start(
+    reads: LogReads, start: DeliverPolicy | StartingPoint, end_position: int, confirmed_tick: int
+) -> StartingPoint:
+    """Return where `start` is: at the last-confirmed position of the first entry wanted, so transactions come whole.
 
     `end_position` and `confirmed_tick` are the log's last synced position and its tail's tick when the reader was opened.
     Raises `Truncated` when something it asks for is, or may be, no longer kept, and `InvalidArgument` for an id of another
     kind of log or of a message that does not exist yet. Cancelling loses nothing.
     """
-    match policy:
+    match start:
+        case StartingPoint(position):  # a last-confirmed one itself; what lies before it may be given up at any time
+            _check_there(reads.log, message_id_kind(reads.log.wal_name)(position))
+            return start
         case DeliverPolicy(Start.ALL):
             return await _start_at_earliest(reads)
         case DeliverPolicy(Start.LATEST):
             return await _start_at_end(reads, end_position, confirmed_tick)
         case DeliverPolicy(Start.FROM | Start.AFTER, MessageId() as message_id):
-            return await _start_at_message(reads, message_id, inclusive=policy.start is Start.FROM)
+            return await _start_at_message(reads, message_id, inclusive=start.start is Start.FROM)
         case DeliverPolicy(Start.AFTER_TICK, int() as tick):
             return await _start_after_tick(reads, tick)
         case _:
-            raise AssertionError(f"nobody knows where {policy} starts")
+            raise AssertionError(f"nobody knows where {start} is")
 
 
 def _start_with(log: Log, entry: LogEntry | None, *, after_tick: int) -> StartingPoint:
@@ -194,11 +192,8 @@ async def _start_at_message(reads: LogReads, message_id: MessageId, *, inclusive
     log, position = reads.log, message_id.position
     if type(message_id) is not message_id_kind(log.wal_name):
         raise InvalidArgument(f"{message_id} is no position in a {log.wal_name} log — use an id this log gave out")
-    if position < log.first_position:
-        raise Truncated(message_id, type(message_id)(log.first_position))
+    _check_there(log, message_id, inclusive=inclusive)
     is_next = inclusive and position == log.next_position
-    if position >= log.next_position and not is_next:
-        raise InvalidArgument(f"no message has the id {message_id} yet — start at the end for what is to come")
     last = position - 1 if is_next else position
     if last > log.durable_position:
         await log.wait_beyond(last - 1)
@@ -208,6 +203,13 @@ async def _start_at_message(reads: LogReads, message_id: MessageId, *, inclusive
     assert entry is not None, "what is synced can be read"
     tick = entry.tick_at(position)
     return _start_with(log, entry, after_tick=tick - 1 if inclusive else tick)
+
+
+def _check_there(log: Log, message_id: MessageId, *, inclusive: bool = True) -> None:
+    if message_id.position < log.first_position:
+        raise Truncated(message_id, type(message_id)(log.first_position))
+    if message_id.position >= log.next_position + inclusive:
+        raise InvalidArgument(f"no message has the id {message_id} yet — start at the end for what is to come")
 
 
 async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
@@ -243,11 +245,8 @@ class EntrySource:
     def __init__(
         self, reads: LogReads, tail: LiveTail | None, position: int, *, read_bytes: int, closing: Closing
     ) -> None:
-        self._reads = reads
-        self._tail = tail
-        self._position = position
-        self._read_bytes = read_bytes
-        self._closing = closing
+        self._reads, self._tail, self._closing = reads, tail, closing
+        self._position, self._read_bytes = position, read_bytes
         self.tailing = False
         """Whether the next entries come from the live tail."""
         self._waiting = False

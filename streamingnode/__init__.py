@@ -11,48 +11,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scanner.deliver_policy import DeliverPolicy
-    from streamingnode import config, errors, sync
-    from streamingnode.bridging import bridge
-    from streamingnode.channel import FlushResult
-    from streamingnode.collections import Collection
-    from streamingnode.config import NodeConfig, load_config
-    from streamingnode.node import Node
-    from streamingnode.opening import connect, open_node
-    from streamingnode.read_message import ReadMessage
-    from streamingnode.reader import CollectionReader
-    from streamingnode.writing.producer import Producer
-    from streamingnode.writing.transaction import Transaction
-    from streamingnode.writing.write import WriteResult
-    from wal.errors import StreamingNodeError
-    from wal.headers import MessageType
-    from wal.position import MessageId
-    from wal.timetick import tick_to_time, time_to_tick
-
-__all__ = [
-    "Collection",
-    "CollectionReader",
-    "DeliverPolicy",
-    "FlushResult",
-    "MessageId",
-    "MessageType",
-    "Node",
-    "NodeConfig",
-    "Producer",
-    "ReadMessage",
-    "StreamingNodeError",
-    "Transaction",
-    "WriteResult",
-    "bridge",
-    "config",
-    "connect",
-    "errors",
-    "load_config",
-    "open_node",
-    "sync",
-    "tick_to_time",
-    "time_to_tick",
-]
+    from scanner.deliver_policy import DeliverPolicy as DeliverPolicy
+    from streamingnode import config as config
+    from streamingnode import errors as errors
+    from streamingnode import sync as sync
+    from streamingnode.bridging import bridge as bridge
+    from streamingnode.channel import FlushResult as FlushResult
+    from streamingnode.collections import Collection as Collection
+    from streamingnode.config import NodeConfig as NodeConfig
+    from streamingnode.config import load_config as load_config
+    from streamingnode.node import Node as Node
+    from streamingnode.opening import connect as connect
+    from streamingnode.opening import open_node as open_node
+    from streamingnode.read_message import ReadMessage as ReadMessage
+    from streamingnode.reader import CollectionReader as CollectionReader
+    from streamingnode.writing.producer import Producer as Producer
+    from streamingnode.writing.transaction import Transaction as Transaction
+    from streamingnode.writing.write import WriteResult as WriteResult
+    from wal.errors import StreamingNodeError as StreamingNodeError
+    from wal.headers import MessageType as MessageType
+    from wal.position import MessageId as MessageId
+    from wal.timetick import tick_to_time as tick_to_time
+    from wal.timetick import time_to_tick as time_to_tick
 
 _PLACES = {
     "Collection": "streamingnode.collections",
@@ -69,24 +49,27 @@ _PLACES = {
     "Transaction": "streamingnode.writing.transaction",
     "WriteResult": "streamingnode.writing.write",
     "bridge": "streamingnode.bridging",
+    "config": "streamingnode.config",
     "connect": "streamingnode.opening",
+    "errors": "streamingnode.errors",
     "load_config": "streamingnode.config",
     "open_node": "streamingnode.opening",
+    "sync": "streamingnode.sync",
     "tick_to_time": "wal.timetick",
     "time_to_tick": "wal.timetick",
 }
-"""Where the names are; those of `__all__` beside them are modules."""
+"""Where the names are; a module is in its own place."""
+__all__ = list(_PLACES)
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name not in _PLACES:
-        return import_module(f"{__name__}.{name}")
-    found: object = getattr(import_module(_PLACES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = import_module(_PLACES[name])
+    found: object = getattr(place, name, place)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PLACES})

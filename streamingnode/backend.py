@@ -1,14 +1,13 @@
 """What a node does its work with: the parts of its own process, or a connection to a node of another one."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from scanner.deliver_policy import DeliverPolicy, PlainPlace
-from scanner.named_reader import ReaderPosition
+from scanner.deliver_policy import DeliverPolicy, PlainPlace, StartingPoint
 from scanner.scanner import ScanBatch
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
@@ -20,29 +19,36 @@ from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import Channels
 from wal.append import Append
 from wal.headers import MessageType
-from wal.position import MessageId, Place, ProducerStamp
+from wal.position import Place
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
+
+
+class ReadRequest(NamedTuple):
+    """What a reader asks for. All of a tick comes together, also what lies above `until`."""
+
+    infos: tuple[CollectionInfo, ...]
+    policy: DeliverPolicy
+    until: int | None
+    name: str | None
+    types: frozenset[MessageType]
+    resume: StartingPoint | None = None
+    """Where another reading of the same came to, whatever was acknowledged."""
 
 
 class Reading(Protocol):
     """One reader's way through the log: what `CollectionReader` makes messages of. Closed by `close`, however it ended."""
 
-    @property
-    def place(self) -> ReaderPosition | None:
-        """Where a named reader resumes, durably; None without a name."""
+    async def open(self) -> int:
+        """Find the place to start; return the position that a named reader holds.
 
-    @property
-    def acknowledged_tick(self) -> int:
-        """Everything at or below it is acknowledged, durably or on its way; 0 without a name."""
-
-    async def open(self) -> None:
-        """Find the place to start. Raises as `CollectionReader.__aenter__` does."""
+        Raises as `CollectionReader.__aenter__` does.
+        """
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next; cancelling loses nothing. Raises as `Scanner.next_batch` does."""
 
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+    async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place; durable when this returns."""
 
     async def close(self) -> None:
@@ -50,11 +56,14 @@ class Reading(Protocol):
 
 
 class Backend(Protocol):
-    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls.
+    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls."""
 
-    A change of the catalog takes place once for each `stamp`, which only clients give.
-    """
-
+    path: str | None
+    node_id: str
+    config: NodeConfig
+    """The settings of the node that has the data."""
+    wal_name: str
+    """The kind of its log, which its message ids name."""
     pending: PendingBytes
 
     @property
@@ -62,47 +71,23 @@ class Backend(Protocol):
         """Its topics; None where there are none."""
 
     @property
-    def spool(self) -> SpoolStatistics | None:
-        """As `Node.spool`."""
-
-    @property
     def channels(self) -> Channels:
         """As `Node.channels`."""
 
     @property
-    def path(self) -> str | None:
-        """As `Node.path`."""
+    def spool(self) -> SpoolStatistics | None:
+        """As `Node.spool`."""
 
     @property
     def append(self) -> Append:
         """Append a group, as `Wal.append` does."""
 
     @property
-    def node_id(self) -> str:
-        """As `Node.node_id`."""
-
-    @property
-    def config(self) -> NodeConfig:
-        """The settings of the node that has the data."""
-
-    @property
-    def wal_name(self) -> str:
-        """The kind of its log, which its message ids name."""
-
-    @property
     def catalog(self) -> Catalog:
         """The collections as they are known here now."""
 
-    def read(
-        self,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-    ) -> Reading:
-        """Return a way through the log for some collections; all of a tick comes together, also what lies above `until`."""
+    def read(self, request: ReadRequest) -> Reading:
+        """Return a way through the log for some collections."""
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 for none."""
@@ -120,35 +105,19 @@ class Backend(Protocol):
         """As `Node.consistent_tick`."""
 
     async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+        self, definition: Definition, *, if_not_exists: bool, timeout: float | None
     ) -> CollectionInfo:
         """As `Node.create_collection`."""
 
-    async def drop_collection(
-        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
-    ) -> None:
+    async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
         """As `Node.drop_collection`."""
 
     async def create_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_not_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, if_not_exists: bool, timeout: float | None
     ) -> None:
         """As `Node.create_partition`."""
 
-    async def drop_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
-    ) -> None:
+    async def drop_partition(self, collection: str, partition: str, *, if_exists: bool, timeout: float | None) -> None:
         """As `Node.drop_partition`."""
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:

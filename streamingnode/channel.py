@@ -6,7 +6,7 @@ scanner that tailed finds the tail restarted, returns to the log at its own posi
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 
 import anyio
@@ -202,22 +202,23 @@ class Channel:
         assert self._term is not None, "open comes first"
         return self._term.shards.catalog
 
-    def live_ids(self) -> frozenset[int]:
-        """Return the ids of the collections that exist."""
-        return frozenset(info.id for info in self.catalog.collections())
+    def live(self) -> dict[int, str]:
+        """Return the names of the collections that exist, by id."""
+        return {info.id: info.name for info in self.catalog.collections()}
 
     def check_live(self, info: CollectionInfo) -> None:
         """Raise `CollectionNotFound` for a collection that was dropped since it was looked up."""
-        if all(live.id != info.id for live in self.catalog.collections()):
+        if info.id not in self.live():
             raise CollectionNotFound(
                 f"collection {info.name!r} was dropped meanwhile — create it again, or read another"
             )
 
-    async def consistent_tick(self, vchannels: Sequence[str] = ()) -> int:
+    async def consistent_tick(self, collections: Iterable[str] = ()) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes.
 
-        For some `vchannels` that is the tick of the last message on them, which may be long ago.
+        For some `collections` that is the tick of the last message of them, which may be long ago.
         """
+        vchannels = [each for name in collections for each in self.catalog.collection_by_name(name).vchannels]
 
         async def ask() -> int:
             tick = await self.term.ticks.sync()

@@ -64,8 +64,6 @@ async def compose(
     On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
     done again from the log), and the directory is synced and released last.
     """
-    if path is not None:
-        await anyio.to_thread.run_sync(assert_sole_owner)
     store = await _open_store(path, config, brief=brief)
     closing.push_async_callback(store.close)
     monitor = await _open_monitor(config, supervisor, closing, brief=brief)
@@ -91,10 +89,10 @@ async def compose(
     )
     await channel.open()
     closing.push_async_callback(channel.close)
-    readers = NamedReaders(channel)
+    readers = NamedReaders(channel, channel.live)
     await readers.load()
     failpoint("recovery.readers_loaded")
-    await readers.keep_only(channel.live_ids())
+    await readers.forget_dropped()
     closing.push_async_callback(readers.close)
     context = FlushContext(
         directory=directory,
@@ -104,7 +102,7 @@ async def compose(
         options=config.flush,
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
         elapsed_ms=elapsed_ms,
-        reader_floor=lambda: readers.lease(PCHANNEL, live=channel.live_ids()),
+        reader_floor=lambda: readers.lease(PCHANNEL),
         on_kept_tick=lambda tick: channel.shards.state.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,
@@ -118,15 +116,11 @@ async def compose(
     def make_topics() -> RocksMQ | None:
         if isinstance(store, RocksStore):
             mq = RocksMQ(store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term)
+            closing.push_async_callback(mq.close)
             topics.append(mq)
             supervisor.spawn(mq.keep())
         return topics[0] if topics else None
 
-    async def close_topics() -> None:
-        for mq in topics:
-            await mq.close()
-
-    closing.push_async_callback(close_topics)
     statistics = partial(node_statistics, channel, flusher, appends, topics, now_ms=now_ms, opened_s=time.monotonic())
     backend = EmbeddedBackend(path, channel, flusher, readers, statistics, make_topics)
     if await store.scan_meta(PREFIX):
@@ -141,7 +135,11 @@ async def compose(
     supervisor.spawn(channel.wal.keep())
     if path is not None:
         supervisor.spawn(keep_statistics(path, statistics))
-    return _watched(monitor, Node(backend, supervisor, closing), backend, appends)
+    node = Node(backend, supervisor, closing)
+    if monitor is not None:
+        backend.http = monitor.address
+        monitor.watch(node, backend, appends)
+    return node
 
 
 async def _open_monitor(
@@ -156,13 +154,6 @@ async def _open_monitor(
     await monitor.open()
     closing.push_async_callback(monitor.close)
     return monitor
-
-
-def _watched(monitor: "Monitor | None", node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> Node:
-    if monitor is not None:
-        backend.http = monitor.address
-        monitor.watch(node, backend, appends)
-    return node
 
 
 async def _load_traces(config: NodeConfig, node_id: str, *, brief: bool) -> "Traces | None":
@@ -180,6 +171,7 @@ async def _load_traces(config: NodeConfig, node_id: str, *, brief: bool) -> "Tra
 async def _open_store(path: Path | None, config: NodeConfig, *, brief: bool) -> LogStore:
     if path is None:
         return MemoryLogStore(config.memory)
+    await anyio.to_thread.run_sync(assert_sole_owner)
     return await open_rocks_store(path, options=config.log, brief=brief)
 
 

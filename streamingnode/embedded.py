@@ -10,17 +10,18 @@ import pyarrow as pa
 
 from flusher.flusher import Flusher
 from interceptors.idempotency import ProducerRecord
-from interceptors.shard.catalog import Catalog, CollectionInfo
-from scanner.deliver_policy import DeliverPolicy, PlainPlace, Start
+from interceptors.shard.catalog import Catalog
+from scanner.deliver_policy import DeliverPolicy, Start, StartingPoint
 from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
 from scanner.scanner import ScanBatch, Scanner
+from streamingnode.backend import ReadRequest
 from streamingnode.care.backup import Upkeep
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
-from streamingnode.channel import Channel, FlushResult, flush
+from streamingnode.channel import Channel, flush
 from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges
-from streamingnode.holders import ABORTED, ReaderInfo, TransactionInfo, list_readers, list_transactions, seek_reader
+from streamingnode.holders import ABORTED, list_readers, list_transactions, seek_reader
 from streamingnode.snapshot import select, take_snapshot
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
@@ -29,7 +30,7 @@ from streamingnode.writing.transaction import rollback_group
 from streamingnode.writing.write import check_txn_id
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
-from wal.position import MessageId, Place, message_id_kind
+from wal.position import Place
 from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
@@ -48,7 +49,7 @@ class StopsListening(Protocol):
 
 
 class EmbeddedBackend(CatalogChanges):
-    """A node's own parts; see `Backend`."""
+    """A node's own parts; see `Backend`. What one of them does alone is its own method."""
 
     def __init__(
         self,
@@ -63,7 +64,11 @@ class EmbeddedBackend(CatalogChanges):
         self.channel, self.flusher, self.readers, self.measure = channel, flusher, readers, statistics
         self.append, self.pending, self.config = channel.append, channel.pending, channel.config
         self.node_id, self.wal_name = channel.store.node_id, channel.log.wal_name
-        self.read = partial(EmbeddedReading, channel, readers)
+        self.consistent_tick, self.last_sequence = channel.consistent_tick, channel.producers.last_sequence
+        self.read, self.flush = partial(EmbeddedReading, channel, readers), partial(flush, channel, flusher)
+        self.named_readers = partial(list_readers, channel, readers)
+        self.seek_reader = partial(seek_reader, channel, readers)
+        self.open_transactions = partial(list_transactions, channel)
         self.listener: StopsListening | None = None
         self.http: str | None = None
         """Where monitors ask, as a URL."""
@@ -93,10 +98,6 @@ class EmbeddedBackend(CatalogChanges):
     def _upkeep(self) -> Upkeep:
         return Upkeep(self._directory, self.channel, self.flusher)
 
-    def last_sequence(self, producer_id: int) -> int:
-        """Return the highest sequence of a producer that is in the log, 0 for none."""
-        return self.channel.producers.last_sequence(producer_id)
-
     def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool = False) -> Place:
         """Return the place of a producer's write."""
         return self.channel.producers.place(producer_id, epoch, sequence)
@@ -115,13 +116,6 @@ class EmbeddedBackend(CatalogChanges):
         if grace.cancelled_caught:
             await wal.close()
             await wal.drain()
-
-    async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
-        """As `Node.consistent_tick`."""
-        vchannels = [
-            vchannel for name in set(collections) for vchannel in self.catalog.collection_by_name(name).vchannels
-        ]
-        return await self.channel.consistent_tick(vchannels)
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
@@ -142,19 +136,6 @@ class EmbeddedBackend(CatalogChanges):
         """As `Node.delete_reader`."""
         return await self.readers.delete_reader(self.catalog.collection_by_name(collection).id, name)
 
-    async def named_readers(self) -> tuple[ReaderInfo, ...]:
-        """As `Node.readers`."""
-        return list_readers(self.channel, self.readers)
-
-    async def seek_reader(self, collection: str, name: str, start: str, at: PlainPlace, *, dry_run: bool) -> ReaderInfo:
-        """As `Node.seek_reader`."""
-        info, policy = self.catalog.collection_by_name(collection), DeliverPolicy.of_plain(start, at)
-        return await seek_reader(self.channel, self.readers, info, name, policy, dry_run=dry_run)
-
-    async def open_transactions(self) -> tuple[TransactionInfo, ...]:
-        """As `Node.transactions`."""
-        return list_transactions(self.channel)
-
     async def abort_transaction(self, txn_id: int) -> None:
         """As `Node.abort_transaction`."""
         await self.append(rollback_group(check_txn_id(txn_id), ABORTED))
@@ -165,10 +146,6 @@ class EmbeddedBackend(CatalogChanges):
         """As `Node.snapshot`."""
         info = self.catalog.collection_by_name(collection)
         return await take_snapshot(self.channel, self.flusher, info, as_of, select(info, columns, keys))
-
-    async def flush(self) -> FlushResult:
-        """As `Node.flush`."""
-        return await flush(self.channel, self.flusher)
 
     async def back_up(self, path: Path) -> BackupRecord:
         """As `Node.backup`."""
@@ -190,24 +167,8 @@ class EmbeddedBackend(CatalogChanges):
 class EmbeddedReading:
     """A reader's way through a log of this process; see `Reading`."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        readers: NamedReaders,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-        resume: tuple[int, int] | None = None,
-    ) -> None:
-        """`resume` is the position and tick that another reading of the same came to, whatever was acknowledged."""
-        self._channel, self._readers, self._infos = channel, readers, infos
-        self._policy, self._until, self._name, self._resume = policy, until, name, resume
-        self._ids = frozenset(info.id for info in infos)
-        self._vchannels = frozenset(vchannel for info in infos for vchannel in info.vchannels)
-        self._types = types | {MessageType.DROP_COLLECTION}  # the last one ends the reader, delivered or not
+    def __init__(self, channel: Channel, readers: NamedReaders, request: ReadRequest) -> None:
+        self._channel, self._readers, self._request = channel, readers, request
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
 
@@ -217,30 +178,26 @@ class EmbeddedReading:
         return None if self._named is None else self._named.position
 
     @property
-    def start(self) -> tuple[int, int]:
-        """Position and tick where another reading would begin as this one did, once it is open."""
+    def start(self) -> StartingPoint:
+        """Where another reading would begin as this one did, once it is open."""
         assert self._scanner is not None, "open comes first"
-        return self._scanner.place.position, self._scanner.place.after_tick
+        return self._scanner.place
 
-    @property
-    def acknowledged_tick(self) -> int:
-        """Everything at or below it is acknowledged, durably or on its way."""
-        return 0 if self._named is None else self._named.acknowledged_tick
-
-    async def open(self) -> None:
+    async def open(self) -> int:
         """Find the place to start."""
-        self._channel.check_passed(self._policy.at, self._until)
+        self._channel.check_passed(self._request.policy.at, self._request.until)
         await self._open()
+        return 0 if self._named is None else self._named.position.position
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next."""
         assert self._scanner is not None, "open comes first"
         return await self._scanner.next_batch()
 
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+    async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place."""
         assert self._named is not None, "only a named reader keeps its place"
-        await self._named.ack(last_confirmed, tick)
+        await self._named.ack(position, tick)
 
     async def close(self) -> None:
         """End it; idempotent."""
@@ -252,33 +209,33 @@ class EmbeddedReading:
             await named.close()
 
     async def _open(self) -> None:
-        live = {info.id: info.name for info in self._channel.catalog.collections()}
-        if self._resume is None:  # else what ends the reader is yet to be read, whatever was dropped meanwhile
-            for info in self._infos:
+        readers, policy, name = self._readers, self._request.policy, self._request.name
+        if self._request.resume is None:  # else what ends the reader is yet to be read, whatever was dropped meanwhile
+            for info in self._request.infos:
                 self._channel.check_live(info)
-        readers, name, policy = self._readers, self._name, self._policy
         if name is None:
             await self._scan(policy)
             return
-        known = readers.find(self._ids, name, live=live)
+        ids = [info.id for info in self._request.infos]
+        known = readers.find(ids, name)
         start = known or await self._channel.find_position(policy)
-        named = self._named = await readers.open(self._ids, name, start=start, live=live)
+        named = self._named = await readers.open(ids, name, start=start)
         try:
-            await self._scan(named.position.policy, after_tick=named.position.tick)
+            await self._scan(named.position.start)
         except Truncated as gone:
             if known is not None:  # the log was cut shorter than the reader's place allows
                 next_step = f"delete_reader() forgets the place of {name!r}, which then starts where its policy says"
                 raise Truncated(gone.requested, gone.earliest, next_step) from gone
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
-            await readers.delete_reader(self._infos[0].id, name)
+            await readers.delete_reader(ids[0], name)
             if policy.start is not Start.ALL:
                 raise
             await self._open()
 
-    async def _scan(self, policy: DeliverPolicy, *, after_tick: int = 0) -> None:
-        if self._resume is not None:
-            position, after_tick = self._resume
-            policy = DeliverPolicy.start_from(message_id_kind(self._channel.log.wal_name)(position))
-        self._scanner = self._channel.read(policy, vchannels=self._vchannels, types=self._types, after_tick=after_tick)
+    async def _scan(self, start: DeliverPolicy | StartingPoint) -> None:
+        request = self._request
+        vchannels = frozenset(vchannel for info in request.infos for vchannel in info.vchannels)
+        types = request.types | {MessageType.DROP_COLLECTION}  # the last one ends the reader, delivered or not
+        self._scanner = self._channel.read(request.resume or start, vchannels=vchannels, types=types)
         await self._scanner.open()

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, PlainPlace
 from scanner.named_reader import KnownReader, NamedReaders
 from streamingnode.channel import Channel
 from wal.errors import InvalidArgument, Truncated, shown
@@ -43,17 +42,18 @@ class TransactionInfo(msgspec.Struct, frozen=True, kw_only=True):
     keepalive_s: float
 
 
-def list_readers(channel: Channel, readers: NamedReaders) -> tuple[ReaderInfo, ...]:
+async def list_readers(channel: Channel, readers: NamedReaders) -> tuple[ReaderInfo, ...]:
     """Return the named readers of collections that exist, by collection and name."""
-    live = {info.id for info in channel.catalog.collections()}
+    live = channel.live().keys()
     found = [_reader_info(channel, each) for each in readers.known() if not live.isdisjoint(each.collections)]
     return tuple(sorted(found, key=lambda info: (info.collections, info.name)))
 
 
 async def seek_reader(
-    channel: Channel, readers: NamedReaders, info: CollectionInfo, name: str, policy: DeliverPolicy, *, dry_run: bool
+    channel: Channel, readers: NamedReaders, collection: str, name: str, start: str, at: PlainPlace, *, dry_run: bool
 ) -> ReaderInfo:
-    """Have a named reader go on where a policy starts; as `Node.seek_reader`."""
+    """Have a named reader go on where a policy, given as plain data, starts; as `Node.seek_reader`."""
+    info, policy = channel.catalog.collection_by_name(collection), DeliverPolicy.of_plain(start, at)
     known = [each for each in readers.known() if info.id in each.collections and each.name == name]
     if not known:
         raise InvalidArgument(f"collection {info.name!r} has no reader {shown(name)} — see which ones there are")
@@ -61,7 +61,7 @@ async def seek_reader(
     if not dry_run:
         await readers.move(info.id, name, to)
         try:  # the log may have been given up to behind that place before the reader held it
-            async with channel.read(to.policy, after_tick=to.tick):
+            async with channel.read(to.start):
                 pass
         except Truncated:
             await readers.move(info.id, name, known[0].position)
@@ -69,7 +69,7 @@ async def seek_reader(
     return _reader_info(channel, known[0]._replace(position=to))
 
 
-def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
+async def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
     """Return the open transactions, oldest first."""
     transactions = channel.term.transactions
     now_ms = transactions.now_ms()

@@ -13,14 +13,14 @@ from anyio import to_thread
 
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
-from streamingnode.backend import Backend
+from streamingnode.backend import Backend, ReadRequest
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
 from streamingnode.collections import READ_COLLECTIONS_MAX, Collection, check_definition, check_name, collection_of
 from streamingnode.config import NodeConfig, check_path
 from streamingnode.holders import ReaderInfo, TransactionInfo
-from streamingnode.reader import CollectionReader
+from streamingnode.reader import CollectionReader, check_types
 from streamingnode.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import Channels
@@ -143,10 +143,8 @@ class Node:
         `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
         the groups before.
         """
-        write = self._writes.write
-        return await append_rows(
-            self._writes, write("insert", collection, partition, txn_id=txn_id), rows, timeout=timeout
-        )
+        write = self._writes.write("insert", collection, partition, txn_id=txn_id)
+        return await append_rows(self._writes, write, rows, timeout=timeout)
 
     async def upsert(
         self,
@@ -161,10 +159,8 @@ class Node:
 
         Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
         """
-        write = self._writes.write
-        return await append_rows(
-            self._writes, write("upsert", collection, partition, txn_id=txn_id), rows, timeout=timeout
-        )
+        write = self._writes.write("upsert", collection, partition, txn_id=txn_id)
+        return await append_rows(self._writes, write, rows, timeout=timeout)
 
     async def delete(
         self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None
@@ -173,8 +169,8 @@ class Node:
 
         Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
         """
-        write = self._writes.write
-        return await append_rows(self._writes, write("delete", collection, txn_id=txn_id), keys, timeout=timeout)
+        write = self._writes.write("delete", collection, txn_id=txn_id)
+        return await append_rows(self._writes, write, keys, timeout=timeout)
 
     # --- transactions ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +218,6 @@ class Node:
 
         Whoever had it open is fenced, durably, when this returns. Raises `InvalidArgument`, `Overloaded` at `producers_max`.
         """
-        self._check_open()
         check_name("producer", name)
         opened, _ = await self._run(partial(self._backend.open_producer, name), f"opening producer {name!r}", timeout)
         return Producer(name, opened, self._backend, self._writes)
@@ -254,16 +249,12 @@ class Node:
         kept, `ReaderBusy` while the name is in use, `InvalidArgument` when it has other collections, and
         `CollectionNotFound` when one was dropped meanwhile.
         """
-        return CollectionReader(
-            self._backend,
-            self._infos(collection),
-            policy,
-            until=until,
-            name=name,
-            types=types,
-            include_ticks=include_ticks,
-            explain=self._supervisor.explain,
-        )
+        infos, end = self._infos(collection), None if until is None else tick_given("until", until)
+        if name is not None:
+            check_name("reader", name)
+        request = ReadRequest(infos, _checked(policy), end, name, check_types(types))
+        explain = self._supervisor.explain
+        return CollectionReader(self._backend, request, include_ticks=include_ticks, explain=explain)
 
     async def snapshot(
         self,
@@ -303,7 +294,6 @@ class Node:
         With `collections` that is the tick of the last change of any of them, or where the log was last opened. Raises
         `CollectionNotFound`.
         """
-        self._check_open()
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
         names = tuple(self._info(name).name for name in collections or ())
@@ -331,9 +321,7 @@ class Node:
         open, `Truncated` for a place below what is kept, and `InvalidArgument` when there is no such reader.
         """
         self._info(collection)
-        if not isinstance(policy, DeliverPolicy):
-            raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
-        seek = partial(self._backend.seek_reader, collection, name, *policy.plain, dry_run=dry_run)
+        seek = partial(self._backend.seek_reader, collection, name, *_checked(policy).plain, dry_run=dry_run)
         return await self._run(seek, "moving the reader", changes=not dry_run)
 
     # --- collections ----------------------------------------------------------------------------------------------------
@@ -407,7 +395,6 @@ class Node:
         Raises `AlreadyExists` for a directory in use, `Corrupt` when the copy is not sound, `StorageFailed`, and
         `InvalidArgument` for a node in memory; nothing is left at `path` then, nor when it is cancelled.
         """
-        self._check_open()
         return await self._run(partial(self._backend.back_up, check_path("directory", path)), "the backup")
 
     async def verify(self) -> Report:
@@ -494,3 +481,9 @@ class Node:
                 "the node is used on another event loop than its own — call it on the loop that opened it; "
                 "from a thread use sn.sync"
             )
+
+
+def _checked(policy: DeliverPolicy) -> DeliverPolicy:
+    if not isinstance(policy, DeliverPolicy):
+        raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
+    return policy

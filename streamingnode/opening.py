@@ -212,9 +212,7 @@ class OpenNode:
     """A node to be opened, once: `async with`, or `await` and `Node.aclose`. Any task of the event loop may close it."""
 
     def __init__(self, path: Path | None, settle: Callable[[], NodeConfig], compose: Compose) -> None:
-        self._path = path
-        self._settle = settle
-        self._compose = compose
+        self._path, self._settle, self._compose = path, settle, compose
         self._entered = False
         self._supervisor = Supervisor(self._fail)
         self._parts = AsyncExitStack()

@@ -1,7 +1,8 @@
 """Messages as a reader of collections sees them: all parts of one tick together, rows as Arrow. No I/O."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from functools import cached_property
+from itertools import chain, groupby
 from operator import attrgetter
 from typing import NamedTuple, overload
 
@@ -128,7 +129,6 @@ class ReadBatch(Sequence[ReadMessage]):
 
     def __init__(self, parts: Sequence[ReadMessage | ReadRows]) -> None:
         self._parts = parts
-        self._made: list[ReadMessage] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -148,13 +148,12 @@ class ReadBatch(Sequence[ReadMessage]):
     @overload
     def __getitem__(self, index: slice) -> list[ReadMessage]: ...
     def __getitem__(self, index: int | slice) -> ReadMessage | list[ReadMessage]:
-        if self._made is None:
-            self._made = [
-                message
-                for part in self._parts
-                for message in (part.messages() if isinstance(part, ReadRows) else (part,))
-            ]
         return self._made[index]
+
+    @cached_property
+    def _made(self) -> list[ReadMessage]:
+        made_of = (part.messages() if isinstance(part, ReadRows) else [part] for part in self._parts)
+        return list(chain.from_iterable(made_of))
 
 
 def merge_tick(

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from datetime import datetime
 from itertools import groupby
 from numbers import Real
 from operator import attrgetter
@@ -18,10 +17,8 @@ import anyio
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import ScanBatch
-from streamingnode.backend import Backend
-from streamingnode.collections import check_name
+from streamingnode.backend import Backend, ReadRequest
 from streamingnode.read_message import DELIVERED_TYPES, ReadBatch, ReadCollection, ReadMessage, ReadRows, merge_tick
 from streamingnode.schema import decode_schema
 from wal.entry import PackedRows, messages_of, up_to
@@ -30,7 +27,7 @@ from wal.headers import SYSTEM, MessageType
 from wal.message import Message
 from wal.position import message_id_kind
 from wal.runtime import outlast
-from wal.timetick import TICK_MAX, tick_given
+from wal.timetick import TICK_MAX
 
 T = TypeVar("T")
 
@@ -49,25 +46,17 @@ class CollectionReader:
     def __init__(
         self,
         backend: Backend,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
+        request: ReadRequest,
         *,
-        until: int | datetime | None,
-        name: str | None,
-        types: Iterable[MessageType] | None,
         include_ticks: bool,
         explain: Callable[[StreamingNodeError], None],
     ) -> None:
-        if not isinstance(policy, DeliverPolicy):
-            raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
-        if name is not None:
-            check_name("reader", name)
-        end = None if until is None else tick_given("until", until)
-        self._until = TICK_MAX if end is None else end
-        self._types = DELIVERED_TYPES if types is None else _check_types(types)
-        self._reading = backend.read(infos, policy, until=end, name=name, types=self._types)
-        self._name, self._include_ticks, self._explain = name, include_ticks, explain
         """`explain` raises what made the node fail, if that is why the reader is refused."""
+        infos = request.infos
+        self._until = TICK_MAX if request.until is None else request.until
+        self._types, self._name = request.types, request.name
+        self._reading = backend.read(request)
+        self._include_ticks, self._explain = include_ticks, explain
         self._channels = {
             vchannel: collection
             for info, collection in zip(infos, map(_read_collection, infos), strict=True)
@@ -79,6 +68,8 @@ class CollectionReader:
         self._entered, self._open, self._ended = False, False, False
         self._last_tick = 0
         """That of the last message delivered; behind it there is nothing up to `_passed`."""
+        self._acknowledged_tick = self._held_position = 0
+        """Of a named reader: everything up to that tick is acknowledged, and the log is held from that position on."""
         self._passed: ReadMessage | None = None
         self._follow_at_s = 0.0
         self._message_id = message_id_kind(backend.wal_name)
@@ -92,7 +83,7 @@ class CollectionReader:
             raise InvalidArgument("a reader reads once — open another with node.read()")
         self._entered = self._open = True
         try:
-            await self._explained(self._reading.open())
+            self._held_position = await self._explained(self._reading.open())
         except BaseException:
             await outlast(self.close())
             raise
@@ -108,12 +99,7 @@ class CollectionReader:
         """Return the next message. Cancelling loses nothing."""
         if not await self._has_more():
             raise StopAsyncIteration
-        first = self._ready.popleft()
-        if isinstance(first, ReadRows):
-            message, *others = first.messages()
-            self._ready.extendleft(reversed(others))
-            return message
-        return first
+        return self._take_message()
 
     async def next_messages(self) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
@@ -144,23 +130,23 @@ class CollectionReader:
 
     def _next_part(self, max_rows: int, *, alone: bool) -> ReadMessage | ReadRows | None:
         """Take what is ready, of up to so many rows, or one message of more if it is `alone`; None for nothing that fits."""
-        first = self._ready.popleft()
+        first = self._ready[0]
         if (first.num_rows or 1) <= max_rows:
-            return first
+            return self._ready.popleft()
         if isinstance(first, ReadRows):
             fitting, rest = first.split(max_rows)
             if fitting is not None:
                 assert rest is not None, "it has more rows than fit"
-                self._ready.appendleft(rest)
+                self._ready[0] = rest
                 return fitting
-            if alone:
-                message, *others = first.messages()
-                self._ready.extendleft(reversed(others))
-                return message
-        elif alone:
-            return first
-        self._ready.appendleft(first)
-        return None
+        return self._take_message() if alone else None
+
+    def _take_message(self) -> ReadMessage:
+        first = self._ready.popleft()
+        if isinstance(first, ReadRows):
+            first, *others = first.messages()
+            self._ready.extendleft(reversed(others))
+        return first
 
     async def ack(self, message: ReadMessage) -> None:
         """Start after `message` next time: durable when this returns; truncation stays behind it.
@@ -173,8 +159,12 @@ class CollectionReader:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
+        if type(message.last_confirmed) is not self._message_id:
+            raise InvalidArgument(
+                f"{message.last_confirmed} is no position in this node's log — acknowledge what this reader delivered"
+            )
         upto = self._passed if self._passed and message.time_tick == self._last_tick else message
-        await self._explained(self._reading.ack(upto.last_confirmed, upto.time_tick))
+        await self._explained(self._move(upto))
 
     async def close(self) -> None:
         """End the reader; idempotent."""
@@ -213,12 +203,16 @@ class CollectionReader:
 
     async def _follow(self, passed: ReadMessage) -> None:
         """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""
-        reading = self._reading
-        moved = reading.place is not None and passed.last_confirmed.position > reading.place.position
-        if moved and reading.acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
+        moved = passed.last_confirmed.position > self._held_position
+        if moved and self._acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
             self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
             with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
-                await reading.ack(passed.last_confirmed, passed.time_tick)
+                await self._move(passed)
+
+    async def _move(self, upto: ReadMessage) -> None:
+        self._acknowledged_tick = max(self._acknowledged_tick, upto.time_tick)  # durably, or on its way
+        await self._reading.ack(upto.last_confirmed.position, upto.time_tick)
+        self._held_position = max(self._held_position, upto.last_confirmed.position)
 
     def _merge(self, batch: ScanBatch) -> list[ReadMessage | ReadRows]:
         delivered: list[ReadMessage | ReadRows] = []
@@ -263,8 +257,10 @@ def _read_collection(info: CollectionInfo) -> ReadCollection:
     return ReadCollection(info.id, info.name, schemas)
 
 
-def _check_types(types: Iterable[MessageType]) -> frozenset[MessageType]:
+def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType]:
     """Return the types of message to deliver. Raises `InvalidArgument`: a wrong one would hide everything."""
+    if types is None:
+        return DELIVERED_TYPES
     chosen = list(types) if isinstance(types, Iterable) else []
     if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
         raise InvalidArgument(

@@ -21,14 +21,13 @@ from flusher.selection import Selection
 from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
 from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import CollectionInfo
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import StartingPoint
 from spark_sink.errors import PackageMissing, TableAhead
 from streamingnode.channel import Channel
 from streamingnode.rows import key_hashes
 from wal.entry import Visible, up_to
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated, shown
 from wal.files import disk_errors_typed
-from wal.position import message_id_kind
 from wal.shard_hash import shards_of
 
 if TYPE_CHECKING:
@@ -87,9 +86,9 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
     """Return the collection's messages above a checkpoint and up to a tick."""
     tail: list[Visible] = []
     # A position before the first cut too, not "all there is": by now there may be a cut, and log given up behind it.
-    policy = DeliverPolicy.start_from(message_id_kind(channel.log.wal_name)(checkpoint.start_position))
-    vchannels, confirmed_tick = frozenset(info.vchannels), checkpoint.tick
-    async with channel.read(policy, vchannels=vchannels, after_tick=confirmed_tick) as scanner:
+    start = StartingPoint(checkpoint.start_position, checkpoint.tick)
+    confirmed_tick = checkpoint.tick
+    async with channel.read(start, vchannels=frozenset(info.vchannels)) as scanner:
         while confirmed_tick < until:
             batch = await scanner.next_batch()
             tail += (kept for each in batch.visible if (kept := up_to(each, until)) is not None)

@@ -138,7 +138,17 @@ def blocking(method: Callable[..., Any], side: type[Blocking] | None = None) -> 
 
 def told(original: Any) -> Any:
     """Return a property that is the original's, read as it is, so that it answers after the end as well."""
-    return property(lambda side: original.fget(side._original), doc=original.__doc__)  # noqa: SLF001
+    return property(lambda self: original.fget(self._original), doc=original.__doc__)
+
+
+def looked_up(original: Any, side: type[Blocking] | None = None) -> Any:
+    """Return a property that is the original's, read on the loop; with `side`, the blocking side of what that is."""
+
+    def get(self: Blocking) -> Any:
+        found = self._loop.call(original.fget, self._original)
+        return found if side is None else side(found, self._loop)
+
+    return property(get, doc=original.__doc__)
 
 
 class SyncTransaction(Blocking):
@@ -165,13 +175,8 @@ class SyncProducer(Blocking):
     insert = blocking(Producer.insert)
     upsert = blocking(Producer.upsert)
     delete = blocking(Producer.delete)
+    last_sequence: int = looked_up(Producer.last_sequence)  # looks at what appends change
     transaction = blocking(Producer.transaction, SyncTransaction)
-
-    @property
-    def last_sequence(self) -> int:
-        """See `Producer.last_sequence`."""
-        found: int = self._loop.call(getattr, self._original, "last_sequence")  # looks at what appends change
-        return found
 
 
 class SyncReader(Blocking):
@@ -304,6 +309,8 @@ class SyncNode(Blocking):
     durability: Durability = told(Node.durability)
     config: NodeConfig = told(Node.config)
     spool: SpoolStatistics | None = told(Node.spool)
+    mq: SyncQueue = looked_up(Node.mq, SyncQueue)
+    channels: SyncChannels = looked_up(Node.channels, SyncChannels)
     statistics = blocking(Node.statistics)
     insert = blocking(Node.insert)
     upsert = blocking(Node.upsert)
@@ -332,16 +339,6 @@ class SyncNode(Blocking):
     backup = blocking(Node.backup)
     verify = blocking(Node.verify)
     wait_closed = blocking(Node.wait_closed)
-
-    @property
-    def mq(self) -> SyncQueue:
-        """See `Node.mq`."""
-        return SyncQueue(self._loop.call(getattr, self._original, "mq"), self._loop)
-
-    @property
-    def channels(self) -> SyncChannels:
-        """See `Node.channels`."""
-        return SyncChannels(self._loop.call(getattr, self._original, "channels"), self._loop)
 
     def __repr__(self) -> str:
         return repr(self._original).replace("Node", "SyncNode", 1)

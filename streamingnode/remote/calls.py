@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_type_hints
 import msgspec
 import pyarrow as pa
 
-from scanner.deliver_policy import PlainPlace
+from scanner.deliver_policy import PlainPlace, StartingPoint
 from streamingnode.backend import Backend
 from streamingnode.care.findings import Finding, Report
 from streamingnode.collections import READ_COLLECTIONS_MAX
+from streamingnode.ddl import CatalogChanges
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireResult
 from streamingnode.streams.channels import ChannelService
@@ -71,7 +72,7 @@ class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
-    """A reader of a collection, or of several; `resume` is where one goes on that was open before: a position and a tick."""
+    """A reader of a collection, or of several; `resume` is where one goes on that was open before."""
 
     collections: int | Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=READ_COLLECTIONS_MAX)]
     """The id, or ids."""
@@ -80,7 +81,7 @@ class ReadCall(msgspec.Struct, frozen=True, array_like=True):
     until: int | None
     reader: str | None
     types: Annotated[tuple[MessageType, ...], msgspec.Meta(max_length=len(MessageType))]
-    resume: tuple[int, int] | None
+    resume: StartingPoint | None
     credit_bytes: int
 
 
@@ -169,9 +170,10 @@ CALLS = {
         (READ, ACK, TRANSACTION),
         _calls(Backend, Access.CONSUME, "consistent_tick named_readers open_transactions snapshot statistics"),
         _calls(Backend, Access.PRODUCE, "open_producer put_note"),
-        _calls(Backend, Access.ADMIN, "create_collection", collection="definition"),
-        _calls(Backend, Access.ADMIN, "drop_collection", collection="name"),
-        _calls(Backend, Access.ADMIN, "create_partition drop_partition seek_reader flush verify hand_over"),
+        _calls(CatalogChanges, Access.ADMIN, "create_collection", collection="definition"),
+        _calls(CatalogChanges, Access.ADMIN, "drop_collection", collection="name"),
+        _calls(CatalogChanges, Access.ADMIN, "create_partition drop_partition"),
+        _calls(Backend, Access.ADMIN, "seek_reader flush verify hand_over"),
         _calls(Backend, Access.ADMIN, "delete_producer delete_reader abort_transaction back_up", repeats=False),
         _topic_calls(MessageQueue, Access.CONSUME, "exist_consumer_group ack seek force_seek seek_to_latest"),
         _topic_calls(MessageQueue, Access.CONSUME, "get_latest_msg check_topic_valid notify info"),

@@ -14,9 +14,9 @@ from anyio import to_thread
 from interceptors.errors import TransactionExpired
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
-from scanner.deliver_policy import DeliverPolicy, ReaderBusy
-from scanner.named_reader import ReaderPosition
+from scanner.deliver_policy import ReaderBusy, StartingPoint
 from scanner.scanner import ScanBatch
+from streamingnode.backend import ReadRequest
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.config import NodeConfig, load_config
@@ -33,9 +33,9 @@ from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
-from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
+from wal.headers import BeginTxnHeader, CommitTxnHeader, RollbackTxnHeader
 from wal.packer import Packer
-from wal.position import SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
+from wal.position import SEQUENCE_MAX, Place, ProducerStamp, message_id_kind
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor
@@ -108,7 +108,7 @@ class RemoteBackend:
         self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
         self.channels: Channels = RemoteChannels(self.link.call_of, self.link.number)
         self.catalog = Catalog()
-        self.read = partial(RemoteReading, self.link)
+        self.path: str | None
         self.node_id: str
         self.wal_name: str
         self.config: NodeConfig
@@ -126,8 +126,9 @@ class RemoteBackend:
         self._settle_in()
 
     def _settle_in(self) -> None:
-        self.node_id, self.wal_name = self.link.welcome.node_id, self.link.welcome.wal_name
-        config = load_config(arguments=self.link.welcome.settings)
+        welcome = self.link.welcome
+        self.path, self.node_id, self.wal_name = welcome.path, welcome.node_id, welcome.wal_name
+        config = load_config(arguments=welcome.settings)
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
@@ -148,10 +149,9 @@ class RemoteBackend:
         """None: what cannot be sent is refused."""
         return None
 
-    @property
-    def path(self) -> str | None:
-        """The node's directory, where it runs."""
-        return self.link.welcome.path
+    def read(self, request: ReadRequest) -> "RemoteReading":
+        """Return a way through the node's log."""
+        return RemoteReading(self.link, request)
 
     async def drain(self) -> None:
         """Wait for writes that were sent; what was not is refused when the link closes."""
@@ -308,19 +308,11 @@ class RemoteBackend:
 class RemoteReading:
     """A reader's way through the log of another process, over as many connections as it takes; see `Reading`."""
 
-    def __init__(
-        self,
-        link: Link,
-        infos: tuple[CollectionInfo, ...],
-        policy: DeliverPolicy,
-        *,
-        until: int | None,
-        name: str | None,
-        types: frozenset[MessageType],
-    ) -> None:
-        self._link, self._name = link, name
-        ids = infos[0].id if len(infos) == 1 else tuple(info.id for info in infos)
-        self._request = ReadCall(ids, *policy.plain, until, name, tuple(sorted(types)), None, STREAM_CREDIT_BYTES)
+    def __init__(self, link: Link, request: ReadRequest) -> None:
+        self._link, self._name = link, request.name
+        ids = tuple(info.id for info in request.infos)
+        of, start, types = ids[0] if len(ids) == 1 else ids, request.policy.plain, tuple(sorted(request.types))
+        self._request = ReadCall(of, *start, request.until, request.name, types, None, STREAM_CREDIT_BYTES)
         self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
         """What came over the stream; None when its connection was lost, or when it is closed."""
         self._stream = 0
@@ -328,10 +320,8 @@ class RemoteReading:
         self._is_closed = False
         self._opened_on = 0
         """The connection that the stream is on."""
-        self.place: ReaderPosition | None = None
-        self.acknowledged_tick = 0
 
-    async def open(self) -> None:
+    async def open(self) -> int:
         """Find the place to start, at the node."""
         frame = None
         while frame is None:
@@ -345,11 +335,8 @@ class RemoteReading:
         opened: Opened = frame.value(Opened)
         self._opened_on = self._link.connections
         if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
-            self._request = msgspec.structs.replace(self._request, resume=(opened.position, opened.tick))
-        if self._name is not None:
-            wal_name = self._link.welcome.wal_name
-            self.place = ReaderPosition("", wal_name, opened.acknowledged_position, opened.acknowledged_tick)
-            self.acknowledged_tick = max(self.acknowledged_tick, opened.acknowledged_tick)
+            self._request = msgspec.structs.replace(self._request, resume=StartingPoint(opened.position, opened.tick))
+        return opened.acknowledged_position
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next, over the next connection where this one is lost."""
@@ -363,27 +350,20 @@ class RemoteReading:
             self._link.send(FrameKind.CREDIT, self._stream, self._taken_bytes)
             self._taken_bytes = 0
         # Where it goes on, whatever is acknowledged: nothing is missed, and nothing comes twice.
-        self._request = msgspec.structs.replace(self._request, resume=(batch.resume_position, batch.confirmed_tick))
+        resume = StartingPoint(batch.resume_position, batch.confirmed_tick)
+        self._request = msgspec.structs.replace(self._request, resume=resume)
         return batch
 
-    async def ack(self, last_confirmed: MessageId, tick: int) -> None:
+    async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place."""
-        wal_name = self._link.welcome.wal_name
-        if last_confirmed.wal_name != wal_name:
-            raise InvalidArgument(
-                f"{last_confirmed} is no position in a {wal_name} log — acknowledge what this reader delivered"
-            )
         while True:
-            self.acknowledged_tick = max(tick, self.acknowledged_tick)
             try:
-                await self._link.call_of(ACK.name, self._stream, last_confirmed.position, tick)
-                break
+                await self._link.call_of(ACK.name, self._stream, position, tick)
+                return
             except (Indeterminate, InvalidArgument):
                 if self._opened_on == self._link.connections:
                     raise
                 await self._open_again()  # acknowledging twice is the same as once
-        if self.place is not None and tick > self.place.tick:
-            self.place = ReaderPosition("", wal_name, max(last_confirmed.position, self.place.position), tick)
 
     async def close(self) -> None:
         """End it; idempotent."""
@@ -396,7 +376,8 @@ class RemoteReading:
         give_up_at = loop.time() + self._link.options.give_up_s
         while True:
             try:
-                return await self.open()
+                await self.open()
+                return
             except ReaderBusy:  # by the lost connection, which the node may not have noticed; or by somebody else
                 if loop.time() >= give_up_at:
                     raise

@@ -14,6 +14,7 @@ from anyio import to_thread
 from interceptors.errors import ProducerFenced
 from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy
+from streamingnode.backend import ReadRequest
 from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
@@ -26,7 +27,7 @@ from streamingnode.remote.writes import WireTarget, checked_rows
 from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError, shown
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
-from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp, message_id_kind
+from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
 from wal.queue import Signal
 from wal.runtime import Supervisor, accept_one_a_turn, event_log
 
@@ -301,7 +302,7 @@ class Session:
         if call.reader is not None:
             check_name("reader", call.reader)
         policy, types = DeliverPolicy.of_plain(call.start, call.start_at), frozenset(call.types)
-        reading = self._backend.read(infos, policy, until=call.until, name=call.reader, types=types, resume=call.resume)
+        reading = self._backend.read(ReadRequest(infos, policy, call.until, call.reader, types, call.resume))
         try:
             await reading.open()
             stream = self._streams[number] = Stream(reading, call.credit_bytes)
@@ -324,7 +325,7 @@ class Session:
             raise InvalidArgument("no named reader is open here — open it again")
         if call.position > max(stream.upto[0], stream.reading.place.position) or call.tick > stream.upto[1]:
             raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
-        await stream.reading.ack(message_id_kind(self._backend.wal_name)(call.position), call.tick)
+        await stream.reading.ack(call.position, call.tick)
 
 
 class Server:

@@ -15,14 +15,13 @@ from flusher.directory import NodeDirectory, file_paths, manifest_path
 from flusher.manifest import decode_manifest
 from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
 from interceptors.shard.state import ShardState
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import StartingPoint
 from scanner.scanner import Scanner
 from streamingnode.snapshot import read_rows
 from tests.flusher.stamped_log import StampedLog, Table, flusher_of
 from wal.entry import Visible, messages_of, up_to
 from wal.errors import Corrupt, Truncated
 from wal.memory_store import MemoryLogStore
-from wal.position import MemoryMessageId
 from wal.timetick import TICK_MAX
 
 
@@ -74,9 +73,8 @@ class Node:
         )
 
     async def _visible(self, position: int, after_tick: int) -> Sequence[Visible]:
-        policy = DeliverPolicy.start_from(MemoryMessageId(position))
         visible: list[Visible] = []
-        async with Scanner(self.log.log, None, policy, after_tick=after_tick) as scanner:
+        async with Scanner(self.log.log, None, StartingPoint(position, after_tick)) as scanner:
             tick = after_tick
             while tick < self.log.tick:
                 batch = await scanner.next_batch()

@@ -7,11 +7,11 @@ payloads a reader gets, written down at append time without any of the code unde
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypedDict, cast
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import ScanBatch, Scanner
 from tests.wal.packed import FakeTarget, Row, pack_of, piece, rows_group
 from wal.append import AppendGroup, AppendTicket, Pack
-from wal.entry import LogEntry
+from wal.entry import LogEntry, messages_of
 from wal.headers import (
     BeginTxnHeader,
     BodyAssignment,
@@ -298,9 +298,14 @@ def seen(messages: Sequence[AnyMessage]) -> list[Seen]:
     return shown
 
 
+def messages_in(batch: ScanBatch) -> list[AnyMessage]:
+    """Return the messages of a batch as objects, those of packed rows too."""
+    return list(messages_of(batch.visible))
+
+
 async def read_until(scanner: Scanner, tick: int) -> list[AnyMessage]:
     """Return what a scanner delivers until it confirms `tick`."""
-    return [message for batch in await batches_until(scanner, tick) for message in batch.messages]
+    return [message for batch in await batches_until(scanner, tick) for message in messages_in(batch)]
 
 
 async def batches_until(scanner: Scanner, tick: int) -> list[ScanBatch]:
@@ -315,5 +320,5 @@ async def tailed_journal(capacity_bytes: int = 1 << 20) -> Journal:
     return await Journal.create(tail=LiveTail(capacity_bytes=capacity_bytes))
 
 
-def scan(journal: Journal, policy: DeliverPolicy, **options: int) -> Scanner:
-    return Scanner(journal.log, journal.tail, policy, **options)  # type: ignore[arg-type]
+def scan(journal: Journal, start: DeliverPolicy | StartingPoint) -> Scanner:
+    return Scanner(journal.log, journal.tail, start)

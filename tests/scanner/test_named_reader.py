@@ -12,11 +12,14 @@ from tests.scanner.journal import Journal, read_until, seen
 from wal.errors import Corrupt, Indeterminate, InvalidArgument, OnShutdown, StorageFailed
 from wal.live_tail import LiveTail
 from wal.memory_store import MemoryLogStore
-from wal.position import MemoryMessageId, MessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 
 START = ReaderPosition("p0", "memory", 1, 0)
+
+
+def live() -> Mapping[int, str]:
+    return {1: "one", 2: "two"}
 
 
 class SlowStore(MemoryLogStore):
@@ -41,11 +44,6 @@ class SlowStore(MemoryLogStore):
         await super().put_meta(changes)
 
 
-def place(position: int, tick: int, kind: type[MessageId] = MemoryMessageId) -> tuple[MessageId, int]:
-    """Return what a reader is told of a message that is acknowledged."""
-    return kind(position), tick
-
-
 async def turns(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -54,72 +52,72 @@ async def turns(count: int = 5) -> None:
 async def test_a_reader_resumes_after_its_last_ack_across_a_restart() -> None:
     store = MemoryLogStore()
     journal = await Journal.create(tail=LiveTail(), store=store)
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     await readers.load()
     reader = await readers.open({1}, "billing", start=START)
     open_txn = journal.begin()
     for payload in (b"a", b"b", b"c"):
         journal.insert(payload)
-    scanner = Scanner(journal.log, journal.tail, reader.position.policy, after_tick=reader.position.tick)
+    scanner = Scanner(journal.log, journal.tail, reader.position.start)
     messages = await read_until(scanner, journal.tick)
-    await reader.ack(messages[1].last_confirmed, messages[1].time_tick)
+    await reader.ack(messages[1].last_confirmed_position, messages[1].time_tick)
     journal.commit(open_txn)
 
-    again = NamedReaders(store)
+    again = NamedReaders(store, live)
     await again.load()
     reader = await again.open({1}, "billing", start=START)
-    scanner = Scanner(journal.log, journal.tail, reader.position.policy, after_tick=reader.position.tick)
+    scanner = Scanner(journal.log, journal.tail, reader.position.start)
     assert seen(await read_until(scanner, journal.tick)) == journal.visible[2:]
 
 
 async def test_a_new_reader_holds_its_lease_from_the_start() -> None:
     store = MemoryLogStore()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     assert readers.lease("p0") is None
     await readers.open({1}, "slow", start=ReaderPosition("p0", "memory", 5, 50))
     await readers.open({2}, "fast", start=ReaderPosition("p0", "memory", 9, 90))
     await readers.open({2}, "elsewhere", start=ReaderPosition("p1", "memory", 2, 20))
     assert readers.lease("p0") == 5
-    restarted = NamedReaders(store)
+    restarted = NamedReaders(store, live)
     await restarted.load()
     assert restarted.lease("p0") == 5
 
 
 async def test_a_position_never_moves_back() -> None:
-    readers = NamedReaders(MemoryLogStore())
+    readers = NamedReaders(MemoryLogStore(), live)
     reader = await readers.open({1}, "billing", start=START)
-    await reader.ack(*place(8, 80))
-    await reader.ack(*place(3, 30))
+    await reader.ack(8, 80)
+    await reader.ack(3, 30)
     assert (reader.position.position, reader.position.tick) == (8, 80)
-    await reader.ack(*place(3, 90))
+    await reader.ack(3, 90)
     assert (reader.position.position, reader.position.tick) == (8, 90)
 
 
 async def test_an_ack_of_an_earlier_message_during_a_write_moves_nothing_back() -> None:
     store = SlowStore()
     store.gate.set()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     reader = await readers.open({1}, "billing", start=START)
     store.gate.clear()
-    acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (4, 9, 6)]
+    acks = [asyncio.create_task(reader.ack(tick, tick)) for tick in (4, 9, 6)]
     await turns()
-    assert reader.acknowledged_tick == 9
+    assert reader._wanted.tick == 9
     store.gate.set()
     await asyncio.gather(*acks)
-    await reader.ack(*place(5, 5))
-    assert reader.acknowledged_tick == 9
-    await reader.ack(*place(9, 10))
+    await reader.ack(5, 5)
+    assert reader._wanted.tick == 9
+    await reader.ack(9, 10)
     assert (reader.position.position, reader.position.tick, readers.lease("p0")) == (9, 10, 9)
 
 
 async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> None:
     store = SlowStore()
     store.gate.set()
-    reader = await NamedReaders(store).open({1}, "billing", start=START)
+    reader = await NamedReaders(store, live).open({1}, "billing", start=START)
     store.gate.clear()
-    first = asyncio.create_task(reader.ack(*place(5, 5)))
+    first = asyncio.create_task(reader.ack(5, 5))
     await turns()
-    second = asyncio.create_task(reader.ack(*place(9, 9)))
+    second = asyncio.create_task(reader.ack(9, 9))
     await turns()
     store.failures = [StorageFailed("no")]
     store.gate.set()
@@ -129,9 +127,9 @@ async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> Non
         await second
     assert reader.position.tick == 0
     store.gate.clear()
-    first = asyncio.create_task(reader.ack(*place(10, 10)))
+    first = asyncio.create_task(reader.ack(10, 10))
     await turns()
-    second = asyncio.create_task(reader.ack(*place(11, 11)))
+    second = asyncio.create_task(reader.ack(11, 11))
     await turns()
     store.open_once()
     await first
@@ -144,11 +142,11 @@ async def test_an_ack_that_came_during_a_write_is_not_taken_for_written() -> Non
 async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() -> None:
     store = SlowStore()
     store.gate.set()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     reader = await readers.open({1}, "billing", start=START)
     store.gate.clear()
     store.writes.clear()
-    acks = [asyncio.create_task(reader.ack(*place(tick, tick))) for tick in range(1, 11)]
+    acks = [asyncio.create_task(reader.ack(tick, tick)) for tick in range(1, 11)]
     await turns()
     assert not any(ack.done() for ack in acks)
     assert readers.lease("p0") == 1, "the lease waits for the disk"
@@ -161,9 +159,9 @@ async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() 
 async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:
     store = SlowStore()
     store.gate.set()
-    reader = await NamedReaders(store).open({1}, "billing", start=START)
+    reader = await NamedReaders(store, live).open({1}, "billing", start=START)
     store.gate.clear()
-    first, second = (asyncio.create_task(reader.ack(*place(tick, tick))) for tick in (5, 6))
+    first, second = (asyncio.create_task(reader.ack(tick, tick)) for tick in (5, 6))
     await turns()
     first.cancel()
     await turns()
@@ -175,23 +173,17 @@ async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:
 async def test_an_ack_that_could_not_be_written_fails_and_can_be_tried_again() -> None:
     store = SlowStore()
     store.gate.set()
-    reader = await NamedReaders(store).open({1}, "billing", start=START)
+    reader = await NamedReaders(store, live).open({1}, "billing", start=START)
     store.failures = [StorageFailed("no")]
     with pytest.raises(StorageFailed):
-        await reader.ack(*place(5, 5))
+        await reader.ack(5, 5)
     assert reader.position.tick == 0
-    await reader.ack(*place(5, 5))
+    await reader.ack(5, 5)
     assert reader.position.tick == 5
 
 
-async def test_an_ack_of_another_kind_of_log_is_refused() -> None:
-    reader = await NamedReaders(MemoryLogStore()).open({1}, "billing", start=START)
-    with pytest.raises(InvalidArgument):
-        await reader.ack(*place(5, 5, RocksMessageId))
-
-
 async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
-    readers = NamedReaders(MemoryLogStore())
+    readers = NamedReaders(MemoryLogStore(), live)
     reader = await readers.open({1}, "billing", start=START)
     await readers.open({2}, "billing", start=START)
     for attempt in (readers.open({1}, "billing", start=START), readers.delete_reader(1, "billing")):
@@ -199,7 +191,7 @@ async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
             await attempt
     await reader.close()
     with pytest.raises(OnShutdown):
-        await reader.ack(*place(5, 5))
+        await reader.ack(5, 5)
     await readers.open({1}, "billing", start=START)
 
 
@@ -207,7 +199,7 @@ async def test_a_reader_that_could_not_be_made_leaves_its_name_free() -> None:
     store = SlowStore()
     store.gate.set()
     store.failures = [StorageFailed("no")]
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     with pytest.raises(StorageFailed):
         await readers.open({1}, "billing", start=START)
     assert readers.lease("p0") is None
@@ -216,7 +208,7 @@ async def test_a_reader_that_could_not_be_made_leaves_its_name_free() -> None:
 
 async def test_a_deleted_reader_is_forgotten_with_its_lease() -> None:
     store = MemoryLogStore()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     await (await readers.open({1}, "billing", start=START)).close()
     assert await readers.delete_reader(1, "billing")
     assert not await readers.delete_reader(1, "billing")
@@ -225,12 +217,14 @@ async def test_a_deleted_reader_is_forgotten_with_its_lease() -> None:
 
 
 async def test_a_dropped_collection_takes_its_readers_along() -> None:
-    readers = NamedReaders(MemoryLogStore())
-    for collection_id in (1, 11):
+    names = {1: "one", 11: "eleven"}
+    readers = NamedReaders(MemoryLogStore(), lambda: names)
+    for collection_id in names:
         await readers.open({collection_id}, "billing", start=ReaderPosition("p0", "memory", collection_id, 0))
-    assert readers.lease("p0", live={11}) == 11, "nobody can open the others again"
     assert readers.lease("p0") == 1
-    await readers.keep_only({11})
+    del names[1]
+    assert readers.lease("p0") == 11, "nobody can open the others again"
+    await readers.forget_dropped()
     assert readers.find({1}, "billing") is None
     assert readers.find({11}, "billing") is not None
     assert readers.lease("p0") == 11
@@ -240,12 +234,12 @@ async def test_a_damaged_position_is_corrupt() -> None:
     store = MemoryLogStore()
     await store.put_meta({"reader/1/billing": b"\xc1"})
     with pytest.raises(Corrupt, match="reader/1/billing"):
-        await NamedReaders(store).load()
+        await NamedReaders(store, live).load()
 
 
 async def test_a_new_reader_holds_the_log_while_its_first_position_is_written_and_when_that_is_cut_short() -> None:
     store = SlowStore()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     opening = asyncio.get_running_loop().create_task(readers.open({1}, "billing", start=START))
     await turns()
     assert readers.lease("p0") == START.position
@@ -258,14 +252,14 @@ async def test_a_new_reader_whose_first_position_was_refused_holds_nothing() -> 
     store = SlowStore()
     store.gate.set()
     store.failures.append(StorageFailed("no"))
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     with pytest.raises(StorageFailed):
         await readers.open({1}, "billing", start=START)
     assert readers.lease("p0") is None
 
 
 async def reader_of(store: SlowStore) -> NamedReaders:
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     store.gate.set()
     await (await readers.open({1}, "r", start=START)).close()
     store.gate.clear()
@@ -292,7 +286,7 @@ async def test_a_deletion_whose_caller_is_cancelled_takes_place_and_the_next_ope
 @pytest.mark.parametrize("cut_short", ["cancelled", "failed"])
 async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_when_it_is_opened(cut_short: str) -> None:
     store = SlowStore()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     opening = asyncio.ensure_future(readers.open({1}, "r", start=START))
     await turns()
     if cut_short == "cancelled":
@@ -334,9 +328,9 @@ def known(readers: NamedReaders) -> KnownReader:
 async def test_a_move_holds_the_lower_place_until_the_store_has_the_new_one(to: int) -> None:
     store = SlowStore()
     store.gate.set()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     reader = await readers.open({1}, "billing", start=START)
-    await reader.ack(*place(5, 5))
+    await reader.ack(5, 5)
     await reader.close()
     store.gate.clear()
     moving = asyncio.create_task(readers.move(1, "billing", ReaderPosition("p0", START.wal_name, to, to)))
@@ -354,7 +348,7 @@ async def test_a_move_holds_the_lower_place_until_the_store_has_the_new_one(to: 
 async def test_a_move_that_failed_leaves_the_reader_where_it_was() -> None:
     store = SlowStore()
     store.gate.set()
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, live)
     await (await readers.open({1}, "billing", start=START)).close()
     to = ReaderPosition("p0", START.wal_name, 9, 9)
     store.failures = [StorageFailed("no")]
@@ -371,7 +365,7 @@ async def test_a_move_that_failed_leaves_the_reader_where_it_was() -> None:
 
 
 async def test_a_move_is_refused_while_the_reader_is_open_and_when_there_is_none() -> None:
-    readers = NamedReaders(MemoryLogStore())
+    readers = NamedReaders(MemoryLogStore(), live)
     with pytest.raises(InvalidArgument, match="no reader 'billing'"):
         await readers.move(1, "billing", START)
     assert list(readers.known()) == []
@@ -383,7 +377,7 @@ async def test_a_move_is_refused_while_the_reader_is_open_and_when_there_is_none
 
 
 async def test_a_reader_of_several_collections_is_moved_and_listed_once_by_any_of_them() -> None:
-    readers = NamedReaders(MemoryLogStore())
+    readers = NamedReaders(MemoryLogStore(), live)
     await (await readers.open({1, 2}, "billing", start=START)).close()
     to = ReaderPosition("p0", START.wal_name, 9, 9)
     await readers.move(2, "billing", to)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
 from tests.scanner.journal import (
@@ -22,6 +22,7 @@ from tests.scanner.journal import (
     batches_until,
     id_of,
     later_than,
+    messages_in,
     put,
     read_until,
     scan,
@@ -145,7 +146,7 @@ async def test_resuming_after_any_write_of_any_pack_misses_nothing_and_repeats_n
     for message in rng.sample(messages, min(8, len(messages))):
         tick = message.time_tick
         ways = [
-            Scanner(journal.log, tail, DeliverPolicy.start_from(message.last_confirmed), after_tick=tick, **limits)
+            Scanner(journal.log, tail, StartingPoint(message.last_confirmed_position, tick), **limits)
             for tail in (journal.tail, None)
         ]
         ways += [scan(journal, DeliverPolicy.start_after(after)) for after in (message.message_id, tick)]
@@ -161,15 +162,15 @@ async def test_a_named_reader_that_acknowledged_half_a_pack_goes_on_with_the_oth
     journal.insert(b"before")
     entry = journal.pack(put(b"a"), put(b"b"), put(b"c", is_transaction=True), put(b"d"))
     start = ReaderPosition("p0", "memory", 1, 0)
-    reader = await NamedReaders(store).open({1}, "billing", start=start)
-    messages = await read_until(scan(journal, reader.position.policy), journal.tick)
-    await reader.ack(messages[2].last_confirmed, messages[2].time_tick)
+    reader = await NamedReaders(store, lambda: {1: "one"}).open({1}, "billing", start=start)
+    messages = await read_until(scan(journal, reader.position.start), journal.tick)
+    await reader.ack(messages[2].last_confirmed_position, messages[2].time_tick)
 
-    again = NamedReaders(store)
+    again = NamedReaders(store, lambda: {1: "one"})
     await again.load()
     assert again.lease("p0") == entry.first_position, "half of an entry holds all of it"
     reader = await again.open({1}, "billing", start=start)
-    scanner = Scanner(journal.log, None, reader.position.policy, after_tick=reader.position.tick)
+    scanner = Scanner(journal.log, None, reader.position.start)
     assert seen(await read_until(scanner, journal.tick)) == journal.visible[3:]
 
 
@@ -216,8 +217,8 @@ async def test_a_pack_comes_in_one_batch_even_over_the_bounds_and_counts_its_mes
     journal.insert(b"row")
     scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), batch_messages=2)
     first, second = await batches_until(scanner, journal.tick)
-    assert (len(first.messages), first.confirmed_tick, first.resume_position) == (10, 8, 1)
-    assert (len(second.messages), second.confirmed_tick) == (1, 9)
+    assert (len(messages_in(first)), first.confirmed_tick, first.resume_position) == (10, 8, 1)
+    assert (len(messages_in(second)), second.confirmed_tick) == (1, 9)
     assert scanner.statistics.messages == 11
 
 
@@ -248,10 +249,9 @@ async def test_a_filter_lets_transactions_pass_whole_and_of_other_writes_what_is
         scanner = Scanner(
             journal.log,
             tail,
-            DeliverPolicy.all(),
+            StartingPoint(1, after_tick),
             vchannels=None if vchannels is None else frozenset(vchannels),
             types=None if types is None else frozenset(types),
-            after_tick=after_tick,
         )
         messages = await read_until(scanner, journal.tick) if after_tick < journal.tick else []
         assert seen(messages) == expected
@@ -267,7 +267,7 @@ async def test_one_vchannel_of_a_pack_comes_without_the_writes_of_the_other(numb
     whole = Put((PutPiece(((1, b"theirs"),)), PutPiece(((0, b"mine"),))), is_transaction=True)
     journal.pack(put(b"a"), put(b"b", vchannel=V1), both, whole, put(b"c", vchannel=V1, is_transaction=True), put(b"d"))
     expected = [Seen(1, (b"a",)), Seen(3, (b"mine",)), Seen(4, (b"theirs", b"mine")), Seen(6, (b"d",))]
-    scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), vchannels=frozenset({V0}), after_tick=number)
+    scanner = Scanner(journal.log, journal.tail, StartingPoint(1, number), vchannels=frozenset({V0}))
     assert seen(await read_until(scanner, 6)) == [each for each in expected if each.tick > number]
 
 

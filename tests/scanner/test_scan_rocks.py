@@ -6,7 +6,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.named_reader import NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
 from tests.scanner.journal import Bounds, Journal, assorted, later_than, put, read_until, seen
@@ -70,8 +70,8 @@ async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_p
         assert seen(messages) == journal.visible
         await follower.close()
     for message in rng.sample(got[0], 20):
-        policy = DeliverPolicy.start_from(message.last_confirmed)
-        resumed = Scanner(journal.log, journal.tail, policy, after_tick=message.time_tick, **LIMITS)
+        start = StartingPoint(message.last_confirmed_position, message.time_tick)
+        resumed = Scanner(journal.log, journal.tail, start, **LIMITS)
         rest = await read_until(resumed, end) if message.time_tick < end else []
         assert seen(rest) == [each for each in journal.visible if each.tick > message.time_tick]
         await resumed.close()
@@ -81,23 +81,23 @@ async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_p
 async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopened(tmp_path: Path) -> None:
     store = await open_rocks_store(tmp_path / "data")
     journal = await Journal.create(store=store)
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, lambda: {1: "one"})
     reader = await readers.open({1}, "billing", start=ReaderPosition("p0", "rocks", 1, 0))
     await write_schedule(journal, random.Random(5), 60)
-    scanner = Scanner(journal.log, None, reader.position.policy, **LIMITS)
+    scanner = Scanner(journal.log, None, reader.position.start, **LIMITS)
     messages = await read_until(scanner, journal.tick)
     acked = messages[len(messages) // 2]
-    await reader.ack(acked.last_confirmed, acked.time_tick)
+    await reader.ack(acked.last_confirmed_position, acked.time_tick)
     await scanner.close()
     await store.close()
 
     store = await open_rocks_store(tmp_path / "data")
     log = await store.open_log("p0")
-    readers = NamedReaders(store)
+    readers = NamedReaders(store, lambda: {1: "one"})
     await readers.load()
     assert readers.lease("p0") == acked.last_confirmed_position
     reader = await readers.open({1}, "billing", start=ReaderPosition("p0", "rocks", 1, 0))
-    scanner = Scanner(log, None, reader.position.policy, after_tick=reader.position.tick, **LIMITS)
+    scanner = Scanner(log, None, reader.position.start, **LIMITS)
     rest = [each for each in journal.visible if each.tick > acked.time_tick]
     assert rest
     assert seen(await read_until(scanner, journal.tick)) == rest

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
 from tests.scanner.faulty_log import FaultyLog
 from tests.scanner.journal import (
@@ -15,6 +15,7 @@ from tests.scanner.journal import (
     Journal,
     Seen,
     batches_until,
+    messages_in,
     read_until,
     scan,
     seen,
@@ -36,7 +37,7 @@ async def test_messages_of_one_entry_come_in_one_batch_even_over_the_bound() -> 
     journal.insert(b"row")
     scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), **SMALL)
     first = await scanner.next_batch()
-    assert (len(first.messages), first.confirmed_tick) == (10, 1)
+    assert (len(messages_in(first)), first.confirmed_tick) == (10, 1)
 
 
 async def test_batches_are_bounded_by_messages_and_bytes() -> None:
@@ -46,7 +47,7 @@ async def test_batches_are_bounded_by_messages_and_bytes() -> None:
     for limits in (Bounds(batch_messages=4), Bounds(batch_bytes=400)):
         scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), **limits)
         batches = await batches_until(scanner, 20)
-        assert max(len(batch.messages) for batch in batches) <= 5
+        assert max(len(messages_in(batch)) for batch in batches) <= 5
         assert len(batches) >= 5
 
 
@@ -72,14 +73,14 @@ async def test_confirmed_ticks_at_or_below_the_start_are_not_repeated() -> None:
     journal = await tailed_journal()
     for _ in range(5):
         journal.insert(b"row")
-    scanner = scan(journal, DeliverPolicy.all(), after_tick=5)
+    scanner = scan(journal, StartingPoint(1, 5))
     waiting = asyncio.create_task(scanner.next_batch())
     for _ in range(20):
         await asyncio.sleep(0)
     assert not waiting.done()
     journal.insert(b"new")
     batch = await waiting
-    assert (seen(batch.messages), batch.confirmed_tick) == ([Seen(6, (b"new",))], 6)
+    assert (seen(messages_in(batch)), batch.confirmed_tick) == ([Seen(6, (b"new",))], 6)
 
 
 async def test_only_messages_of_wanted_vchannels_come_and_transactions_come_whole() -> None:

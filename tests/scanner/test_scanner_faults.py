@@ -12,14 +12,7 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from scanner.source import READ_TRIES_MAX
 from tests.scanner.faulty_log import Doors, FaultyLog, Pauses
-from tests.scanner.journal import (
-    SMALL,
-    Journal,
-    read_until,
-    scan,
-    seen,
-    tailed_journal,
-)
+from tests.scanner.journal import SMALL, Journal, messages_in, read_until, scan, seen, tailed_journal
 from wal.errors import Corrupt, OnShutdown, StorageFailed
 from wal.message import AnyMessage
 
@@ -32,7 +25,7 @@ async def test_a_passing_storage_fault_is_retried_from_the_position_reached(monk
         journal.insert(b"row")
     log, pauses = FaultyLog(journal.log), Pauses()
     scanner = Scanner(log.as_log, None, DeliverPolicy.all(), batch_bytes=300)
-    messages = (await scanner.next_batch()).messages
+    messages = messages_in(await scanner.next_batch())
     monkeypatch.setattr("asyncio.sleep", pauses)
     log.failures = [StorageFailed("reads fail"), OSError("reads fail")]
     messages += await read_until(scanner, 20)
@@ -73,7 +66,7 @@ async def test_what_came_before_an_impossible_commit_is_delivered_before_the_err
     journal.commit(txn_id)
     journal.insert(b"after")
     scanner = scan(journal, DeliverPolicy.all())
-    assert seen((await scanner.next_batch()).messages) == journal.visible[:2]
+    assert seen(messages_in(await scanner.next_batch())) == journal.visible[:2]
     for _ in range(2):
         with pytest.raises(Corrupt):
             await scanner.next_batch()
@@ -94,11 +87,11 @@ async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
             await asyncio.sleep(0)
         attempt.cancel()
         try:
-            messages += (await attempt).messages
+            messages += messages_in(await attempt)
         except asyncio.CancelledError:
             cancelled += 1
             doors.open_next()
-            messages += (await scanner.next_batch()).messages
+            messages += messages_in(await scanner.next_batch())
     assert seen(messages) == journal.visible
     assert cancelled >= 3
 
@@ -116,7 +109,7 @@ async def test_cancelling_at_any_moment_loses_nothing(rng: random.Random) -> Non
             await asyncio.sleep(0)
         attempt.cancel()
         with suppress(asyncio.CancelledError):
-            messages += (await attempt).messages
+            messages += messages_in(await attempt)
     journal.insert(b"last")
     messages += await read_until(scanner, journal.tick)
     assert seen(messages) == journal.visible

@@ -5,11 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
-from tests.scanner.journal import Bounds, Journal, assorted, batches_until, read_until, scan, seen, tailed_journal
+from tests.scanner.journal import (
+    Bounds,
+    Journal,
+    assorted,
+    batches_until,
+    messages_in,
+    read_until,
+    scan,
+    seen,
+    tailed_journal,
+)
 from wal.message import TransactionMessage
-from wal.position import MemoryMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +50,7 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
     end = journal.insert(b"end")
     batches += await batches_until(follower, end.time_tick)
     await follower.close()
-    messages = [message for batch in batches for message in batch.messages]
+    messages = [message for batch in batches for message in messages_in(batch)]
     assert seen(messages) == journal.visible
 
     ticks = [message.time_tick for message in messages]
@@ -49,7 +58,7 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
     confirmed = 0
     for batch in batches:
         assert batch.confirmed_tick > confirmed
-        assert all(confirmed < message.time_tick <= batch.confirmed_tick for message in batch.messages), "I2"
+        assert all(confirmed < message.time_tick <= batch.confirmed_tick for message in messages_in(batch)), "I2"
         confirmed = batch.confirmed_tick
 
     catching_up = Scanner(journal.log, None, DeliverPolicy.all(), **limits)
@@ -57,8 +66,7 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
     await catching_up.close()
 
     for message in messages[::3]:
-        policy = DeliverPolicy.start_from(message.last_confirmed)
-        resumed = scan(journal, policy, after_tick=message.time_tick)
+        resumed = scan(journal, StartingPoint(message.last_confirmed.position, message.time_tick))
         rest = seen(await read_until(resumed, end.time_tick)) if message.time_tick < end.time_tick else []
         assert rest == [each for each in journal.visible if each.tick > message.time_tick], "I3"
         await resumed.close()
@@ -75,11 +83,7 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
         begins = [begun_at[message.txn_id] for message in later if isinstance(message, TransactionMessage)]
         assert batch.resume_position <= min(begins, default=batch.resume_position), "a lease there keeps all it needs"
     for batch in batches[:-1]:
-        resumed = scan(
-            journal,
-            DeliverPolicy.start_from(MemoryMessageId(batch.resume_position)),
-            after_tick=batch.confirmed_tick,
-        )
+        resumed = scan(journal, StartingPoint(batch.resume_position, batch.confirmed_tick))
         rest = seen(await read_until(resumed, end.time_tick))
         assert rest == [each for each in journal.visible if each.tick > batch.confirmed_tick]
         await resumed.close()

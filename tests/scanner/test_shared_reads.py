@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
 from scanner.source import LogReads
 from tests.scanner.faulty_log import Doors, FaultyLog
-from tests.scanner.journal import Bounds, Journal, later_than, read_until, seen, tailed_journal
+from tests.scanner.journal import Bounds, Journal, later_than, messages_in, read_until, seen, tailed_journal
 from wal import live_tail
 from wal.errors import Corrupt, OnShutdown, Truncated
 from wal.message import AnyMessage
@@ -62,7 +62,7 @@ async def test_what_somebody_else_has_read_is_delivered_although_more_of_it_is_p
     journal, log = await filled()
     (await shared(journal, log)).shared.keep(await journal.log.read(1, bytes_max=1 << 20))  # which is all there is
     until = journal.entries[-2].time_tick
-    resumed = Scanner(log.as_log, journal.tail, DeliverPolicy.all(), after_tick=until, **SMALL)
+    resumed = Scanner(log.as_log, journal.tail, StartingPoint(1, until), **SMALL)
     async with asyncio.timeout(PATIENCE_S):  # nothing comes any more that could wake it
         assert seen(await read_until(resumed, journal.tick)) == later_than(journal, until)
     assert not log.reads
@@ -83,7 +83,7 @@ async def read_some(readers: list[Reader], journal: Journal, *, count: int = 5) 
             await each[0].close()
         else:
             assert not isinstance(batch, BaseException)
-            each[2].extend(batch.messages)
+            each[2].extend(messages_in(batch))
     return readers
 
 
@@ -167,7 +167,7 @@ async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_the_read
     with pytest.raises(OnShutdown):
         await waiting[0]
     may_read.set()
-    assert seen((await waiting[1]).messages)
+    assert seen(messages_in(await waiting[1]))
     assert log.reads >= 2
 
 

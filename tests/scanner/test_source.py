@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scanner.deliver_policy import DeliverPolicy
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
 from tests.scanner.faulty_log import FaultyLog
 from tests.scanner.journal import Seen, id_of, read_until, scan, seen, tailed_journal
@@ -269,7 +269,7 @@ async def test_a_transaction_begun_before_what_is_kept_is_dropped_by_all_and_tru
     for _ in range(2):
         with pytest.raises(Truncated):
             await read_until(explicit, 4)
-    past_it = scan(journal, DeliverPolicy.start_from(id_of(kept)), after_tick=3)
+    past_it = scan(journal, StartingPoint(kept.first_position, 3))
     assert seen(await read_until(past_it, 4)) == [Seen(4, (b"plain",))]
 
 
@@ -296,7 +296,7 @@ async def test_a_resumed_scan_reads_nothing_before_its_position_which_may_be_giv
     kept = journal.insert(b"kept")
     journal.commit(txn_id)
     journal.insert(b"after")
-    resumed = scan(journal, DeliverPolicy.start_from(id_of(kept)), after_tick=4)
+    resumed = scan(journal, StartingPoint(kept.first_position, 4))
     await resumed.open()
     await journal.log.truncate(kept.first_position)
     assert seen(await read_until(resumed, 5)) == [Seen(5, (b"after",))]

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -17,6 +18,7 @@ from tests.parts_of import WAYS, opened_one_way
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown
 from wal.headers import MessageType
+from wal.position import MemoryMessageId, RocksMessageId
 
 pytestmark = pytest.mark.anyio
 
@@ -175,6 +177,16 @@ async def test_named_reader_starts_after_the_last_acknowledged_message(node: Nod
         await messages.ack(first)  # it only moves forward
     rest = await read_all(node, name="billing", types=ROWS)
     assert [ids(message) for message in rest] == [[2], [3]]
+
+
+async def test_an_ack_of_another_kind_of_log_is_refused(node: Node) -> None:
+    await node.insert("orders", [{"id": 1, "item": "a"}])
+    async with node.read("orders", name="billing", types=ROWS) as messages:
+        message = await anext(messages)
+        kind = RocksMessageId if isinstance(message.last_confirmed, MemoryMessageId) else MemoryMessageId
+        with pytest.raises(InvalidArgument, match="is no position in this node's log"):
+            await messages.ack(msgspec.structs.replace(message, last_confirmed=kind(1)))
+    assert len(await read_all(node, name="billing", types=ROWS)) == 1
 
 
 async def test_new_named_reader_keeps_the_place_where_it_was_opened(node: Node) -> None:

@@ -8,8 +8,9 @@ import msgspec
 import scanner.source
 import streamingnode.read_message
 import wal.entry
+from scanner.deliver_policy import StartingPoint
 from scanner.named_reader import NamedReaders, ReaderPosition
-from scanner.source import EntrySource, StartingPoint
+from scanner.source import EntrySource
 from streamingnode.embedded import EmbeddedReading
 from streamingnode.reader import CollectionReader
 from tests.chaos.seeded.bug import Right, SeededBug
@@ -113,15 +114,16 @@ def _one_shard_of_a_tick(right: Right) -> Right:
 
 
 def _ends_early(right: Right) -> Right:
-    def start(reader: CollectionReader, *arguments: Any, until: Any, **rest: Any) -> None:
-        right(reader, *arguments, until=until and until - (1 << 20), **rest)
+    def start(reader: CollectionReader, backend: Any, request: Any, **rest: Any) -> None:
+        right(reader, backend, request._replace(until=request.until and request.until - (1 << 20)), **rest)
 
     return start
 
 
 def _repeats_what_was_acknowledged(right: Right) -> Right:
-    async def scan(reader: CollectionReader, policy: Any, *, after_tick: int = 0) -> None:
-        await right(reader, policy, after_tick=max(after_tick - 1, 0))
+    async def scan(reading: EmbeddedReading, start: Any) -> None:
+        is_place = isinstance(start, StartingPoint)
+        await right(reading, start._replace(after_tick=max(start.after_tick - 1, 0)) if is_place else start)
 
     return scan
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from scanner.deliver_policy import StartingPoint
 from streamingnode.collections import READ_COLLECTIONS_MAX, Definition
 from streamingnode.remote import connection as connection_module
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
@@ -235,7 +236,7 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
         ("read", ReadCall(info.id, "from", ("memory", number), None, None, INSERTS, None, 1)),
         ("read", ReadCall(info.id, "all", None, number, None, INSERTS, None, 1)),
         ("read", ReadCall(info.id, "all", None, None, None, (cast("MessageType", number % 2**31),), None, 1)),
-        ("read", ReadCall(info.id, "all", None, None, None, INSERTS, (number, number), 1)),
+        ("read", ReadCall(info.id, "all", None, None, None, INSERTS, StartingPoint(number, number), 1)),
         ("read", ReadCall(info.id, "all", None, None, None, INSERTS, None, number)),
         ("ack", AckCall(number if number >= 0 else 1, 1, 1)),
         ("snapshot", ["c", number]),
