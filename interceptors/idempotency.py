@@ -103,16 +103,15 @@ class IdempotencyInterceptor(Interceptor):
         if known is not None:
             pack.producer = None
             for group in [group for group in pack.groups if group.producer is None]:
-                pack.leave(group, self._result_of_try(group, known) if group.pieces else known)
+                pack.leave(group, self._result_of_try(pack, group, known) if group.pieces else known)
 
-    def _result_of_try(self, group: AppendGroup, known: AppendResult) -> AppendResult:
-        """Return the result of that try of a group which is in the entry that is known."""
-        tried: AppendGroup | None = group.earlier
-        while tried is not None:
-            if tried.pack is not None and tried.pack.ticket is not None and tried.pack.time_tick == known.time_tick:
-                return self._result_in(tried.pack, tried)
+    def _result_of_try(self, pack: Pack, group: AppendGroup, known: AppendResult) -> AppendResult:
+        """Return the result of a group by that try of its pack which is the entry that is known."""
+        tried = pack.earlier
+        while tried is not None and (tried.ticket is None or tried.time_tick != known.time_tick):
             tried = tried.earlier
-        raise AssertionError("who repeats a pack has its tries")
+        assert tried is not None, "who repeats a pack has its tries"
+        return self._result_in(tried, group)
 
     def _look(self, pack: Pack, tries: list[_Try]) -> _Try | None:
         """Begin the tries of a pack's named writes; those that are known are told, those under way wait for that outcome.

@@ -81,9 +81,7 @@ class ChannelTerm:
                 RoomInterceptor(log.admit, pending.appends),
                 RedoInterceptor(),
                 LockInterceptor(self.transactions.scope_of, self.transactions.overtake),
-                TimeTickInterceptor(
-                    wal_name=log.wal_name, acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
-                ),
+                TimeTickInterceptor(acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin),
                 self.transactions,
                 self.shards,
             ),

@@ -175,8 +175,6 @@ class Wal:
         """Append a pack; every group of it is settled then, or has left to come again. Raises as `append` does."""
         if pack.producer is None and not all(group.producer for group in pack.groups):
             pack.producer = self._own_next  # so that the log recognises a repeated try
-        # Messages as they are now: the chain stamps them. Rows are never changed.
-        unstamped = [(message.header, message.txn_id) for message in pack.messages]
         try:
             return await self._try(pack)
         except Indeterminate as error:
@@ -184,15 +182,7 @@ class Wal:
         except StreamingNodeError as error:
             self._explain(error)
             raise
-        tried = pack
-
-        def again() -> Pack:  # of the last try, whose sequences were drawn, and of which groups may have left
-            nonlocal tried
-            copies = [group.copy(unstamped, first) for group in tried.groups if group.outcome is None]
-            tried = Pack(copies, tried.come_again, tried.producer, tried.place)
-            return tried
-
-        return await self._repeat(again, first)
+        return await self._repeat(pack, first)
 
     async def _try(self, pack: Pack) -> None:
         while True:
@@ -213,7 +203,7 @@ class Wal:
             except StreamingNodeError:
                 # Without a place in the log it never happened: it goes on in the next term as if it came only then.
                 # That the term ends is noticed whatever became of the pack: who comes next is to wait from here on.
-                if not self._ends(term) or any(group.begun for group in pack.groups):
+                if not self._ends(term) or pack.begun or any(group.is_joined for group in pack.groups):
                     raise
             finally:
                 if status == "cancel" and not detached and pack.ticket is not None:
@@ -223,7 +213,7 @@ class Wal:
                 if self._observer is not None:
                     self._observer.append_ended(pack, time.perf_counter() - started, status)
 
-    async def _repeat(self, again: Callable[[], Pack], first: Indeterminate) -> None:
+    async def _repeat(self, pack: Pack, first: Indeterminate) -> None:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
         limits = self._retry
         error: StreamingNodeError = first
@@ -236,7 +226,9 @@ class Wal:
                     break
                 pause_s = min(2 * pause_s, limits.max_s)
                 try:
-                    return await self._try(again())
+                    await self._wait_open()
+                    pack.try_again(first)  # now: until the term of the last try has ended, it looks at that
+                    return await self._try(pack)
                 except Indeterminate as failed:
                     error = doubt = failed
                 except StreamingNodeError as failed:
@@ -342,6 +334,7 @@ class Wal:
             back.result()
 
     async def _wait_open(self) -> None:
+        """Return once the log takes packs. Raises when that is later than anybody waits for, or never."""
         await self.wait_back()
         if self.state is not LogState.OPEN:
             raise OnShutdown(f"log {self._log.name} is {self.state.value} — open the node again")
@@ -464,7 +457,8 @@ class Wal:
         await self._end(pack)
         assert pack.ticket is not None, "the log's end sets it"
         await pack.ticket.durable
-        return pack.entry(log.wal_name)
+        assert pack.entry is not None, "it has its place"
+        return pack.entry
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 

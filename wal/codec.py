@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from google_crc32c import extend
+from msgspec.structs import force_setattr
 
 from wal.entry import U2, U4, U8, LogEntry, Numbers, PackedRows, RowBatch
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import DML, HEADERS, MESSAGE_VERSION
-from wal.message import Message, MutableMessage
+from wal.message import Message
 from wal.position import ProducerStamp
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ _BATCH = struct.Struct("<III")
 _PACKED, _STAMPED = 1, 2
 """Flags: the entry has rows instead of messages; some of its groups have stamps of their own."""
 _FLAGS_SHIFT, _GROUPS_MASK = 24, (1 << 24) - 1
+_NO_STAMP = (0, 0, 0)
 
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 MESSAGE_HEADER_BYTES = _MESSAGE.size
@@ -84,18 +86,34 @@ def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     return int(extend(before, bytes(data) if len(data) < COPIED_BYTES_MAX else np.frombuffer(data, np.uint8)))
 
 
-def encode_entry(
-    messages: Sequence[MutableMessage],
-    *,
-    first_position: int,
-    previous_crc32c: int,
-    producer: ProducerStamp | None = None,
-) -> bytes:
-    """Return the bytes of stamped messages as one entry; its checksum is read back with `entry_crc32c`."""
-    head = messages[0]
-    assert head.time_tick > 0, "messages are stamped with a tick before they are encoded"
-    assert len(messages) <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
-    last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
+def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
+    """Return the bytes of an entry, which has their checksum and size from then on."""
+    rows, count, stamp = entry.rows, entry.count, entry.producer
+    assert entry.first_tick > 0, "messages are stamped with a tick before they are encoded"
+    assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
+    flags, groups = (0, 1) if rows is None else (_PACKED | (_STAMPED if rows.producers else 0), len(rows.ticks))
+    fixed = _CHECKED.pack(
+        previous_crc32c,
+        count,
+        entry.first_position,
+        entry.first_tick,
+        entry.time_tick,
+        entry.last_confirmed_position,
+        entry.wal_term,
+        *(_NO_STAMP if stamp is None else (stamp.producer_id, stamp.sequence, stamp.epoch)),
+        groups | flags << _FLAGS_SHIFT,
+    )
+    parts = _encode_messages(entry.messages) if rows is None else _encode_rows(rows)
+    checksum = crc32c(fixed)
+    for part in parts:
+        checksum = crc32c(part, checksum)
+    data = b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), fixed, *parts))  # the only copy
+    force_setattr(entry, "crc32c", checksum)
+    force_setattr(entry, "size_bytes", len(data))
+    return data
+
+
+def _encode_messages(messages: Sequence[Message]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = []
     for message in messages:
         vchannel, header, payload = message.vchannel.encode(), _encode(message.header), message.payload
@@ -103,22 +121,15 @@ def encode_entry(
             message.type, MESSAGE_VERSION, len(vchannel), 0, len(header), len(payload), message.txn_id
         )
         parts += b"".join((fixed, vchannel, header)), payload
-    tick = head.time_tick
-    checked = (previous_crc32c, len(messages), first_position, tick, tick, last_confirmed, head.wal_term)
-    return _sealed(0, checked, producer, 1, parts)
+    return parts
 
 
-def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerStamp | None = None) -> bytes:
-    """Return the bytes of packed rows as one entry, as `encode_entry` does."""
-    first_position, first_tick = int(rows.positions[0]), int(rows.ticks[0])
-    count = rows.position - first_position + 1
-    assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
-    flags, deltas = _PACKED, (rows.ticks - rows.ticks[0]).astype(U4)
+def _encode_rows(rows: PackedRows) -> list[bytes | memoryview]:
+    deltas = (rows.ticks - rows.ticks[0]).astype(U4)
     small = [deltas.tobytes(), rows.counts.tobytes(), rows.transactions.tobytes()]
     if rows.producers:
-        flags |= _STAMPED
         stamps = [
-            (0, 0, 0) if each is None else (each.producer_id, each.sequence, each.epoch) for each in rows.producers
+            _NO_STAMP if each is None else (each.producer_id, each.sequence, each.epoch) for each in rows.producers
         ]
         small += (
             np.array(column, kind).tobytes() for column, kind in zip(zip(*stamps, strict=True), _STAMPS, strict=True)
@@ -132,23 +143,7 @@ def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerSta
         small += [column.tobytes() for column in boundaries]
         parts += b"".join(small), batch.payload
         small = []
-    checked = (previous_crc32c, count, first_position, first_tick, rows.time_tick)
-    return _sealed(flags, (*checked, rows.last_confirmed_position, rows.wal_term), producer, len(rows.ticks), parts)
-
-
-def _sealed(
-    flags: int,
-    checked: tuple[int, ...],
-    producer: ProducerStamp | None,
-    groups: int,
-    parts: list[bytes | memoryview],
-) -> bytes:
-    writer = (0, 0, 0) if producer is None else (producer.producer_id, producer.sequence, producer.epoch)
-    fixed = _CHECKED.pack(*checked, *writer, groups | flags << _FLAGS_SHIFT)
-    checksum = crc32c(fixed)
-    for part in parts:
-        checksum = crc32c(part, checksum)
-    return b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), fixed, *parts))  # the only copy
+    return parts
 
 
 def entry_crc32c(data: bytes) -> int:

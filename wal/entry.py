@@ -285,8 +285,8 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     time_tick: int
     last_confirmed_position: int
     wal_term: int
-    crc32c: int
-    size_bytes: int
+    crc32c: int = 0
+    size_bytes: int = 0
     messages: tuple[Message, ...] = ()
     rows: PackedRows | None = None
     producer: ProducerStamp | None = None

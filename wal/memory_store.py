@@ -68,7 +68,7 @@ class MemoryLog:
         self._store.used_bytes += len(data)
         self._synced.advance(self.next_position - 1)
         done = self._store.done
-        return AppendTicket(first_position, self._crc32c, len(data), written=done, durable=done)
+        return AppendTicket(first_position, written=done, durable=done)
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return consecutive entries from the one that holds `position`; as `wal.log.Log.read`."""
