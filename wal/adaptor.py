@@ -26,7 +26,7 @@ from wal.errors import (
 )
 from wal.failpoint import failpoint
 from wal.headers import MessageType, TimeTickHeader
-from wal.lifecycle import TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final, is_obstacle
+from wal.lifecycle import OBSTACLES, TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final
 from wal.log import Log, LogStore, log_end
 from wal.message import MutableMessage
 from wal.packer import Packer
@@ -158,17 +158,21 @@ class Wal:
         """
         if group.pieces and group.rows_bytes <= self._limits.group_bytes_max:
             return self.packer.append(group)
-        self._check_fits(group)
-        return self._append_messages(group)
+        return self._append_by_itself(group, self._append_pack)
 
-    async def _append_messages(self, group: AppendGroup) -> AppendResult:
-        await self._append_pack(Pack([group]))
-        return group.result()
-
-    async def append_once(self, group: AppendGroup) -> AppendResult:
+    def append_once(self, group: AppendGroup) -> Awaitable[AppendResult]:
         """Append messages as `append` does, but leave an open outcome to the caller, who finds out otherwise."""
-        self._check_fits(group)
-        await self._try(Pack([group]))
+        return self._append_by_itself(group, self._try)
+
+    async def _append_by_itself(self, group: AppendGroup, append: AppendPack) -> AppendResult:
+        limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
+        if not size_bytes:
+            raise InvalidArgument("an append group without messages — skip the append")
+        if count > limits.group_messages_max:
+            raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
+        if size_bytes > limits.group_bytes_max:
+            raise TooLarge(f"{size_bytes} bytes in one append group, {limits.group_bytes_max} fit — split it")
+        await append(Pack([group]))
         return group.result()
 
     async def _append_pack(self, pack: Pack) -> None:
@@ -242,27 +246,22 @@ class Wal:
 
     async def _run_detached(self, term: Term, pack: Pack) -> None:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[None] = loop.create_future()
-
-        async def run() -> None:
-            try:
-                await term.append(pack)
-                if not outcome.done():
-                    outcome.set_result(None)
-            except asyncio.CancelledError:
-                outcome.cancel()
-            except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
-                if not outcome.done():
-                    outcome.set_exception(error)
-                elif not isinstance(error, StreamingNodeError):
-                    _log.exception("unattended_append_failed")
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._ended(pack)  # not in `run`, which nobody enters when it is cancelled before its first step
+            self._ended(pack)
+            if task.cancelled():
+                outcome.cancel()
+            elif (error := task.exception()) is None:
+                if not outcome.done():
+                    outcome.set_result(None)
+            elif not outcome.done():
+                outcome.set_exception(error)
+            elif not isinstance(error, StreamingNodeError):
+                _log.error("unattended_append_failed", exc_info=error)
 
-        task = loop.create_task(run())
+        task = asyncio.ensure_future(term.append(pack))
         self._tasks.add(task)  # the event loop alone would let it be collected once its caller is gone
         task.add_done_callback(ended)
         try:
@@ -277,16 +276,6 @@ class Wal:
         if not self._in_flight:
             self._drained.set()
 
-    def _check_fits(self, group: AppendGroup) -> None:
-        assert group.pack is None, "a group is appended once; build a new one to append again"
-        limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
-        if not size_bytes:
-            raise InvalidArgument("an append group without messages — skip the append")
-        if count > limits.group_messages_max:
-            raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
-        if size_bytes > limits.group_bytes_max:
-            raise TooLarge(f"{size_bytes} bytes in one append group, {limits.group_bytes_max} fit — split it")
-
     # --- who waits for a log that failed ----------------------------------------------------------------------------------
 
     async def in_term(self, call: Callable[[], Awaitable[T]], *, settled: bool = False) -> T:
@@ -298,21 +287,17 @@ class Wal:
         """
         doubt: Indeterminate | None = None
         while True:
+            term: Term | None = None
             try:
                 await self.wait_back()
-            except StreamingNodeError as error:
-                if doubt is None:
-                    raise
-                raise doubt from error
-            term = self._term
-            try:
+                term = self._term
                 result = await call()
                 if not (settled and self._ends(term)):
                     return result
             except StreamingNodeError as error:
                 doubt = error if isinstance(error, Indeterminate) else doubt
-                if not self._ends(term):
-                    if doubt is None or error is doubt or error.decides:
+                if term is None or not self._ends(term):
+                    if doubt is None or error is doubt or (error.decides and term is not None):
                         raise
                     raise doubt from error
 
@@ -412,7 +397,7 @@ class Wal:
                 failpoint("recovery.reopened")
                 return await self._open_term()
             except (StreamingNodeError, OSError) as error:
-                obstacles_seen = obstacles_seen + 1 if is_obstacle(error) else 0
+                obstacles_seen = obstacles_seen + 1 if isinstance(error, OBSTACLES) else 0
                 if is_final(error, obstacles_seen=obstacles_seen):
                     raise
                 self._become(LogState.WAITING)

@@ -7,14 +7,14 @@ again; `docs/format.md` has the picture.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from wal.errors import Corrupt
 from wal.headers import BodyAssignment, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
@@ -57,12 +57,8 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     starts: Numbers
     counts: Numbers
     offsets: Numbers
-    rows: int = 0
-    """How many rows the boundaries have; worked out when it is not given, since every look at an array takes its time."""
-
-    def __post_init__(self) -> None:
-        if not self.rows:
-            force_setattr(self, "rows", int(self.counts.sum()))
+    rows: int
+    """How many rows the boundaries have."""
 
     @property
     def size_bytes(self) -> int:
@@ -84,7 +80,8 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         if not kept.any():
             return None
         names = ("groups", "places", "parts", "starts", "counts", "offsets")
-        return replace(self, rows=0, **{name: getattr(self, name)[kept] for name in names})
+        columns: dict[str, Numbers] = {name: getattr(self, name)[kept] for name in names}
+        return replace(self, rows=int(columns["counts"].sum()), **columns)
 
 
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
@@ -104,15 +101,10 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     transactions: Numbers
     batches: tuple[RowBatch, ...]
     producers: tuple[ProducerStamp | None, ...] = ()
-    time_tick: int = 0
+    time_tick: int
     """The tick of the last group."""
-    position: int = 0
+    position: int
     """Position of the last message."""
-
-    def __post_init__(self) -> None:
-        if not self.position:
-            force_setattr(self, "time_tick", int(self.ticks[-1]))
-            force_setattr(self, "position", int(self.positions[-1] + self.counts[-1]) - 1)
 
     @property
     def size_bytes(self) -> int:
@@ -188,20 +180,12 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
         ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
-        made: list[tuple[int, int, RowBatch, int, int, int, int]] = []
+        made: list[tuple[int, int, int, int, int, int, RowBatch]] = []
         for batch in self.batches:
-            made += zip(
-                batch.groups.tolist(),
-                batch.places.tolist(),
-                [batch] * len(batch.groups),
-                batch.parts.tolist(),
-                batch.starts.tolist(),
-                batch.counts.tolist(),
-                batch.offsets.tolist(),
-                strict=True,
-            )
-        made.sort(key=lambda each: each[:2])
-        for group, place, batch, part, start, count, offset in made:
+            columns = batch.groups, batch.places, batch.parts, batch.starts, batch.counts, batch.offsets
+            made += zip(*[column.tolist() for column in columns], repeat(batch))
+        made.sort(key=itemgetter(0, 1))
+        for group, place, part, start, count, offset, batch in made:
             yield (
                 group,
                 Message(

@@ -237,7 +237,8 @@ def _torn(written: EntryWritten) -> list[EntryWritten]:
     assert left is not None, "each write has rows"
     columns = {name: getattr(whole, name)[1:] for name in ("ticks", "counts", "transactions", "producers")}
     positions = whole.positions[1:] - whole.counts[0]
-    left = replace(left, positions=positions, position=0, batches=tuple(map(_of_later, left.batches)), **columns)
+    last = whole.position - int(whole.counts[0])
+    left = replace(left, positions=positions, position=last, batches=tuple(map(_of_later, left.batches)), **columns)
     previous = int.from_bytes(written.data[CHECKSUM_END : CHECKSUM_END + 4], "little")
     data = encode_entry(replace(entry, rows=left, first_position=int(positions[0])), previous_crc32c=previous)
     return [EntryWritten(written.log, written.first_position, left.position, left.time_tick, data)]
