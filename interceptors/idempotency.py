@@ -21,7 +21,7 @@ from interceptors.window import Places, ProducerLimits, Window, Write
 from wal.append import AppendGroup, AppendPack, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
 from wal.log import LogStore
-from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
+from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
 from wal.runtime import carry_on
 
 
@@ -53,10 +53,9 @@ class IdempotencyInterceptor(Interceptor):
 
     name = "idempotency"
 
-    def __init__(self, window: Window, places: Places, message_id: type[MessageId]) -> None:
+    def __init__(self, window: Window, places: Places) -> None:
         self.window = window
         self._places = places
-        self._message_id = message_id
         self._under_way: dict[Write, _Try] = {}
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
@@ -227,7 +226,7 @@ class IdempotencyInterceptor(Interceptor):
 
     def _result_in(self, pack: Pack, group: AppendGroup) -> AppendResult:
         """Return the result of a group of a pack once the log has it synced."""
-        return replace(pack.results(self._message_id)[pack.groups.index(group)], durable=True)
+        return replace(pack.results()[pack.groups.index(group)], durable=True)
 
 
 def _joined(

@@ -14,7 +14,7 @@ from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import DML, Header, MessageType
 from wal.message import Message, MutableMessage
-from wal.position import MessageId, Place, ProducerStamp
+from wal.position import MessageId, Place, ProducerStamp, message_id_kind
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
 
@@ -80,6 +80,32 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if self.groups:
             return tuple(message_id for group in self.groups for message_id in group.message_ids)
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
+
+
+def results_of(
+    entry: LogEntry, row_offsets: Sequence[Mapping[str, tuple[int, int]]], *, durable: bool = True
+) -> list[AppendResult]:
+    """Return what each group of an entry has come to; `row_offsets` are theirs."""
+    rows, last_confirmed = entry.rows, entry.last_confirmed_position
+    if rows is None:
+        head, positions, counts, ticks = entry.messages[0], [entry.first_position], [entry.count], [entry.time_tick]
+        kind, txn_ids = message_id_kind(head.wal_name), [head.txn_id]
+    else:
+        positions, counts, ticks = rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist()
+        kind, txn_ids = message_id_kind(rows.wal_name), (rows.ticks * rows.transactions).tolist()
+    return [
+        AppendResult(
+            kind=kind,
+            first_position=position,
+            count=count,
+            time_tick=tick,
+            last_confirmed_position=last_confirmed,
+            txn_id=txn_id,
+            row_offsets=offsets,
+            durable=durable,
+        )
+        for position, count, tick, txn_id, offsets in zip(positions, counts, ticks, txn_ids, row_offsets, strict=True)
+    ]
 
 
 class Waiter(Protocol):
@@ -371,32 +397,16 @@ class Pack(msgspec.Struct, eq=False):
             position=first_position + self.message_count - 1,
         )
 
-    def results(self, kind: type[MessageId]) -> list[AppendResult]:
-        """Return what the appenders are told once the log has acknowledged the pack; `kind` is that of the log's ids."""
-        ticket = self.ticket
-        assert ticket is not None, "the pack has its place"
-        first, durable = ticket.first_position, ticket.durable.done()
-        last_confirmed = first if self.last_confirmed is None else self.last_confirmed
-        message, counts = self.message, self.message_counts or (self.message_count,)
-        places = zip(self.groups, accumulate(counts[:-1], initial=first), counts, self.row_offsets, strict=True)
-        return [
-            AppendResult(
-                kind=kind,
-                first_position=position,
-                count=count,
-                time_tick=tick,
-                last_confirmed_position=last_confirmed,
-                txn_id=(tick if group.is_transaction else 0) if message is None else message.txn_id,
-                row_offsets=row_offsets,
-                durable=durable,
-            )
-            for tick, (group, position, count, row_offsets) in enumerate(places, self.first_tick)
-        ]
+    def results(self) -> list[AppendResult]:
+        """Return what the appenders are told once the log has acknowledged the pack."""
+        assert self.ticket is not None, "the pack has its place"
+        assert self.entry is not None, "with its place"
+        return results_of(self.entry, self.row_offsets, durable=self.ticket.durable.done())
 
-    def settle(self, kind: type[MessageId]) -> None:
-        """Tell the appenders that the log has acknowledged the pack; `kind` is that of the log's ids."""
+    def settle(self) -> None:
+        """Tell the appenders that the log has acknowledged the pack."""
         memory, freed_bytes = self.groups[0].memory, 0
-        for group, result in zip(self.groups, self.results(kind), strict=True):
+        for group, result in zip(self.groups, self.results(), strict=True):
             if group.memory is not memory or group.outcome is not None:
                 group.settle(result)
                 continue

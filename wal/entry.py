@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from wal.errors import Corrupt
-from wal.headers import BodyAssignment, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
+from wal.headers import CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
 from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, TransactionMessage
 from wal.position import MessageId, ProducerStamp, message_id_kind
 
@@ -157,16 +157,9 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         if not self.transactions[group]:
             return bodies
         tick = int(self.ticks[group])
-        assignments = tuple(
-            BodyAssignment(body.header.segment_id, body.header.first_offset)
-            if isinstance(body.header, InsertHeader)
-            else BodyAssignment(0, body.header.next_offset)  # type: ignore[attr-defined]
-            for body in bodies
-        )
-        header = CommitTxnHeader(tuple(sorted({body.vchannel for body in bodies})), assignments)
         commit = Message(
             type=MessageType.COMMIT_TXN,
-            header=header,
+            header=CommitTxnHeader.of([(body.vchannel, body.header) for body in bodies]),
             vchannel=ALL_VCHANNELS,
             payload=b"",
             wal_term=self.wal_term,

@@ -43,7 +43,7 @@ from wal.log import Log, log_end
 from wal.memory_store import MemoryLog, MemoryLogStore
 from wal.message import AnyMessage, Message, MutableMessage
 from wal.packer import Packer
-from wal.position import MemoryMessageId, ProducerStamp
+from wal.position import ProducerStamp
 from wal.queue import Budget
 from wal.rows import Piece
 from wal.timetick import TickAllocator, physical_ms
@@ -160,7 +160,7 @@ class LiveChannel:
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
         self.places = Places() if places is None else places
-        self.idempotency = IdempotencyInterceptor(recovered.window, self.places, MemoryMessageId)
+        self.idempotency = IdempotencyInterceptor(recovered.window, self.places)
         interceptors: list[Interceptor] = [
             self.idempotency,
             RedoInterceptor(),

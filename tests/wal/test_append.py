@@ -224,7 +224,7 @@ async def test_each_group_is_told_its_own_part_of_the_entry() -> None:
     ]
     pack = stamped(pack_of(*groups), tick=100, last_confirmed=2)
     a_ticket(pack, first_position=5, synced=False)
-    first, second, third = pack.results(MemoryMessageId)
+    first, second, third = pack.results()
     assert [(each.first_position, each.count, each.time_tick, each.txn_id) for each in (first, second, third)] == [
         (5, 1, 100, 0),
         (6, 3, 101, 101),
@@ -238,7 +238,7 @@ async def test_each_group_is_told_its_own_part_of_the_entry() -> None:
 async def test_messages_are_told_as_one_group() -> None:
     pack = stamped(Pack([commit(A, txn_id=9)]), tick=100)
     a_ticket(pack)
-    (result,) = pack.results(MemoryMessageId)
+    (result,) = pack.results()
     assert (result.first_position, result.count, result.txn_id, result.durable) == (5, 1, 9, True)
     assert result.last_confirmed_position == 5, "where it is itself"
 

@@ -15,7 +15,6 @@ from wal.adaptor import Wal
 from wal.append import AppendGroup, Pack
 from wal.entry import LogEntry
 from wal.headers import CommitTxnHeader, MessageType
-from wal.position import RocksMessageId
 
 
 def _abort_lost(_right: Right) -> Right:
@@ -101,7 +100,7 @@ def _indeterminate_is_done(_right: Right) -> Right:
     async def repeat(_wal: Wal, pack: Pack, first: Exception) -> None:
         if pack.ticket is None:
             raise first
-        for group, result in zip(pack.groups, pack.results(RocksMessageId), strict=True):
+        for group, result in zip(pack.groups, pack.results(), strict=True):
             if group.outcome is None:
                 group.settle(result)
 
