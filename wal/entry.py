@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from wal.errors import Corrupt
 from wal.headers import CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
-from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, TransactionMessage
-from wal.position import MessageId, ProducerStamp, message_id_kind
+from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, Placed, TransactionMessage
+from wal.position import ProducerStamp
 
 BOOL, U2, U4, U8 = np.dtype(bool), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")
 Numbers = npt.NDArray[Any]
@@ -84,27 +84,21 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         return replace(self, rows=int(columns["counts"].sum()), **columns)
 
 
-class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """The groups of one entry, in the order of their ticks, and their rows.
+class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
+    """The groups of one entry, in the order of their ticks, and their rows; position and tick are those of the last message.
 
     Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on; where `transactions[i]`, these are
     a begin, its bodies and a commit, and it is seen as one. `producers` is empty, or has the stamp of each group that has
     one of its own. Arrays are U8, but `counts` U4 and `transactions` BOOL.
     """
 
-    wal_name: str
     wal_term: int
-    last_confirmed_position: int
     ticks: Numbers
     positions: Numbers
     counts: Numbers
     transactions: Numbers
     batches: tuple[RowBatch, ...]
     producers: tuple[ProducerStamp | None, ...] = ()
-    time_tick: int
-    """The tick of the last group."""
-    position: int
-    """Position of the last message."""
 
     @property
     def size_bytes(self) -> int:
@@ -115,11 +109,6 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     def count(self) -> int:
         """How many messages readers see of them: one for each boundary, as far as they are chosen."""
         return sum([len(batch.groups) for batch in self.batches])
-
-    @property
-    def last_confirmed(self) -> MessageId:
-        """Where a reader of any of the groups resumes, with the tick of the last one it has seen."""
-        return message_id_kind(self.wal_name)(self.last_confirmed_position)
 
     def tick_at(self, position: int) -> int:
         """Return the tick of the group that holds a position."""
@@ -169,7 +158,7 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
             time_tick=tick,
             txn_id=tick,
         )
-        return (_transaction(bodies, commit),)
+        return (transaction_of(bodies, commit),)
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
         ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
@@ -382,10 +371,11 @@ def assemble_transaction(bodies: Sequence[Message], commit: Message) -> Transact
                 last_confirmed_position=commit.last_confirmed_position,
             )
         )
-    return _transaction(stamped, commit)
+    return transaction_of(stamped, commit)
 
 
-def _transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+def transaction_of(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
+    """Return the transaction of a commit and its bodies, which have all that it assigned to them."""
     return TransactionMessage(
         wal_name=commit.wal_name,
         position=commit.position,

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from scanner.scanner import ScanBatch
-from wal.entry import BOOL, U2, U4, U8, PackedRows, RowBatch, Visible
+from wal.entry import BOOL, U2, U4, U8, PackedRows, RowBatch, Visible, transaction_of
 from wal.errors import ProtocolError
 from wal.headers import HEADERS, MESSAGE_VERSION, MessageType
 from wal.message import Message, TransactionMessage
@@ -124,16 +124,7 @@ class _Maker:
         if isinstance(each, _Message):
             return self._message(each)
         if isinstance(each, _Transaction):
-            bodies, commit = tuple([self._message(body) for body in each.bodies]), self._message(each.commit)
-            return TransactionMessage(
-                wal_name=self._wal_name,
-                position=commit.position,
-                last_confirmed_position=commit.last_confirmed_position,
-                time_tick=commit.time_tick,
-                txn_id=commit.txn_id,
-                bodies=bodies,
-                commit=commit,
-            )
+            return transaction_of([self._message(body) for body in each.bodies], self._message(each.commit))
         ticks = np.frombuffer(each.ticks, U8)
         return PackedRows(
             wal_name=self._wal_name,
