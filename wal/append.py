@@ -14,7 +14,7 @@ from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import DML, Header, MessageType
 from wal.message import Message, MutableMessage
-from wal.position import MessageId, Place, ProducerStamp, message_id_kind
+from wal.position import MESSAGE_ID_KINDS, MessageId, Place, ProducerStamp
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
 
@@ -89,10 +89,10 @@ def results_of(
     rows, last_confirmed = entry.rows, entry.last_confirmed_position
     if rows is None:
         head, positions, counts, ticks = entry.messages[0], [entry.first_position], [entry.count], [entry.time_tick]
-        kind, txn_ids = message_id_kind(head.wal_name), [head.txn_id]
+        kind, txn_ids = MESSAGE_ID_KINDS[head.wal_name], [head.txn_id]
     else:
         positions, counts, ticks = rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist()
-        kind, txn_ids = message_id_kind(rows.wal_name), (rows.ticks * rows.transactions).tolist()
+        kind, txn_ids = MESSAGE_ID_KINDS[rows.wal_name], (rows.ticks * rows.transactions).tolist()
     return [
         AppendResult(
             kind=kind,
