@@ -180,13 +180,14 @@ class Wal:
         if pack.producer is None and not all(group.producer for group in pack.groups):
             pack.producer = self._own_next  # so that the log recognises a repeated try
         try:
-            return await self._try(pack)
-        except Indeterminate as error:
-            first = error
+            try:
+                return await self._try(pack)
+            except Indeterminate as error:
+                first = error
+            return await self._repeat(pack, first)
         except StreamingNodeError as error:
             self._explain(error)
             raise
-        return await self._repeat(pack, first)
 
     async def _try(self, pack: Pack) -> None:
         while True:
@@ -237,12 +238,9 @@ class Wal:
                     error = doubt = failed
                 except StreamingNodeError as failed:
                     error = failed
-        if error is doubt:
+        if error is doubt or error.decides:
             raise error
-        if not error.decides:  # the window, which would know of the try that may be in the log, was not asked
-            raise doubt from error
-        self._explain(error)
-        raise error
+        raise doubt from error  # the window, which would know of the try that may be in the log, was not asked
 
     async def _run_detached(self, term: Term, pack: Pack) -> None:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""

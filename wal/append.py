@@ -356,8 +356,8 @@ class Pack(msgspec.Struct, eq=False):
                         wal_name=wal_name,
                         position=position,
                         last_confirmed_position=last_confirmed,
-                        time_tick=self.time_tick,
-                        wal_term=self.wal_term,
+                        time_tick=message.time_tick,
+                        wal_term=message.wal_term,
                     )
                     for position, message in enumerate(logged, first_position)
                 ]
@@ -377,7 +377,8 @@ class Pack(msgspec.Struct, eq=False):
             return ()
         batch = self.batches[0]
         header = batch.header(0, batch.rows, batch.offsets.item(0))
-        return (MutableMessage(batch.type, header, batch.vchannel, batch.payload),)
+        stamps = 0, self.time_tick, self.wal_term
+        return (MutableMessage(batch.type, header, batch.vchannel, batch.payload, *stamps),)
 
     def _packed(self, wal_name: str, first_position: int, last_confirmed: int) -> PackedRows:
         groups, counts = self.groups, self.message_counts

@@ -151,49 +151,30 @@ def entry_crc32c(data: bytes) -> int:
     return int.from_bytes(data[4:8], "little")
 
 
-class _Fixed(msgspec.Struct, frozen=True, gc=False):
-    flags: int
-    count: int
-    first_position: int
-    first_tick: int
-    time_tick: int
-    last_confirmed: int
-    term: int
-    producer: ProducerStamp | None
-    groups: int
-
-
 def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
     """Return the entry in `data`, its payloads as views into it.
 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
-    fixed = _check_entry(data, previous_crc32c)
+    entry, count, first_tick, groups, flags = _check_entry(data, previous_crc32c)
     try:
-        packed = fixed.flags & _PACKED
-        found = _decode_rows(data, fixed, wal_name) if packed else _decode_messages(data, fixed, wal_name)
+        if flags & _PACKED:
+            rows = _decode_rows(data, entry, count, first_tick, groups, flags, wal_name)
+            force_setattr(entry, "rows", rows)
+        else:
+            force_setattr(entry, "messages", _decode_messages(data, entry, count, wal_name))
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError, ValueError, IndexError) as error:
         raise Corrupt(
-            f"entry at position {fixed.first_position} passes its checksum but does not decode: {error}"
+            f"entry at position {entry.first_position} passes its checksum but does not decode: {error}"
         ) from error
-    return LogEntry(
-        first_position=fixed.first_position,
-        time_tick=fixed.time_tick,
-        last_confirmed_position=fixed.last_confirmed,
-        wal_term=fixed.term,
-        crc32c=entry_crc32c(data),
-        size_bytes=len(data),
-        messages=() if isinstance(found, PackedRows) else found,
-        rows=found if isinstance(found, PackedRows) else None,
-        producer=fixed.producer,
-    )
+    return entry
 
 
-def _decode_messages(data: bytes, fixed: _Fixed, wal_name: str) -> tuple[Message, ...]:
+def _decode_messages(data: bytes, entry: LogEntry, count: int, wal_name: str) -> tuple[Message, ...]:
     view, at = memoryview(data), ENTRY_HEADER_BYTES
     messages: list[Message] = []
-    for position in range(fixed.first_position, fixed.first_position + fixed.count):
+    for position in range(entry.first_position, entry.first_position + count):
         number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
         vchannel_at = at + MESSAGE_HEADER_BYTES
         vchannel_end = vchannel_at + vchannel_len
@@ -210,17 +191,19 @@ def _decode_messages(data: bytes, fixed: _Fixed, wal_name: str) -> tuple[Message
                 txn_id=txn_id,
                 wal_name=wal_name,
                 position=position,
-                last_confirmed_position=fixed.last_confirmed,
-                time_tick=fixed.time_tick,
-                wal_term=fixed.term,
+                last_confirmed_position=entry.last_confirmed_position,
+                time_tick=entry.time_tick,
+                wal_term=entry.wal_term,
             )
         )
     _check_end(at, data)
     return tuple(messages)
 
 
-def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
-    view, at, count = memoryview(data), ENTRY_HEADER_BYTES, fixed.groups
+def _decode_rows(
+    data: bytes, entry: LogEntry, count: int, first_tick: int, group_count: int, flags: int, wal_name: str
+) -> PackedRows:
+    view, at = memoryview(data), ENTRY_HEADER_BYTES
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
@@ -232,20 +215,18 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
             start += length * kind.itemsize
         return found
 
-    since_first, counts, transactions = columns(count, *_GROUP)
+    since_first, counts, transactions = columns(group_count, *_GROUP)
     producers: tuple[ProducerStamp | None, ...] = ()
-    if fixed.flags & _STAMPED:
+    if flags & _STAMPED:
         producers = tuple(
             ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-            for producer_id, sequence, epoch in zip(*[each.tolist() for each in columns(count, *_STAMPS)], strict=True)
+            for producer_id, sequence, epoch in zip(
+                *[each.tolist() for each in columns(group_count, *_STAMPS)], strict=True
+            )
         )
     ends = np.add.accumulate(counts, dtype=U8)
-    if (
-        ends.item(-1) != fixed.count
-        or since_first.item(-1) != fixed.time_tick - fixed.first_tick
-        or not _ascend(since_first)
-    ):
-        raise Corrupt(f"the groups of the entry at position {fixed.first_position} do not add up")
+    if ends.item(-1) != count or since_first.item(-1) != entry.time_tick - first_tick or not _ascend(since_first):
+        raise Corrupt(f"the groups of the entry at position {entry.first_position} do not add up")
     starts = (ends - counts).astype(U4)
     batches = []
     messages = 0
@@ -260,11 +241,11 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
         if (
             not boundaries
             or kind not in DML
-            or groups.item(-1) >= count
+            or groups.item(-1) >= group_count
             or np.count_nonzero(places >= counts[groups])
             or not _ascend(starts[groups] + places)
         ):
-            raise Corrupt(f"a batch of the entry at position {fixed.first_position} has rows of no group")
+            raise Corrupt(f"a batch of the entry at position {entry.first_position} has rows of no group")
         row_ends = np.add.accumulate(rows, dtype=U4)
         messages += boundaries
         batches.append(
@@ -286,20 +267,20 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
             )
         )
     _check_end(at, data)
-    if messages != fixed.count - 2 * np.count_nonzero(transactions):
-        raise Corrupt(f"the entry at position {fixed.first_position} has messages without rows")
+    if messages != count - 2 * np.count_nonzero(transactions):
+        raise Corrupt(f"the entry at position {entry.first_position} has messages without rows")
     return PackedRows(
         wal_name=wal_name,
-        wal_term=fixed.term,
-        last_confirmed_position=fixed.last_confirmed,
-        ticks=np.add(since_first, fixed.first_tick, dtype=U8),
-        positions=np.add(starts, fixed.first_position, dtype=U8),
+        wal_term=entry.wal_term,
+        last_confirmed_position=entry.last_confirmed_position,
+        ticks=np.add(since_first, first_tick, dtype=U8),
+        positions=np.add(starts, entry.first_position, dtype=U8),
         counts=counts,
         transactions=transactions.astype(bool),
         batches=tuple(batches),
         producers=producers,
-        time_tick=fixed.time_tick,
-        position=fixed.first_position + fixed.count - 1,
+        time_tick=entry.time_tick,
+        position=entry.first_position + count - 1,
     )
 
 
@@ -312,7 +293,8 @@ def _check_end(at: int, data: bytes) -> None:
         raise Corrupt(f"what is in an entry of {len(data)} bytes ends at byte {at}")
 
 
-def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
+def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[LogEntry, int, int, int, int]:
+    """Return an entry without what is in it, and how many messages that is, its first tick, group count and flags."""
     if len(data) < ENTRY_HEADER_BYTES:
         raise Corrupt(f"an entry of {len(data)} bytes is shorter than its header")
     magic, version, checksum = _UNCHECKED.unpack_from(data)
@@ -334,7 +316,16 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
         )
     producer_id, sequence, epoch = writer
     producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-    return _Fixed(flags, count, position, first_tick, tick, last_confirmed, term, producer, groups)
+    entry = LogEntry(
+        first_position=position,
+        time_tick=tick,
+        last_confirmed_position=last_confirmed,
+        wal_term=term,
+        crc32c=checksum,
+        size_bytes=len(data),
+        producer=producer,
+    )
+    return entry, count, first_tick, groups, flags
 
 
 class _Versioned(msgspec.Struct):
