@@ -110,10 +110,6 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
         """How many messages readers see of them: one for each boundary, as far as they are chosen."""
         return sum([len(batch.groups) for batch in self.batches])
 
-    def tick_at(self, position: int) -> int:
-        """Return the tick of the group that holds a position."""
-        return int(self.ticks[int(np.searchsorted(self.positions, position, side="right")) - 1])
-
     def only(
         self, chosen: npt.NDArray[np.bool_], whole: Callable[[RowBatch], bool] = lambda _batch: False
     ) -> Self | None:
@@ -272,14 +268,11 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         """The tick of the first group."""
         return self.time_tick if self.rows is None else int(self.rows.ticks[0])
 
-    @property
-    def head(self) -> Message | None:
-        """The first message; None for rows."""
-        return self.messages[0] if self.messages else None
-
     def tick_at(self, position: int) -> int:
         """Return the tick of the group that holds a position."""
-        return self.time_tick if self.rows is None else self.rows.tick_at(position)
+        if (rows := self.rows) is None:
+            return self.time_tick
+        return int(rows.ticks[int(np.searchsorted(rows.positions, position, side="right")) - 1])
 
 
 class OpenTransaction(NamedTuple):
