@@ -21,7 +21,7 @@ from interceptors.window import Places, ProducerLimits, Window, Write
 from wal.append import AppendGroup, AppendPack, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
 from wal.log import LogStore
-from wal.position import NODE_PRODUCER_ID, MessageId, Place, ProducerStamp
+from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
 from wal.runtime import carry_on
 
 
@@ -53,10 +53,9 @@ class IdempotencyInterceptor(Interceptor):
 
     name = "idempotency"
 
-    def __init__(self, window: Window, places: Places, message_id: type[MessageId]) -> None:
+    def __init__(self, window: Window, places: Places) -> None:
         self.window = window
         self._places = places
-        self._message_id = message_id
         self._under_way: dict[Write, _Try] = {}
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
@@ -103,16 +102,15 @@ class IdempotencyInterceptor(Interceptor):
         if known is not None:
             pack.producer = None
             for group in [group for group in pack.groups if group.producer is None]:
-                pack.leave(group, self._result_of_try(group, known) if group.pieces else known)
+                pack.leave(group, self._result_of_try(pack, group, known) if group.pieces else known)
 
-    def _result_of_try(self, group: AppendGroup, known: AppendResult) -> AppendResult:
-        """Return the result of that try of a group which is in the entry that is known."""
-        tried: AppendGroup | None = group.earlier
-        while tried is not None:
-            if tried.pack is not None and tried.pack.ticket is not None and tried.pack.time_tick == known.time_tick:
-                return self._result_in(tried.pack, tried)
+    def _result_of_try(self, pack: Pack, group: AppendGroup, known: AppendResult) -> AppendResult:
+        """Return the result of a group by that try of its pack which is the entry that is known."""
+        tried = pack.earlier
+        while tried is not None and (tried.ticket is None or tried.time_tick != known.time_tick):
             tried = tried.earlier
-        raise AssertionError("who repeats a pack has its tries")
+        assert tried is not None, "who repeats a pack has its tries"
+        return self._result_in(tried, group)
 
     def _look(self, pack: Pack, tries: list[_Try]) -> _Try | None:
         """Begin the tries of a pack's named writes; those that are known are told, those under way wait for that outcome.
@@ -228,7 +226,7 @@ class IdempotencyInterceptor(Interceptor):
 
     def _result_in(self, pack: Pack, group: AppendGroup) -> AppendResult:
         """Return the result of a group of a pack once the log has it synced."""
-        return replace(pack.results(self._message_id)[pack.groups.index(group)], durable=True)
+        return replace(pack.results()[pack.groups.index(group)], durable=True)
 
 
 def _joined(

@@ -75,7 +75,7 @@ async def recover(
                 known_after=entries[0].first_tick - 1 if entries[0].first_position > FIRST_POSITION else 0
             )
         for entry in entries:
-            if (head := entry.head) is not None and head.type is MessageType.COMMIT_TXN:
+            if entry.messages and (head := entry.messages[0]).type is MessageType.COMMIT_TXN:
                 commits.add(head.txn_id)
             visible = buffer.observe(entry)
             window.observe(entry, visible)

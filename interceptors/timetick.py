@@ -200,8 +200,7 @@ class TimeTickInterceptor(Interceptor):
 
     name = "timetick"
 
-    def __init__(self, *, wal_name: str, acks: AckManager, oldest_open_begin: Callable[[], int | None]) -> None:
-        self._wal_name = wal_name
+    def __init__(self, *, acks: AckManager, oldest_open_begin: Callable[[], int | None]) -> None:
         self._acks = acks
         self._oldest_open_begin = oldest_open_begin
 
@@ -220,8 +219,8 @@ class TimeTickInterceptor(Interceptor):
         if (ticket := pack.ticket) is None:
             self._acks.fail(acker)
             return
-        # Now, because the appender may use its messages again once it has the result.
-        entry = pack.entry(self._wal_name)
+        entry = pack.entry
+        assert entry is not None, "it has its place"
         if ticket.durable.done():
             self._acknowledge(acker, entry, ticket.durable)
         else:

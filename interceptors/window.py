@@ -14,7 +14,7 @@ from weakref import ref
 import msgspec
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
-from wal.append import AppendResult
+from wal.append import AppendResult, results_of
 from wal.codec import decode_versioned
 from wal.entry import LogEntry, PackedRows, Visible
 from wal.errors import InvalidArgument
@@ -217,8 +217,9 @@ class Window:
             return
         if entry.producer is not None:
             self.add(entry.producer, result_of_entry(entry, visible))
-        if entry.rows is not None and entry.rows.producers:
-            for stamp, result in zip(entry.rows.producers, results_of_rows(entry.rows), strict=True):
+        if (rows := entry.rows) is not None and rows.producers:
+            results = results_of(entry, row_offsets(rows.batches, len(rows.ticks)))
+            for stamp, result in zip(rows.producers, results, strict=True):
                 if stamp is not None:
                     self.add(stamp, result)
 
@@ -318,26 +319,6 @@ def result_of_entry(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult
         txn_id=entry.messages[0].txn_id if entry.messages else 0,
         row_offsets=row_offsets,
     )
-
-
-def results_of_rows(rows: PackedRows) -> list[AppendResult]:
-    """Return the result of each group of an entry."""
-    kind, groups = message_id_kind(rows.wal_name), len(rows.ticks)
-    columns = (rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist(), rows.transactions.tolist())
-    return [
-        AppendResult(
-            kind=kind,
-            first_position=position,
-            count=count,
-            time_tick=tick,
-            last_confirmed_position=rows.last_confirmed_position,
-            txn_id=tick if is_transaction else 0,
-            row_offsets=offsets,
-        )
-        for position, count, tick, is_transaction, offsets in zip(
-            *columns, row_offsets(rows.batches, groups), strict=True
-        )
-    ]
 
 
 # --- in a checkpoint: MessagePack with a format number, see docs/format.md --------------------------------------------

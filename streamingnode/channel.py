@@ -38,7 +38,7 @@ from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message import MutableMessage
-from wal.position import ProducerStamp, message_id_kind
+from wal.position import ProducerStamp
 from wal.queue import PendingBytes
 from wal.runtime import Supervisor
 from wal.timetick import TickAllocator
@@ -63,7 +63,7 @@ class ChannelTerm:
             commits=found.commits,
         )
         self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments)
-        self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places, message_id_kind(log.wal_name))
+        self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places)
         channel.producers.bind(self.idempotency)
         channel.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
         self.mvcc = MvccManager(confirmed_tick)
@@ -81,9 +81,7 @@ class ChannelTerm:
                 RoomInterceptor(log.admit, pending.appends),
                 RedoInterceptor(),
                 LockInterceptor(self.transactions.scope_of, self.transactions.overtake),
-                TimeTickInterceptor(
-                    wal_name=log.wal_name, acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
-                ),
+                TimeTickInterceptor(acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin),
                 self.transactions,
                 self.shards,
             ),

@@ -26,7 +26,7 @@ from wal.errors import (
 )
 from wal.failpoint import failpoint
 from wal.headers import MessageType, TimeTickHeader
-from wal.lifecycle import TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final, is_obstacle
+from wal.lifecycle import OBSTACLES, TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final
 from wal.log import Log, LogStore, log_end
 from wal.message import MutableMessage
 from wal.packer import Packer
@@ -158,41 +158,36 @@ class Wal:
         """
         if group.pieces and group.rows_bytes <= self._limits.group_bytes_max:
             return self.packer.append(group)
-        self._check_fits(group)
-        return self._append_messages(group)
+        return self._append_by_itself(group, self._append_pack)
 
-    async def _append_messages(self, group: AppendGroup) -> AppendResult:
-        await self._append_pack(Pack([group]))
-        return group.result()
-
-    async def append_once(self, group: AppendGroup) -> AppendResult:
+    def append_once(self, group: AppendGroup) -> Awaitable[AppendResult]:
         """Append messages as `append` does, but leave an open outcome to the caller, who finds out otherwise."""
-        self._check_fits(group)
-        await self._try(Pack([group]))
+        return self._append_by_itself(group, self._try)
+
+    async def _append_by_itself(self, group: AppendGroup, append: AppendPack) -> AppendResult:
+        limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
+        if not size_bytes:
+            raise InvalidArgument("an append group without messages — skip the append")
+        if count > limits.group_messages_max:
+            raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
+        if size_bytes > limits.group_bytes_max:
+            raise TooLarge(f"{size_bytes} bytes in one append group, {limits.group_bytes_max} fit — split it")
+        await append(Pack([group]))
         return group.result()
 
     async def _append_pack(self, pack: Pack) -> None:
         """Append a pack; every group of it is settled then, or has left to come again. Raises as `append` does."""
         if pack.producer is None and not all(group.producer for group in pack.groups):
             pack.producer = self._own_next  # so that the log recognises a repeated try
-        # Messages as they are now: the chain stamps them. Rows are never changed.
-        unstamped = [(message.header, message.txn_id) for message in pack.messages]
         try:
-            return await self._try(pack)
-        except Indeterminate as error:
-            first = error
+            try:
+                return await self._try(pack)
+            except Indeterminate as error:
+                first = error
+            return await self._repeat(pack, first)
         except StreamingNodeError as error:
             self._explain(error)
             raise
-        tried = pack
-
-        def again() -> Pack:  # of the last try, whose sequences were drawn, and of which groups may have left
-            nonlocal tried
-            copies = [group.copy(unstamped, first) for group in tried.groups if group.outcome is None]
-            tried = Pack(copies, tried.come_again, tried.producer, tried.place)
-            return tried
-
-        return await self._repeat(again, first)
 
     async def _try(self, pack: Pack) -> None:
         while True:
@@ -213,7 +208,7 @@ class Wal:
             except StreamingNodeError:
                 # Without a place in the log it never happened: it goes on in the next term as if it came only then.
                 # That the term ends is noticed whatever became of the pack: who comes next is to wait from here on.
-                if not self._ends(term) or any(group.begun for group in pack.groups):
+                if not self._ends(term) or pack.begun or any(group.is_joined for group in pack.groups):
                     raise
             finally:
                 if status == "cancel" and not detached and pack.ticket is not None:
@@ -223,7 +218,7 @@ class Wal:
                 if self._observer is not None:
                     self._observer.append_ended(pack, time.perf_counter() - started, status)
 
-    async def _repeat(self, again: Callable[[], Pack], first: Indeterminate) -> None:
+    async def _repeat(self, pack: Pack, first: Indeterminate) -> None:
         """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
         limits = self._retry
         error: StreamingNodeError = first
@@ -236,41 +231,35 @@ class Wal:
                     break
                 pause_s = min(2 * pause_s, limits.max_s)
                 try:
-                    return await self._try(again())
+                    await self._wait_open()
+                    pack.try_again(first)  # now: until the term of the last try has ended, it looks at that
+                    return await self._try(pack)
                 except Indeterminate as failed:
                     error = doubt = failed
                 except StreamingNodeError as failed:
                     error = failed
-        if error is doubt:
+        if error is doubt or error.decides:
             raise error
-        if not error.decides:  # the window, which would know of the try that may be in the log, was not asked
-            raise doubt from error
-        self._explain(error)
-        raise error
+        raise doubt from error  # the window, which would know of the try that may be in the log, was not asked
 
     async def _run_detached(self, term: Term, pack: Pack) -> None:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[None] = loop.create_future()
-
-        async def run() -> None:
-            try:
-                await term.append(pack)
-                if not outcome.done():
-                    outcome.set_result(None)
-            except asyncio.CancelledError:
-                outcome.cancel()
-            except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
-                if not outcome.done():
-                    outcome.set_exception(error)
-                elif not isinstance(error, StreamingNodeError):
-                    _log.exception("unattended_append_failed")
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._ended(pack)  # not in `run`, which nobody enters when it is cancelled before its first step
+            self._ended(pack)
+            if task.cancelled():
+                outcome.cancel()
+            elif (error := task.exception()) is None:
+                if not outcome.done():
+                    outcome.set_result(None)
+            elif not outcome.done():
+                outcome.set_exception(error)
+            elif not isinstance(error, StreamingNodeError):
+                _log.error("unattended_append_failed", exc_info=error)
 
-        task = loop.create_task(run())
+        task = asyncio.ensure_future(term.append(pack))
         self._tasks.add(task)  # the event loop alone would let it be collected once its caller is gone
         task.add_done_callback(ended)
         try:
@@ -285,16 +274,6 @@ class Wal:
         if not self._in_flight:
             self._drained.set()
 
-    def _check_fits(self, group: AppendGroup) -> None:
-        assert group.pack is None, "a group is appended once; build a new one to append again"
-        limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
-        if not size_bytes:
-            raise InvalidArgument("an append group without messages — skip the append")
-        if count > limits.group_messages_max:
-            raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
-        if size_bytes > limits.group_bytes_max:
-            raise TooLarge(f"{size_bytes} bytes in one append group, {limits.group_bytes_max} fit — split it")
-
     # --- who waits for a log that failed ----------------------------------------------------------------------------------
 
     async def in_term(self, call: Callable[[], Awaitable[T]], *, settled: bool = False) -> T:
@@ -306,21 +285,17 @@ class Wal:
         """
         doubt: Indeterminate | None = None
         while True:
+            term: Term | None = None
             try:
                 await self.wait_back()
-            except StreamingNodeError as error:
-                if doubt is None:
-                    raise
-                raise doubt from error
-            term = self._term
-            try:
+                term = self._term
                 result = await call()
                 if not (settled and self._ends(term)):
                     return result
             except StreamingNodeError as error:
                 doubt = error if isinstance(error, Indeterminate) else doubt
-                if not self._ends(term):
-                    if doubt is None or error is doubt or error.decides:
+                if term is None or not self._ends(term):
+                    if doubt is None or error is doubt or (error.decides and term is not None):
                         raise
                     raise doubt from error
 
@@ -342,6 +317,7 @@ class Wal:
             back.result()
 
     async def _wait_open(self) -> None:
+        """Return once the log takes packs. Raises when that is later than anybody waits for, or never."""
         await self.wait_back()
         if self.state is not LogState.OPEN:
             raise OnShutdown(f"log {self._log.name} is {self.state.value} — open the node again")
@@ -419,7 +395,7 @@ class Wal:
                 failpoint("recovery.reopened")
                 return await self._open_term()
             except (StreamingNodeError, OSError) as error:
-                obstacles_seen = obstacles_seen + 1 if is_obstacle(error) else 0
+                obstacles_seen = obstacles_seen + 1 if isinstance(error, OBSTACLES) else 0
                 if is_final(error, obstacles_seen=obstacles_seen):
                     raise
                 self._become(LogState.WAITING)
@@ -464,7 +440,8 @@ class Wal:
         await self._end(pack)
         assert pack.ticket is not None, "the log's end sets it"
         await pack.ticket.durable
-        return pack.entry(log.wal_name)
+        assert pack.entry is not None, "it has its place"
+        return pack.entry
 
     # --- the end ----------------------------------------------------------------------------------------------------------
 

@@ -2,19 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from copy import copy
 from itertools import accumulate
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from wal.codec import encode_entry, encode_rows
+from wal.codec import encode_entry
 from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import DML, Header, MessageType
 from wal.message import Message, MutableMessage
-from wal.position import MessageId, Place, ProducerStamp
+from wal.position import MESSAGE_ID_KINDS, MessageId, Place, ProducerStamp
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
 
@@ -29,8 +29,6 @@ class AppendTicket(msgspec.Struct, frozen=True):
     """
 
     first_position: int
-    crc32c: int
-    size_bytes: int
     written: asyncio.Future[None]
     durable: asyncio.Future[None]
 
@@ -84,6 +82,32 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
 
 
+def results_of(
+    entry: LogEntry, row_offsets: Sequence[Mapping[str, tuple[int, int]]], *, durable: bool = True
+) -> list[AppendResult]:
+    """Return what each group of an entry has come to; `row_offsets` are theirs."""
+    rows, last_confirmed = entry.rows, entry.last_confirmed_position
+    if rows is None:
+        head, positions, counts, ticks = entry.messages[0], [entry.first_position], [entry.count], [entry.time_tick]
+        kind, txn_ids = MESSAGE_ID_KINDS[head.wal_name], [head.txn_id]
+    else:
+        positions, counts, ticks = rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist()
+        kind, txn_ids = MESSAGE_ID_KINDS[rows.wal_name], (rows.ticks * rows.transactions).tolist()
+    return [
+        AppendResult(
+            kind=kind,
+            first_position=position,
+            count=count,
+            time_tick=tick,
+            last_confirmed_position=last_confirmed,
+            txn_id=txn_id,
+            row_offsets=offsets,
+            durable=durable,
+        )
+        for position, count, tick, txn_id, offsets in zip(positions, counts, ticks, txn_ids, row_offsets, strict=True)
+    ]
+
+
 class Waiter(Protocol):
     """Who is told what became of a write: a future, or what passes it on to another process."""
 
@@ -103,7 +127,7 @@ class AppendGroup(msgspec.Struct, eq=False):
     It is messages, or rows: `pieces` that go with those of others, as a transaction where `is_transaction`. `producer` says
     which write of a named producer this is, with sequence 0 for its next one, whichever that will be, and `place`
     keeps that of a write with a sequence. `pack` is what it goes with; `outcome` is what its appender is told, who may wait
-    in `waiter`. `earlier` is the try that this one repeats, which then hears of the outcome.
+    in `waiter`. `other_try` is a group of the same write that came before, for whose outcome it waits.
     """
 
     messages: Sequence[MutableMessage] = ()
@@ -115,7 +139,6 @@ class AppendGroup(msgspec.Struct, eq=False):
     pack: "Pack | None" = None
     outcome: "AppendResult | Exception | None" = None
     waiter: Waiter | None = None
-    earlier: "AppendGroup | None" = None
     other_try: "AppendGroup | None" = None
     memory: Budget | None = None
     """What holds its bytes while it waits and is on its way."""
@@ -126,20 +149,21 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     @property
     def begun(self) -> bool:
-        """Whether the write has, or may have, its place in the log: by this group or by the one that stands for it."""
-        tried: AppendGroup | None = self
-        while tried is not None:
-            if isinstance(tried.outcome, AppendResult) or (tried.pack is not None and tried.pack.begun):
-                return True
-            tried = tried.other_try
-        return False
+        """Whether the write has, or may have, its place in the log: by a try of its pack or the group that stands for it."""
+        tried = self.pack
+        while tried is not None and not tried.begun:
+            tried = tried.earlier
+        return tried is not None or isinstance(self.outcome, AppendResult) or self.is_joined
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a group that stands for it has begun."""
+        return self.other_try is not None and self.other_try.begun
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody wants it any more, by this try or by the one that it repeats."""
-        if self.waiter is not None and self.waiter.done():
-            return True
-        return self.earlier is not None and self.earlier.cancelled
+        """Whether nobody wants it any more."""
+        return self.waiter is not None and self.waiter.done()
 
     @property
     def size_bytes(self) -> int:
@@ -149,29 +173,23 @@ class AppendGroup(msgspec.Struct, eq=False):
     def settle(self, outcome: "AppendResult | Exception") -> None:
         """Tell the appender what became of the group; the first outcome stands."""
         self.release()
-        tried: AppendGroup | None = self
-        while tried is not None:
-            if tried.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
-                outcome = in_doubt(tried.doubt, outcome)
-            if tried.outcome is None:
-                tried.outcome = outcome
-            waiter = None if tried.waiter is None or tried.waiter.done() else tried.waiter
-            if isinstance(outcome, AppendResult):
-                tried.pack = None  # nobody asks any more, and what refers to itself would wait for garbage collection
-                if waiter is not None:
-                    waiter.set_result(outcome)
-            elif waiter is not None:
-                waiter.set_exception(outcome)
-            tried = tried.earlier
+        if self.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
+            outcome = in_doubt(self.doubt, outcome)
+        if self.outcome is None:
+            self.outcome = outcome
+        waiter = None if self.waiter is None or self.waiter.done() else self.waiter
+        if isinstance(outcome, AppendResult):
+            self.pack = None  # nobody asks any more, and what refers to itself would wait for garbage collection
+            if waiter is not None:
+                waiter.set_result(outcome)
+        elif waiter is not None:
+            waiter.set_exception(outcome)
 
     def release(self) -> None:
-        """Give back the memory it holds, by this try or by the one that it repeats."""
-        tried: AppendGroup | None = self
-        while tried is not None:
-            memory, tried.memory = tried.memory, None
-            if memory is not None:
-                memory.give_back(tried.rows_bytes)
-            tried = tried.earlier
+        """Give back the memory it holds."""
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.give_back(self.rows_bytes)
 
     def result(self) -> "AppendResult":
         """Return the outcome, or raise it."""
@@ -179,27 +197,6 @@ class AppendGroup(msgspec.Struct, eq=False):
             raise self.outcome
         assert self.outcome is not None, "it has ended"
         return self.outcome
-
-    def copy(self, unstamped: Sequence[tuple[Header, int]], doubt: Indeterminate) -> "AppendGroup":
-        """Return another try of this write, with the headers and transaction ids that its messages came with.
-
-        A sequence it was given stays: that is the write's.
-        """
-        messages = [
-            replace(message, header=header, txn_id=txn_id)
-            for message, (header, txn_id) in zip(self.messages, unstamped, strict=True)
-        ]
-        again = self.other_try = AppendGroup(
-            messages,
-            self.pieces,
-            self.is_transaction,
-            self.rows_bytes,
-            producer=self.producer,
-            place=self.place,
-            earlier=self,
-            doubt=doubt,
-        )
-        return again
 
 
 def in_doubt(doubt: Indeterminate, error: StreamingNodeError) -> Indeterminate:
@@ -235,8 +232,8 @@ class Pack(msgspec.Struct, eq=False):
     batches: Sequence[RowBatch] = ()
     row_offsets: Sequence[Mapping[str, tuple[int, int]]] = ()
     """Of each group."""
-    logged: "Sequence[MutableMessage] | PackedRows" = ()
-    """What its entry has, which may have been tried before."""
+    entry: LogEntry | None = None
+    """What it is in the log, frozen: its messages may be used again."""
     ticket: AppendTicket | None = None
     sent: bool = False
     """Whether it is on its way to the node of another process, which may have it in its log."""
@@ -244,9 +241,14 @@ class Pack(msgspec.Struct, eq=False):
     """How many groups left it with an error."""
     messages: Sequence[MutableMessage] = ()
     """Those of its only group; none for rows."""
+    unstamped: Sequence[tuple[Header, int]] = ()
+    """The headers and transaction ids that they came with."""
+    earlier: "Pack | None" = None
+    """The try before this one, as it ended, of which nobody knows whether it is in the log."""
 
     def __post_init__(self) -> None:
-        self.messages = self.logged = self.groups[0].messages
+        self.messages = self.groups[0].messages
+        self.unstamped = [(message.header, message.txn_id) for message in self.messages]
         self.message_count, self.row_offsets = len(self.messages), ({},)
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
@@ -254,8 +256,17 @@ class Pack(msgspec.Struct, eq=False):
 
     @property
     def begun(self) -> bool:
-        """Whether it has, or may have, its place in a log."""
+        """Whether it has, or may have, its place in a log by this try."""
         return self.sent or self.ticket is not None
+
+    def try_again(self, doubt: Indeterminate) -> None:
+        """Be what came first, of the groups without an outcome; sequences that were given to it stay, which are its own."""
+        self.earlier, self.groups = copy(self), [group for group in self.groups if group.outcome is None]
+        self.ticket = self.check = self.draw = None
+        for group in self.groups:
+            group.doubt, group.waits_until_s = doubt, 0.0
+        for message, (header, txn_id) in zip(self.messages, self.unstamped, strict=True):
+            message.header, message.txn_id = header, txn_id
 
     @property
     def has_packed_rows(self) -> bool:
@@ -291,9 +302,7 @@ class Pack(msgspec.Struct, eq=False):
         """Take out a group, settled or to come again, before the pack has its place."""
         assert self.ticket is None, "what has its place in the log stays"
         self.groups.remove(group)
-        left: AppendGroup | None = group
-        while left is not None:  # none of its tries is in the log
-            left.pack, left = None, left.earlier
+        group.pack = None
         if outcome is not None:
             self.refused += isinstance(outcome, Exception)
             group.settle(outcome)
@@ -327,19 +336,37 @@ class Pack(msgspec.Struct, eq=False):
         for message in self.messages:
             message.with_wal_term(term)
 
-    @property
-    def stamp_of_entry(self) -> ProducerStamp | None:
-        """Which write the entry is as a whole: rows of several writes have stamps of their own beside it."""
-        return self.producer or (None if isinstance(self.logged, PackedRows) else self.groups[0].producer)
-
     def encode(self, wal_name: str, *, first_position: int, previous_crc32c: int) -> bytes:
-        """Return the entry's bytes at a position."""
-        self.logged = logged = self.messages or self._alone() or self._packed(wal_name, first_position)
-        if isinstance(logged, PackedRows):
-            return encode_rows(logged, previous_crc32c=previous_crc32c, producer=self.producer)
-        return encode_entry(
-            logged, first_position=first_position, previous_crc32c=previous_crc32c, producer=self.stamp_of_entry
+        """Return the bytes of the `entry` that it is at a position."""
+        last_confirmed = first_position if self.last_confirmed is None else self.last_confirmed
+        logged = self.messages or self._alone()
+        self.entry = LogEntry(
+            first_position=first_position,
+            time_tick=self.time_tick,
+            last_confirmed_position=last_confirmed,
+            wal_term=self.wal_term,
+            messages=tuple(
+                [
+                    Message(
+                        type=message.type,
+                        header=message.header,
+                        vchannel=message.vchannel,
+                        payload=message.payload,
+                        txn_id=message.txn_id,
+                        wal_name=wal_name,
+                        position=position,
+                        last_confirmed_position=last_confirmed,
+                        time_tick=message.time_tick,
+                        wal_term=message.wal_term,
+                    )
+                    for position, message in enumerate(logged, first_position)
+                ]
+            ),
+            rows=None if logged else self._packed(wal_name, first_position, last_confirmed),
+            # Rows of several writes have the stamps of these beside it.
+            producer=self.producer or (self.groups[0].producer if logged else None),
         )
+        return encode_entry(self.entry, previous_crc32c=previous_crc32c)
 
     def _alone(self) -> Sequence[MutableMessage]:
         """Return the message that rows are which went alone, of one kind to one shard: without boundaries to look at.
@@ -350,17 +377,17 @@ class Pack(msgspec.Struct, eq=False):
             return ()
         batch = self.batches[0]
         header = batch.header(0, batch.rows, batch.offsets.item(0))
-        stamps = 0, self.time_tick, self.wal_term, self.last_confirmed
+        stamps = 0, self.time_tick, self.wal_term
         return (MutableMessage(batch.type, header, batch.vchannel, batch.payload, *stamps),)
 
-    def _packed(self, wal_name: str, first_position: int) -> PackedRows:
+    def _packed(self, wal_name: str, first_position: int, last_confirmed: int) -> PackedRows:
         groups, counts = self.groups, self.message_counts
         assert len(counts) == len(groups), "rows are laid out before they come to the log"
         producers = tuple([group.producer for group in groups])
         return PackedRows(
             wal_name=wal_name,
             wal_term=self.wal_term,
-            last_confirmed_position=first_position if self.last_confirmed is None else self.last_confirmed,
+            last_confirmed_position=last_confirmed,
             ticks=np.arange(self.first_tick, self.time_tick + 1, dtype=U8),
             positions=np.array([*accumulate(counts[:-1], initial=first_position)], U8),
             counts=numbers(counts, U4),
@@ -371,66 +398,17 @@ class Pack(msgspec.Struct, eq=False):
             position=first_position + self.message_count - 1,
         )
 
-    def entry(self, wal_name: str) -> LogEntry:
-        """Return the entry that the pack is in its log, frozen: its messages may be used again afterwards."""
-        ticket = self.ticket
-        assert ticket is not None, "the pack has its place"
-        first = ticket.first_position
-        last_confirmed = first if self.last_confirmed is None else self.last_confirmed
-        messages, rows = ((), self.logged) if isinstance(self.logged, PackedRows) else (self.logged, None)
-        return LogEntry(
-            first_position=first,
-            time_tick=self.time_tick,
-            last_confirmed_position=last_confirmed,
-            wal_term=self.wal_term,
-            crc32c=ticket.crc32c,
-            size_bytes=ticket.size_bytes,
-            messages=tuple(
-                Message(
-                    type=message.type,
-                    header=message.header,
-                    vchannel=message.vchannel,
-                    payload=message.payload,
-                    txn_id=message.txn_id,
-                    wal_name=wal_name,
-                    position=position,
-                    last_confirmed_position=last_confirmed,
-                    time_tick=self.time_tick,
-                    wal_term=self.wal_term,
-                )
-                for position, message in enumerate(messages, first)
-            ),
-            rows=rows,
-            producer=self.stamp_of_entry,
-        )
+    def results(self) -> list[AppendResult]:
+        """Return what the appenders are told once the log has acknowledged the pack."""
+        assert self.ticket is not None, "the pack has its place"
+        assert self.entry is not None, "with its place"
+        return results_of(self.entry, self.row_offsets, durable=self.ticket.durable.done())
 
-    def results(self, kind: type[MessageId]) -> list[AppendResult]:
-        """Return what the appenders are told once the log has acknowledged the pack; `kind` is that of the log's ids."""
-        ticket = self.ticket
-        assert ticket is not None, "the pack has its place"
-        first, durable = ticket.first_position, ticket.durable.done()
-        last_confirmed = first if self.last_confirmed is None else self.last_confirmed
-        message, counts = self.message, self.message_counts or (self.message_count,)
-        places = zip(self.groups, accumulate(counts[:-1], initial=first), counts, self.row_offsets, strict=True)
-        return [
-            AppendResult(
-                kind=kind,
-                first_position=position,
-                count=count,
-                time_tick=tick,
-                last_confirmed_position=last_confirmed,
-                txn_id=(tick if group.is_transaction else 0) if message is None else message.txn_id,
-                row_offsets=row_offsets,
-                durable=durable,
-            )
-            for tick, (group, position, count, row_offsets) in enumerate(places, self.first_tick)
-        ]
-
-    def settle(self, kind: type[MessageId]) -> None:
-        """Tell the appenders that the log has acknowledged the pack; `kind` is that of the log's ids."""
+    def settle(self) -> None:
+        """Tell the appenders that the log has acknowledged the pack."""
         memory, freed_bytes = self.groups[0].memory, 0
-        for group, result in zip(self.groups, self.results(kind), strict=True):
-            if group.memory is not memory or group.earlier is not None or group.outcome is not None:
+        for group, result in zip(self.groups, self.results(), strict=True):
+            if group.memory is not memory or group.outcome is not None:
                 group.settle(result)
                 continue
             group.outcome = result  # from here on as that does, in fewer steps

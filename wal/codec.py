@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 from google_crc32c import extend
+from msgspec.structs import force_setattr
 
 from wal.entry import U2, U4, U8, LogEntry, Numbers, PackedRows, RowBatch
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import DML, HEADERS, MESSAGE_VERSION
-from wal.message import Message, MutableMessage
+from wal.message import Message
 from wal.position import ProducerStamp
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ _BATCH = struct.Struct("<III")
 _PACKED, _STAMPED = 1, 2
 """Flags: the entry has rows instead of messages; some of its groups have stamps of their own."""
 _FLAGS_SHIFT, _GROUPS_MASK = 24, (1 << 24) - 1
+_NO_STAMP = (0, 0, 0)
 
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 MESSAGE_HEADER_BYTES = _MESSAGE.size
@@ -86,18 +88,34 @@ def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
     return int(extend(before, bytes(data) if len(data) < COPIED_BYTES_MAX else np.frombuffer(data, np.uint8)))
 
 
-def encode_entry(
-    messages: Sequence[MutableMessage],
-    *,
-    first_position: int,
-    previous_crc32c: int,
-    producer: ProducerStamp | None = None,
-) -> bytes:
-    """Return the bytes of stamped messages as one entry; its checksum is read back with `entry_crc32c`."""
-    head = messages[0]
-    assert head.time_tick > 0, "messages are stamped with a tick before they are encoded"
-    assert len(messages) <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
-    last_confirmed = first_position if head.last_confirmed is None else head.last_confirmed
+def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
+    """Return the bytes of an entry, which has their checksum and size from then on."""
+    rows, count, stamp = entry.rows, entry.count, entry.producer
+    assert entry.first_tick > 0, "messages are stamped with a tick before they are encoded"
+    assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
+    flags, groups = (0, 1) if rows is None else (_PACKED | (_STAMPED if rows.producers else 0), len(rows.ticks))
+    fixed = _CHECKED.pack(
+        previous_crc32c,
+        count,
+        entry.first_position,
+        entry.first_tick,
+        entry.time_tick,
+        entry.last_confirmed_position,
+        entry.wal_term,
+        *(_NO_STAMP if stamp is None else (stamp.producer_id, stamp.sequence, stamp.epoch)),
+        groups | flags << _FLAGS_SHIFT,
+    )
+    parts = _encode_messages(entry.messages) if rows is None else _encode_rows(rows)
+    checksum = crc32c(fixed)
+    for part in parts:
+        checksum = crc32c(part, checksum)
+    data = b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), fixed, *parts))  # the only copy
+    force_setattr(entry, "crc32c", checksum)
+    force_setattr(entry, "size_bytes", len(data))
+    return data
+
+
+def _encode_messages(messages: Sequence[Message]) -> list[bytes | memoryview]:
     parts: list[bytes | memoryview] = []
     for message in messages:
         vchannel, header, payload = message.vchannel.encode(), _encode(message.header), message.payload
@@ -105,22 +123,15 @@ def encode_entry(
             message.type, MESSAGE_VERSION, len(vchannel), 0, len(header), len(payload), message.txn_id
         )
         parts += b"".join((fixed, vchannel, header)), payload
-    tick = head.time_tick
-    checked = (previous_crc32c, len(messages), first_position, tick, tick, last_confirmed, head.wal_term)
-    return _sealed(0, checked, producer, 1, parts)
+    return parts
 
 
-def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerStamp | None = None) -> bytes:
-    """Return the bytes of packed rows as one entry, as `encode_entry` does."""
-    first_position, first_tick = int(rows.positions[0]), int(rows.ticks[0])
-    count = rows.position - first_position + 1
-    assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
-    flags, deltas = _PACKED, (rows.ticks - rows.ticks[0]).astype(U4)
+def _encode_rows(rows: PackedRows) -> list[bytes | memoryview]:
+    deltas = (rows.ticks - rows.ticks[0]).astype(U4)
     small = [deltas.tobytes(), rows.counts.tobytes(), rows.transactions.tobytes()]
     if rows.producers:
-        flags |= _STAMPED
         stamps = [
-            (0, 0, 0) if each is None else (each.producer_id, each.sequence, each.epoch) for each in rows.producers
+            _NO_STAMP if each is None else (each.producer_id, each.sequence, each.epoch) for each in rows.producers
         ]
         small += (
             np.array(column, kind).tobytes() for column, kind in zip(zip(*stamps, strict=True), _STAMPS, strict=True)
@@ -134,23 +145,7 @@ def encode_rows(rows: PackedRows, *, previous_crc32c: int, producer: ProducerSta
         small += [column.tobytes() for column in boundaries]
         parts += b"".join(small), batch.payload
         small = []
-    checked = (previous_crc32c, count, first_position, first_tick, rows.time_tick)
-    return _sealed(flags, (*checked, rows.last_confirmed_position, rows.wal_term), producer, len(rows.ticks), parts)
-
-
-def _sealed(
-    flags: int,
-    checked: tuple[int, ...],
-    producer: ProducerStamp | None,
-    groups: int,
-    parts: list[bytes | memoryview],
-) -> bytes:
-    writer = (0, 0, 0) if producer is None else (producer.producer_id, producer.sequence, producer.epoch)
-    fixed = _CHECKED.pack(*checked, *writer, groups | flags << _FLAGS_SHIFT)
-    checksum = crc32c(fixed)
-    for part in parts:
-        checksum = crc32c(part, checksum)
-    return b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), fixed, *parts))  # the only copy
+    return parts
 
 
 def entry_crc32c(data: bytes) -> int:
@@ -164,49 +159,30 @@ def entry_range(data: bytes) -> tuple[int, int]:
     return first_position, first_position + count - 1
 
 
-class _Fixed(msgspec.Struct, frozen=True, gc=False):
-    flags: int
-    count: int
-    first_position: int
-    first_tick: int
-    time_tick: int
-    last_confirmed: int
-    term: int
-    producer: ProducerStamp | None
-    groups: int
-
-
 def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
     """Return the entry in `data`, its payloads as views into it.
 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
-    fixed = _check_entry(data, previous_crc32c)
+    entry, count, first_tick, groups, flags = _check_entry(data, previous_crc32c)
     try:
-        packed = fixed.flags & _PACKED
-        found = _decode_rows(data, fixed, wal_name) if packed else _decode_messages(data, fixed, wal_name)
+        if flags & _PACKED:
+            rows = _decode_rows(data, entry, count, first_tick, groups, flags, wal_name)
+            force_setattr(entry, "rows", rows)
+        else:
+            force_setattr(entry, "messages", _decode_messages(data, entry, count, wal_name))
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError, ValueError, IndexError) as error:
         raise Corrupt(
-            f"entry at position {fixed.first_position} passes its checksum but does not decode: {error}"
+            f"entry at position {entry.first_position} passes its checksum but does not decode: {error}"
         ) from error
-    return LogEntry(
-        first_position=fixed.first_position,
-        time_tick=fixed.time_tick,
-        last_confirmed_position=fixed.last_confirmed,
-        wal_term=fixed.term,
-        crc32c=entry_crc32c(data),
-        size_bytes=len(data),
-        messages=() if isinstance(found, PackedRows) else found,
-        rows=found if isinstance(found, PackedRows) else None,
-        producer=fixed.producer,
-    )
+    return entry
 
 
-def _decode_messages(data: bytes, fixed: _Fixed, wal_name: str) -> tuple[Message, ...]:
+def _decode_messages(data: bytes, entry: LogEntry, count: int, wal_name: str) -> tuple[Message, ...]:
     view, at = memoryview(data), ENTRY_HEADER_BYTES
     messages: list[Message] = []
-    for position in range(fixed.first_position, fixed.first_position + fixed.count):
+    for position in range(entry.first_position, entry.first_position + count):
         number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
         vchannel_at = at + MESSAGE_HEADER_BYTES
         vchannel_end = vchannel_at + vchannel_len
@@ -223,17 +199,19 @@ def _decode_messages(data: bytes, fixed: _Fixed, wal_name: str) -> tuple[Message
                 txn_id=txn_id,
                 wal_name=wal_name,
                 position=position,
-                last_confirmed_position=fixed.last_confirmed,
-                time_tick=fixed.time_tick,
-                wal_term=fixed.term,
+                last_confirmed_position=entry.last_confirmed_position,
+                time_tick=entry.time_tick,
+                wal_term=entry.wal_term,
             )
         )
     _check_end(at, data)
     return tuple(messages)
 
 
-def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
-    view, at, count = memoryview(data), ENTRY_HEADER_BYTES, fixed.groups
+def _decode_rows(
+    data: bytes, entry: LogEntry, count: int, first_tick: int, group_count: int, flags: int, wal_name: str
+) -> PackedRows:
+    view, at = memoryview(data), ENTRY_HEADER_BYTES
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
@@ -245,20 +223,18 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
             start += length * kind.itemsize
         return found
 
-    since_first, counts, transactions = columns(count, *_GROUP)
+    since_first, counts, transactions = columns(group_count, *_GROUP)
     producers: tuple[ProducerStamp | None, ...] = ()
-    if fixed.flags & _STAMPED:
+    if flags & _STAMPED:
         producers = tuple(
             ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-            for producer_id, sequence, epoch in zip(*[each.tolist() for each in columns(count, *_STAMPS)], strict=True)
+            for producer_id, sequence, epoch in zip(
+                *[each.tolist() for each in columns(group_count, *_STAMPS)], strict=True
+            )
         )
     ends = np.add.accumulate(counts, dtype=U8)
-    if (
-        ends.item(-1) != fixed.count
-        or since_first.item(-1) != fixed.time_tick - fixed.first_tick
-        or not _ascend(since_first)
-    ):
-        raise Corrupt(f"the groups of the entry at position {fixed.first_position} do not add up")
+    if ends.item(-1) != count or since_first.item(-1) != entry.time_tick - first_tick or not _ascend(since_first):
+        raise Corrupt(f"the groups of the entry at position {entry.first_position} do not add up")
     starts = (ends - counts).astype(U4)
     batches = []
     messages = 0
@@ -273,11 +249,11 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
         if (
             not boundaries
             or kind not in DML
-            or groups.item(-1) >= count
+            or groups.item(-1) >= group_count
             or np.count_nonzero(places >= counts[groups])
             or not _ascend(starts[groups] + places)
         ):
-            raise Corrupt(f"a batch of the entry at position {fixed.first_position} has rows of no group")
+            raise Corrupt(f"a batch of the entry at position {entry.first_position} has rows of no group")
         row_ends = np.add.accumulate(rows, dtype=U4)
         messages += boundaries
         batches.append(
@@ -299,20 +275,20 @@ def _decode_rows(data: bytes, fixed: _Fixed, wal_name: str) -> PackedRows:
             )
         )
     _check_end(at, data)
-    if messages != fixed.count - 2 * np.count_nonzero(transactions):
-        raise Corrupt(f"the entry at position {fixed.first_position} has messages without rows")
+    if messages != count - 2 * np.count_nonzero(transactions):
+        raise Corrupt(f"the entry at position {entry.first_position} has messages without rows")
     return PackedRows(
         wal_name=wal_name,
-        wal_term=fixed.term,
-        last_confirmed_position=fixed.last_confirmed,
-        ticks=np.add(since_first, fixed.first_tick, dtype=U8),
-        positions=np.add(starts, fixed.first_position, dtype=U8),
+        wal_term=entry.wal_term,
+        last_confirmed_position=entry.last_confirmed_position,
+        ticks=np.add(since_first, first_tick, dtype=U8),
+        positions=np.add(starts, entry.first_position, dtype=U8),
         counts=counts,
         transactions=transactions.astype(bool),
         batches=tuple(batches),
         producers=producers,
-        time_tick=fixed.time_tick,
-        position=fixed.first_position + fixed.count - 1,
+        time_tick=entry.time_tick,
+        position=entry.first_position + count - 1,
     )
 
 
@@ -351,7 +327,8 @@ def check_head(
     return fields
 
 
-def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
+def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[LogEntry, int, int, int, int]:
+    """Return an entry without what is in it, and how many messages that is, its first tick, group count and flags."""
     _, count, position, first_tick, tick, last_confirmed, term, *writer, last = check_head(
         data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
     )
@@ -362,7 +339,16 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> _Fixed:
         )
     producer_id, sequence, epoch = writer
     producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-    return _Fixed(flags, count, position, first_tick, tick, last_confirmed, term, producer, groups)
+    entry = LogEntry(
+        first_position=position,
+        time_tick=tick,
+        last_confirmed_position=last_confirmed,
+        wal_term=term,
+        crc32c=entry_crc32c(data),
+        size_bytes=len(data),
+        producer=producer,
+    )
+    return entry, count, first_tick, groups, flags
 
 
 class _Versioned(msgspec.Struct):

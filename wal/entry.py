@@ -7,19 +7,19 @@ again; `docs/format.md` has the picture.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import force_setattr, replace
+from msgspec.structs import replace
 
 from wal.errors import Corrupt
-from wal.headers import BodyAssignment, CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
-from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, TransactionMessage
-from wal.position import MessageId, ProducerStamp, message_id_kind
+from wal.headers import CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
+from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, Placed, TransactionMessage
+from wal.position import ProducerStamp
 
 BOOL, U2, U4, U8 = np.dtype(bool), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")
 Numbers = npt.NDArray[Any]
@@ -57,12 +57,8 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     starts: Numbers
     counts: Numbers
     offsets: Numbers
-    rows: int = 0
-    """How many rows the boundaries have; worked out when it is not given, since every look at an array takes its time."""
-
-    def __post_init__(self) -> None:
-        if not self.rows:
-            force_setattr(self, "rows", int(self.counts.sum()))
+    rows: int
+    """How many rows the boundaries have."""
 
     @property
     def size_bytes(self) -> int:
@@ -84,35 +80,25 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         if not kept.any():
             return None
         names = ("groups", "places", "parts", "starts", "counts", "offsets")
-        return replace(self, rows=0, **{name: getattr(self, name)[kept] for name in names})
+        columns: dict[str, Numbers] = {name: getattr(self, name)[kept] for name in names}
+        return replace(self, rows=int(columns["counts"].sum()), **columns)
 
 
-class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """The groups of one entry, in the order of their ticks, and their rows.
+class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
+    """The groups of one entry, in the order of their ticks, and their rows; position and tick are those of the last message.
 
     Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on; where `transactions[i]`, these are
     a begin, its bodies and a commit, and it is seen as one. `producers` is empty, or has the stamp of each group that has
     one of its own. Arrays are U8, but `counts` U4 and `transactions` BOOL.
     """
 
-    wal_name: str
     wal_term: int
-    last_confirmed_position: int
     ticks: Numbers
     positions: Numbers
     counts: Numbers
     transactions: Numbers
     batches: tuple[RowBatch, ...]
     producers: tuple[ProducerStamp | None, ...] = ()
-    time_tick: int = 0
-    """The tick of the last group."""
-    position: int = 0
-    """Position of the last message."""
-
-    def __post_init__(self) -> None:
-        if not self.position:
-            force_setattr(self, "time_tick", int(self.ticks[-1]))
-            force_setattr(self, "position", int(self.positions[-1] + self.counts[-1]) - 1)
 
     @property
     def size_bytes(self) -> int:
@@ -123,15 +109,6 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     def count(self) -> int:
         """How many messages readers see of them: one for each boundary, as far as they are chosen."""
         return sum([len(batch.groups) for batch in self.batches])
-
-    @property
-    def last_confirmed(self) -> MessageId:
-        """Where a reader of any of the groups resumes, with the tick of the last one it has seen."""
-        return message_id_kind(self.wal_name)(self.last_confirmed_position)
-
-    def tick_at(self, position: int) -> int:
-        """Return the tick of the group that holds a position."""
-        return int(self.ticks[int(np.searchsorted(self.positions, position, side="right")) - 1])
 
     def only(
         self, chosen: npt.NDArray[np.bool_], whole: Callable[[RowBatch], bool] = lambda _batch: False
@@ -165,16 +142,9 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         if not self.transactions[group]:
             return bodies
         tick = int(self.ticks[group])
-        assignments = tuple(
-            BodyAssignment(body.header.segment_id, body.header.first_offset)
-            if isinstance(body.header, InsertHeader)
-            else BodyAssignment(0, body.header.next_offset)  # type: ignore[attr-defined]
-            for body in bodies
-        )
-        header = CommitTxnHeader(tuple(sorted({body.vchannel for body in bodies})), assignments)
         commit = Message(
             type=MessageType.COMMIT_TXN,
-            header=header,
+            header=CommitTxnHeader.of([(body.vchannel, body.header) for body in bodies]),
             vchannel=ALL_VCHANNELS,
             payload=b"",
             wal_term=self.wal_term,
@@ -188,20 +158,12 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
         ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
-        made: list[tuple[int, int, RowBatch, int, int, int, int]] = []
+        made: list[tuple[int, int, int, int, int, int, RowBatch]] = []
         for batch in self.batches:
-            made += zip(
-                batch.groups.tolist(),
-                batch.places.tolist(),
-                [batch] * len(batch.groups),
-                batch.parts.tolist(),
-                batch.starts.tolist(),
-                batch.counts.tolist(),
-                batch.offsets.tolist(),
-                strict=True,
-            )
-        made.sort(key=lambda each: each[:2])
-        for group, place, batch, part, start, count, offset in made:
+            columns = batch.groups, batch.places, batch.parts, batch.starts, batch.counts, batch.offsets
+            made += zip(*[column.tolist() for column in columns], repeat(batch))
+        made.sort(key=itemgetter(0, 1))
+        for group, place, part, start, count, offset, batch in made:
             yield (
                 group,
                 Message(
@@ -285,8 +247,8 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     time_tick: int
     last_confirmed_position: int
     wal_term: int
-    crc32c: int
-    size_bytes: int
+    crc32c: int = 0
+    size_bytes: int = 0
     messages: tuple[Message, ...] = ()
     rows: PackedRows | None = None
     producer: ProducerStamp | None = None
@@ -306,14 +268,11 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
         """The tick of the first group."""
         return self.time_tick if self.rows is None else int(self.rows.ticks[0])
 
-    @property
-    def head(self) -> Message | None:
-        """The first message; None for rows."""
-        return self.messages[0] if self.messages else None
-
     def tick_at(self, position: int) -> int:
         """Return the tick of the group that holds a position."""
-        return self.time_tick if self.rows is None else self.rows.tick_at(position)
+        if (rows := self.rows) is None:
+            return self.time_tick
+        return int(rows.ticks[int(np.searchsorted(rows.positions, position, side="right")) - 1])
 
 
 class OpenTransaction(NamedTuple):

@@ -123,9 +123,8 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_directory(directory: Path) -> None:
-    """Return when the names in a directory are on disk."""
-    sync_file(directory)
+sync_directory = sync_file
+"""Return when the names in a directory are on disk."""
 
 
 def set_group_access(top: Path, *, for_group: bool) -> None:

@@ -3,7 +3,9 @@
 Fields the node stamps on the way (segment, offsets, cut number) have a default that no stamped message carries.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum, unique
+from typing import Self
 
 import msgspec
 
@@ -163,6 +165,17 @@ class CommitTxnHeader(Header, frozen=True, gc=False):
 
     vchannels: tuple[str, ...] = ()
     assignments: tuple[BodyAssignment, ...] = ()
+
+    @classmethod
+    def of(cls, bodies: Sequence[tuple[str, Header]]) -> Self:
+        """Return the header of a commit of bodies, given their vchannels and stamped headers."""
+        vchannels, assignments = {vchannel for vchannel, _ in bodies}, list[BodyAssignment]()
+        for _, header in bodies:
+            if isinstance(header, InsertHeader):
+                assignments.append(BodyAssignment(header.segment_id, header.first_offset))
+            elif isinstance(header, DeleteHeader):
+                assignments.append(BodyAssignment(0, header.next_offset))
+        return cls(tuple(sorted(vchannels)), tuple(assignments))
 
 
 class RollbackTxnHeader(Header, frozen=True, gc=False):

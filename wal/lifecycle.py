@@ -76,21 +76,16 @@ class RetryLimits:
     give_up_s: float = 30.0
 
 
+OBSTACLES = (Corrupt, AlreadyOwned)
+"""What does not pass by itself, if it is what it looks like."""
 OBSTACLES_SEEN_MAX = 3
 """A disk that cannot be read for a moment looks like damage, and a handle of this process that is not collected yet like
 another owner's lock; three looks in a row that find it are believed."""
 
 
-def is_obstacle(error: Exception) -> bool:
-    """Whether a failed attempt to reopen met what does not pass by itself, if it is what it looks like."""
-    return isinstance(error, (Corrupt, AlreadyOwned))
-
-
 def is_final(error: Exception, *, obstacles_seen: int) -> bool:
     """Whether a failed attempt to reopen is the last one; `obstacles_seen` counts attempts in a row that met an obstacle."""
-    if is_obstacle(error):
-        return obstacles_seen >= OBSTACLES_SEEN_MAX
-    return isinstance(error, (ChannelFenced, UnsupportedFormat, OnShutdown))
+    return obstacles_seen >= OBSTACLES_SEEN_MAX or isinstance(error, (ChannelFenced, UnsupportedFormat, OnShutdown))
 
 
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from typing import Protocol
 from wal.append import AppendPack, AppendTicket, Pack
 from wal.entry import LogEntry
 from wal.failpoint import failpoint
-from wal.position import message_id_kind
 
 
 class Log(Protocol):
@@ -128,7 +127,6 @@ def log_end(log: Log) -> AppendPack:
 
     Up to the queue it does not suspend. Raises `Indeterminate` when nobody knows whether the pack is in the log.
     """
-    kind = message_id_kind(log.wal_name)
 
     async def append_to_log(pack: Pack) -> None:
         # In the step of the queue: so a producer's own sequences ascend with positions, without gaps.
@@ -137,6 +135,6 @@ def log_end(log: Log) -> AppendPack:
         ticket = pack.ticket = log.append(pack)
         failpoint("append.queued")
         await ticket.written
-        pack.settle(kind)
+        pack.settle()
 
     return append_to_log

@@ -68,7 +68,7 @@ class MemoryLog:
         self._store.used_bytes += len(data)
         self._synced.advance(self.next_position - 1)
         done = self._store.done
-        return AppendTicket(first_position, self._crc32c, len(data), written=done, durable=done)
+        return AppendTicket(first_position, written=done, durable=done)
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return consecutive entries from the one that holds `position`; as `wal.log.Log.read`."""
@@ -118,11 +118,11 @@ class MemoryLogStore:
         self.done.set_result(None)
         self._logs: dict[str, MemoryLog] = {}
         self._meta: dict[str, bytes] = {}
-        self._closed = False
+        self.condition, self.taking_writes = "open", True
 
     def check_open(self) -> None:
         """Raise `OnShutdown` when the store is closed."""
-        if self._closed:
+        if not self.taking_writes:
             raise OnShutdown("the in-memory store is closed")
 
     @property
@@ -154,16 +154,6 @@ class MemoryLogStore:
         self.check_open()
         self._meta = {key: value for key, value in {**self._meta, **changes}.items() if value is not None}
 
-    @property
-    def condition(self) -> str:
-        """Memory is there until it is closed."""
-        return "closed" if self._closed else "open"
-
-    @property
-    def taking_writes(self) -> bool:
-        """Whether it is open."""
-        return not self._closed
-
     async def wait_failed(self) -> None:
         """Wait for ever: a write to memory does not fail half-way."""
         await asyncio.get_running_loop().create_future()
@@ -174,7 +164,7 @@ class MemoryLogStore:
 
     async def close(self) -> None:
         """Forget everything; idempotent."""
-        self._closed = True
+        self.condition, self.taking_writes = "closed", False
         for log in self._logs.values():
             log.end(OnShutdown("the in-memory store is closed"))
         self._logs.clear()

@@ -53,14 +53,14 @@ class MutableMessage:
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-class _Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What has its place in a log; readers resume at `last_confirmed` and miss nothing at or above its tick."""
 
     wal_name: str
     position: int
     last_confirmed_position: int
     time_tick: int
-    txn_id: int
+    txn_id: int = 0
 
     @property
     def message_id(self) -> MessageId:
@@ -73,7 +73,7 @@ class _Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return message_id_kind(self.wal_name)(self.last_confirmed_position)
 
 
-class Message(_Placed, frozen=True, kw_only=True, gc=False):
+class Message(Placed, frozen=True, kw_only=True, gc=False):
     """A message as the log keeps it; many readers share one object."""
 
     type: MessageType
@@ -97,7 +97,7 @@ class Message(_Placed, frozen=True, kw_only=True, gc=False):
         return len(self.payload) + MESSAGE_OVERHEAD_BYTES
 
 
-class TransactionMessage(_Placed, frozen=True, kw_only=True, gc=False):
+class TransactionMessage(Placed, frozen=True, kw_only=True, gc=False):
     """A transaction as readers see it: its bodies in order, at the tick and position of its commit.
 
     Bodies keep their own positions but carry the commit's tick, segments and offsets.

@@ -42,14 +42,14 @@ class MemoryMessageId(MessageId):
     wal_name = "memory"
 
 
-_KINDS: dict[str, type[MessageId]] = {kind.wal_name: kind for kind in (RocksMessageId, MemoryMessageId)}
+MESSAGE_ID_KINDS: dict[str, type[MessageId]] = {kind.wal_name: kind for kind in (RocksMessageId, MemoryMessageId)}
 
 
 def message_id_kind(wal_name: str) -> type[MessageId]:
     """Return the id class of a kind of log. Raises `InvalidArgument` for an unknown one."""
-    if wal_name not in _KINDS:
-        raise InvalidArgument(f"no kind of log is named {wal_name!r} — one of {', '.join(_KINDS)}")
-    return _KINDS[wal_name]
+    if wal_name not in MESSAGE_ID_KINDS:
+        raise InvalidArgument(f"no kind of log is named {wal_name!r} — one of {', '.join(MESSAGE_ID_KINDS)}")
+    return MESSAGE_ID_KINDS[wal_name]
 
 
 def parse_message_id(text: str) -> MessageId:

@@ -13,7 +13,6 @@ from wal.errors import InvalidArgument
 from wal.headers import (
     DDL,
     DML,
-    BodyAssignment,
     CommitTxnHeader,
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -102,15 +101,8 @@ def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decis
 
 def _decide_commit(state: ShardState, bodies: Sequence[Change], *, tick: int) -> Decision:
     decision = _assign(state, bodies, tick=tick)
-    vchannels = tuple(sorted({body.vchannel for body in bodies}))
-    assignments = tuple(
-        BodyAssignment(header.segment_id, header.first_offset)
-        if isinstance(header, InsertHeader)
-        else BodyAssignment(0, header.next_offset)
-        for header in decision.headers
-        if isinstance(header, InsertHeader | DeleteHeader)
-    )
-    return decision._replace(headers=[CommitTxnHeader(vchannels, assignments)])
+    stamped = [(change.vchannel, change.header) for change in decision.changes or ()]
+    return decision._replace(headers=[CommitTxnHeader.of(stamped)])
 
 
 def _check_rows(state: ShardState, message: MutableMessage) -> Change:

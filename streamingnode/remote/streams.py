@@ -139,7 +139,8 @@ class _Maker:
         for (name, kind), array in zip(_ARRAYS.items(), rows.arrays, strict=True):
             named[name] = np.frombuffer(array, kind)
         payload = self._payload(rows.payload_bytes)
-        return RowBatch(type=MessageType(rows.kind), vchannel=rows.vchannel, payload=payload, **named)
+        count = int(named["counts"].sum())
+        return RowBatch(type=MessageType(rows.kind), vchannel=rows.vchannel, payload=payload, rows=count, **named)
 
     def _message(self, message: _Message) -> Message:
         facts: dict[str, Any] = dict(zip(_FACTS, message.facts, strict=True))

@@ -448,6 +448,7 @@ def packed_rows(payload: bytes, counts: list[int], ticks: list[int], offsets: li
         starts=starts.astype(U4),
         counts=np.array(counts, U4),
         offsets=np.array(offsets, U8),
+        rows=sum(counts),
     )
     return Rows(batch, np.array(ticks, U8))
 

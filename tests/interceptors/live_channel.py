@@ -43,7 +43,7 @@ from wal.log import Log, log_end
 from wal.memory_store import MemoryLog, MemoryLogStore
 from wal.message import AnyMessage, Message, MutableMessage
 from wal.packer import Packer
-from wal.position import MemoryMessageId, ProducerStamp
+from wal.position import ProducerStamp
 from wal.queue import Budget
 from wal.rows import Piece
 from wal.timetick import TickAllocator, physical_ms
@@ -82,7 +82,7 @@ class SteerableLog:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held += [durable, written]
-        return AppendTicket(ticket.first_position, ticket.crc32c, ticket.size_bytes, written=written, durable=durable)
+        return AppendTicket(ticket.first_position, written, durable)
 
     def _fail(self, pack: Pack, fails: "Fails") -> AppendTicket:
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,10 +90,10 @@ class SteerableLog:
         failed.exception()
         if fails is Fails.KEPT:
             ticket = self._log.append(pack)
-            return AppendTicket(ticket.first_position, ticket.crc32c, ticket.size_bytes, failed, failed)
+            return AppendTicket(ticket.first_position, failed, failed)
         first = self._log.next_position
-        data = pack.encode(self._log.wal_name, first_position=first, previous_crc32c=0)
-        return AppendTicket(first, 0, len(data), failed, failed)
+        pack.encode(self._log.wal_name, first_position=first, previous_crc32c=0)
+        return AppendTicket(first, failed, failed)
 
     def hold(self) -> None:
         """Acknowledge nothing until `release`."""
@@ -160,7 +160,7 @@ class LiveChannel:
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
         self.places = Places() if places is None else places
-        self.idempotency = IdempotencyInterceptor(recovered.window, self.places, MemoryMessageId)
+        self.idempotency = IdempotencyInterceptor(recovered.window, self.places)
         interceptors: list[Interceptor] = [
             self.idempotency,
             RedoInterceptor(),

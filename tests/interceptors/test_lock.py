@@ -59,7 +59,7 @@ async def at_once(_: Pack) -> None:
 
 def in_the_log() -> AppendTicket:
     loop = asyncio.get_running_loop()
-    return AppendTicket(1, 0, 1, written=loop.create_future(), durable=loop.create_future())
+    return AppendTicket(1, written=loop.create_future(), durable=loop.create_future())
 
 
 class Rest:

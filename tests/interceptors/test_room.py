@@ -14,7 +14,7 @@ from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import OnShutdown, StorageFull, TooLarge
 from wal.headers import DML, BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
 from wal.message import MutableMessage
-from wal.position import MemoryMessageId, ProducerStamp
+from wal.position import ProducerStamp
 from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +44,7 @@ class Path:
         self.until: asyncio.Future[None] | None = None
         window = Window()
         window.fence(7, 1)
-        idempotency = IdempotencyInterceptor(window, Places(), MemoryMessageId)
+        idempotency = IdempotencyInterceptor(window, Places())
         self.room = RoomInterceptor(self.admit, memory)
         self.chain = Chain([idempotency, self.room, RedoInterceptor()], self.end)
 

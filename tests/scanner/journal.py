@@ -5,10 +5,13 @@ payloads a reader gets, written down at append time without any of the code unde
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import NamedTuple, TypedDict
+
+from msgspec.structs import replace
 
 from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import ScanBatch, Scanner
+from tests.wal.entries import entry_of
 from tests.wal.packed import FakeTarget, Row, pack_of, piece, rows_group
 from wal.append import AppendGroup, AppendTicket, Pack
 from wal.entry import LogEntry, messages_of
@@ -128,11 +131,10 @@ def rollback(txn_id: int) -> MutableMessage:
 
 def frozen(messages: list[MutableMessage], tick: int, position: int, *, size_bytes: int = 100) -> LogEntry:
     """Return messages as an entry that is in no log."""
-    pack, nobody_waits = pack_of(AppendGroup(messages)), cast("Any", None)
+    pack = pack_of(AppendGroup(messages))
     pack.stamp(tick, None)
     pack.stamp_wal_term(1)
-    pack.ticket = AppendTicket(position, 0, size_bytes, nobody_waits, nobody_waits)
-    return pack.entry("memory")
+    return replace(entry_of(pack, position), size_bytes=size_bytes)
 
 
 def id_of(entry: LogEntry) -> MessageId:
@@ -257,7 +259,8 @@ class Journal:
         if pack.has_packed_rows:
             self._lay_out(pack)
         pack.ticket = self._last_ticket = self.log.append(pack)
-        entry = pack.entry(self.log.wal_name)
+        entry = pack.entry
+        assert entry is not None
         self.entries.append(entry)
         self._unpublished.append(entry)
         if publish:

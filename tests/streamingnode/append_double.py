@@ -119,6 +119,8 @@ def messages_in(group: AppendGroup, tick: int = 1) -> list[Logged]:
         counts=np.array(laid_out.counts, U4),
         transactions=np.array([group.is_transaction]),
         batches=tuple(laid_out.batches),
+        time_tick=tick,
+        position=laid_out.counts[0] - 1,
     )
     bodies = [body for message in rows.messages() for body in message.bodies]
     if not group.is_transaction:

@@ -1,11 +1,11 @@
 """Entries that are in no log, and what two entries are compared by."""
 
 from collections.abc import Sequence
-from typing import Any
+
+from msgspec.structs import replace
 
 from tests.wal.packed import lay_out
-from wal.append import AppendGroup, AppendTicket, Pack
-from wal.codec import entry_crc32c
+from wal.append import AppendGroup, Pack
 from wal.entry import LogEntry, PackedRows, RowBatch
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
@@ -23,7 +23,14 @@ def into_entry(
     """Return the entry that stamped messages would be at this position."""
     pack, head = Pack([AppendGroup(list(messages), producer=producer)]), messages[0]
     pack.time_tick, pack.last_confirmed, pack.wal_term = head.time_tick, head.last_confirmed, head.wal_term
-    return _placed(pack, wal_name, first_position, crc32c, size_bytes)
+    return replace(entry_of(pack, first_position, wal_name=wal_name), crc32c=crc32c, size_bytes=size_bytes)
+
+
+def entry_of(pack: Pack, first_position: int, *, wal_name: str = "memory", previous_crc32c: int = 0) -> LogEntry:
+    """Return the entry that a stamped pack would be at this position."""
+    pack.encode(wal_name, first_position=first_position, previous_crc32c=previous_crc32c)
+    assert pack.entry is not None
+    return pack.entry
 
 
 def packed_entry(
@@ -37,8 +44,8 @@ def packed_entry(
 ) -> LogEntry:
     """Return the entry that groups of rows would be at this position; `tick` is the first one's, the others follow."""
     pack = stamped(Pack(list(groups)), tick=tick, last_confirmed=last_confirmed, term=term)
-    data = pack.encode(wal_name, first_position=first_position, previous_crc32c=0)
-    return _placed(pack, wal_name, first_position, entry_crc32c(data), len(data) if size_bytes is None else size_bytes)
+    entry = entry_of(pack, first_position, wal_name=wal_name)
+    return entry if size_bytes is None else replace(entry, size_bytes=size_bytes)
 
 
 def stamped(pack: Pack, *, tick: int, last_confirmed: int | None = None, term: int = 1) -> Pack:
@@ -48,12 +55,6 @@ def stamped(pack: Pack, *, tick: int, last_confirmed: int | None = None, term: i
     pack.stamp(tick + len(pack.groups) - 1, last_confirmed)
     pack.stamp_wal_term(term)
     return pack
-
-
-def _placed(pack: Pack, wal_name: str, first_position: int, crc32c: int, size_bytes: int) -> LogEntry:
-    nobody_waits: Any = None
-    pack.ticket = AppendTicket(first_position, crc32c, size_bytes, nobody_waits, nobody_waits)
-    return pack.entry(wal_name)
 
 
 def comparable(entry: LogEntry) -> tuple[object, ...]:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from tests.wal.packed import FakeTarget, lay_out, piece, rows_group
 from wal.append import AppendGroup, AppendTicket, Pack
-from wal.codec import entry_crc32c
 from wal.entry import LogEntry
 from wal.errors import Indeterminate
 from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, MessageType, TimeTickHeader
@@ -57,7 +56,7 @@ class ManualLog:
         self.last_tick = pack.time_tick
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        ticket = AppendTicket(self.next_position, entry_crc32c(data), len(data), written, durable)
+        ticket = AppendTicket(self.next_position, written, durable)
         self.next_position += pack.message_count
         self.queue.append(ticket)
         self.entries.append(data)

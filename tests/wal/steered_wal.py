@@ -97,7 +97,7 @@ class SteeredTerm:
         )
         self.acks.promised_tick = TICK_MAX
         self.lock = LockInterceptor(vchannels_of, lambda vchannels, _tick: steered.failed.append(vchannels))
-        timetick = TimeTickInterceptor(wal_name=log.wal_name, acks=self.acks, oldest_open_begin=lambda: None)
+        timetick = TimeTickInterceptor(acks=self.acks, oldest_open_begin=lambda: None)
         redo = RedoInterceptor(wait_s_max=5)
         room = RoomInterceptor(log.admit, steered.room)
         chain = Chain([room, redo, self.lock, timetick, steered.gatekeeper], end)

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tests.wal.entries import comparable, packed_entry, stamped
+from tests.wal.entries import comparable, entry_of, packed_entry, stamped
 from tests.wal.manual_log import A, B, begin, commit, insert, time_tick
 from tests.wal.packed import FakeTarget, insert_group, pack_of, piece, rows_group, transaction_group
 from tests.wal.random_packs import go_alone, model_of, producers, random_groups, said, said_in
 from tests.wal.steered_wal import drop
 from wal.append import AppendGroup, AppendResult, AppendTicket, Pack
-from wal.codec import decode_entry, entry_crc32c
+from wal.codec import decode_entry
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StorageFull
 from wal.headers import DDL, DML, MAKES_ROOM, CutHeader, FlushHeader, InsertHeader, MessageType
 from wal.message import MutableMessage
@@ -31,8 +31,8 @@ def a_ticket(pack: Pack, *, first_position: int = 5, synced: bool = True) -> App
     written, durable = loop.create_future(), loop.create_future()
     if synced:
         durable.set_result(None)
-    data = pack.encode("memory", first_position=first_position, previous_crc32c=0)
-    pack.ticket = AppendTicket(first_position, entry_crc32c(data), len(data), written, durable)
+    pack.encode("memory", first_position=first_position, previous_crc32c=0)
+    pack.ticket = AppendTicket(first_position, written, durable)
     return pack.ticket
 
 
@@ -80,35 +80,31 @@ async def test_memory_is_given_back_once_whichever_end_comes_first() -> None:
     assert memory.held_bytes == 0
 
 
-async def test_outcome_of_another_try_is_that_of_the_write() -> None:
-    first = insert_group()
-    first.waiter = asyncio.get_running_loop().create_future()
-    second = first.copy([], DOUBT)
-    third = second.copy([], DOUBT)
-    third.settle(RESULT)
-    assert await first.waiter is RESULT
-    assert second.result() is RESULT
-
-
 def test_another_try_has_what_the_write_came_with_and_the_sequence_it_was_given() -> None:
     message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 1, 3), A, b"rows", 5)
     group = AppendGroup([message])
-    unstamped = [(message.header, message.txn_id)]
-    stamped(Pack([group]), tick=9)
+    pack = stamped(Pack([group]), tick=9)
     message.header, message.txn_id = InsertHeader(1, 2, 1, 3, 7, 40), 9
-    group.producer = ProducerStamp(9, 1, 4)
-    again = group.copy(unstamped, DOUBT)
-    (copied,) = again.messages
-    assert (copied.header, copied.txn_id, copied.payload) == (InsertHeader(1, 2, 1, 3), 5, b"rows")
-    assert again.producer == ProducerStamp(9, 1, 4)
-    copied.txn_id = 11
-    assert message.txn_id == 9, "they share nothing that is stamped"
+    group.producer, group.waits_until_s = ProducerStamp(9, 1, 4), 7.5
+    first = entry_of(pack, 5)
+    pack.try_again(DOUBT)
+    assert (message.header, message.txn_id, message.payload) == (InsertHeader(1, 2, 1, 3), 5, b"rows")
+    assert (group.producer, group.waits_until_s) == (ProducerStamp(9, 1, 4), 0.0)
+    assert (first.messages[0].header, first.messages[0].txn_id) == (InsertHeader(1, 2, 1, 3, 7, 40), 9), "it is frozen"
 
 
-def test_another_try_of_rows_shares_them_and_is_as_large() -> None:
-    group = transaction_group(piece(FakeTarget(), (0, b"row")))
-    again = group.copy([], DOUBT)
-    assert (again.pieces, again.is_transaction, again.size_bytes) == (group.pieces, True, group.size_bytes)
+async def test_another_try_is_of_what_is_left_and_may_be_in_the_log_by_the_earlier_one() -> None:
+    told, left, tried = insert_group(), insert_group(), insert_group()
+    pack = pack_of(told, left, tried)
+    pack.leave(left)
+    told.settle(RESULT)
+    a_ticket(stamped(pack, tick=9))
+    pack.try_again(DOUBT)
+    assert pack.earlier is not None
+    assert (pack.groups, pack.earlier.groups) == ([tried], [told, tried])
+    assert (pack.ticket, pack.begun, tried.begun, left.begun) == (None, False, True, False)
+    pack.try_again(DOUBT)
+    assert (pack.begun, tried.begun) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -119,20 +115,12 @@ def test_another_try_of_rows_shares_them_and_is_as_large() -> None:
 def test_refusal_that_does_not_answer_for_an_earlier_try_leaves_the_write_in_doubt(
     error: Exception, told: type[Exception] | None
 ) -> None:
-    first = insert_group()
-    first.copy([], DOUBT).settle(error)
+    group = insert_group()
+    pack_of(group).try_again(DOUBT)
+    group.settle(error)
     with pytest.raises(told or type(error)) as caught:
-        first.result()
+        group.result()
     assert caught.value is (error if told is None else DOUBT)
-
-
-async def test_try_of_a_write_that_nobody_wants_any_more_is_not_wanted_either() -> None:
-    first = insert_group()
-    first.waiter = asyncio.get_running_loop().create_future()
-    again = first.copy([], DOUBT)
-    assert not again.cancelled
-    first.waiter.cancel()
-    assert again.cancelled
 
 
 async def test_write_has_begun_from_its_place_on_and_not_when_it_left_before() -> None:
@@ -236,7 +224,7 @@ async def test_each_group_is_told_its_own_part_of_the_entry() -> None:
     ]
     pack = stamped(pack_of(*groups), tick=100, last_confirmed=2)
     a_ticket(pack, first_position=5, synced=False)
-    first, second, third = pack.results(MemoryMessageId)
+    first, second, third = pack.results()
     assert [(each.first_position, each.count, each.time_tick, each.txn_id) for each in (first, second, third)] == [
         (5, 1, 100, 0),
         (6, 3, 101, 101),
@@ -250,7 +238,7 @@ async def test_each_group_is_told_its_own_part_of_the_entry() -> None:
 async def test_messages_are_told_as_one_group() -> None:
     pack = stamped(Pack([commit(A, txn_id=9)]), tick=100)
     a_ticket(pack)
-    (result,) = pack.results(MemoryMessageId)
+    (result,) = pack.results()
     assert (result.first_position, result.count, result.txn_id, result.durable) == (5, 1, 9, True)
     assert result.last_confirmed_position == 5, "where it is itself"
 
@@ -259,18 +247,18 @@ async def test_messages_are_told_as_one_group() -> None:
 async def test_entry_of_a_pack_is_what_its_bytes_decode_to(groups: list[AppendGroup]) -> None:
     pack = stamped(pack_of(*groups), tick=100, term=3)
     pack.producer = ProducerStamp(1, 3, 8)
-    a_ticket(pack)
     data = pack.encode("memory", first_position=5, previous_crc32c=0)
     expected = decode_entry(data, wal_name="memory", previous_crc32c=0)
-    assert comparable(pack.entry("memory")) == comparable(expected)
+    assert pack.entry is not None
+    assert comparable(pack.entry) == comparable(expected)
     assert expected.producer == ProducerStamp(1, 3, 8)
 
 
 def test_stamp_of_an_entry_is_that_of_its_messages_or_of_the_pack() -> None:
     named, node = ProducerStamp(9, 1, 4), ProducerStamp(1, 3, 8)
-    of_node, of_named = Pack([begin()], producer=node), Pack([begin()])
+    of_node, of_named = stamped(Pack([begin()], producer=node), tick=9), stamped(Pack([begin()]), tick=9)
     of_named.groups[0].producer = named
-    assert (of_node.stamp_of_entry, of_named.stamp_of_entry) == (node, named)
+    assert (entry_of(of_node, 5).producer, entry_of(of_named, 5).producer) == (node, named)
 
 
 @given(group=random_groups(groups_max=1), producer=producers)

@@ -83,7 +83,7 @@ def entry_head(count: int, groups: int = 1, ticks: tuple[int, int] = (1, 1), fla
 def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
     header = InsertHeader(1, 2, 3, 4)
     message = MutableMessage(MessageType.INSERT, header, "p0_1v0", payload, time_tick=99, wal_term=1)
-    return encode_entry([message] * 2, first_position=5, previous_crc32c=previous_crc32c)
+    return encode_entry(into_entry([message] * 2, first_position=5), previous_crc32c=previous_crc32c)
 
 
 @given(
@@ -95,15 +95,9 @@ def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
 def test_an_entry_decodes_to_what_was_encoded(
     messages: list[MutableMessage], first_position: int, previous: int, producer: ProducerStamp | None
 ) -> None:
-    data = encode_entry(messages, first_position=first_position, previous_crc32c=previous, producer=producer)
-    expected = into_entry(
-        messages,
-        wal_name=WAL_NAME,
-        first_position=first_position,
-        crc32c=entry_crc32c(data),
-        size_bytes=len(data),
-        producer=producer,
-    )
+    expected = into_entry(messages, wal_name=WAL_NAME, first_position=first_position, producer=producer)
+    data = encode_entry(expected, previous_crc32c=previous)
+    assert (expected.crc32c, expected.size_bytes) == (entry_crc32c(data), len(data))
     assert comparable(decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)) == comparable(expected)
 
 
@@ -221,7 +215,8 @@ def test_entry_of_messages_is_at_most_one_entry_header_larger_than_what_its_grou
     header = InsertHeader(10**9, 10**9, 10**3, 10**6, 10**9, 10**12)
     group = AppendGroup([MutableMessage(MessageType.INSERT, header, "p0_1000v15", b"rows") for _ in range(count)])
     stamped(Pack([group]), tick=1 << 60)
-    data = encode_entry(group.messages, first_position=1 << 40, previous_crc32c=0, producer=ProducerStamp(1, 1, 1))
+    entry = into_entry(group.messages, first_position=1 << 40, producer=ProducerStamp(1, 1, 1))
+    data = encode_entry(entry, previous_crc32c=0)
     assert len(data) <= group.size_bytes + ENTRY_HEADER_BYTES + 8 * count
 
 

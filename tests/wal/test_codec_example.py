@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.wal.entries import stamped
+from tests.wal.entries import entry_of, into_entry, stamped
 from tests.wal.packed import FakeTarget, insert_group, pack_of, piece, transaction_group
 from wal.append import Pack
-from wal.codec import ENTRY_HEADER_BYTES, MESSAGE_HEADER_BYTES, decode_entry, encode_entry, encode_rows, entry_crc32c
-from wal.entry import LogEntry, PackedRows
+from wal.codec import ENTRY_HEADER_BYTES, MESSAGE_HEADER_BYTES, decode_entry, encode_entry, entry_crc32c
+from wal.entry import LogEntry
 from wal.headers import BeginTxnHeader, DeleteHeader, InsertHeader, MessageType
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
@@ -39,7 +39,7 @@ def decoded(kind: str) -> LogEntry:
 def example_of_messages() -> bytes:
     header = BeginTxnHeader(keepalive_ms=10_000)
     message = MutableMessage(MessageType.BEGIN_TXN, header, txn_id=TICK, time_tick=TICK, wal_term=2)
-    return encode_entry([message], first_position=1, previous_crc32c=0, producer=ProducerStamp(1, 2, 7))
+    return encode_entry(into_entry([message], first_position=1, producer=ProducerStamp(1, 2, 7)), previous_crc32c=0)
 
 
 def example_of_rows() -> bytes:
@@ -102,18 +102,16 @@ def test_the_documented_sizes_of_a_group_and_a_boundary_are_the_real_ones(groups
     text = FORMAT.read_text()
     (group_bytes, stamp_bytes) = re.findall(r"A group takes (\d+) bytes, (\d+) more with stamps", text)[0]
     (boundary_bytes,) = re.findall(r"A boundary takes (\d+) bytes", text)
-    rows = _rows(groups, has_stamps=has_stamps)
-    more = _rows(groups + 1, has_stamps=has_stamps)
-    grown = len(encode_rows(more, previous_crc32c=0)) - len(encode_rows(rows, previous_crc32c=0))
+    grown = _size_bytes(groups + 1, has_stamps=has_stamps) - _size_bytes(groups, has_stamps=has_stamps)
     assert grown == int(group_bytes) + int(boundary_bytes) + has_stamps * int(stamp_bytes) + len(b"row")
 
 
-def _rows(groups: int, *, has_stamps: bool) -> PackedRows:
+def _size_bytes(groups: int, *, has_stamps: bool) -> int:
     target = FakeTarget()
     pack = stamped(pack_of(*[insert_group(target) for _ in range(groups)]), tick=TICK)
     for group in pack.groups:
         group.producer = ProducerStamp(9, 1, 4) if has_stamps else None
-    pack.encode("rocks", first_position=1, previous_crc32c=0)
-    assert isinstance(pack.logged, PackedRows)
-    assert np.all(pack.logged.counts == 1)
-    return pack.logged
+    rows = entry_of(pack, 1).rows
+    assert rows is not None
+    assert np.all(rows.counts == 1)
+    return entry_of(pack, 1).size_bytes

@@ -13,22 +13,31 @@ from hypothesis import strategies as st
 from tests.wal.entries import comparable, comparable_rows, stamped
 from tests.wal.packed import FakeTarget, delete_group, insert_group, pack_of, piece, transaction_group
 from tests.wal.random_packs import groups_that_pack, producers
-from wal.append import AppendGroup, AppendTicket, Pack
-from wal.codec import ENTRY_HEADER_BYTES, crc32c, decode_entry, encode_rows, entry_crc32c
-from wal.entry import U8, PackedRows
+from wal.append import AppendGroup, Pack
+from wal.codec import ENTRY_HEADER_BYTES, crc32c, decode_entry, encode_entry
+from wal.entry import U8, LogEntry, PackedRows
 from wal.errors import Corrupt, UnsupportedFormat
 from wal.headers import MessageType
 from wal.position import ProducerStamp
 
 WAL_NAME = "rocks"
-NOBODY_WAITS: Any = None
 
 
 def encode(pack: Pack, *, first_position: int = 5, previous_crc32c: int = 7) -> bytes:
-    """Return a stamped pack as an entry, with its ticket."""
-    data = pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=previous_crc32c)
-    pack.ticket = AppendTicket(first_position, entry_crc32c(data), len(data), NOBODY_WAITS, NOBODY_WAITS)
-    return data
+    """Return a stamped pack as an entry."""
+    return pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=previous_crc32c)
+
+
+def encode_rows(rows: PackedRows) -> bytes:
+    """Return rows as an entry."""
+    entry = LogEntry(
+        first_position=int(rows.positions[0]),
+        time_tick=rows.time_tick,
+        last_confirmed_position=rows.last_confirmed_position,
+        wal_term=rows.wal_term,
+        rows=rows,
+    )
+    return encode_entry(entry, previous_crc32c=0)
 
 
 def a_pack() -> Pack:
@@ -42,8 +51,9 @@ def a_pack() -> Pack:
 
 def rows_of(pack: Pack) -> PackedRows:
     encode(stamped(pack, tick=100))
-    assert isinstance(pack.logged, PackedRows)
-    return pack.logged
+    assert pack.entry is not None
+    assert pack.entry.rows is not None
+    return pack.entry.rows
 
 
 @given(
@@ -68,7 +78,8 @@ def test_a_pack_decodes_to_what_was_encoded(
     pack.producer = producer
     data = encode(pack, first_position=first_position, previous_crc32c=previous)
     entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)
-    assert comparable(entry) == comparable(pack.entry(WAL_NAME))
+    assert pack.entry is not None
+    assert comparable(entry) == comparable(pack.entry)
     assert (entry.producer, entry.wal_term, entry.count) == (producer, term, pack.message_count)
     assert entry.last_confirmed_position == (last_confirmed or first_position)
     assert entry.rows is not None
@@ -79,7 +90,7 @@ def test_a_pack_decodes_to_what_was_encoded(
 def test_ticks_need_not_follow_one_another(groups: list[AppendGroup], gaps: list[int]) -> None:
     ticks = 2**50 + np.cumsum(np.array(gaps[: len(groups)], U8))
     rows = msgspec.structs.replace(rows_of(pack_of(*groups)), ticks=ticks, time_tick=int(ticks[-1]))
-    entry = decode_entry(encode_rows(rows, previous_crc32c=0), wal_name=WAL_NAME, previous_crc32c=0)
+    entry = decode_entry(encode_rows(rows), wal_name=WAL_NAME, previous_crc32c=0)
     assert entry.rows is not None
     assert comparable_rows(entry.rows) == comparable_rows(rows)
     assert (entry.first_tick, entry.time_tick) == (int(rows.ticks[0]), int(rows.ticks[-1]))
@@ -153,8 +164,8 @@ def sign(data: bytes) -> bytes:
 def forged(**changes: Any) -> bytes:
     """Return `a_pack` with other columns of its rows, of which the header still says what they were."""
     rows = rows_of(a_pack())
-    true = encode_rows(rows, previous_crc32c=0)
-    false = encode_rows(msgspec.structs.replace(rows, **changes), previous_crc32c=0)
+    true = encode_rows(rows)
+    false = encode_rows(msgspec.structs.replace(rows, **changes))
     return sign(true[:ENTRY_HEADER_BYTES] + false[ENTRY_HEADER_BYTES:])
 
 
@@ -225,7 +236,7 @@ def test_a_batch_of_an_unknown_kind_is_corrupt() -> None:
 @pytest.mark.parametrize("length", [0, 1, 2**16, 2**31, 2**32 - 1], ids=str)
 def test_a_hostile_length_of_a_batch_is_refused(at: int, length: int) -> None:
     rows = rows_of(pack_of(transaction_group(piece(FakeTarget(MessageType.DELETE), (0, b"key")))))
-    data = encode_rows(rows, previous_crc32c=0)
+    data = encode_rows(rows)
     batch = ENTRY_HEADER_BYTES + 4 + 4 + 1
     (true,) = struct.unpack_from("<I", data, batch + at)
     if length != true:

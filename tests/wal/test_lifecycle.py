@@ -12,7 +12,7 @@ from wal.errors import (
     StorageFull,
     UnsupportedFormat,
 )
-from wal.lifecycle import OBSTACLES_SEEN_MAX, TRANSITIONS, LogState, is_final, is_obstacle
+from wal.lifecycle import OBSTACLES, OBSTACLES_SEEN_MAX, TRANSITIONS, LogState, is_final
 
 ENDED = {LogState.FAILED, LogState.CLOSED}
 
@@ -42,7 +42,7 @@ def test_log_can_be_closed_in_every_state_and_damaged_in_every_one_that_lives(st
 
 @pytest.mark.parametrize("error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), OSError(5, "x")])
 def test_fault_of_the_disk_is_tried_again_for_ever(error: Exception) -> None:
-    assert not is_obstacle(error)
+    assert not isinstance(error, OBSTACLES)
     assert not is_final(error, obstacles_seen=0)
 
 
@@ -53,6 +53,6 @@ def test_another_owner_or_format_is_not_outlived(error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [Corrupt("x"), AlreadyOwned("x", 1)])
 def test_damage_or_the_lock_of_another_owner_is_believed_when_it_is_seen_often_enough(error: Exception) -> None:
-    assert is_obstacle(error)
+    assert isinstance(error, OBSTACLES)
     verdicts = [is_final(error, obstacles_seen=seen) for seen in (1, OBSTACLES_SEEN_MAX - 1, OBSTACLES_SEEN_MAX)]
     assert verdicts == [False, False, True]

@@ -86,14 +86,14 @@ def test_groups_are_found_by_the_batches_they_have_rows_in(groups: list[AppendGr
 
 @given(groups=groups_that_pack())
 def test_each_position_has_the_tick_of_the_group_that_holds_it(groups: list[AppendGroup]) -> None:
-    entry, rows, model = packed(groups)
+    entry, _, model = packed(groups)
     for group in model:
         for position in range(group.first_position, group.first_position + group.length):
-            assert entry.tick_at(position) == rows.tick_at(position) == group.tick
+            assert entry.tick_at(position) == group.tick
     last = model[-1]
     assert (entry.first_position, entry.last_position) == (POSITION, last.first_position + last.length - 1)
     assert (entry.first_tick, entry.time_tick, entry.count) == (TICK, last.tick, sum(group.length for group in model))
-    assert entry.head is None
+    assert not entry.messages
 
 
 @given(groups=groups_that_pack())

@@ -100,7 +100,7 @@ async def joined(log: Log, *groups: AppendGroup) -> None:
 def queued() -> AppendTicket:
     """Return the ticket of a pack in the log's queue."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    return AppendTicket(1, 0, 100, done, done)
+    return AppendTicket(1, done, done)
 
 
 async def test_writes_of_connections_wait_for_a_pack_that_only_the_disk_keeps_and_for_no_other() -> None:

@@ -94,11 +94,10 @@ class RocksLog:
         pack.require_tick_above(self.last_tick)
         first_position, tick = self.next_position, pack.time_tick
         data = pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=self._crc32c)
-        crc32c, position, size_bytes = entry_crc32c(data), first_position + pack.message_count - 1, len(data)
-        written, durable = self._make_outcome(), self._make_outcome()
-        self._commit.submit(EntryWrite(self.log_id, position, tick, data, size_bytes, written, durable, self._synced))
-        self.next_position, self.last_tick, self._crc32c = position + 1, tick, crc32c
-        return AppendTicket(first_position, crc32c, size_bytes, written, durable)
+        position, written, durable = first_position + pack.message_count - 1, self._make_outcome(), self._make_outcome()
+        self._commit.submit(EntryWrite(self.log_id, position, tick, data, len(data), written, durable, self._synced))
+        self.next_position, self.last_tick, self._crc32c = position + 1, tick, entry_crc32c(data)
+        return AppendTicket(first_position, written, durable)
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return checked, synced entries from the one that holds `position`; see `wal.log.Log.read`."""

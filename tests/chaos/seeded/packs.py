@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,6 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 import interceptors.shard.interceptor
-import wal.append
 import wal.codec
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.idempotency import IdempotencyInterceptor
@@ -21,9 +21,8 @@ from tests.chaos.simulation.clients import SCHEMA
 from tests.chaos.simulation.disk import EntryWritten
 from tests.chaos.simulation.store import WAL_NAME, SimulatedStore
 from wal.append import AppendGroup, AppendResult, Pack
-from wal.codec import CHECKSUM_END, decode_entry, encode_rows
+from wal.codec import CHECKSUM_END, decode_entry, encode_entry
 from wal.entry import U4, PackedRows, RowBatch
-from wal.errors import Indeterminate
 from wal.headers import MessageType
 from wal.packer import Packer
 from wal.rows import LaidOut, row_offsets
@@ -176,10 +175,8 @@ def _window_of_another(right: Right) -> Right:
 
 
 def _stamps_of_the_next(right: Right) -> Right:
-    def encode(rows: PackedRows, **options: Any) -> bytes:
-        stamped = replace(rows, producers=rows.producers[1:] + rows.producers[:1])
-        encoded: bytes = right(stamped, **options)
-        return encoded
+    def encode(rows: PackedRows) -> Any:
+        return right(replace(rows, producers=rows.producers[1:] + rows.producers[:1]))
 
     return encode
 
@@ -209,7 +206,9 @@ def _cancelled_and_written(right: Right) -> Right:
 def _comes_again_twice(right: Right) -> Right:
     def come_again(packer: Packer, group: AppendGroup) -> None:
         right(packer, group)
-        right(packer, group.copy((), Indeterminate("by a bug")))
+        twice = copy(group)
+        twice.memory = None
+        right(packer, twice)
 
     return come_again
 
@@ -238,9 +237,10 @@ def _torn(written: EntryWritten) -> list[EntryWritten]:
     assert left is not None, "each write has rows"
     columns = {name: getattr(whole, name)[1:] for name in ("ticks", "counts", "transactions", "producers")}
     positions = whole.positions[1:] - whole.counts[0]
-    left = replace(left, positions=positions, position=0, batches=tuple(map(_of_later, left.batches)), **columns)
+    last = whole.position - int(whole.counts[0])
+    left = replace(left, positions=positions, position=last, batches=tuple(map(_of_later, left.batches)), **columns)
     previous = int.from_bytes(written.data[CHECKSUM_END : CHECKSUM_END + 4], "little")
-    data = encode_rows(left, previous_crc32c=previous, producer=entry.producer)
+    data = encode_entry(replace(entry, rows=left, first_position=int(positions[0])), previous_crc32c=previous)
     return [EntryWritten(written.log, written.first_position, left.position, left.time_tick, data)]
 
 
@@ -309,7 +309,7 @@ OTHERS = (
         _error_of_the_neighbour,
     ),
     SeededBug("a stamp checked against another's window", IdempotencyInterceptor, "_look", _window_of_another),
-    SeededBug("stamps of an entry given to the next write", wal.append, "encode_rows", _stamps_of_the_next),
+    SeededBug("stamps of an entry given to the next write", wal.codec, "_encode_rows", _stamps_of_the_next),
     SeededBug("stamps in an entry forgotten", wal.codec, "_decode_rows", _stamps_of_the_entry_only),
     SeededBug("what comes again comes twice", Packer, "come_again", _comes_again_twice),
     SeededBug("the rest of an entry is skipped", PackedRows, "within", _rest_of_an_entry_skipped),

@@ -1,7 +1,6 @@
 """Bugs of transactions, retries, and what recovery makes of the log."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from wal.adaptor import Wal
 from wal.append import AppendGroup, Pack
 from wal.entry import LogEntry
 from wal.headers import CommitTxnHeader, MessageType
-from wal.position import RocksMessageId
 
 
 def _abort_lost(_right: Right) -> Right:
@@ -88,28 +86,23 @@ def _result_of_another(right: Right) -> Right:
 def _second_id_for_a_retry(right: Right) -> Right:
     numbers = itertools.count(1 << 40)
 
-    async def repeat(wal: Wal, again: Callable[[], Pack], first: Exception) -> None:
-        def again_as_another() -> Pack:
-            pack = again()
-            writes: list[Pack | AppendGroup] = [pack, *pack.groups]
-            for write in writes:
-                if write.producer is not None:
-                    write.producer = replace(write.producer, sequence=next(numbers))
-            return pack
-
-        await right(wal, again_as_another, first)
+    async def repeat(wal: Wal, pack: Pack, first: Exception) -> None:
+        writes: list[Pack | AppendGroup] = [pack, *pack.groups]
+        for write in writes:
+            if write.producer is not None:
+                write.producer = replace(write.producer, sequence=next(numbers))
+        await right(wal, pack, first)
 
     return repeat
 
 
 def _indeterminate_is_done(_right: Right) -> Right:
-    async def repeat(_wal: Wal, again: Callable[[], Pack], first: Exception) -> None:
-        for group in again().groups:
-            assert group.earlier is not None, "it repeats that try"
-            tried = group.earlier.pack
-            if tried is None or tried.ticket is None:
-                raise first
-            group.settle(tried.results(RocksMessageId)[tried.groups.index(group.earlier)])
+    async def repeat(_wal: Wal, pack: Pack, first: Exception) -> None:
+        if pack.ticket is None:
+            raise first
+        for group, result in zip(pack.groups, pack.results(), strict=True):
+            if group.outcome is None:
+                group.settle(result)
 
     return repeat
 

@@ -376,7 +376,7 @@ class SimulatedLog:
         self.next_position, self.last_tick = first + pack.message_count, tick
         entry = EntryWritten(self.name, first, self.next_position - 1, tick, data)
         queued = self._store.submit(entry, log=self)
-        return AppendTicket(first, self._crc32c, len(data), written=queued.written, durable=queued.durable)
+        return AppendTicket(first, written=queued.written, durable=queued.durable)
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         """Return checked, synced entries; the look at the disk takes a moment."""

@@ -13,7 +13,6 @@ from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
 from tests.interceptors.live_channel import LiveChannel, delete, group_of, insert, settle_tasks
 from wal.append import AppendGroup, AppendResult, Pack
-from wal.entry import PackedRows
 from wal.errors import Indeterminate, Overloaded
 from wal.headers import MessageType
 from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
@@ -227,14 +226,16 @@ async def test_each_group_of_a_pack_that_is_known_as_a_whole_hears_its_own_resul
             reopened.idempotency.window.fence(NODE_PRODUCER_ID, 0)
             assert pack.producer is not None
             assert pack.producer.sequence
-            doubt = Indeterminate("nobody knows")
-            repeated = Pack([group.copy((), doubt) for group in groups], pack.come_again, pack.producer, pack.place)
-            await reopened.append_pack(repeated)
+            logged = pack.entry
+            pack.try_again(Indeterminate("nobody knows"))
+            await reopened.append_pack(pack)
             assert channel.memory.next_position == position
         results = [group.result() for group in groups]
-        assert isinstance(pack.logged, PackedRows)
-        assert [result.time_tick for result in results] == pack.logged.ticks.tolist()
-        assert [result.first_position for result in results] == pack.logged.positions.tolist()
+        assert logged is not None
+        rows = logged.rows
+        assert rows is not None
+        assert [result.time_tick for result in results] == rows.ticks.tolist()
+        assert [result.first_position for result in results] == rows.positions.tolist()
         assert [dict(result.row_offsets) for result in results] == [
             {info.vchannels[0]: (first, count)} for first, count in ((10, 1), (11, 2), (13, 4))
         ]

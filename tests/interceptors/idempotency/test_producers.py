@@ -15,7 +15,7 @@ from tests.scanner.test_named_reader import SlowStore, turns
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded
 from wal.memory_store import MemoryLogStore
-from wal.position import NODE_PRODUCER_ID, MemoryMessageId, ProducerStamp
+from wal.position import NODE_PRODUCER_ID, ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +34,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 async def opened(store: MemoryLogStore, window: Window | None = None) -> Producers:
     producers = Producers(store, "p0", ProducerLimits(producers_max=2))
     await producers.load()
-    producers.bind(IdempotencyInterceptor(window or Window(), producers.places, MemoryMessageId))
+    producers.bind(IdempotencyInterceptor(window or Window(), producers.places))
     return producers
 
 
@@ -65,7 +65,7 @@ async def test_opening_waits_for_what_the_one_before_has_under_way(ids: Callable
     store, window = MemoryLogStore(), Window()
     ids(5)
     producers = Producers(store, "p0", ProducerLimits())
-    interceptor = IdempotencyInterceptor(window, producers.places, MemoryMessageId)
+    interceptor = IdempotencyInterceptor(window, producers.places)
     producers.bind(interceptor)
     first = await producers.open("feed")
     acknowledged: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
@@ -198,7 +198,7 @@ async def test_place_counts_only_if_nothing_of_its_write_was_forgotten_since(
     for number, stamp in enumerate(stamps, 1):
         rebuilt.add(stamp, result_at(number))
     place = place or producers.place(feed.producer_id, feed.epoch, 1)
-    producers.bind(IdempotencyInterceptor(rebuilt, producers.places, MemoryMessageId))
+    producers.bind(IdempotencyInterceptor(rebuilt, producers.places))
     if before:
         assert rebuilt.find(place.stamp) == result_at(1)
     else:

@@ -26,7 +26,7 @@ class TickChannel:
         self.mvcc = MvccManager(self.first_tick)
         self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, tail=self.tail, mvcc=self.mvcc)
         self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise)
-        self.timetick = TimeTickInterceptor(wal_name="memory", acks=self.acks, oldest_open_begin=oldest_open_begin)
+        self.timetick = TimeTickInterceptor(acks=self.acks, oldest_open_begin=oldest_open_begin)
         self.append_pack = Chain([RedoInterceptor(wait_s_max=5), self.timetick], log_end(self.log)).append
 
     async def append(self, group: AppendGroup) -> AppendResult:

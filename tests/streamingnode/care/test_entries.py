@@ -7,6 +7,7 @@ from rocksdict import Rdict
 
 from streamingnode.care.database import ClosedLog, good_entries
 from streamingnode.care.findings import Report
+from tests.wal.entries import into_entry
 from wal.codec import encode_entry, entry_crc32c
 from wal.headers import MessageType, TimeTickHeader
 from wal.message import MutableMessage
@@ -25,7 +26,7 @@ def chain(
         messages = [
             MutableMessage(MessageType.TIME_TICK, TimeTickHeader(), time_tick=tick, wal_term=term) for _ in range(count)
         ]
-        data = encode_entry(messages, first_position=position, previous_crc32c=crc32c)
+        data = encode_entry(into_entry(messages, first_position=position), previous_crc32c=crc32c)
         crc32c, position = entry_crc32c(data), position + count
         entries.append((position - 1, data))
     return entries

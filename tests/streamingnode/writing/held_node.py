@@ -64,7 +64,7 @@ class Held:
 
 def has_rows(entry: LogEntry) -> bool:
     """Whether rows or keys are in an entry, which are a message where they went alone."""
-    return entry.head is None or entry.head.type in DML
+    return entry.rows is not None or entry.messages[0].type in DML
 
 
 async def contents(node: Node, collection: str = "c") -> dict[int, str]:
