@@ -5,13 +5,12 @@ naming column and row. Per row, Python runs only inside one comprehension per co
 """
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import chain
 from operator import attrgetter
 from types import NoneType
-from typing import Any
+from typing import NoReturn
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -27,8 +26,8 @@ from streamingnode.schema import (
     child_fields,
     has_leaf,
     is_bytes,
-    is_list,
     is_text,
+    python_type,
     with_leaves,
 )
 from wal.errors import InvalidArgument, shown
@@ -57,7 +56,7 @@ class RowShape:
     """What rows of one schema version must look like; build it once with `row_shape`."""
 
     schema: pa.Schema
-    primary_key: str
+    key_index: int
     columns: "tuple[ColumnValues, ...]"
     required: tuple[int, ...]
     """Indexes of the columns that take no null: the primary key, and those the schema says so of."""
@@ -65,17 +64,15 @@ class RowShape:
 
 def row_shape(schema: pa.Schema, *, primary_key: str) -> RowShape:
     """Return the shape of a checked schema's rows."""
-    return RowShape(
-        schema=schema,
-        primary_key=primary_key,
-        columns=tuple(column_values(field) for field in schema),
-        required=tuple(i for i, field in enumerate(schema) if field.name == primary_key or not field.nullable),
-    )
+    key_index = schema.get_field_index(primary_key)
+    required = tuple(i for i, field in enumerate(schema) if i == key_index or not field.nullable)
+    return RowShape(schema, key_index, tuple(map(column_values, schema)), required)
 
 
 def key_shape(shape: RowShape) -> RowShape:
     """Return the shape of a delete's rows: the primary key alone."""
-    return row_shape(pa.schema([shape.schema.field(shape.primary_key)]), primary_key=shape.primary_key)
+    key = shape.schema.field(shape.key_index)
+    return row_shape(pa.schema([key]), primary_key=key.name)
 
 
 def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
@@ -102,10 +99,10 @@ def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
 
 def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
     """Return a delete's keys as batches of the one-column `key_shape`. Raises as `to_batches` does."""
+    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
+        keys = pa.table({shape.columns[0].name: keys})
     if isinstance(keys, (pa.RecordBatch, pa.Table)):
         return to_batches(keys, shape)
-    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
-        return to_batches(pa.table({shape.primary_key: keys}), shape)
     if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
         raise InvalidArgument(f"keys cannot be a {type(keys).__name__} — pass a list of key values, or Arrow data")
     return [_batch_of_values([keys], shape, 0)] if len(keys) else []
@@ -120,7 +117,7 @@ def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa
     except (KeyError, TypeError, AttributeError, IndexError):
         values = None
     if values is None:
-        raise _row_mismatch(rows, shape, first_row)
+        _refuse(rows, shape, first_row)
     return _batch_of_values(values, shape, first_row)
 
 
@@ -134,16 +131,11 @@ def _batch_of_values(values: Sequence[Values], shape: RowShape, first_row: int) 
     return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
 
 
-def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMismatch | InvalidArgument:
+def _refuse(rows: DictRows, shape: RowShape, first_row: int) -> NoReturn:
     for row, cells in enumerate(rows, first_row):
         if not isinstance(cells, Mapping):
-            return InvalidArgument(
-                f"row {row} is a {type(cells).__name__} — each row is a dict of column name to value"
-            )
-        try:
-            check_column_names(list(cells), shape.schema, row=row)
-        except SchemaMismatch as error:
-            return error
+            raise InvalidArgument(f"row {row} is a {type(cells).__name__} — each row is a dict of column name to value")
+        check_column_names(list(cells), shape.schema, row=row)
     raise AssertionError("rows fail together but none of them does")
 
 
@@ -153,21 +145,14 @@ def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMism
 # zone off a time, all silently. So types are looked at first: one set of them per column, for times one look at their zones,
 # and value by value only where a type is unusual. What Arrow then refuses, or rounds, is seen to by `exact_cast`.
 
-_TIMES = (dt.datetime,)
-_LISTS = (list, tuple, np.ndarray)
-_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = (
-    (pt.is_integer, (int, np.integer)),
+_MORE_TYPES: dict[type, tuple[type, ...]] = {
+    int: (np.integer,),
     # Not unsigned ones: Arrow makes floats of them by way of signed integers, and 2^64 - 1 would become -1.
-    (pt.is_floating, (float, int, np.float32, np.signedinteger)),
-    (pt.is_boolean, (bool, np.bool_)),
-    (is_text, (str,)),
-    (is_bytes, (bytes,)),
-    (pt.is_date32, (dt.date,)),
-    (pt.is_timestamp, _TIMES),
-    (pt.is_decimal, (Decimal,)),  # and `int` itself: Arrow reads the text of a subclass
-    (is_list, _LISTS),
-    (pt.is_struct, (dict,)),
-)
+    float: (int, np.float32, np.signedinteger),
+    bool: (np.bool_,),
+    list: (tuple, np.ndarray),
+}
+"""What a column takes beside `python_type`, subclasses too."""
 _NO_SUBCLASSES = {bool, dt.datetime, np.timedelta64}
 """Not the integers and the date that they are subclasses of."""
 _NUMBERS = "biuf"
@@ -182,9 +167,9 @@ class ColumnValues:
     """With those of the fields it lies in, with dots between."""
     arrow_type: pa.DataType
     types: tuple[type, ...]
+    """The first is what its values are in Python."""
     usual: frozenset[type]
-    """These and None; subclasses have to be looked at, so that they are none of `never`."""
-    never: tuple[type, ...]
+    """These and None; subclasses have to be looked at, so that they are none of `_NO_SUBCLASSES`."""
     inner: "tuple[ColumnValues, ...]"
     wide_type: pa.DataType
     """As `arrow_type`, but with times and floats in which no Python value is cut off."""
@@ -208,24 +193,18 @@ class ColumnValues:
         if not self._takes_all(types):
             wrong = next(value for value in values if not self._takes_all({type(value)}))
             raise self._refused(wrong, f"is no {self.arrow_type} — convert it first")
-        if self.inner or self.types is _TIMES:
-            present: Any = [value for value in values if value is not None] if NoneType in types else values
-            if self.types is _TIMES:
-                self._check_times(present, types)
-            elif self.types is _LISTS:
-                self._check_items(present)
-            else:
-                self._check_fields(present)
+        inside = {dt.datetime: self._check_times, list: self._check_items, dict: self._check_fields}
+        if (check := inside.get(self.types[0])) is not None:
+            check([value for value in values if value is not None] if NoneType in types else values, types - {NoneType})
 
     def _takes_all(self, types: set[type]) -> bool:
-        return all(
-            issubclass(each, self.types) and not issubclass(each, self.never) for each in types.difference(self.usual)
-        )
+        never = tuple(_NO_SUBCLASSES.difference(self.types))
+        return all(issubclass(each, self.types) and not issubclass(each, never) for each in types - self.usual)
 
     def _check_times(self, times: Sequence[dt.datetime], types: set[type]) -> None:
         """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
         naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
-        if types <= {dt.datetime, NoneType}:
+        if types <= {dt.datetime}:
             zones = map(_zone_of, times)
             if not any(zones) if naive else all(map(_is_plain_zone, set(zones))):
                 return
@@ -233,7 +212,7 @@ class ColumnValues:
             if (reason := _why_not(time, naive=naive)) is not None:
                 raise self._refused(time, reason)
 
-    def _check_fields(self, structs: Sequence[Mapping[str, object]]) -> None:
+    def _check_fields(self, structs: Sequence[Mapping[str, object]], _: set[type]) -> None:
         names = {inner.name.rpartition(".")[2]: inner for inner in self.inner}
         for struct in structs:
             if struct.keys() != names.keys():
@@ -241,14 +220,14 @@ class ColumnValues:
         for name, inner in names.items():
             inner._check([struct[name] for struct in structs])  # noqa: SLF001
 
-    def _check_items(self, lists: Sequence[Sequence[object]]) -> None:
+    def _check_items(self, lists: Sequence[Sequence[object]], types: set[type]) -> None:
         """Check the elements of lists, without looking at each where types say it all: vectors have thousands."""
         (item,) = self.inner
-        if set(map(type, lists)) == {np.ndarray}:
+        if types == {np.ndarray}:
             dtypes = {values.dtype for values in lists}  # type: ignore[attr-defined]
             if all(dtype.kind in _NUMBERS and item._takes_all({dtype.type}) for dtype in dtypes):  # noqa: SLF001
                 return
-        looked_into = item.inner or item.types is _TIMES
+        looked_into = item.inner or item.types[0] is dt.datetime
         if looked_into or not item._takes_all(set(map(type, chain.from_iterable(lists)))):  # noqa: SLF001
             item._check(list(chain.from_iterable(lists)))  # noqa: SLF001
 
@@ -259,13 +238,15 @@ class ColumnValues:
 def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
     """Return the check for a column, or for a field inside the one of a `path`."""
     name = f"{path}{field.name}"
-    types = next(types for matches, types in _PYTHON_TYPES if matches(field.type))
+    python = python_type(field.type)
+    types = (python, *_MORE_TYPES.get(python, ()))
     return ColumnValues(
         name=name,
         arrow_type=field.type,
         types=types,
-        usual=frozenset(types) | {NoneType, *([int] if types == (Decimal,) else [])},
-        never=tuple(_NO_SUBCLASSES.difference(types)),
+        usual=frozenset(
+            (*types, NoneType, *([int] if pt.is_decimal(field.type) else []))
+        ),  # Arrow reads a subclass's text
         inner=tuple(column_values(each, path=f"{name}.") for each in child_fields(field.type)),
         wide_type=with_leaves(field.type, _widened),
         always_wide=has_leaf(field.type, lambda kind: pt.is_timestamp(kind) and kind.unit == "ms"),

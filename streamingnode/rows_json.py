@@ -10,19 +10,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
 
-from streamingnode.schema import AnyField, child_fields, has_leaf, is_bytes, is_list, is_text
+from streamingnode.schema import AnyField, child_fields, has_leaf, is_list, python_type
 
 FINER_TIME = re.compile(rb":\d\d\.\d{6}\d*[1-9]")
 _EXACT_TIME = Annotated[str, msgspec.Meta(pattern=r"^[^.]*(\.\d{1,6}0*(\D.*)?)?$")]
-_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
-    (pt.is_boolean, bool),
-    (pt.is_integer, int),
-    (pt.is_floating, float),
-    (pt.is_decimal, Decimal),
-    (is_text, str),
-    (is_bytes, bytes),
-    (pt.is_date32, dt.date),
-)
 
 Row = dict[str, Any]
 
@@ -65,4 +56,4 @@ def json_type(kind: pa.DataType, time: Any = None) -> Any:
         return _object_type(child_fields(kind), time) | None
     if isinstance(kind, pa.TimestampType):
         return (time or Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]) | None
-    return next(python for matches, python in _PYTHON_TYPES if matches(kind)) | None
+    return python_type(kind) | None

@@ -4,8 +4,10 @@ The types are those that Parquet, Spark and the open table formats all keep exac
 nanoseconds and times of day are not among them, and a column that came back different would be a silent lie.
 """
 
+import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +61,25 @@ def is_bytes(kind: pa.DataType) -> bool:
 def is_list(kind: pa.DataType) -> bool:
     """Whether values are lists, of fixed size or not."""
     return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+
+
+_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
+    (pt.is_boolean, bool),
+    (pt.is_integer, int),
+    (pt.is_floating, float),
+    (pt.is_decimal, Decimal),
+    (is_text, str),
+    (is_bytes, bytes),
+    (pt.is_date32, dt.date),
+    (pt.is_timestamp, dt.datetime),
+    (is_list, list),
+    (pt.is_struct, dict),
+)
+
+
+def python_type(kind: pa.DataType) -> type:
+    """Return what a column's values are in Python."""
+    return next(python for matches, python in _PYTHON_TYPES if matches(kind))
 
 
 def child_fields(kind: pa.DataType) -> list[AnyField]:

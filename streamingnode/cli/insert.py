@@ -162,13 +162,13 @@ class _Insert:
 
     def _new_collection(self, source: "Source") -> "tuple[pa.Schema, Iterator[RowBatch]]":
         """Return columns and rows of the collection to create, once that and the first batch would succeed."""
-        from streamingnode.collections import check_definition
+        from streamingnode.collections import Definition
         from streamingnode.config import load_config
         from streamingnode.rows import row_shape, to_batches
         from streamingnode.writing.write import check_rows_fit
 
         schema = source.infer_schema()
-        definition = check_definition(self.collection, schema, **self._definition())
+        definition = Definition(self.collection, schema, **self._definition()).checked()
         batches = source.batches(schema)
         first = list(islice(batches, 1))
         for batch in first:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import anyio
 import numpy as np
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
-from streamingnode.writing.target import PLAIN_ROWS_MAX, WriteTarget, batch_bytes, messages_of
+from streamingnode.writing.target import PLAIN_ROWS_MAX, BatchTarget, Kind, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, TooLarge
@@ -31,7 +31,6 @@ from wal.queue import PendingBytes
 from wal.rows import Piece
 
 T = TypeVar("T")
-Kind = Literal["insert", "upsert", "delete"]
 WriteResult = AppendResult
 
 NO_TXN = 0
@@ -57,7 +56,8 @@ class Write:
 
     kind: Kind
     target: WriteTarget
-    partition_id: int = 0
+    into: tuple[BatchTarget, ...]
+    """Where the deletes of an upsert go, then its rows."""
     txn_id: int = 0
 
     def plain(self, rows: Rows | Keys, bytes_max: int) -> tuple[Piece, ...] | None:
@@ -67,9 +67,8 @@ class Write:
         """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
-        target, kind = self.target, self.kind
-        into = target.deletes if kind == "delete" else target.inserts(self.partition_id)
-        taken = into.plain.take_values(rows) if kind == "delete" else into.plain.take(rows)
+        target, kind, into = self.target, self.kind, self.into[-1]
+        taken = into.plain.take(rows, are_keys=kind == "delete")
         if taken is None:
             return None
         cells, size_bytes = taken
@@ -79,10 +78,11 @@ class Write:
         piece = Piece(into, cells, size_bytes + MESSAGE_OVERHEAD_BYTES)
         if kind != "upsert":
             return (piece,)
-        keys = tuple([(row[target.key_index],) for row in cells])
+        key_index = into.shape.key_index
+        keys = tuple([(row[key_index],) for row in cells])
         if len(keys) > 1 and len(set(keys)) < len(keys):
             return None  # of each key the last row, which Arrow finds
-        return Piece(target.deletes, keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
+        return Piece(self.into[0], keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
     def at_once(self, rows: Rows | Keys, bytes_max: int) -> AppendGroup | None:
         """Return the group of at most `bytes_max` of a few plain values, or of a small batch, uncopied.
@@ -94,9 +94,8 @@ class Write:
             return None if plain is None else self.group(plain)
         if not rows.num_rows or (self.kind == "upsert" and rows.num_rows > 1) or not _is_small(rows):
             return None
-        pieces = self.pieces(self._batches(rows)[0])
-        size_bytes = sum([piece.size for piece in pieces]) + self._overhead_bytes
-        return self.group(pieces) if size_bytes <= bytes_max else None
+        group = self.group(self.pieces(self._batches(rows)[0]))
+        return group if group.size_bytes <= bytes_max else None
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
@@ -105,49 +104,36 @@ class Write:
     def _batches(self, rows: Any) -> list[pa.RecordBatch]:
         target = self.target
         if self.kind == "delete":
-            return keys_to_batches(rows, target.keys)
+            return keys_to_batches(rows, target.deletes.shape)
         batches = to_batches(rows, target.rows)
-        return last_of_each_key(batches, target.key_index) if self.kind == "upsert" and batches else batches
+        return last_of_each_key(batches, target.rows.key_index) if self.kind == "upsert" and batches else batches
 
     def slices(self, batches: Sequence[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
         """Return views of batches, in row order, of which each is a group of at most `bytes_max`. Raises `TooLarge`."""
-        return slices_within(batches, bytes_max - self._overhead_bytes, self.size_bytes)
+        overhead_bytes = TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
+        return slices_within(batches, bytes_max - overhead_bytes, self.size_bytes)
 
     def pieces(self, rows: pa.RecordBatch) -> list[Piece]:
         """Return the pieces that write these rows or keys."""
-        target, pieces = self.target, []
-        if self.kind != "insert":
-            keys = rows if self.kind == "delete" else target.keys_of(rows)
-            pieces.append(Piece(target.deletes, keys, self._bytes_of(keys)))
-        if self.kind != "delete":
-            pieces.append(Piece(target.inserts(self.partition_id), rows, self._bytes_of(rows)))
+        shards, pieces = min(rows.num_rows, len(self.target.info.vchannels)), []
+        for into in self.into:
+            part = into.part_of(rows)
+            pieces.append(Piece(into, part, batch_bytes(part) + (shards - 1) * into.message_bytes))
         return pieces
 
     def group(self, pieces: Sequence[Piece]) -> AppendGroup:
         """Return the group that writes pieces."""
         if self.txn_id:
             return AppendGroup(messages_of(pieces, self.txn_id))
-        return rows_group(pieces, is_transaction=self.kind == "upsert")
+        is_transaction = self.kind == "upsert"
+        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
+        for piece in pieces:
+            size_bytes += piece.size
+        return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
         """Return what the messages of these rows take at most; of one row, exactly that."""
-        return self._bytes_of(rows) + (self._bytes_of(self.target.keys_of(rows)) if self.kind == "upsert" else 0)
-
-    @property
-    def _overhead_bytes(self) -> int:
-        return TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
-
-    def _bytes_of(self, rows: pa.RecordBatch) -> int:
-        shards = min(rows.num_rows, len(self.target.info.vchannels))
-        return batch_bytes(rows) + (shards - 1) * self.target.message_bytes
-
-
-def rows_group(pieces: Sequence[Piece], *, is_transaction: bool) -> AppendGroup:
-    """Return rows as a group that may go with others."""
-    size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
-    for piece in pieces:
-        size_bytes += piece.size
-    return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
+        return sum([piece.size for piece in self.pieces(rows)])
 
 
 def messages_within(messages: Sequence[MutableMessage], bytes_max: int) -> Iterator[list[MutableMessage]]:
@@ -230,12 +216,12 @@ class Writes:
             write = self._remember(collection, kind, WriteTarget(info))
         if partition is None and txn_id is NO_TXN:
             return write
-        return Write(kind, write.target, write.target.partition_id(partition), check_txn_id(txn_id))
+        return Write(kind, write.target, write.target.into(kind, partition), check_txn_id(txn_id))
 
     def _remember(self, collection: str, kind: Kind, target: WriteTarget) -> Write:
         if len(self._writes) >= WRITES_MAX:
             self._writes.clear()
-        self._writes |= {(collection, each): Write(each, target, target.partition_id(None)) for each in get_args(Kind)}
+        self._writes |= {(collection, each): Write(each, target, target.into(each)) for each in get_args(Kind)}
         return self._writes[collection, kind]
 
     def append_within(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
