@@ -292,7 +292,7 @@ class Node:
         encoded = None
         if keys is not None:
             delete = self._writes.write("delete", collection)  # which takes the same keys
-            encoded = delete.target.encode_keys(await delete.check(keys))
+            encoded = delete.into[0].encode_whole(await delete.check(keys))
         names = None if columns is None else tuple(columns)
         take = partial(self._backend.snapshot, collection, tick, names, encoded)
         return await self._run(take, "the snapshot", timeout, changes=False)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from types import NoneType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -161,10 +161,13 @@ class BatchTarget:
         self.shape = shape
         self.plain = PlainRows(shape)
         self._row_type = pa.struct(list(shape.schema))
-        nothing = pa.RecordBatch.from_pylist([], schema=shape.schema)
-        self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
+        self._nothing = pa.RecordBatch.from_pylist([], schema=shape.schema)
+        self.message_bytes = 2 * pa.ipc.get_record_batch_size(self._nothing) + MESSAGE_OVERHEAD_BYTES
         """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
         each buffer, and padding never takes that much more."""
+        shards = min(PLAIN_ROWS_MAX, len(info.vchannels))
+        self.plain_overhead_bytes = shards * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
+        """What a few rows take beside what is in them, at most."""
 
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
@@ -188,6 +191,15 @@ class BatchTarget:
             found.append(ShardRows(shard, encoded(by_shard.slice(start, rows)), present.tolist(), shard_counts))
             start += rows
         return found
+
+    def encode_whole(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """Return all rows of batches, on whatever shards, as an Arrow IPC message without its schema."""
+        return bytes(encoded(self.joined(batches or [self._nothing])))
+
+    def size_bytes(self, batch: pa.RecordBatch) -> int:
+        """Return what the messages of these rows take at most; of one row, exactly that."""
+        shards = min(batch.num_rows, len(self.vchannels))
+        return batch_bytes(batch) + (shards - 1) * self.message_bytes
 
     def shards(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return the shard of each row."""
@@ -246,40 +258,30 @@ class WriteTarget:
     def __init__(self, info: CollectionInfo) -> None:
         self.info = info
         schema = check_schema(decode_schema(info.schema), primary_key=info.primary_key)
-        self.rows = row_shape(schema, primary_key=info.primary_key)
+        self._rows = row_shape(schema, primary_key=info.primary_key)
         self._partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
         self._inserts: dict[int, BatchTarget] = {}
-        self.deletes = BatchTarget(info, key_shape(self.rows), MessageType.DELETE)
-        shards = min(PLAIN_ROWS_MAX, len(info.vchannels))
-        self.plain_overhead_bytes = shards * self.into("insert")[0].message_bytes + TRANSACTION_OVERHEAD_BYTES
-        """What a few rows take beside what is in them, at most."""
+        self.deletes = BatchTarget(info, key_shape(self._rows), MessageType.DELETE)
+        self.usual: dict[Kind, tuple[BatchTarget, ...]] = {each: self.into(each) for each in get_args(Kind)}
+        """Where writes go that name no partition."""
 
     def inserts(self, partition_id: int) -> BatchTarget:
         """Return where rows of a partition go."""
         target = self._inserts.get(partition_id)
         if target is None:
-            target = BatchTarget(self.info, self.rows, MessageType.INSERT, partition_id)
+            target = BatchTarget(self.info, self._rows, MessageType.INSERT, partition_id)
             self._inserts[partition_id] = target
         return target
 
-    def into(self, kind: Kind, partition: str | None = None) -> tuple[BatchTarget, ...]:
-        """Return where a write goes, in order, by default into the default partition.
-
-        Raises `PartitionNotFound` or `InvalidArgument`.
-        """
+    def into(self, kind: Kind, partition: str = DEFAULT_PARTITION) -> tuple[BatchTarget, ...]:
+        """Return where a write goes, in order. Raises `PartitionNotFound` or `InvalidArgument`."""
         if kind == "delete":
             return (self.deletes,)
-        if partition is not None and not isinstance(partition, str):
+        if not isinstance(partition, str):
             raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
-        name = DEFAULT_PARTITION if partition is None else partition
-        found = self._partitions.get(name)
-        inserts = self.inserts(self.info.partition_by_name(name).id if found is None else found)  # which raises
+        found = self._partitions.get(partition)
+        inserts = self.inserts(self.info.partition_by_name(partition).id if found is None else found)  # which raises
         return (self.deletes, inserts) if kind == "upsert" else (inserts,)
-
-    def encode_keys(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Return keys as a delete has them: an Arrow IPC message without its schema."""
-        nothing = pa.RecordBatch.from_pylist([], schema=self.deletes.shape.schema)
-        return bytes(encoded(self.deletes.joined(batches or [nothing])))
 
 
 def messages_of(pieces: Sequence[Piece], txn_id: int) -> list[MutableMessage]:

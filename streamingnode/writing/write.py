@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import anyio
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,8 +35,8 @@ T = TypeVar("T")
 WriteResult = AppendResult
 
 NO_TXN = 0
-WRITES_MAX = 4_096
-"""What is kept, three for each collection; it is worked out again in about 50 us."""
+TARGETS_MAX = 4_096
+"""What is kept; it is worked out again in about 50 us."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
@@ -46,8 +47,7 @@ _FILL = 0.9
 """How full slices are planned: rows differ in size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
     """An insert, an upsert or a delete on one collection: how rows or keys become append groups.
 
     An upsert takes of each key the last row, and deletes before it inserts; each of its groups is a transaction, unless
@@ -55,9 +55,8 @@ class Write:
     """
 
     kind: Kind
-    target: WriteTarget
     into: tuple[BatchTarget, ...]
-    """Where the deletes of an upsert go, then its rows."""
+    """Where its deletes go, and its rows."""
     txn_id: int = 0
 
     def plain(self, rows: Rows | Keys, bytes_max: int) -> tuple[Piece, ...] | None:
@@ -67,13 +66,13 @@ class Write:
         """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
-        target, kind, into = self.target, self.kind, self.into[-1]
+        kind, into = self.kind, self.into[-1]
         taken = into.plain.take(rows, are_keys=kind == "delete")
         if taken is None:
             return None
         cells, size_bytes = taken
         # Whether they fit for sure, as a message on each shard, and twice for an upsert with begin and commit.
-        if 2 * (size_bytes + target.plain_overhead_bytes) > bytes_max:
+        if 2 * (size_bytes + into.plain_overhead_bytes) > bytes_max:
             return None
         piece = Piece(into, cells, size_bytes + MESSAGE_OVERHEAD_BYTES)
         if kind != "upsert":
@@ -102,11 +101,11 @@ class Write:
         return self._batches(rows) if _is_small(rows) else await to_thread.run_sync(self._batches, rows)
 
     def _batches(self, rows: Any) -> list[pa.RecordBatch]:
-        target = self.target
+        shape = self.into[-1].shape
         if self.kind == "delete":
-            return keys_to_batches(rows, target.deletes.shape)
-        batches = to_batches(rows, target.rows)
-        return last_of_each_key(batches, target.rows.key_index) if self.kind == "upsert" and batches else batches
+            return keys_to_batches(rows, shape)
+        batches = to_batches(rows, shape)
+        return last_of_each_key(batches, shape.key_index) if self.kind == "upsert" and batches else batches
 
     def slices(self, batches: Sequence[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
         """Return views of batches, in row order, of which each is a group of at most `bytes_max`. Raises `TooLarge`."""
@@ -115,11 +114,8 @@ class Write:
 
     def pieces(self, rows: pa.RecordBatch) -> list[Piece]:
         """Return the pieces that write these rows or keys."""
-        shards, pieces = min(rows.num_rows, len(self.target.info.vchannels)), []
-        for into in self.into:
-            part = into.part_of(rows)
-            pieces.append(Piece(into, part, batch_bytes(part) + (shards - 1) * into.message_bytes))
-        return pieces
+        parts = [(into, into.part_of(rows)) for into in self.into]
+        return [Piece(into, part, into.size_bytes(part)) for into, part in parts]
 
     def group(self, pieces: Sequence[Piece]) -> AppendGroup:
         """Return the group that writes pieces."""
@@ -205,24 +201,19 @@ class Writes:
     limits: WalLimits
     pending: PendingBytes
     txn_age_s_max: float
-    _writes: dict[tuple[str, Kind], Write] = field(default_factory=dict)
-    """By collection and kind, into the default partition."""
+    _targets: dict[str, WriteTarget] = field(default_factory=dict)
+    """By collection."""
 
     def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
         """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
         info = self.find(collection)
-        write = self._writes.get((collection, kind))
-        if write is None or write.target.info is not info:
-            write = self._remember(collection, kind, WriteTarget(info))
-        if partition is None and txn_id is NO_TXN:
-            return write
-        return Write(kind, write.target, write.target.into(kind, partition), check_txn_id(txn_id))
-
-    def _remember(self, collection: str, kind: Kind, target: WriteTarget) -> Write:
-        if len(self._writes) >= WRITES_MAX:
-            self._writes.clear()
-        self._writes |= {(collection, each): Write(each, target, target.into(each)) for each in get_args(Kind)}
-        return self._writes[collection, kind]
+        target = self._targets.get(collection)
+        if target is None or target.info is not info:
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            target = self._targets[collection] = WriteTarget(info)
+        into = target.usual[kind] if partition is None else target.into(kind, partition)
+        return Write(kind, into, NO_TXN if txn_id is NO_TXN else check_txn_id(txn_id))
 
     def append_within(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
         """Append one group within `timeout` seconds; to be awaited at once."""

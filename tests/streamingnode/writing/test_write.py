@@ -38,8 +38,7 @@ def bodies_in(group: AppendGroup) -> list[Logged]:
 
 
 def writing(kind: Kind, schema: pa.Schema = SCHEMA, *, shards: int = 1) -> Write:
-    target = write_target(schema, shards=shards)
-    return Write(kind, target, target.into(kind))
+    return Write(kind, write_target(schema, shards=shards).into(kind))
 
 
 @given(
@@ -138,7 +137,7 @@ async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> 
 async def test_upsert_deletes_its_keys_before_it_inserts_on_every_shard() -> None:
     write = writing("upsert", shards=3)
     messages = bodies_in(write.group(write.pieces(batch_of([1] * 20))))
-    keys = write.target.deletes.shape.schema
+    keys = write.into[0].shape.schema
     kinds = [message.type for message in messages]
     assert kinds == sorted(kinds, reverse=True)
     deleted = {m.vchannel: [row["id"] for row in decoded(m, keys)] for m in messages if m.type is MessageType.DELETE}
@@ -148,7 +147,7 @@ async def test_upsert_deletes_its_keys_before_it_inserts_on_every_shard() -> Non
 
 async def test_delete_and_insert_of_a_key_meet_on_one_shard() -> None:
     delete, insert = writing("delete", shards=5), writing("insert", shards=5)
-    schema = delete.target.deletes.shape.schema
+    schema = delete.into[0].shape.schema
     keys = pa.RecordBatch.from_pydict({"id": list(range(50))}, schema=schema)
     deleted = {
         row["id"]: m.vchannel for m in messages_in(delete.group(delete.pieces(keys))) for row in decoded(m, schema)
