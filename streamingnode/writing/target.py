@@ -184,8 +184,8 @@ class BatchTarget:
         cells = len(self.vchannels) * len(pieces)
         rows_of = np.bincount(shards * len(pieces) + pieces_of_rows, minlength=cells).reshape(-1, len(pieces))
         found, start = [], 0
-        for shard in rows_of.any(axis=1).nonzero()[0].tolist():
-            present = rows_of[shard].nonzero()[0]
+        for shard in np.flatnonzero(rows_of.any(axis=1)).tolist():
+            present = np.flatnonzero(rows_of[shard])
             shard_counts = rows_of[shard, present].tolist()
             rows = sum(shard_counts)
             found.append(ShardRows(shard, encoded(by_shard.slice(start, rows)), present.tolist(), shard_counts))

@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.target import copied, messages_of
+from streamingnode.writing.target import Kind, copied, messages_of
 from streamingnode.writing.write import (
-    Kind,
     Write,
     WriteResult,
     Writes,

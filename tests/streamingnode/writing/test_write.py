@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.writing.target import PLAIN_ROWS_MAX, messages_of
-from streamingnode.writing.write import Kind, Write, last_of_each_key, messages_within
+from streamingnode.writing.target import PLAIN_ROWS_MAX, Kind, messages_of
+from streamingnode.writing.write import Write, last_of_each_key, messages_within
 from tests.streamingnode.append_double import (
     Logged,
     decoded,
