@@ -101,11 +101,6 @@ class TxnInterceptor(Interceptor):
         """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
 
     @property
-    def live(self) -> int:
-        """How many transactions are open."""
-        return len(self._sessions)
-
-    @property
     def sessions(self) -> tuple[Session, ...]:
         """The open ones, oldest first; to be looked at."""
         return tuple(self._sessions.values())
