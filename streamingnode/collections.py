@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from streamingnode.rows import SHARDS_MAX
 from streamingnode.schema import check_schema, decode_schema
 from wal.errors import InvalidArgument, shown
 
+SHARDS_MAX = 256
+"""Shards of one collection; each costs every insert a message, and every cut a file."""
 PARTITIONS_MAX = 1_024
 """Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
 READ_COLLECTIONS_MAX = 1_024

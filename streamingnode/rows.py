@@ -46,9 +46,6 @@ Keys = Sequence[object] | AnyArray | AnyChunkedArray | pa.RecordBatch | pa.Table
 Values = Sequence[object]
 """The values of one column, row by row."""
 
-SHARDS_MAX = 256
-"""Shards of one collection; each costs every insert a message, and every cut a file."""
-
 DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
 

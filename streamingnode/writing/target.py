@@ -6,6 +6,7 @@ that go together; whatever is not plain becomes Arrow at the call.
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
 from types import NoneType
@@ -63,30 +64,29 @@ class PlainRows:
         self._whole = [(i, -bound, bound - 1) for i, bound in bounds]
         self._texts = [i for i, kind in enumerate(self._types) if kind in (str, bytes)]
         self._required = shape.required
-        self._decode: Callable[[bytes | memoryview], Cells] | None = None
 
     def decode(self, data: bytes | memoryview) -> tuple[Cells, int]:
         """Return rows that another process encoded as MessagePack, checked, and what they take at most, in bytes.
 
         Raises `SchemaMismatch` for what is no rows of this shape, or more than `PLAIN_DECODED_ROWS_MAX`.
         """
-        if self._decode is None:
-            if not self._is_plain:
-                raise SchemaMismatch("the collection has columns whose values go as Arrow data — send a record batch")
-            self._decode = msgspec.msgpack.Decoder(self._wire_type()).decode
+        if not self._is_plain:
+            raise SchemaMismatch("the collection has columns whose values go as Arrow data — send a record batch")
         try:
-            cells = self._decode(data)
+            cells = self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, ValueError) as error:
             raise SchemaMismatch(f"rows do not fit the schema: {error} — read it again") from None
         return cells, len(data) + _CELL_BYTES * self._columns * len(cells)
 
-    def _wire_type(self) -> Any:
+    @cached_property
+    def _decoder(self) -> msgspec.msgpack.Decoder[Cells]:
         kinds: list[Any] = list(self._types)
         for column, low, high in self._whole:
             kinds[column] = Annotated[int, msgspec.Meta(ge=low, le=high)]
         optional = [kind if column in self._required else kind | None for column, kind in enumerate(kinds)]
         row: Any = tuple.__class_getitem__(tuple(optional))  # made of the shape, which no checker knows
-        return Annotated[tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
+        rows: Any = Annotated[tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
+        return msgspec.msgpack.Decoder(rows)
 
     def take(self, rows: Sequence[Any], *, are_keys: bool = False) -> tuple[Cells, int] | None:
         """Return a copy of a few dicts, or values of the only column, and what they take at most, in bytes.
