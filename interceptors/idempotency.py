@@ -137,7 +137,9 @@ class IdempotencyInterceptor(Interceptor):
                 pack.leave(group, known)
             elif other is None:
                 group.other_try = None
-                tries.append(self._begin(group, stamp))
+                tries.append(attempt := _Try(group))
+                if stamp.sequence:
+                    self._give_key(attempt, stamp)
             else:
                 group.other_try = other.write
                 if pack.come_again is None or len(pack.groups) == 1:
@@ -145,12 +147,6 @@ class IdempotencyInterceptor(Interceptor):
                 pack.leave(group)
                 other.outcome().add_done_callback(partial(_joined, group, pack.come_again))
         return None
-
-    def _begin(self, group: AppendGroup, stamp: ProducerStamp) -> _Try:
-        attempt = _Try(group)
-        if stamp.sequence:
-            self._give_key(attempt, stamp)
-        return attempt
 
     def _refuse_fenced(self, tries: Sequence[_Try], pack: Pack) -> None:
         """Let those leave whose producer has no next sequence: it may have been fenced since, and others share the pack."""

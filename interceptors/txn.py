@@ -101,11 +101,6 @@ class TxnInterceptor(Interceptor):
         """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
 
     @property
-    def live(self) -> int:
-        """How many transactions are open."""
-        return len(self._sessions)
-
-    @property
     def sessions(self) -> tuple[Session, ...]:
         """The open ones, oldest first; to be looked at."""
         return tuple(self._sessions.values())
@@ -259,8 +254,7 @@ class TxnInterceptor(Interceptor):
         if self._sessions:
             self._fences.update(dict.fromkeys(vchannels, tick))
         for session in self._sessions.values():
-            if session.state in OPEN and self._is_fenced(session, session.vchannels):
-                self._fail(session, Failure.OVERTAKEN)
+            self._judge(session, session.vchannels)
 
     async def run(self, append: Append) -> None:
         """Expire sessions and roll back failed ones, until cancelled or until the log takes no more.
@@ -291,10 +285,8 @@ class TxnInterceptor(Interceptor):
 
     def expire(self) -> None:
         """Fail every session whose time is over, by idleness or age."""
-        now_ms = self.now_ms()
         for session in self._sessions.values():
-            if failure := session.due(now_ms):
-                self._fail(session, failure)
+            self._judge(session, ())
 
     def end(self) -> None:
         """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
@@ -322,11 +314,8 @@ class TxnInterceptor(Interceptor):
             return
         if failure := session.due(self.now_ms()):
             self._fail(session, failure)
-        elif self._is_fenced(session, vchannels):
+        elif any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels):
             self._fail(session, Failure.OVERTAKEN)
-
-    def _is_fenced(self, session: Session, vchannels: Iterable[str]) -> bool:
-        return any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels)
 
     def _fail(self, session: Session, failure: Failure) -> None:
         session.fail(failure)

@@ -9,6 +9,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from weakref import ref
 
 import msgspec
@@ -309,16 +310,10 @@ def result_of_entry(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult
             if isinstance(part.header, InsertHeader):
                 first, count = row_offsets.get(part.vchannel, (part.header.first_offset, 0))
                 row_offsets[part.vchannel] = first, count + part.header.rows
-    wal_name = entry.messages[0].wal_name if entry.rows is None else entry.rows.wal_name
-    return AppendResult(
-        kind=message_id_kind(wal_name),
-        first_position=entry.first_position,
-        count=entry.count,
-        time_tick=entry.time_tick,
-        last_confirmed_position=entry.last_confirmed_position,
-        txn_id=entry.messages[0].txn_id if entry.messages else 0,
-        row_offsets=row_offsets,
-    )
+    kind = message_id_kind(entry.messages[0].wal_name if entry.rows is None else entry.rows.wal_name)
+    txn_id = entry.messages[0].txn_id if entry.messages else 0
+    first, last_confirmed = entry.first_position, entry.last_confirmed_position
+    return AppendResult(kind, first, entry.count, entry.time_tick, last_confirmed, txn_id, row_offsets)
 
 
 # --- in a checkpoint: MessagePack with a format number, see docs/format.md --------------------------------------------
@@ -359,26 +354,16 @@ class StoredWindow(msgspec.Struct, frozen=True, kw_only=True):
 def encode_window(window: Window) -> bytes:
     """Return a window's bytes; some 2 us for each result, so in a thread when there are many."""
     producers = tuple(
-        StoredProducer(
-            producer_id,
-            known.epoch,
-            known.floor,
-            tuple(
-                StoredResult(
-                    sequence,
-                    result.first_position,
-                    result.count,
-                    result.time_tick,
-                    result.last_confirmed_position,
-                    result.txn_id,
-                    tuple((vchannel, first, count) for vchannel, (first, count) in result.row_offsets.items()),
-                )
-                for sequence, result in known.results.items()
-            ),
-        )
+        StoredProducer(producer_id, known.epoch, known.floor, tuple(starmap(_stored, known.results.items())))
         for producer_id, known in window.producers.items()
     )
     return msgspec.msgpack.encode(StoredWindow(tick=window.tick, producers=producers))
+
+
+def _stored(sequence: int, of: AppendResult) -> StoredResult:
+    first, last_confirmed = of.first_position, of.last_confirmed_position
+    offsets = tuple((vchannel, *place) for vchannel, place in of.row_offsets.items())
+    return StoredResult(sequence, first, of.count, of.time_tick, last_confirmed, of.txn_id, offsets)
 
 
 def decode_window(
@@ -397,15 +382,8 @@ def decode_window(
     for producer in stored.producers:
         window.fence(producer.producer_id, producer.epoch)
         for each in producer.results:
-            result = AppendResult(
-                kind=kind,
-                first_position=each.first_position,
-                count=each.count,
-                time_tick=each.time_tick,
-                last_confirmed_position=each.last_confirmed,
-                txn_id=each.txn_id,
-                row_offsets={vchannel: (first, count) for vchannel, first, count in each.row_offsets},
-            )
+            place, offsets = each.first_position, {vchannel: (at, rows) for vchannel, at, rows in each.row_offsets}
+            result = AppendResult(kind, place, each.count, each.time_tick, each.last_confirmed, each.txn_id, offsets)
             window.add(ProducerStamp(producer.producer_id, producer.epoch, each.sequence), result)
         known = window.producers[producer.producer_id]
         known.floor = max(known.floor, producer.floor)

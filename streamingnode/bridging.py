@@ -18,7 +18,7 @@ from anyio import to_thread
 from interceptors.errors import SchemaMismatch
 from streamingnode.collections import check_name
 from streamingnode.rows import RowShape, row_shape, to_batches
-from streamingnode.rows_json import Row, row_decoder
+from streamingnode.schema import Row, row_decoder
 from streamingnode.streams.messages import parts_within
 from streamingnode.writing.write import check_rows_fit
 from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge

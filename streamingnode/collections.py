@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from interceptors.shard.catalog import CollectionInfo
-from streamingnode.rows import SHARDS_MAX
 from streamingnode.schema import check_schema, decode_schema
 from wal.errors import InvalidArgument, shown
 
+SHARDS_MAX = 256
+"""Shards of one collection; each costs every insert a message, and every cut a file."""
 PARTITIONS_MAX = 1_024
 """Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
 READ_COLLECTIONS_MAX = 1_024
@@ -47,36 +48,31 @@ def collection_of(info: CollectionInfo) -> Collection:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a new collection is to be; `checked`, unless it came over a connection."""
+    """What a new collection is to be, once it is `checked`."""
 
     name: str
     schema: pa.Schema
     primary_key: str
     shards: int
-    partitions: tuple[str, ...]
+    partitions: Sequence[str]
 
     def checked(self) -> "Definition":
-        """Return what another process made, of which nothing is taken for granted. Raises as `check_definition`; blocks."""
-        return check_definition(
-            self.name, self.schema, primary_key=self.primary_key, shards=self.shards, partitions=self.partitions
-        )
+        """Return it, of which nothing is taken for granted, as it is made. Raises `InvalidArgument` or `SchemaMismatch`.
 
-
-def check_definition(
-    name: str, schema: pa.Schema, *, primary_key: str, shards: int, partitions: Sequence[str]
-) -> Definition:
-    """Return the definition. Raises `InvalidArgument` or `SchemaMismatch`."""
-    check_name("collection", name)
-    if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
-        raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
-    schema = check_schema(schema, primary_key=primary_key)
-    is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
-    names = tuple(check_name("partition", partition) for partition in partitions[:PARTITIONS_MAX]) if is_list else ()
-    if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
-        raise InvalidArgument(
-            f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
-        )
-    return Definition(name, schema, primary_key, shards, names)
+        Blocks: looking a time zone up reads files.
+        """
+        check_name("collection", self.name)
+        shards, partitions = self.shards, self.partitions
+        if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
+            raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
+        schema = check_schema(self.schema, primary_key=self.primary_key)
+        is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
+        names = tuple(check_name("partition", each) for each in partitions[:PARTITIONS_MAX]) if is_list else ()
+        if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
+            raise InvalidArgument(
+                f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
+            )
+        return replace(self, schema=schema, partitions=names)
 
 
 def check_name(kind: str, name: str) -> str:

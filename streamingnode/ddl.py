@@ -1,7 +1,6 @@
 """The changes of a node's catalog: each is one message for each vchannel, all at one tick."""
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from interceptors.errors import CollectionNotFound, PartitionNotFound
@@ -50,14 +49,15 @@ class CatalogChanges:
                     for info in self.channel.catalog.collections(dropped=True)
                     if (info.name, info.created_tick) == (definition.name, made.time_tick)
                 )
+            catalog = self.channel.catalog
             while True:  # once more for each time that others make it and drop it again meanwhile
-                living = self.channel.catalog.collections()
-                existing = next((info for info in living if info.name == definition.name), None)
-                if existing is not None:
-                    _check_same(existing, definition, if_not_exists=if_not_exists)
+                existing = next((info for info in catalog.collections() if info.name == definition.name), None)
+                if existing is not None and if_not_exists:
+                    _check_same(existing, definition)
                     await self._settle(None)
                     return existing
                 header = self._header(definition)
+                catalog.check_create_collection(header)
                 tried.append(_on_each(header.vchannels, MessageType.CREATE_COLLECTION, header, stamp))
                 try:
                     made = await self.channel.append(tried[-1])
@@ -73,12 +73,12 @@ class CatalogChanges:
         self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
     ) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
-        if await self._first_try(stamp) is not None:
-            return
-        async with self._done_already(CollectionNotFound if if_exists else (), timeout):
+
+        def drop() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(name)
-            group = _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), stamp)
-            await self._append(timeout, group, "the drop")
+            return _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), stamp)
+
+        await self._change(drop, "the drop", timeout, stamp, CollectionNotFound if if_exists else ())
 
     async def create_partition(
         self,
@@ -90,22 +90,19 @@ class CatalogChanges:
         stamp: ProducerStamp | None = None,
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
-        if await self._first_try(stamp) is not None:
-            return
-        info = self.channel.catalog.collection_by_name(collection)
-        live = [each.name for each in info.partitions if not each.dropped_tick]
-        if not (if_not_exists and partition in live):  # as `_default` is, whose name nobody else may give
-            check_name("partition", partition)
-        async with self._done_already(AlreadyExists if if_not_exists else (), timeout):
-            if partition in live:  # an append of it would take the lock before it is refused
-                raise AlreadyExists(
-                    f"partition {partition!r} of {info.name!r} exists — use it as it is, or choose another name"
-                )
+
+        def create() -> AppendGroup:
+            info = self.channel.catalog.collection_by_name(collection)
+            live = [each.name for each in info.partitions if not each.dropped_tick]
+            if not (if_not_exists and partition in live):  # as `_default` is, whose name nobody else may give
+                check_name("partition", partition)
+            header = CreatePartitionHeader(info.id, self.channel.shards.allocate_id(), partition)
+            self.channel.catalog.check_create_partition(header)  # an append would take the lock before it is refused
             if len(live) >= PARTITIONS_MAX:
                 raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
-            header = CreatePartitionHeader(info.id, self.channel.shards.allocate_id(), partition)
-            group = _on_each(info.vchannels, MessageType.CREATE_PARTITION, header, stamp)
-            await self._append(timeout, group, "the partition")
+            return _on_each(info.vchannels, MessageType.CREATE_PARTITION, header, stamp)
+
+        await self._change(create, "the partition", timeout, stamp, AlreadyExists if if_not_exists else ())
 
     async def drop_partition(
         self,
@@ -117,30 +114,34 @@ class CatalogChanges:
         stamp: ProducerStamp | None = None,
     ) -> None:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
+
+        def drop() -> AppendGroup:
+            info = self.channel.catalog.collection_by_name(collection)
+            header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
+            return _on_each(info.vchannels, MessageType.DROP_PARTITION, header, stamp)
+
+        await self._change(drop, "the drop", timeout, stamp, PartitionNotFound if if_exists else ())
+
+    async def _change(
+        self,
+        make: Callable[[], AppendGroup],
+        what: str,
+        timeout: float | None,
+        stamp: ProducerStamp | None,
+        passes: type[StreamingNodeError] | tuple[()],
+    ) -> None:
+        """Append a change, unless an earlier try did. What an error that `passes` says was made before is durable then."""
         if await self._first_try(stamp) is not None:
             return
-        info = self.channel.catalog.collection_by_name(collection)
-        async with self._done_already(PartitionNotFound if if_exists else (), timeout):
-            header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
-            group = _on_each(info.vchannels, MessageType.DROP_PARTITION, header, stamp)
-            await self._append(timeout, group, "the drop")
-
-    @asynccontextmanager
-    async def _done_already(
-        self, said_by: type[StreamingNodeError] | tuple[()], timeout: float | None
-    ) -> AsyncIterator[None]:
-        """Take an error that says that somebody made the change before, once that is durable."""
         try:
-            yield
-        except said_by:
+            group = make()
+            await within(timeout, partial(self.channel.append, group), what, begun=lambda: group.begun)
+        except passes:
             await self._settle(timeout)
 
     async def _first_try(self, stamp: ProducerStamp | None) -> AppendResult | None:
         """Return what an earlier try of this change came to, once that has ended; None when there is none in the log."""
         return None if stamp is None else await self.channel.outcome(stamp)
-
-    def _append(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
-        return within(timeout, partial(self.channel.append, group), what, begun=lambda: group.begun)
 
     async def _settle(self, timeout: float | None) -> None:
         """Wait until what the catalog says is durable."""
@@ -164,11 +165,9 @@ def _on_each(vchannels: Sequence[str], kind: MessageType, header: Header, stamp:
     return AppendGroup([MutableMessage(kind, header, vchannel) for vchannel in vchannels], producer=stamp)
 
 
-def _check_same(existing: CollectionInfo, definition: Definition, *, if_not_exists: bool) -> None:
+def _check_same(existing: CollectionInfo, definition: Definition) -> None:
     """Raise `AlreadyExists` unless the existing collection will do."""
     name, shards = existing.name, len(existing.vchannels)
-    if not if_not_exists:
-        raise AlreadyExists(f"collection {name!r} exists — use it as it is, or choose another name")
     theirs, ours = decode_schema(existing.schema), definition.schema
     if not theirs.equals(ours) or existing.primary_key != definition.primary_key or shards != definition.shards:
         raise AlreadyExists(

@@ -17,7 +17,7 @@ from streamingnode.backend import Backend, ReadRequest
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
-from streamingnode.collections import READ_COLLECTIONS_MAX, Collection, check_definition, check_name, collection_of
+from streamingnode.collections import READ_COLLECTIONS_MAX, Collection, Definition, check_name, collection_of
 from streamingnode.config import NodeConfig, check_path
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.reader import CollectionReader, check_types
@@ -283,7 +283,7 @@ class Node:
         encoded = None
         if keys is not None:
             delete = self._writes.write("delete", collection)  # which takes the same keys
-            encoded = delete.target.encode_keys(await delete.check(keys))
+            encoded = delete.into[0].encode_whole(await delete.check(keys))
         names = None if columns is None else tuple(columns)
         take = partial(self._backend.snapshot, collection, tick, names, encoded)
         return await self._run(take, "the snapshot", timeout, changes=False)
@@ -343,8 +343,7 @@ class Node:
         `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
         """
         self._check_open()
-        check = partial(check_definition, primary_key=primary_key, shards=shards, partitions=partitions)
-        definition = await to_thread.run_sync(check, name, schema)  # looking a time zone up reads files
+        definition = await to_thread.run_sync(Definition(name, schema, primary_key, shards, partitions).checked)
         create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists, timeout=timeout)
         return collection_of(await self._run(create, "the collection"))
 

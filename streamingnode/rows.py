@@ -2,24 +2,26 @@
 
 In: dicts, a `RecordBatch` or a `Table`. Out: batches of exactly the schema, in row order, none empty; or `SchemaMismatch`
 naming column and row. Per row, Python runs only inside one comprehension per column, and not at all for Arrow input.
+A conversion keeps every value or fails; only floats may round to the nearest, and never to an infinity. So an integer goes
+into a float column only where every integer is a float.
 """
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from types import NoneType
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.columns import by_row, check_column_names, check_nulls, conform, exact_cast, holds_infinity
 from streamingnode.schema import (
     AnyArray,
     AnyChunkedArray,
@@ -29,11 +31,13 @@ from streamingnode.schema import (
     is_bytes,
     is_list,
     is_text,
+    python_type,
     with_leaves,
 )
-from wal.errors import InvalidArgument, shown
+from wal.errors import InvalidArgument, brief, shown
 from wal.shard_hash import Hashes, hash_bytes, hash_integers
 
+ValuesT = TypeVar("ValuesT", Sequence[object], AnyArray)
 DictRows = Sequence[Mapping[str, object]]
 Rows = DictRows | pa.RecordBatch | pa.Table
 """What `insert` and `upsert` take."""
@@ -41,9 +45,6 @@ Keys = Sequence[object] | AnyArray | AnyChunkedArray | pa.RecordBatch | pa.Table
 """What `delete` takes: key values, or Arrow data with one column of them."""
 Values = Sequence[object]
 """The values of one column, row by row."""
-
-SHARDS_MAX = 256
-"""Shards of one collection; each costs every insert a message, and every cut a file."""
 
 DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
@@ -57,7 +58,7 @@ class RowShape:
     """What rows of one schema version must look like; build it once with `row_shape`."""
 
     schema: pa.Schema
-    primary_key: str
+    key_index: int
     columns: "tuple[ColumnValues, ...]"
     required: tuple[int, ...]
     """Indexes of the columns that take no null: the primary key, and those the schema says so of."""
@@ -65,17 +66,15 @@ class RowShape:
 
 def row_shape(schema: pa.Schema, *, primary_key: str) -> RowShape:
     """Return the shape of a checked schema's rows."""
-    return RowShape(
-        schema=schema,
-        primary_key=primary_key,
-        columns=tuple(column_values(field) for field in schema),
-        required=tuple(i for i, field in enumerate(schema) if field.name == primary_key or not field.nullable),
-    )
+    key_index = schema.get_field_index(primary_key)
+    required = tuple(i for i, field in enumerate(schema) if i == key_index or not field.nullable)
+    return RowShape(schema, key_index, tuple(map(column_values, schema)), required)
 
 
 def key_shape(shape: RowShape) -> RowShape:
     """Return the shape of a delete's rows: the primary key alone."""
-    return row_shape(pa.schema([shape.schema.field(shape.primary_key)]), primary_key=shape.primary_key)
+    key = shape.schema.field(shape.key_index)
+    return row_shape(pa.schema([key]), primary_key=key.name)
 
 
 def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
@@ -102,10 +101,10 @@ def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
 
 def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
     """Return a delete's keys as batches of the one-column `key_shape`. Raises as `to_batches` does."""
+    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
+        keys = pa.table({shape.columns[0].name: keys})
     if isinstance(keys, (pa.RecordBatch, pa.Table)):
         return to_batches(keys, shape)
-    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
-        return to_batches(pa.table({shape.primary_key: keys}), shape)
     if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
         raise InvalidArgument(f"keys cannot be a {type(keys).__name__} — pass a list of key values, or Arrow data")
     return [_batch_of_values([keys], shape, 0)] if len(keys) else []
@@ -120,7 +119,7 @@ def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa
     except (KeyError, TypeError, AttributeError, IndexError):
         values = None
     if values is None:
-        raise _row_mismatch(rows, shape, first_row)
+        _refuse(rows, shape, first_row)
     return _batch_of_values(values, shape, first_row)
 
 
@@ -134,16 +133,11 @@ def _batch_of_values(values: Sequence[Values], shape: RowShape, first_row: int) 
     return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
 
 
-def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMismatch | InvalidArgument:
+def _refuse(rows: DictRows, shape: RowShape, first_row: int) -> NoReturn:
     for row, cells in enumerate(rows, first_row):
         if not isinstance(cells, Mapping):
-            return InvalidArgument(
-                f"row {row} is a {type(cells).__name__} — each row is a dict of column name to value"
-            )
-        try:
-            check_column_names(list(cells), shape.schema, row=row)
-        except SchemaMismatch as error:
-            return error
+            raise InvalidArgument(f"row {row} is a {type(cells).__name__} — each row is a dict of column name to value")
+        check_column_names(list(cells), shape.schema, row=row)
     raise AssertionError("rows fail together but none of them does")
 
 
@@ -153,21 +147,14 @@ def _row_mismatch(rows: DictRows, shape: RowShape, first_row: int) -> SchemaMism
 # zone off a time, all silently. So types are looked at first: one set of them per column, for times one look at their zones,
 # and value by value only where a type is unusual. What Arrow then refuses, or rounds, is seen to by `exact_cast`.
 
-_TIMES = (dt.datetime,)
-_LISTS = (list, tuple, np.ndarray)
-_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...]], ...] = (
-    (pt.is_integer, (int, np.integer)),
+_MORE_TYPES: dict[type, tuple[type, ...]] = {
+    int: (np.integer,),
     # Not unsigned ones: Arrow makes floats of them by way of signed integers, and 2^64 - 1 would become -1.
-    (pt.is_floating, (float, int, np.float32, np.signedinteger)),
-    (pt.is_boolean, (bool, np.bool_)),
-    (is_text, (str,)),
-    (is_bytes, (bytes,)),
-    (pt.is_date32, (dt.date,)),
-    (pt.is_timestamp, _TIMES),
-    (pt.is_decimal, (Decimal,)),  # and `int` itself: Arrow reads the text of a subclass
-    (is_list, _LISTS),
-    (pt.is_struct, (dict,)),
-)
+    float: (int, np.float32, np.signedinteger),
+    bool: (np.bool_,),
+    list: (tuple, np.ndarray),
+}
+"""What a column takes beside `python_type`, subclasses too."""
 _NO_SUBCLASSES = {bool, dt.datetime, np.timedelta64}
 """Not the integers and the date that they are subclasses of."""
 _NUMBERS = "biuf"
@@ -182,9 +169,9 @@ class ColumnValues:
     """With those of the fields it lies in, with dots between."""
     arrow_type: pa.DataType
     types: tuple[type, ...]
+    """The first is what its values are in Python."""
     usual: frozenset[type]
-    """These and None; subclasses have to be looked at, so that they are none of `never`."""
-    never: tuple[type, ...]
+    """These and None; subclasses have to be looked at, so that they are none of `_NO_SUBCLASSES`."""
     inner: "tuple[ColumnValues, ...]"
     wide_type: pa.DataType
     """As `arrow_type`, but with times and floats in which no Python value is cut off."""
@@ -208,19 +195,18 @@ class ColumnValues:
         if not self._takes_all(types):
             wrong = next(value for value in values if not self._takes_all({type(value)}))
             raise self._refused(wrong, f"is no {self.arrow_type} — convert it first")
-        if self.inner or self.types is _TIMES:
+        if self.inner or self.types[0] is dt.datetime:
             present: Any = [value for value in values if value is not None] if NoneType in types else values
-            if self.types is _TIMES:
+            if self.types[0] is dt.datetime:
                 self._check_times(present, types)
-            elif self.types is _LISTS:
-                self._check_items(present)
+            elif self.types[0] is list:
+                self._check_items(present, types)
             else:
                 self._check_fields(present)
 
     def _takes_all(self, types: set[type]) -> bool:
-        return all(
-            issubclass(each, self.types) and not issubclass(each, self.never) for each in types.difference(self.usual)
-        )
+        never = tuple(_NO_SUBCLASSES.difference(self.types))
+        return all(issubclass(each, self.types) and not issubclass(each, never) for each in types - self.usual)
 
     def _check_times(self, times: Sequence[dt.datetime], types: set[type]) -> None:
         """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
@@ -241,14 +227,14 @@ class ColumnValues:
         for name, inner in names.items():
             inner._check([struct[name] for struct in structs])  # noqa: SLF001
 
-    def _check_items(self, lists: Sequence[Sequence[object]]) -> None:
+    def _check_items(self, lists: Sequence[Sequence[object]], types: set[type]) -> None:
         """Check the elements of lists, without looking at each where types say it all: vectors have thousands."""
         (item,) = self.inner
-        if set(map(type, lists)) == {np.ndarray}:
+        if types <= {np.ndarray, NoneType}:
             dtypes = {values.dtype for values in lists}  # type: ignore[attr-defined]
             if all(dtype.kind in _NUMBERS and item._takes_all({dtype.type}) for dtype in dtypes):  # noqa: SLF001
                 return
-        looked_into = item.inner or item.types is _TIMES
+        looked_into = item.inner or item.types[0] is dt.datetime
         if looked_into or not item._takes_all(set(map(type, chain.from_iterable(lists)))):  # noqa: SLF001
             item._check(list(chain.from_iterable(lists)))  # noqa: SLF001
 
@@ -259,13 +245,15 @@ class ColumnValues:
 def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
     """Return the check for a column, or for a field inside the one of a `path`."""
     name = f"{path}{field.name}"
-    types = next(types for matches, types in _PYTHON_TYPES if matches(field.type))
+    python = python_type(field.type)
+    types = (python, *_MORE_TYPES.get(python, ()))
     return ColumnValues(
         name=name,
         arrow_type=field.type,
         types=types,
-        usual=frozenset(types) | {NoneType, *([int] if types == (Decimal,) else [])},
-        never=tuple(_NO_SUBCLASSES.difference(types)),
+        usual=frozenset(
+            (*types, NoneType, *([int] if pt.is_decimal(field.type) else []))
+        ),  # Arrow reads a subclass's text
         inner=tuple(column_values(each, path=f"{name}.") for each in child_fields(field.type)),
         wide_type=with_leaves(field.type, _widened),
         always_wide=has_leaf(field.type, lambda kind: pt.is_timestamp(kind) and kind.unit == "ms"),
@@ -314,3 +302,165 @@ def key_hashes(keys: AnyArray) -> Hashes:
     offsets = np.frombuffer(memoryview(offset_buffer), offset_type)[keys.offset : keys.offset + len(keys) + 1]
     data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(memoryview(data_buffer), np.uint8)
     return hash_bytes(data, offsets.astype(np.int64))
+
+
+# --- Arrow data -------------------------------------------------------------------------------------------------------
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:
+    """Return `batch` in exactly `schema`, in sound buffers; `required` are the indexes of columns that take no null.
+
+    `first_row` is added to the rows that errors name. Costs no copy when the schema is already the same.
+    """
+    if batch.schema.equals(schema):
+        _check_sound(batch)
+    else:
+        check_column_names(batch.schema.names, schema)
+        for field in schema:
+            given = batch.schema.field(field.name).type
+            if not _converts_exactly(given, field.type):
+                reason = f"is {given}, the schema has {field.type} — cast it before the insert"
+                raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
+        _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
+        columns = [
+            by_row(partial(exact_cast, target=field.type), batch.column(field.name), field.name, field.type, first_row)
+            for field in schema
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    for index in required:
+        if (column := batch.column(index)).null_count:
+            check_nulls(column, schema.names[index], first_row)
+    return batch
+
+
+def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | None = None) -> None:
+    """Raise `SchemaMismatch` unless `names` are the schema's columns, each once, in any order."""
+    known = schema.names
+    if len(names) == len(known) and set(names) == set(known):
+        return
+    name = next(name for name in (*known, *names) if name not in known or names.count(name) != 1)
+    if name not in names:
+        reason = "is missing"
+    elif name in known:
+        reason = "appears twice"
+    else:
+        reason = "is not in the schema"
+    advice = f"give every column once, as null where there is no value ({', '.join(known[:20])})"
+    place = "" if row is None else f", row {row}"
+    raise SchemaMismatch(f"column {shown(str(name))}{place} {reason} — {advice}", column=str(name), row=row)
+
+
+def check_nulls(array: AnyArray, column: str, first_row: int) -> None:
+    """Raise `SchemaMismatch` for a null in a column that takes none."""
+    if array.null_count:
+        row = first_row + pc.index(array.is_null(), True).as_py()
+        raise _misfit(column, row, "null where the primary key or a required column needs a value — give one")
+
+
+def by_row(
+    convert: Callable[[ValuesT], AnyArray], values: ValuesT, column: str, kind: pa.DataType, first_row: int
+) -> AnyArray:
+    """Return a column's values, converted; when they are refused, halving finds the first row to blame.
+
+    `convert` raises what Arrow does, or a `SchemaMismatch` that tells no row.
+    """
+    try:
+        array = convert(values)
+        if isinstance(array, pa.ChunkedArray):
+            raise OverflowError("it has more than one array holds")
+        return array
+    except (SchemaMismatch, pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        if len(values) > 1:
+            half = len(values) // 2
+            by_row(convert, values[:half], column, kind, first_row)
+            by_row(convert, values[half:], column, kind, first_row + half)
+            reason = f"holds over 2 GiB in {len(values)} rows — insert fewer rows at a time"  # each half of it fits
+            raise SchemaMismatch(f"column {column!r} {reason}", column=column) from None
+        if isinstance(error, SchemaMismatch):
+            raise _misfit(error.column or column, first_row, str(error)) from None
+        said = brief(str(error))  # Arrow quotes the value, whole
+        raise _misfit(column, first_row, f"{said} — give a value that {kind} holds") from None
+
+
+def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
+    return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
+
+
+def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
+    """Return the array in another type, every value as it was, or a float next to it.
+
+    Raises `pa.ArrowInvalid` for a value that the type does not hold.
+    """
+    if array.type == target:
+        return array
+    if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
+        array = array.cast(with_leaves(target, _widest_decimal))
+    cast = array.cast(target)
+    if has_leaf(target, pt.is_float32):
+        for given, made in zip(_leaves(array), _leaves(cast), strict=True):
+            if pt.is_floating(given.type):
+                at = pc.index(pc.less(pc.is_inf(given), pc.is_inf(made)), True).as_py()
+                if at >= 0:
+                    raise pa.ArrowInvalid(f"{given[at]} is out of range of a 32-bit float")
+    return cast
+
+
+def holds_infinity(array: AnyArray) -> bool:
+    """Whether some float in an array of floats, or of lists and structs of them, is infinite."""
+    return any(
+        np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in _leaves(array) if pt.is_floating(leaf.type)
+    )
+
+
+def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether `exact_cast` from `source` to `target` keeps every value or fails."""
+    if isinstance(source, pa.DictionaryType):
+        return _converts_exactly(source.value_type, target)
+    if pt.is_null(source) or source == target:
+        return True
+    if is_list(target):
+        return is_list(source) and _converts_exactly(source.field(0).type, target.field(0).type)
+    if pt.is_struct(target):  # Arrow's cast finds fields by name; each has to be there once, in any order
+        given = {field.name: field.type for field in child_fields(source)} if pt.is_struct(source) else {}
+        wanted = {field.name: field.type for field in child_fields(target)}
+        same = given.keys() == wanted.keys() and source.num_fields == len(given)
+        return same and all(_converts_exactly(given[name], kind) for name, kind in wanted.items())
+    if pt.is_timestamp(source):
+        return pt.is_timestamp(target) and (source.tz is None) == (target.tz is None)
+    return any(given(source) and wanted(target) for given, wanted in _EXACT)
+
+
+_EXACT: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool]], ...] = (
+    (pt.is_integer, lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)),
+    (pt.is_floating, pt.is_floating),
+    (pt.is_decimal, pt.is_decimal),
+    (lambda kind: is_text(kind) or pt.is_string_view(kind), is_text),
+    (lambda kind: is_bytes(kind) or pt.is_binary_view(kind) or pt.is_fixed_size_binary(kind), is_bytes),
+    (pt.is_date64, pt.is_date32),
+)
+
+
+def _check_sound(batch: pa.RecordBatch) -> None:
+    """Refuse buffers that lie about their lengths, and text that is not UTF-8, before anything reads them."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(
+            f"the record batch is not valid Arrow data: {brief(str(error))} — build it again"
+        ) from None
+
+
+def _widest_decimal(kind: pa.DataType) -> pa.DataType:
+    return pa.decimal256(76, kind.scale) if isinstance(kind, pa.Decimal128Type) else kind
+
+
+def _leaves(array: AnyArray) -> Iterator[AnyArray]:
+    """Yield the arrays of values that hold no others, in the order of their names, without what is under a null."""
+    if is_list(array.type):
+        yield from _leaves(pc.list_flatten(array))
+    elif pt.is_struct(array.type):
+        present, names = array.filter(array.is_valid()), [field.name for field in child_fields(array.type)]
+        for index in sorted(range(len(names)), key=names.__getitem__):
+            yield from _leaves(pc.struct_field(present, index))
+    else:
+        yield array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array

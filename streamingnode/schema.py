@@ -1,14 +1,18 @@
-"""Schemas of collections: which Arrow types a column and a primary key may have, and their stored bytes. No I/O.
+"""Schemas of collections: which Arrow types a column and a primary key may have, their stored bytes, and JSON rows. No I/O.
 
 The types are those that Parquet, Spark and the open table formats all keep exactly as they are: unsigned integers,
 nanoseconds and times of day are not among them, and a column that came back different would be a silent lie.
 """
 
+import datetime as dt
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
 
@@ -59,6 +63,25 @@ def is_bytes(kind: pa.DataType) -> bool:
 def is_list(kind: pa.DataType) -> bool:
     """Whether values are lists, of fixed size or not."""
     return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+
+
+_PYTHON_TYPES: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
+    (pt.is_boolean, bool),
+    (pt.is_integer, int),
+    (pt.is_floating, float),
+    (pt.is_decimal, Decimal),
+    (is_text, str),
+    (is_bytes, bytes),
+    (pt.is_date32, dt.date),
+    (pt.is_timestamp, dt.datetime),
+    (is_list, list),
+    (pt.is_struct, dict),
+)
+
+
+def python_type(kind: pa.DataType) -> type:
+    """Return what a column's values are in Python."""
+    return next(python for matches, python in _PYTHON_TYPES if matches(kind))
 
 
 def child_fields(kind: pa.DataType) -> list[AnyField]:
@@ -181,3 +204,52 @@ def _check_unique(names: Iterable[str]) -> None:
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
             raise _refused(name, f"appears {count} times (Spark ignores case) — rename one", what="column name")
+
+
+# --- JSON objects as rows ---------------------------------------------------------------------------------------------
+
+FINER_TIME = re.compile(rb":\d\d\.\d{6}\d*[1-9]")
+_EXACT_TIME = Annotated[str, msgspec.Meta(pattern=r"^[^.]*(\.\d{1,6}0*(\D.*)?)?$")]
+
+Row = dict[str, Any]
+
+
+def row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
+    """Return what makes a line a row of `schema`; what a column refuses of values of its kind, the node says."""
+    decoder = msgspec.json.Decoder(_object_type(schema))
+    exact = msgspec.json.Decoder(_object_type(schema, time=_EXACT_TIME))
+    has_times = any(has_leaf(field.type, pt.is_timestamp) for field in schema)
+
+    def decode(line: bytes) -> Row:
+        row = decoder.decode(line)
+        if has_times and (b"\\" in line or FINER_TIME.search(line)):  # a `datetime` is rounded
+            try:
+                exact.decode(line)
+            except msgspec.ValidationError:
+                raise msgspec.ValidationError("a time is finer than microseconds") from None
+        made: Row = msgspec.to_builtins(row, builtin_types=(bytes, dt.date, dt.datetime, Decimal))
+        return made
+
+    return decode
+
+
+def _object_type(fields: Iterable[AnyField], time: Any = None) -> Any:
+    """Return the type of an object with these fields, each of which may be left out, and no others."""
+    names = {f"field_{number}": field for number, field in enumerate(fields)}  # a column may be called `class`
+    return msgspec.defstruct(
+        "Row",
+        [(name, json_type(field.type, time), None) for name, field in names.items()],
+        rename={name: field.name for name, field in names.items()},
+        forbid_unknown_fields=True,
+    )
+
+
+def json_type(kind: pa.DataType, time: Any = None) -> Any:
+    """Return the type of a column's values in JSON, null being one; `time` is that of times, if not `datetime`."""
+    if is_list(kind):
+        return list[json_type(kind.field(0).type, time)] | None  # type: ignore[misc]  # made from a column's type
+    if pt.is_struct(kind):
+        return _object_type(child_fields(kind), time) | None
+    if isinstance(kind, pa.TimestampType):
+        return (time or Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]) | None
+    return python_type(kind) | None

@@ -250,7 +250,7 @@ def node_statistics(
             mvcc_updates=term.mvcc.updates,
         ),
         writes=WriteStatistics(
-            open_transactions=term.transactions.live,
+            open_transactions=len(term.transactions.sessions),
             open_transaction_bytes=term.transactions.size_bytes,
             pending_row_bytes=pending.rows.held_bytes,
             pending_append_bytes=pending.appends.held_bytes,

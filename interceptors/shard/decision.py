@@ -3,7 +3,7 @@
 Everything is checked before anything is stamped, so what is refused changes nothing, neither itself nor the state.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -36,13 +36,13 @@ BodiesOf = Callable[[int], Sequence[Change]]
 class Decision(NamedTuple):
     """Messages that may be appended, or that have to wait until `missing` segments are made.
 
-    `headers` are theirs, stamped. `changes` is what the state applies once the log has the group; None for
-    what readers do not see by itself: a tick, a begin, a body, a rollback.
+    `changes` is what the state applies once the log has the group; None for what readers do not see by itself: a tick, a
+    begin, a body, a rollback. `header` is what a commit or a cut gets in place of its own.
     """
 
-    headers: Sequence[Header]
     changes: Sequence[Change] | None = None
-    row_offsets: dict[str, tuple[int, int]] | None = None
+    header: Header | None = None
+    row_offsets: Mapping[str, tuple[int, int]] = {}
     missing: tuple[SegmentKey, ...] = ()
 
 
@@ -55,35 +55,37 @@ def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: Bod
     kind = head.type
     if kind in DML:
         assert head.txn_id, "rows outside a streamed transaction are packed"
-        changes = [_check_rows(state, message) for message in messages]
-        return Decision([change.header for change in changes])  # assigned at the commit
+        for message in messages:
+            _check_rows(state, message)
+        return Decision()  # assigned at the commit
     assert all(message.type is kind for message in messages), "types other than rows share no group"
     if kind in DDL:
-        return _decide_ddl(state, messages)
-    match kind:
-        case MessageType.COMMIT_TXN:
-            return _decide_commit(state, bodies_of(head.txn_id), tick=tick)
-        case MessageType.CUT:
-            return _decide_cut(state, messages)
-        case MessageType.CREATE_SEGMENT | MessageType.FLUSH:
-            return _decide_segments(state, messages)
-        case _:  # ticks, begins and rollbacks concern no shard
-            return Decision([message.header for message in messages])
+        _check_ddl(state, messages)
+    elif kind in {MessageType.CREATE_SEGMENT, MessageType.FLUSH}:
+        _check_segments(state, messages)
+    elif kind is MessageType.COMMIT_TXN:
+        return _decide_commit(state, bodies_of(head.txn_id), tick=tick)
+    elif kind is MessageType.CUT:
+        assert [message.vchannel for message in messages] == [ALL_VCHANNELS], "a cut is one message to all vchannels"
+        header = CutHeader(state.cut_number + 1, tuple(sorted(state.segments)))
+        return Decision([Change.of(head)._replace(header=header)], header)
+    else:
+        return Decision()  # ticks, begins and rollbacks concern no shard
+    return Decision([Change.of(message) for message in messages])
 
 
-def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decision:
-    """Return inserts and deletes at `tick` with their segments and offsets, in their order; the state is not changed."""
+def _decide_commit(state: ShardState, bodies: Iterable[Change], *, tick: int) -> Decision:
+    """Give inserts and deletes at `tick` their segments and offsets, in their order; the state is not changed."""
     stamped: list[Change] = []
     next_offsets: dict[str, int] = {}
     row_offsets: dict[str, tuple[int, int]] = {}
     missing: dict[SegmentKey, None] = {}
-    for kind, vchannel, header, payload_bytes in changes:
-        offset = next_offsets.get(vchannel)
-        if offset is None:
-            offset = state.next_offsets[vchannel]
+    for body in bodies:
+        vchannel, header = body.vchannel, body.header
+        offset = next_offsets.setdefault(vchannel, state.next_offsets[vchannel])
         if isinstance(header, DeleteHeader):
             # The next offset of this moment: it removes what came before it and nothing after.
-            stamped.append(Change(kind, vchannel, replace(header, next_offset=offset), payload_bytes))
+            stamped.append(body._replace(header=replace(header, next_offset=offset)))
             continue
         assert isinstance(header, InsertHeader), "only rows are assigned anything"
         next_offsets[vchannel] = offset + header.rows
@@ -95,17 +97,12 @@ def _assign(state: ShardState, changes: Iterable[Change], *, tick: int) -> Decis
         first, count = row_offsets.get(vchannel, (offset, 0))
         row_offsets[vchannel] = (first, count + header.rows)
         assigned = replace(header, segment_id=segment.segment_id, first_offset=offset)
-        stamped.append(Change(kind, vchannel, assigned, payload_bytes))
-    return Decision([change.header for change in stamped], stamped, row_offsets, tuple(missing))
+        stamped.append(body._replace(header=assigned))
+    header = CommitTxnHeader.of([(each.vchannel, each.header) for each in stamped])
+    return Decision(stamped, header, row_offsets, tuple(missing))
 
 
-def _decide_commit(state: ShardState, bodies: Sequence[Change], *, tick: int) -> Decision:
-    decision = _assign(state, bodies, tick=tick)
-    stamped = [(change.vchannel, change.header) for change in decision.changes or ()]
-    return decision._replace(headers=[CommitTxnHeader.of(stamped)])
-
-
-def _check_rows(state: ShardState, message: MutableMessage) -> Change:
+def _check_rows(state: ShardState, message: MutableMessage) -> None:
     catalog = state.catalog
     if isinstance(message.header, InsertHeader):
         header = message.header
@@ -113,10 +110,9 @@ def _check_rows(state: ShardState, message: MutableMessage) -> Change:
     else:
         assert isinstance(message.header, DeleteHeader), "rows come apart from everything else"
         catalog.check_delete(message.vchannel, message.header.collection_id)
-    return Change.of(message)
 
 
-def _decide_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
+def _check_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> None:
     header, catalog = messages[0].header, state.catalog
     assert all(message.header == header for message in messages), "the parts of one change say the same"
     match header:
@@ -131,17 +127,9 @@ def _decide_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> Decisi
         case _:
             raise AssertionError(f"{header!r} is no header of a DDL message")
     assert sorted(message.vchannel for message in messages) == sorted(vchannels), "one part for each vchannel"
-    return _unstamped(messages)
 
 
-def _decide_cut(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
-    (message,) = messages
-    assert message.vchannel == ALL_VCHANNELS, "a cut is one message to all vchannels"
-    header = CutHeader(state.cut_number + 1, tuple(sorted(state.segments)))
-    return Decision([header], changes=[Change.of(message)._replace(header=header)])
-
-
-def _decide_segments(state: ShardState, messages: Sequence[MutableMessage]) -> Decision:
+def _check_segments(state: ShardState, messages: Sequence[MutableMessage]) -> None:
     for message in messages:
         header = message.header
         assert isinstance(header, CreateSegmentHeader | FlushHeader), "these have headers of their own"
@@ -152,11 +140,6 @@ def _decide_segments(state: ShardState, messages: Sequence[MutableMessage]) -> D
             assert not is_there, "a segment gets a new id"
             if not state.catalog.is_writable(message.vchannel, header.partition_id):
                 raise InvalidArgument(f"{header!r} is of a partition that was dropped — make no segment")
-    return _unstamped(messages)
-
-
-def _unstamped(messages: Sequence[MutableMessage]) -> Decision:
-    return Decision([message.header for message in messages], changes=[Change.of(message) for message in messages])
 
 
 # --- rows of many groups ----------------------------------------------------------------------------------------------

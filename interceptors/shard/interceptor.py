@@ -66,12 +66,12 @@ class ShardManager(Interceptor):
         """Check and stamp what is appended; what does not fit, or lacks a segment, changes nothing."""
         if pack.has_packed_rows:
             return self._append_rows(pack, append)
-        headers, changes, offsets, missing = decide(self.state, pack.messages, self._bodies_of, tick=pack.time_tick)
+        changes, header, offsets, missing = decide(self.state, pack.messages, self._bodies_of, tick=pack.time_tick)
         if missing:
             raise self._redo(missing)
-        for message, header in zip(pack.messages, headers, strict=True):
-            message.header = header
-        pack.row_offsets = (offsets or {},)
+        if header is not None:
+            pack.messages[0].header = header
+        pack.row_offsets = (offsets,)
         if changes is not None:
             self._pending = (pack, len(pack.messages), changes)
         return append(pack)  # nothing to do afterwards: the state takes the pack in at the next look
@@ -178,19 +178,16 @@ class ShardManager(Interceptor):
             self._state.apply(changes, tick=pack.time_tick, position=position)
 
     def _redo(self, missing: Sequence[SegmentKey], groups: Sequence[AppendGroup] = ()) -> Redo:
+        """Ask for segments, and return what waits for the last of them."""
         self.segment_full.set()  # rows without a segment are often rows behind a full one
-        waiting_for = f"a segment of collection {missing[-1].collection_id}"
-        return Redo(self._segments(missing), waiting_for=waiting_for, groups=groups)
-
-    def _segments(self, keys: Sequence[SegmentKey]) -> asyncio.Future[None]:
-        """Ask for segments; return a shared future that ends with the last of them."""
         if self._closed:
             raise OnShutdown("the channel is closing and makes no more segments")
-        for key in keys:
+        for key in missing:
             if key not in self.wanted:
                 self.wanted[key] = asyncio.get_running_loop().create_future()
                 self.segment_wanted.set()
-        return self.wanted[keys[-1]]
+        last = missing[-1]
+        return Redo(self.wanted[last], waiting_for=f"a segment of collection {last.collection_id}", groups=groups)
 
 
 class SegmentAllocator:

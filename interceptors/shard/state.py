@@ -89,11 +89,6 @@ class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     changes_since_cut: int
 
 
-def decode_snapshot(data: bytes) -> ShardSnapshot:
-    """Return the snapshot in `data`. Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else."""
-    return decode_versioned(data, ShardSnapshot, SNAPSHOT_FORMAT, "the checkpoint's shard state")
-
-
 class ShardState:
     """One channel as of `position` and `tick`; readers take what they need and change nothing.
 
@@ -177,7 +172,7 @@ class ShardState:
     @classmethod
     def restore(cls, data: bytes) -> Self:
         """Return the state that `snapshot` saved. Raises `UnsupportedFormat` for a newer one, `Corrupt` for damage."""
-        saved = decode_snapshot(data)
+        saved = decode_versioned(data, ShardSnapshot, SNAPSHOT_FORMAT, "the checkpoint's shard state")
         state = cls()
         state.position, state.tick = saved.position, saved.tick
         state.catalog = Catalog(saved.collections)
@@ -194,7 +189,8 @@ class ShardState:
     def _evolve(self, change: Change, tick: int) -> None:
         match change.header:
             case InsertHeader() as header:
-                self._insert(header, change, tick)
+                end = header.first_offset + header.rows
+                self._add_rows(change.vchannel, header.segment_id, header.rows, change.payload_bytes, end, tick)
             case DeleteHeader() as header:
                 self._delete(header.rows, change.vchannel)
             case CreateSegmentHeader() as header:
@@ -214,10 +210,6 @@ class ShardState:
                 self._drop_partition(header, tick)
             case header:
                 raise AssertionError(f"{header!r} changes nothing that a channel keeps")
-
-    def _insert(self, header: InsertHeader, change: Change, tick: int) -> None:
-        end = header.first_offset + header.rows
-        self._add_rows(change.vchannel, header.segment_id, header.rows, change.payload_bytes, end, tick)
 
     def _add_rows(self, vchannel: str, segment_id: int, rows: int, size_bytes: int, end: int, tick: int) -> None:
         """Count rows of one vchannel, whose offsets end before `end`, at up to `tick`."""

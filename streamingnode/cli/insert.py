@@ -88,15 +88,13 @@ class _Insert:
     def _new_collection(self, source: "Source") -> "tuple[Definition, Iterator[RowBatch]]":
         """Return the collection to create and the rows, once that and the first batch would succeed."""
         from interceptors.shard.catalog import DEFAULT_PARTITION
-        from streamingnode.collections import check_definition
+        from streamingnode.collections import Definition
         from streamingnode.rows import row_shape, to_batches
         from streamingnode.writing.write import check_rows_fit
 
         key, shards = str(self.primary_key), 1 if self.shards is None else self.shards
         partitions = () if self.partition in {None, DEFAULT_PARTITION} else (str(self.partition),)
-        new = check_definition(
-            self.collection, source.infer_schema(), primary_key=key, shards=shards, partitions=partitions
-        )
+        new = Definition(self.collection, source.infer_schema(), key, shards, partitions).checked()
         batches = source.batches(new.schema)
         first = list(islice(batches, 1))
         for batch in first:

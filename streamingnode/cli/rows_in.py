@@ -18,8 +18,17 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows_json import FINER_TIME, Row, json_type, row_decoder
-from streamingnode.schema import AnyArray, AnyField, child_fields, is_list, with_leaves
+from streamingnode.schema import (
+    FINER_TIME,
+    AnyArray,
+    AnyField,
+    Row,
+    child_fields,
+    is_list,
+    json_type,
+    row_decoder,
+    with_leaves,
+)
 from streamingnode.writing.write import slices_within
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from interceptors.errors import ProducerFenced, SchemaMismatch
 from interceptors.shard.catalog import Catalog
-from streamingnode.columns import conform
+from streamingnode.rows import conform
 from streamingnode.writing.target import BatchSlice, BatchTarget, WriteTarget, batch_bytes, encoded
 from wal.adaptor import WalLimits
 from wal.append import AppendGroup, AppendResult

@@ -4,6 +4,7 @@ Each call is one append group or one transaction, so it is in the log whole, und
 """
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable
 from functools import partial
 
@@ -34,38 +35,32 @@ class Outstanding:
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._oldest = self._next = 0
-        self._ended: set[int] = set()
-        """Those that ended before the oldest that is under way."""
+        self._next = 0
+        self._numbers: OrderedDict[int, None] = OrderedDict()
+        """Of those that are under way, the oldest first."""
         self._turn = asyncio.Lock()
         """Held by who is next to be let in; asyncio's is fair."""
         self._left = asyncio.Event()
 
     async def enter(self) -> int:
         """Take a place, and return its number: 0 for the first, one more each time. Cancelling while it waits takes none."""
-        if not self._turn.locked() and self._has_room:
-            return self._take()
-        async with self._turn:
-            while not self._has_room:
-                self._left.clear()
-                await self._left.wait()
-            return self._take()
+        if self._turn.locked() or not self._has_room:
+            async with self._turn:
+                while not self._has_room:
+                    self._left.clear()
+                    await self._left.wait()
+        number, self._next = self._next, self._next + 1  # before anybody else may look
+        self._numbers[number] = None
+        return number
 
     def leave(self, number: int) -> None:
         """Give a place back: the outcome is known, or nobody waits for it any more."""
-        self._ended.add(number)
-        while self._oldest in self._ended:
-            self._ended.remove(self._oldest)
-            self._oldest += 1
+        del self._numbers[number]
         self._left.set()
 
     @property
     def _has_room(self) -> bool:
-        return self._next - self._oldest < self._width
-
-    def _take(self) -> int:
-        self._next += 1
-        return self._next - 1
+        return self._next - next(iter(self._numbers), self._next) < self._width
 
 
 class Producer:

@@ -6,10 +6,11 @@ that go together; whatever is not plain becomes Arrow at the call.
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, groupby
 from operator import itemgetter
 from types import NoneType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -20,14 +21,14 @@ import pyarrow.types as pt
 from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.rows import RowShape, key_hashes, key_shape, row_shape
-from streamingnode.schema import check_schema, decode_schema, is_bytes, is_text
-from wal.entry import U4
+from streamingnode.schema import check_schema, decode_schema, python_type
 from wal.errors import InvalidArgument
 from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece, ShardRows
 from wal.shard_hash import shards_of
 
+Kind = Literal["insert", "upsert", "delete"]
 Cells = tuple[tuple[Any, ...], ...]
 """Rows as plain values, in the order of the columns; tuples, which garbage collection leaves alone once it has seen them."""
 
@@ -37,13 +38,7 @@ PLAIN_TEXT_BYTES_MAX = 64 << 10
 """Longer texts and bytes become Arrow at the call, which says exactly what they take."""
 PLAIN_DECODED_ROWS_MAX = 1 << 10
 """Of one message: a row of a few bytes is a hundred in memory."""
-_PLAIN_TYPES: tuple[tuple[Callable[[pa.DataType], bool], type], ...] = (
-    (pt.is_boolean, bool),
-    (pt.is_float64, float),
-    (is_text, str),
-    (is_bytes, bytes),
-    (pt.is_date32, dt.date),
-)
+_PLAIN_TYPES = (bool, int, float, str, bytes, dt.date)
 _CELL_BYTES = 16
 """What a cell takes in a batch beside its text, at most."""
 
@@ -62,61 +57,56 @@ class PlainRows:
         self._cells: Callable[[Mapping[str, object]], tuple[Any, ...]] = (
             one if len(names) > 1 else lambda row: (one(row),)
         )
-        checks = [_plain_check(field.type) for field in shape.schema]
-        self._is_plain = all(checks)
-        self._types = tuple(check[0] for check in checks if check is not None)
-        self._whole = [(i, *check[1:]) for i, check in enumerate(checks) if check is not None and check[0] is int]
+        self._types = tuple(map(python_type, shape.schema.types))
+        # A 32-bit float may not hold what is given.
+        self._is_plain = all(map(_PLAIN_TYPES.__contains__, self._types)) and pa.float32() not in shape.schema.types
+        bounds = [(i, 1 << (kind.bit_width - 1)) for i, kind in enumerate(shape.schema.types) if pt.is_integer(kind)]
+        self._whole = [(i, -bound, bound - 1) for i, bound in bounds]
         self._texts = [i for i, kind in enumerate(self._types) if kind in (str, bytes)]
         self._required = shape.required
-        self._decode: Callable[[bytes | memoryview], Cells] | None = None
 
     def decode(self, data: bytes | memoryview) -> tuple[Cells, int]:
         """Return rows that another process encoded as MessagePack, checked, and what they take at most, in bytes.
 
         Raises `SchemaMismatch` for what is no rows of this shape, or more than `PLAIN_DECODED_ROWS_MAX`.
         """
-        if self._decode is None:
-            if not self._is_plain:
-                raise SchemaMismatch("the collection has columns whose values go as Arrow data — send a record batch")
-            self._decode = msgspec.msgpack.Decoder(self._wire_type()).decode
+        if not self._is_plain:
+            raise SchemaMismatch("the collection has columns whose values go as Arrow data — send a record batch")
         try:
-            cells = self._decode(data)
+            cells = self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, ValueError) as error:
             raise SchemaMismatch(f"rows do not fit the schema: {error} — read it again") from None
         return cells, len(data) + _CELL_BYTES * self._columns * len(cells)
 
-    def _wire_type(self) -> Any:
+    @cached_property
+    def _decoder(self) -> msgspec.msgpack.Decoder[Cells]:
         kinds: list[Any] = list(self._types)
         for column, low, high in self._whole:
             kinds[column] = Annotated[int, msgspec.Meta(ge=low, le=high)]
         optional = [kind if column in self._required else kind | None for column, kind in enumerate(kinds)]
         row: Any = tuple.__class_getitem__(tuple(optional))  # made of the shape, which no checker knows
-        return Annotated[tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
+        rows: Any = Annotated[tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
+        return msgspec.msgpack.Decoder(rows)
 
-    def take(self, rows: Sequence[Any]) -> tuple[Cells, int] | None:
-        """Return a copy of a few dicts and what they take at most, in bytes; None for what has to be looked at as Arrow."""
+    def take(self, rows: Sequence[Any], *, are_keys: bool = False) -> tuple[Cells, int] | None:
+        """Return a copy of a few dicts, or values of the only column, and what they take at most, in bytes.
+
+        None for what has to be looked at as Arrow.
+        """
         if not self._is_plain:
             return None
         taken, size_bytes, columns = [], 0, self._columns
         try:
             for row in rows:
-                if len(row) != columns:
-                    return None
-                cells = self._cells(row)
+                cells = (row,) if are_keys else self._cells(row)
                 row_bytes = self._size_of(cells)
-                if not row_bytes:
+                if not row_bytes or not (are_keys or len(row) == columns):
                     return None
                 size_bytes += row_bytes
                 taken.append(cells)
         except (KeyError, TypeError, AttributeError, IndexError):
             return None
         return tuple(taken), size_bytes
-
-    def take_values(self, values: Sequence[object]) -> tuple[Cells, int] | None:
-        """Return values of the only column as rows."""
-        taken = tuple([(value,) for value in values])
-        sizes = [self._size_of(cells) if self._is_plain else 0 for cells in taken]
-        return (taken, sum(sizes)) if all(sizes) else None
 
     def _size_of(self, cells: tuple[Any, ...]) -> int:
         """Return what cells take at most, 0 when they are not plain."""
@@ -150,14 +140,6 @@ def _encoded_length(text: str) -> int:
         return -1
 
 
-def _plain_check(kind: pa.DataType) -> tuple[type, int, int] | None:
-    """Return the Python type, and for whole numbers the bounds, that a column of plain values takes; None for others."""
-    if pt.is_signed_integer(kind):  # a schema has no others
-        bound = 1 << (kind.bit_width - 1)
-        return int, -bound, bound - 1
-    return next(((python, 0, 0) for matches, python in _PLAIN_TYPES if matches(kind)), None)
-
-
 class BatchSlice(msgspec.Struct, frozen=True, gc=False):
     """Rows of a batch that has those of other writes, too."""
 
@@ -172,18 +154,20 @@ class BatchSlice(msgspec.Struct, frozen=True, gc=False):
 class BatchTarget:
     """Rows of one partition of a collection, or deleted keys of it: what may share a batch."""
 
-    def __init__(
-        self, info: CollectionInfo, shape: RowShape, kind: MessageType, partition_id: int = 0, *, message_bytes: int = 0
-    ) -> None:
+    def __init__(self, info: CollectionInfo, shape: RowShape, kind: MessageType, partition_id: int = 0) -> None:
         self.type = kind
         self.collection_id, self.partition_id = info.id, partition_id
         self.schema_version, self.vchannels = info.schema_version, info.vchannels
         self.shape = shape
         self.plain = PlainRows(shape)
-        self._key_index = shape.schema.get_field_index(info.primary_key)
         self._row_type = pa.struct(list(shape.schema))
-        self.message_bytes = message_bytes
-        """What each shard after the first adds to the messages of the same rows, at most."""
+        self._nothing = pa.RecordBatch.from_pylist([], schema=shape.schema)
+        self.message_bytes = 2 * pa.ipc.get_record_batch_size(self._nothing) + MESSAGE_OVERHEAD_BYTES
+        """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
+        each buffer, and padding never takes that much more."""
+        shards = min(PLAIN_ROWS_MAX, len(info.vchannels))
+        self.plain_overhead_bytes = shards * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
+        """What a few rows take beside what is in them, at most."""
 
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
@@ -194,23 +178,36 @@ class BatchTarget:
         shards = self.shards(batch)
         if (shards == shards[0]).all():
             return [ShardRows(int(shards[0]), encoded(batch), range(len(pieces)), counts)]
-        numbers = np.arange(len(pieces), dtype=U4)
-        piece_of_row = np.repeat(numbers, counts)
         # A stable sort keeps rows of a shard in order; 16-bit numbers are sorted by radix, in linear time.
-        order = np.argsort(shards.astype(np.uint16), kind="stable")
-        by_shard, shards, piece_of_row = batch.take(order), shards[order], piece_of_row[order]
-        found, starts = [], np.flatnonzero(np.concatenate(([True], shards[1:] != shards[:-1])))
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(shards)], strict=True):
-            of = piece_of_row[start:end]
-            firsts = np.flatnonzero(np.concatenate(([True], of[1:] != of[:-1])))
-            shard_counts = np.diff(np.append(firsts, end - start)).tolist()
-            payload = encoded(by_shard.slice(start, end - start))
-            found.append(ShardRows(int(shards[start]), payload, of[firsts].tolist(), shard_counts))
+        by_shard = batch.take(np.argsort(shards.astype(np.uint16), kind="stable"))
+        pieces_of_rows = np.repeat(np.arange(len(pieces)), counts)
+        cells = len(self.vchannels) * len(pieces)
+        rows_of = np.bincount(shards * len(pieces) + pieces_of_rows, minlength=cells).reshape(-1, len(pieces))
+        found, start = [], 0
+        for shard in np.flatnonzero(rows_of.any(axis=1)).tolist():
+            present = np.flatnonzero(rows_of[shard])
+            shard_counts = rows_of[shard, present].tolist()
+            rows = sum(shard_counts)
+            found.append(ShardRows(shard, encoded(by_shard.slice(start, rows)), present.tolist(), shard_counts))
+            start += rows
         return found
+
+    def encode_whole(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """Return all rows of batches, on whatever shards, as an Arrow IPC message without its schema."""
+        return bytes(encoded(self.joined(batches or [self._nothing])))
+
+    def size_bytes(self, batch: pa.RecordBatch) -> int:
+        """Return what the messages of these rows take at most; of one row, exactly that."""
+        shards = min(batch.num_rows, len(self.vchannels))
+        return batch_bytes(batch) + (shards - 1) * self.message_bytes
 
     def shards(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return the shard of each row."""
-        return shards_of(key_hashes(batch.column(self._key_index)), len(self.vchannels))
+        return shards_of(key_hashes(batch.column(self.shape.key_index)), len(self.vchannels))
+
+    def part_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what of rows goes here: all, or the keys alone."""
+        return rows if rows.num_columns == len(self.shape.columns) else rows.select(self.shape.schema.names)
 
     def joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
         """Return the rows of pieces, plain or Arrow, in order, as one batch."""
@@ -261,45 +258,30 @@ class WriteTarget:
     def __init__(self, info: CollectionInfo) -> None:
         self.info = info
         schema = check_schema(decode_schema(info.schema), primary_key=info.primary_key)
-        self.rows = row_shape(schema, primary_key=info.primary_key)
-        self.keys = key_shape(self.rows)
-        self.key_index = self.rows.schema.get_field_index(info.primary_key)
-        self.partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
+        self._rows = row_shape(schema, primary_key=info.primary_key)
+        self._partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
         self._inserts: dict[int, BatchTarget] = {}
-        nothing = pa.RecordBatch.from_pylist([], schema=self.rows.schema)
-        self.message_bytes = 2 * pa.ipc.get_record_batch_size(nothing) + MESSAGE_OVERHEAD_BYTES
-        """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
-        each buffer, and padding never takes that much more."""
-        self.deletes = BatchTarget(info, self.keys, MessageType.DELETE, message_bytes=self.message_bytes)
-        shards = min(PLAIN_ROWS_MAX, len(info.vchannels))
-        self.plain_overhead_bytes = shards * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
-        """What a few rows take beside what is in them, at most."""
+        self.deletes = BatchTarget(info, key_shape(self._rows), MessageType.DELETE)
+        self.usual: dict[Kind, tuple[BatchTarget, ...]] = {each: self.into(each) for each in get_args(Kind)}
+        """Where writes go that name no partition."""
 
     def inserts(self, partition_id: int) -> BatchTarget:
         """Return where rows of a partition go."""
         target = self._inserts.get(partition_id)
         if target is None:
-            target = self._inserts[partition_id] = BatchTarget(
-                self.info, self.rows, MessageType.INSERT, partition_id, message_bytes=self.message_bytes
-            )
+            target = BatchTarget(self.info, self._rows, MessageType.INSERT, partition_id)
+            self._inserts[partition_id] = target
         return target
 
-    def partition_id(self, partition: str | None) -> int:
-        """Return the id of a live partition, the default one for None. Raises `PartitionNotFound` or `InvalidArgument`."""
-        if partition is not None and not isinstance(partition, str):
+    def into(self, kind: Kind, partition: str = DEFAULT_PARTITION) -> tuple[BatchTarget, ...]:
+        """Return where a write goes, in order. Raises `PartitionNotFound` or `InvalidArgument`."""
+        if kind == "delete":
+            return (self.deletes,)
+        if not isinstance(partition, str):
             raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
-        name = DEFAULT_PARTITION if partition is None else partition
-        found = self.partitions.get(name)
-        return self.info.partition_by_name(name).id if found is None else found  # which raises, by the same names
-
-    def encode_keys(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Return keys as a delete has them: an Arrow IPC message without its schema."""
-        nothing = pa.RecordBatch.from_pylist([], schema=self.keys.schema)
-        return bytes(encoded(self.deletes.joined(batches or [nothing])))
-
-    def keys_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the keys of rows, as a delete has them."""
-        return pa.RecordBatch.from_arrays([batch.column(self.key_index)], schema=self.keys.schema)
+        found = self._partitions.get(partition)
+        inserts = self.inserts(self.info.partition_by_name(partition).id if found is None else found)  # which raises
+        return (self.deletes, inserts) if kind == "upsert" else (inserts,)
 
 
 def messages_of(pieces: Sequence[Piece], txn_id: int) -> list[MutableMessage]:

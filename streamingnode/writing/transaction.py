@@ -16,16 +16,14 @@ import pyarrow as pa
 
 from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
-from streamingnode.writing.target import copied, messages_of
+from streamingnode.writing.target import Kind, copied, messages_of
 from streamingnode.writing.write import (
-    Kind,
     Write,
     WriteResult,
     Writes,
     check_seconds,
     messages_within,
     nothing_at,
-    rows_group,
     slices_within,
 )
 from wal.append import Append, AppendGroup
@@ -79,8 +77,7 @@ class Transaction:
         self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.txn_age_s_max)
         self._txn_id = 0
         """The session's, once bodies are streamed."""
-        self._sending: asyncio.Lock | None = None
-        """Made when something is sent before the commit: most transactions are buffered whole."""
+        self._sending = asyncio.Lock()
         self._last: AppendGroup | None = None
         """The group that makes it appear, once there is one."""
         self._result: WriteResult | None = None
@@ -125,11 +122,8 @@ class Transaction:
         self._check_in(TransactionState.OPEN)
         self._state = TransactionState.COMMITTING
         try:
-            if self._sending is None:
+            async with self._sending:
                 self._result = await self._commit()
-            else:
-                async with self._lock():
-                    self._result = await self._commit()
         except BaseException:
             self._state = TransactionState.FAILED
             self._drop_bodies()
@@ -218,7 +212,7 @@ class Transaction:
 
     async def _stream_bodies(self) -> None:
         """Send what is buffered under the session, which begins with the first of them."""
-        async with self._lock():
+        async with self._sending:
             self._check_in(TransactionState.OPEN)
             try:
                 if not self._txn_id:
@@ -230,11 +224,6 @@ class Transaction:
                 if self._state is TransactionState.OPEN:
                     self._state = TransactionState.BROKEN
                 raise
-
-    def _lock(self) -> asyncio.Lock:
-        if self._sending is None:
-            self._sending = asyncio.Lock()
-        return self._sending
 
     async def _send_bodies(self) -> None:
         pieces = self._pieces
@@ -252,7 +241,8 @@ class Transaction:
             await self._send_bodies()
             self._last = commit_group(self._txn_id)
         elif self._pieces:
-            self._last = rows_group(self._pieces, is_transaction=True)
+            size_bytes = self._bodies_bytes + TRANSACTION_OVERHEAD_BYTES
+            self._last = AppendGroup(pieces=self._pieces, is_transaction=True, rows_bytes=size_bytes)
         else:
             return nothing_at(await self._writes.consistent_tick())
         result = await self._append_commit(self._last)
@@ -264,7 +254,7 @@ class Transaction:
 
     async def _end_session(self, reason: str) -> None:
         """Give its session up, now and not when it expires: others wait for room."""
-        async with self._lock():  # another task's begin may be on its way
+        async with self._sending:  # another task's begin may be on its way
             if self._txn_id:
                 await self._writes.append(rollback_group(self._txn_id, reason))
 

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import anyio
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
-from streamingnode.writing.target import PLAIN_ROWS_MAX, WriteTarget, batch_bytes, messages_of
+from streamingnode.writing.target import PLAIN_ROWS_MAX, BatchTarget, Kind, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
 from wal.errors import InvalidArgument, Overloaded, TooLarge
@@ -31,12 +32,11 @@ from wal.queue import PendingBytes
 from wal.rows import Piece
 
 T = TypeVar("T")
-Kind = Literal["insert", "upsert", "delete"]
 WriteResult = AppendResult
 
 NO_TXN = 0
-WRITES_MAX = 4_096
-"""What is kept, three for each collection; it is worked out again in about 50 us."""
+TARGETS_MAX = 4_096
+"""What is kept; it is worked out again in about 50 us."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
@@ -47,8 +47,7 @@ _FILL = 0.9
 """How full slices are planned: rows differ in size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
     """An insert, an upsert or a delete on one collection: how rows or keys become append groups.
 
     An upsert takes of each key the last row, and deletes before it inserts; each of its groups is a transaction, unless
@@ -56,8 +55,8 @@ class Write:
     """
 
     kind: Kind
-    target: WriteTarget
-    partition_id: int = 0
+    into: tuple[BatchTarget, ...]
+    """Where its deletes go, and its rows."""
     txn_id: int = 0
 
     def plain(self, rows: Rows | Keys, bytes_max: int) -> tuple[Piece, ...] | None:
@@ -67,22 +66,22 @@ class Write:
         """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
-        target, kind = self.target, self.kind
-        into = target.deletes if kind == "delete" else target.inserts(self.partition_id)
-        taken = into.plain.take_values(rows) if kind == "delete" else into.plain.take(rows)
+        kind, into = self.kind, self.into[-1]
+        taken = into.plain.take(rows, are_keys=kind == "delete")
         if taken is None:
             return None
         cells, size_bytes = taken
         # Whether they fit for sure, as a message on each shard, and twice for an upsert with begin and commit.
-        if 2 * (size_bytes + target.plain_overhead_bytes) > bytes_max:
+        if 2 * (size_bytes + into.plain_overhead_bytes) > bytes_max:
             return None
         piece = Piece(into, cells, size_bytes + MESSAGE_OVERHEAD_BYTES)
         if kind != "upsert":
             return (piece,)
-        keys = tuple([(row[target.key_index],) for row in cells])
+        key_index = into.shape.key_index
+        keys = tuple([(row[key_index],) for row in cells])
         if len(keys) > 1 and len(set(keys)) < len(keys):
             return None  # of each key the last row, which Arrow finds
-        return Piece(target.deletes, keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
+        return Piece(self.into[0], keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
     def at_once(self, rows: Rows | Keys, bytes_max: int) -> AppendGroup | None:
         """Return the group of at most `bytes_max` of a few plain values, or of a small batch, uncopied.
@@ -94,60 +93,43 @@ class Write:
             return None if plain is None else self.group(plain)
         if not rows.num_rows or (self.kind == "upsert" and rows.num_rows > 1) or not _is_small(rows):
             return None
-        pieces = self.pieces(self._batches(rows)[0])
-        size_bytes = sum([piece.size for piece in pieces]) + self._overhead_bytes
-        return self.group(pieces) if size_bytes <= bytes_max else None
+        group = self.group(self.pieces(self._batches(rows)[0]))
+        return group if group.size_bytes <= bytes_max else None
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
         return self._batches(rows) if _is_small(rows) else await to_thread.run_sync(self._batches, rows)
 
     def _batches(self, rows: Any) -> list[pa.RecordBatch]:
-        target = self.target
+        shape = self.into[-1].shape
         if self.kind == "delete":
-            return keys_to_batches(rows, target.keys)
-        batches = to_batches(rows, target.rows)
-        return last_of_each_key(batches, target.key_index) if self.kind == "upsert" and batches else batches
+            return keys_to_batches(rows, shape)
+        batches = to_batches(rows, shape)
+        return last_of_each_key(batches, shape.key_index) if self.kind == "upsert" and batches else batches
 
     def slices(self, batches: Sequence[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
         """Return views of batches, in row order, of which each is a group of at most `bytes_max`. Raises `TooLarge`."""
-        return slices_within(batches, bytes_max - self._overhead_bytes, self.size_bytes)
+        overhead_bytes = TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
+        return slices_within(batches, bytes_max - overhead_bytes, self.size_bytes)
 
     def pieces(self, rows: pa.RecordBatch) -> list[Piece]:
         """Return the pieces that write these rows or keys."""
-        target, pieces = self.target, []
-        if self.kind != "insert":
-            keys = rows if self.kind == "delete" else target.keys_of(rows)
-            pieces.append(Piece(target.deletes, keys, self._bytes_of(keys)))
-        if self.kind != "delete":
-            pieces.append(Piece(target.inserts(self.partition_id), rows, self._bytes_of(rows)))
-        return pieces
+        parts = [(into, into.part_of(rows)) for into in self.into]
+        return [Piece(into, part, into.size_bytes(part)) for into, part in parts]
 
     def group(self, pieces: Sequence[Piece]) -> AppendGroup:
         """Return the group that writes pieces."""
         if self.txn_id:
             return AppendGroup(messages_of(pieces, self.txn_id))
-        return rows_group(pieces, is_transaction=self.kind == "upsert")
+        is_transaction = self.kind == "upsert"
+        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
+        for piece in pieces:
+            size_bytes += piece.size
+        return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
         """Return what the messages of these rows take at most; of one row, exactly that."""
-        return self._bytes_of(rows) + (self._bytes_of(self.target.keys_of(rows)) if self.kind == "upsert" else 0)
-
-    @property
-    def _overhead_bytes(self) -> int:
-        return TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
-
-    def _bytes_of(self, rows: pa.RecordBatch) -> int:
-        shards = min(rows.num_rows, len(self.target.info.vchannels))
-        return batch_bytes(rows) + (shards - 1) * self.target.message_bytes
-
-
-def rows_group(pieces: Sequence[Piece], *, is_transaction: bool) -> AppendGroup:
-    """Return rows as a group that may go with others."""
-    size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
-    for piece in pieces:
-        size_bytes += piece.size
-    return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
+        return sum([piece.size for piece in self.pieces(rows)])
 
 
 def messages_within(messages: Sequence[MutableMessage], bytes_max: int) -> Iterator[list[MutableMessage]]:
@@ -219,24 +201,19 @@ class Writes:
     limits: WalLimits
     pending: PendingBytes
     txn_age_s_max: float
-    _writes: dict[tuple[str, Kind], Write] = field(default_factory=dict)
-    """By collection and kind, into the default partition."""
+    _targets: dict[str, WriteTarget] = field(default_factory=dict)
+    """By collection."""
 
     def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
         """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
         info = self.find(collection)
-        write = self._writes.get((collection, kind))
-        if write is None or write.target.info is not info:
-            write = self._remember(collection, kind, WriteTarget(info))
-        if partition is None and txn_id is NO_TXN:
-            return write
-        return Write(kind, write.target, write.target.partition_id(partition), check_txn_id(txn_id))
-
-    def _remember(self, collection: str, kind: Kind, target: WriteTarget) -> Write:
-        if len(self._writes) >= WRITES_MAX:
-            self._writes.clear()
-        self._writes |= {(collection, each): Write(each, target, target.partition_id(None)) for each in get_args(Kind)}
-        return self._writes[collection, kind]
+        target = self._targets.get(collection)
+        if target is None or target.info is not info:
+            if len(self._targets) >= TARGETS_MAX:
+                self._targets.clear()
+            target = self._targets[collection] = WriteTarget(info)
+        into = target.usual[kind] if partition is None else target.into(kind, partition)
+        return Write(kind, into, NO_TXN if txn_id is NO_TXN else check_txn_id(txn_id))
 
     def append_within(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
         """Append one group within `timeout` seconds; to be awaited at once."""

@@ -178,7 +178,7 @@ def test_any_checkpoint_and_the_rest_of_the_log_make_the_live_channel(
         for begin_message, bodies in recovered.open_transactions:
             live = channel.txn.bodies_of(begin_message.txn_id)
             assert [body.header for body in live] == [body.header for body in bodies]
-        assert len(recovered.open_transactions) == channel.txn.live
+        assert len(recovered.open_transactions) == len(channel.txn.sessions)
 
     run(steps, check)
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from streamingnode.collections import PARTITIONS_MAX, check_definition, check_name
+from streamingnode.collections import PARTITIONS_MAX, Definition, check_name
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument
 
@@ -24,7 +24,7 @@ SCHEMA = schema_of(id=pa.int64())
 )
 def test_wrong_partitions_are_told_by_the_first_few(partitions: list[str], shown: str) -> None:
     with pytest.raises(InvalidArgument, match=shown) as caught:
-        check_definition("orders", SCHEMA, primary_key="id", shards=1, partitions=partitions)
+        Definition("orders", SCHEMA, "id", 1, partitions).checked()
     assert len(str(caught.value)) < 500
 
 

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interceptors.errors import SchemaMismatch
-from streamingnode import columns
 from streamingnode import rows as rows_module
 from streamingnode.rows import RowShape, key_shape, keys_to_batches, row_shape, to_batches
 from tests.streamingnode.append_double import schema_of
@@ -451,7 +450,7 @@ def test_a_column_of_which_only_the_halves_fit_is_refused_without_a_row(monkeypa
             raise pa.ArrowInvalid("input array too large")
         return array
 
-    monkeypatch.setattr(columns, "exact_cast", cast)
+    monkeypatch.setattr(rows_module, "exact_cast", cast)
     error = refusal(pa.table({"id": pa.array([1, 2, 3], pa.int32()), "item": ["a"] * 3, "amount": [1.0] * 3}))
     assert (error.column, error.row) == ("id", None)
     assert "insert fewer rows" in str(error)

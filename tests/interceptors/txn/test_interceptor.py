@@ -42,7 +42,7 @@ async def test_transaction_in_one_group_takes_the_groups_tick_as_id_and_needs_no
     info = await channel.create_collection("a")
     result = await channel.transact(delete(info), insert(info, 3))
     assert result.txn_id == result.time_tick
-    assert channel.txn.live == 0
+    assert channel.txn.sessions == ()
     assert [txn.txn_id for txn in await transactions(channel)] == [result.txn_id]
 
 
@@ -94,7 +94,7 @@ async def test_rolled_back_transaction_never_appears(channel: LiveChannel) -> No
     await channel.append(insert_body(info, txn_id=txn_id))
     await channel.rollback(txn_id)
     assert await transactions(channel) == []
-    assert channel.txn.live == 0
+    assert channel.txn.sessions == ()
     with pytest.raises(TransactionExpired):
         await channel.append(insert_body(info, txn_id=txn_id))
 
@@ -122,7 +122,7 @@ async def test_begin_that_the_log_refuses_leaves_no_session(channel: LiveChannel
     channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
     with pytest.raises(StorageFull):
         await channel.begin()
-    assert channel.txn.live == 0
+    assert channel.txn.sessions == ()
 
 
 async def test_body_that_is_refused_does_not_count(channel: LiveChannel) -> None:
@@ -260,7 +260,7 @@ async def test_commit_that_the_log_refuses_is_rolled_back(channel: LiveChannel) 
     with pytest.raises(TransactionExpired):
         await channel.commit(txn_id)
     assert await channel.txn.roll_back_due(channel.append_group) == 1
-    assert channel.txn.live == 0
+    assert channel.txn.sessions == ()
     assert await transactions(channel) == []
 
 

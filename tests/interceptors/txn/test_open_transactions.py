@@ -87,7 +87,7 @@ async def test_timer_expires_what_no_client_asks_for(channel: LiveChannel) -> No
     assert await channel.txn.roll_back_due(channel.append_group) == 1
     channel.pass_ms(20)
     assert await channel.txn.roll_back_due(channel.append_group) == 1
-    assert channel.txn.live == 0
+    assert channel.txn.sessions == ()
 
 
 async def test_client_may_roll_back_what_expired_and_the_worker_does_not_repeat_it(channel: LiveChannel) -> None:
@@ -108,7 +108,7 @@ async def test_rollback_worker_writes_a_rollback_as_soon_as_a_session_failed(cha
         channel.txn.expire()
         await settle_tasks()
         tasks.cancel_scope.cancel()
-    assert channel.txn.live == 0
+    assert channel.txn.sessions == ()
 
 
 @pytest.mark.parametrize("leap_ms", [-3_600_000, 3_600_000], ids=["back", "ahead"])
@@ -297,4 +297,4 @@ async def test_rollback_worker_ends_when_the_log_takes_no_more() -> None:
 
         await channel.txn.run(closed)
         assert len(groups) == 1
-        assert channel.txn.live == 1
+        assert len(channel.txn.sessions) == 1

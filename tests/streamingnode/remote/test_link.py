@@ -252,7 +252,7 @@ async def test_nothing_of_a_client_is_left_once_it_is_closed() -> None:
             assert served.server.shared.transactions
         await served.all_gone()
         txns = parts_of(served.owner).channel.term.transactions
-        await until(lambda: not txns.live)
+        await until(lambda: not txns.sessions)
         async with served.owner.read("c", name="billing"):
             pass  # it is free again
         assert held.result is None

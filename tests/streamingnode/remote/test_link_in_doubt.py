@@ -233,7 +233,7 @@ async def test_a_streamed_transaction_over_a_cut_expires_and_leaves_nothing_open
             await txn.commit()
         await until(lambda: not served.server.shared.transactions)
         txns = parts_of(served.owner).channel.term.transactions
-        await until(lambda: not txns.live)
+        await until(lambda: not txns.sessions)
         assert await contents(served.owner) == {}
 
 
@@ -255,6 +255,6 @@ async def test_a_transaction_whose_begin_is_cut_off_is_not_left_open(
         await client.insert("c", rows(101))
         txns = parts_of(served.owner).channel.term.transactions
         async with asyncio.timeout(SOON_S):
-            await until(lambda: not txns.live)
+            await until(lambda: not txns.sessions)
         await txn.rollback()
         assert (await contents(served.owner)).keys() == {100, 101}

@@ -63,7 +63,7 @@ def target_of(shards: int) -> WriteTarget:
 
 def groups(made: list[Made], target: WriteTarget, *, is_plain: bool = False) -> list[AppendGroup]:
     """Return the groups of writes, some plain and some Arrow, or all plain."""
-    inserts = target.inserts(target.partition_id(None))
+    inserts = target.into("insert")[0]
     found = []
     for number, (kind, producer, keys) in enumerate(made):
         cells = tuple((key, f"item {number}") for key in keys)

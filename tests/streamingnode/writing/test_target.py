@@ -150,7 +150,7 @@ def test_plain_rows_and_arrow_rows_that_go_together_are_as_if_all_were_arrow(dat
 def test_keys_taken_as_plain_values_are_those_that_arrow_takes(data: st.DataObject, kind: pa.DataType) -> None:
     values = data.draw(st.lists(st.one_of(PLAIN[kind], PLAIN[kind], ODD), min_size=1, max_size=6))
     target = write_target(schema_of(id=kind, other=pa.int8()), shards=2).deletes
-    taken = target.plain.take_values(values)
+    taken = target.plain.take(values, are_keys=True)
     try:
         (batch,) = keys_to_batches(values, target.shape)
     except StreamingNodeError:

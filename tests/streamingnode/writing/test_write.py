@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamingnode.writing.target import PLAIN_ROWS_MAX, messages_of
-from streamingnode.writing.write import Kind, Write, last_of_each_key, messages_within
+from streamingnode.writing.target import PLAIN_ROWS_MAX, Kind, messages_of
+from streamingnode.writing.write import Write, last_of_each_key, messages_within
 from tests.streamingnode.append_double import (
-    DEFAULT_PARTITION_ID,
     Logged,
     decoded,
     messages_in,
@@ -38,8 +37,8 @@ def bodies_in(group: AppendGroup) -> list[Logged]:
     return [message for message in messages_in(group) if message.type in DML]
 
 
-def writing(kind: Kind, *, shards: int = 1) -> Write:
-    return Write(kind, write_target(SCHEMA, shards=shards), DEFAULT_PARTITION_ID)
+def writing(kind: Kind, schema: pa.Schema = SCHEMA, *, shards: int = 1) -> Write:
+    return Write(kind, write_target(schema, shards=shards).into(kind))
 
 
 @given(
@@ -86,7 +85,7 @@ async def test_messages_take_no_more_than_was_planned_whatever_the_types(
     arrays = [pa.array(values, each) for values, (each, _) in zip(columns, kinds, strict=True)]
     batch = pa.RecordBatch.from_arrays([pa.array([str(number) for number in range(count)]), *arrays], schema=schema)
     rows = batch.slice(data.draw(st.integers(0, count - 1)))
-    write = Write(kind, write_target(schema, shards=shards), DEFAULT_PARTITION_ID)
+    write = writing(kind, schema, shards=shards)
     size_bytes = sum(message.size_bytes for message in messages_of(write.pieces(rows), 1))
     assert size_bytes <= write.size_bytes(rows)
     assert size_bytes == write.size_bytes(rows) or rows.num_rows > 1
@@ -98,7 +97,7 @@ async def test_messages_take_no_more_than_was_planned_whatever_the_types(
     kind=st.sampled_from(["insert", "upsert", "delete"]),
 )
 def test_plain_rows_fit_a_group_however_they_are_encoded_or_are_none(texts: list[str], shards: int, kind: Kind) -> None:
-    write, bytes_max = Write(kind, write_target(TEXT_KEYS, shards=shards), DEFAULT_PARTITION_ID), 30_000
+    write, bytes_max = writing(kind, TEXT_KEYS, shards=shards), 30_000
     keys = [f"{number}{text}" for number, text in enumerate(texts)]
     pieces = write.plain(keys if kind == "delete" else [{"id": key, "count": 1} for key in keys], bytes_max)
     if pieces is None:
@@ -138,7 +137,7 @@ async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> 
 async def test_upsert_deletes_its_keys_before_it_inserts_on_every_shard() -> None:
     write = writing("upsert", shards=3)
     messages = bodies_in(write.group(write.pieces(batch_of([1] * 20))))
-    keys = write.target.keys.schema
+    keys = write.into[0].shape.schema
     kinds = [message.type for message in messages]
     assert kinds == sorted(kinds, reverse=True)
     deleted = {m.vchannel: [row["id"] for row in decoded(m, keys)] for m in messages if m.type is MessageType.DELETE}
@@ -148,7 +147,7 @@ async def test_upsert_deletes_its_keys_before_it_inserts_on_every_shard() -> Non
 
 async def test_delete_and_insert_of_a_key_meet_on_one_shard() -> None:
     delete, insert = writing("delete", shards=5), writing("insert", shards=5)
-    schema = delete.target.keys.schema
+    schema = delete.into[0].shape.schema
     keys = pa.RecordBatch.from_pydict({"id": list(range(50))}, schema=schema)
     deleted = {
         row["id"]: m.vchannel for m in messages_in(delete.group(delete.pieces(keys))) for row in decoded(m, schema)
