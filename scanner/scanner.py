@@ -100,7 +100,14 @@ class Scanner:
         self._failure: Exception | None = None
         self._batches = 0
         self._messages = Rate(time.perf_counter)
+        self.delivered_bytes = 0
+        """Of the entries in which it found what it delivered."""
         self._delivery_s = Histogram()
+
+    @property
+    def delivered(self) -> int:
+        """How many messages it has delivered."""
+        return self._messages.total
 
     @property
     def closed(self) -> bool:
@@ -230,6 +237,7 @@ class Scanner:
         if delivered:
             self._batches += 1
             self._messages.add(count)
+            self.delivered_bytes += size_bytes
             if source.tailing:  # before that, the age of what it reads is not its doing
                 self._delivery_s.record(time.time() - physical_ms(delivered[-1].time_tick) / 1000)
         return ScanBatch(delivered, tick, self._resume_position)
@@ -253,6 +261,17 @@ class ScannerRegistry:
         self._log, self._tail = log, tail
         self._scanners: list[Scanner] = []
         self._made, self._closed = 0, False
+        self._delivered = (0, 0)
+        """By scanners that are closed."""
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """How many messages all scanners have delivered, and the bytes of their entries."""
+        scanners, (messages, size_bytes) = self._open_scanners(), self._delivered
+        return (
+            messages + sum(each.delivered for each in scanners),
+            size_bytes + sum(each.delivered_bytes for each in scanners),
+        )
 
     def statistics(self) -> tuple[ScanStatistics, ...]:
         """Return what each open scanner holds and has met, oldest first."""
@@ -285,5 +304,9 @@ class ScannerRegistry:
             await scanner.close()
 
     def _open_scanners(self) -> list[Scanner]:
-        self._scanners = [scanner for scanner in self._scanners if not scanner.closed]
+        closed = [scanner for scanner in self._scanners if scanner.closed]
+        for scanner in closed:
+            self._scanners.remove(scanner)
+            messages, size_bytes = self._delivered
+            self._delivered = messages + scanner.delivered, size_bytes + scanner.delivered_bytes
         return self._scanners

@@ -151,6 +151,9 @@ class NodeMetrics:
         readers = [reader.mode for reader in told.readers]
         modes = [({"scanner_model": label}, readers.count(mode)) for mode, label in SCAN_MODES.items()]
         yield self._labelled("scanner_total", "Open readers.", modes)
+        messages, size_bytes = self._channel.scanners.delivered
+        yield self._one("scan_message_total", "Messages delivered to readers.", messages, "counter")
+        yield self._one("scan_message_bytes_total", "Their entries in the log.", size_bytes, "counter")
         held = [({"kind": f"{kind}s"}, getattr(told.writes, f"pending_{kind}_bytes")) for kind in PENDING]
         yield self._labelled("pending_bytes", "What writes hold in memory.", held)
 
@@ -160,10 +163,12 @@ class NodeMetrics:
         yield self._labelled("append_group_total", "Append groups, by how they ended.", groups, "counter")
         types = [({"message_type": name, "status": "ok"}, n) for name, n in told.appends.messages_by_type.items()]
         yield self._labelled("append_message_total", "Messages in the log.", types, "counter")
-        seconds, message_bytes, interceptors = self._appends.histograms
-        ok = {"status": "ok"}
-        yield self._histogram("append_message_duration_seconds", "Append latency.", SECONDS_BOUNDS, [(ok, seconds)])
-        yield self._histogram("append_message_bytes", "Message sizes.", BYTES_BOUNDS, [(ok, message_bytes)])
+        by_type, interceptors = self._appends.histograms
+        ok = [({"message_type": str(kind), "status": "ok"}, of) for kind, of in by_type.items()]
+        took = [(labels, of.seconds) for labels, of in ok]
+        yield self._histogram("append_message_duration_seconds", "Append latency.", SECONDS_BOUNDS, took)
+        sizes = [(labels, of.message_bytes) for labels, of in ok]
+        yield self._histogram("append_message_bytes", "Sizes of payloads.", BYTES_BOUNDS, sizes)
         for at, when in enumerate(("before", "after")):
             of = [({"interceptor_name": name}, both[at]) for name, both in interceptors.items()]
             text = f"Its time {when} the next interceptor."

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -27,7 +28,10 @@ from wal.measure import Distribution, Histogram, Rate
 from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import TopicInfo
 from wal.rocksmq.queue import RocksMQ
+from wal.runtime import event_log
 from wal.timetick import physical_ms
+
+_log = event_log(__name__)
 
 
 class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,10 +139,25 @@ UNCOUNTED_MAX = 256
 """Appends counted at a time, which costs half as much; whoever asks for statistics sees all of them."""
 
 
+SLOW_APPEND_S = 1.0
+"""An append that takes so long is a warning in the log."""
+
+
+@dataclass(slots=True)
+class TypeMeter:
+    """What succeeded of one type of messages: how many, their rows and payloads; each took as long as its pack."""
+
+    messages: int = 0
+    rows: int = 0
+    payload_bytes: int = 0
+    seconds: Histogram = field(default_factory=Histogram)
+    message_bytes: Histogram = field(default_factory=Histogram)
+
+
 class AppendMeter:
     """Counts and times the appends of a node, over all terms of its log: about 2 us for each.
 
-    Others who observe them, as a user may, hear everything too.
+    Others who observe them, as a user may, hear everything too. Those that are slow are told in the log.
     """
 
     def __init__(self, *forward_to: AppendObserver) -> None:
@@ -146,11 +165,11 @@ class AppendMeter:
         self._ended = {"ok": 0, "error": 0, "cancel": 0}
         self._seconds, self._message_bytes = Histogram(), Histogram()
         self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
-        self._uncounted: list[tuple[float, float, int, int, int]] = []
-        """Of appends that succeeded: when they ended, by the clock of the rates, seconds, groups, messages, bytes."""
+        self._uncounted: list[tuple[float, float, int, int, int, list[tuple[MessageType, int, int, int]]]] = []
+        """Of appends that succeeded: when they ended, by the clock of the rates, seconds, groups, messages, bytes; and of
+        each batch and message in them type, messages, rows, payload."""
         self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
-        self._by_type = defaultdict[MessageType, list[int]](lambda: [0, 0, 0])
-        """Messages, rows, and bytes of rows."""
+        self._by_type = defaultdict[MessageType, TypeMeter](TypeMeter)
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         """Count the groups of an append, those that were refused too; only those that succeeded are timed and sized."""
@@ -158,14 +177,19 @@ class AppendMeter:
         self._ended[status] += groups
         self._ended["error"] += pack.refused
         if status == "ok" and groups:
-            for batch in pack.batches:
-                _add(self._by_type[batch.type], len(batch.groups), batch.rows, len(batch.payload))
+            parts = [(batch.type, len(batch.groups), batch.rows, len(batch.payload)) for batch in pack.batches]
             for message in pack.messages:
                 rows = message.header.rows if isinstance(message.header, (InsertHeader, DeleteHeader)) else 0
-                _add(self._by_type[message.type], 1, rows, len(message.payload))
-            self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes))
+                parts.append((message.type, 1, rows, len(message.payload)))
+            self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes, parts))
             if len(self._uncounted) >= UNCOUNTED_MAX:
                 self._count()
+        if seconds >= SLOW_APPEND_S:
+            types = sorted({str(each.type) for each in pack.messages or pack.batches})
+            size = {"groups": groups, "messages": pack.message_count, "binary_size": pack.size_bytes}
+            _log.warning(
+                "slow_append", message_types=types, **size, append_duration_s=round(seconds, 3), outcome=status
+            )
         for each in self._forward_to:
             each.append_ended(pack, seconds, status)
 
@@ -180,22 +204,31 @@ class AppendMeter:
 
     def _count(self) -> None:
         uncounted, self._uncounted = self._uncounted, []
-        for at_s, seconds, groups, messages, size_bytes in uncounted:
+        for at_s, seconds, groups, messages, size_bytes, parts in uncounted:
             self._seconds.record(seconds, groups)
             self._message_bytes.record(size_bytes / messages, messages)
             self._messages.add(messages, at_s)
             self._bytes.add(size_bytes, at_s)
+            for kind, count, rows, payload_bytes in parts:
+                of = self._by_type[kind]
+                of.messages, of.rows, of.payload_bytes = (
+                    of.messages + count,
+                    of.rows + rows,
+                    of.payload_bytes + payload_bytes,
+                )
+                of.seconds.record(seconds, count)
+                of.message_bytes.record(payload_bytes / count, count)
 
     @property
-    def histograms(self) -> tuple[Histogram, Histogram, Mapping[str, tuple[Histogram, Histogram]]]:
-        """Append latency, message sizes, and of each interceptor its time before and after the next."""
+    def histograms(self) -> tuple[Mapping[MessageType, TypeMeter], Mapping[str, tuple[Histogram, Histogram]]]:
+        """Times and sizes of messages by type, and of each interceptor its time before and after the next."""
         self._count()
-        return self._seconds, self._message_bytes, self._interceptors
+        return self._by_type, self._interceptors
 
     def statistics(self, *, in_flight: int) -> AppendStatistics:
         """Return what was measured so far."""
         self._count()
-        _, insert_rows, insert_bytes = self._by_type[MessageType.INSERT]
+        inserts, deletes = self._by_type[MessageType.INSERT], self._by_type[MessageType.DELETE]
         return AppendStatistics(
             succeeded=self._ended["ok"],
             failed=self._ended["error"],
@@ -209,17 +242,11 @@ class AppendMeter:
                 InterceptorStatistics(name=name, before_s=before.distribution(), after_s=after.distribution())
                 for name, (before, after) in self._interceptors.items()
             ),
-            insert_rows=insert_rows,
-            insert_bytes=insert_bytes,
-            delete_rows=self._by_type[MessageType.DELETE][1],
-            messages_by_type={str(kind): counted[0] for kind, counted in self._by_type.items()},
+            insert_rows=inserts.rows,
+            insert_bytes=inserts.payload_bytes,
+            delete_rows=deletes.rows,
+            messages_by_type={str(kind): of.messages for kind, of in self._by_type.items()},
         )
-
-
-def _add(counted: list[int], messages: int, rows: int, size_bytes: int) -> None:
-    counted[0] += messages
-    counted[1] += rows
-    counted[2] += size_bytes
 
 
 def node_statistics(

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import streamingnode as sn
-from streamingnode import metrics
+from streamingnode import metrics, statistics
 from streamingnode.node import Node
 from tests.streamingnode.http_asking import ask, port_of
 from tests.streamingnode.remote.nodes import SCHEMA, rows
@@ -95,17 +95,51 @@ async def test_appends_are_counted_and_their_times_and_sizes_are_histograms(node
     told, found = (await node.statistics()).appends, await samples(node)
     assert value(found, "append_group_total", status="ok") == told.succeeded
     assert value(found, "append_group_total", status="error") == told.failed == 1
-    for name, of in (("append_message_duration_seconds", told.seconds), ("append_message_bytes", told.message_bytes)):
-        assert value(found, f"{name}_count", status="ok") == of.count
-        assert value(found, f"{name}_sum", status="ok") == pytest.approx(of.total)
+    inserts = {"message_type": "INSERT", "status": "ok"}
+    assert value(found, "append_message_bytes_sum", **inserts) == told.insert_bytes
+    for name, most in (
+        ("append_message_duration_seconds", told.seconds.max),
+        ("append_message_bytes", told.insert_bytes),
+    ):
+        assert value(found, f"{name}_count", **inserts) == told.messages_by_type["INSERT"]
+        assert 0 < value(found, f"{name}_sum", **inserts) <= most * told.messages_by_type["INSERT"]
         buckets = {
-            float(dict(labels)["le"]): count for (each, labels), count in found.items() if each == f"{name}_bucket"
+            float(dict(labels)["le"]): count
+            for (each, labels), count in found.items()
+            if each == f"{name}_bucket" and ("message_type", "INSERT") in labels
         }
         counts = [buckets[bound] for bound in sorted(buckets)]
         assert counts == sorted(counts)
-        assert counts[-1] == of.count
-        assert all(count == of.count for bound, count in buckets.items() if bound > of.max * 1.13)
+        assert counts[-1] == told.messages_by_type["INSERT"]
+        assert all(count == counts[-1] for bound, count in buckets.items() if bound > most * 1.13)
     assert value(found, "interceptor_before_append_duration_seconds_count", interceptor_name="lock") > 0
+
+
+async def test_what_readers_were_given_is_counted_when_they_are_closed_too(node: Node) -> None:
+    await node.insert("c", rows(1, 2))
+    await node.insert("c", rows(3))
+    for opened in (1, 2):
+        async with node.read("c", sn.DeliverPolicy.all(), until=await node.consistent_tick()) as reader:
+            assert [message.num_rows async for message in reader] == [0, 2, 1]  # it was created first
+            found = await samples(node)
+            assert value(found, "scan_message_total") == 3 * opened
+        again = await samples(node)
+        assert value(again, "scan_message_total") == 3 * opened
+        assert value(again, "scan_message_bytes_total") == value(found, "scan_message_bytes_total") > 0
+
+
+async def test_a_slow_append_is_told_with_what_it_was(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await node.insert("c", rows(1))
+    assert "slow_append" not in caplog.text
+    monkeypatch.setattr(statistics, "SLOW_APPEND_S", 0.0)
+    await node.insert("c", rows(2, 3))
+    told = [record for record in caplog.records if "slow_append" in record.getMessage()]
+    assert {(record.name, record.levelname) for record in told} == {("streamingnode.statistics", "WARNING")}
+    assert re.search(
+        r"message_types=\['INSERT'\] groups=1 messages=1 binary_size=\d+ append_duration_s=\d", caplog.text
+    )
 
 
 async def test_states_and_cuts_are_those_of_the_node(node: Node) -> None:
