@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from math import isfinite
 from pathlib import Path
 
@@ -126,14 +125,8 @@ class _Resident:
         keep_s: int,
         job: Mapping[str, bool],
     ) -> None:
-        self._asked = asked
-        self._directory = directory
-        self._tables = tables
-        self._sessions = sessions
-        self._stop = stop
-        self._every_s = every_s
-        self._keep_s = keep_s
-        self._job = job
+        self._asked, self._directory, self._tables, self._job = asked, directory, tables, job
+        self._sessions, self._stop, self._every_s, self._keep_s = sessions, stop, every_s, keep_s
         self._report = IngestReport(node_id="", cut=0, tick=0)
         self._paused: dict[str, _Pause] = {}
         self._reached: dict[str, tuple[int, int]] = {}  # by table, the cut and the tick it is known to be at
@@ -141,11 +134,10 @@ class _Resident:
         self._swept: dict[str, float] = {}  # by table, when to look again for files that no version needs
 
     def rounds(self) -> Iterator[IngestRound]:
+        number = 0
         try:
-            for number in count(1):
-                if self._stop.is_set():
-                    return
-                began = time.monotonic()
+            while not self._stop.is_set():
+                number, began = number + 1, time.monotonic()
                 yield self._round(number)
                 self._stop.wait(max(0.0, began + self._every_s - time.monotonic()))
         finally:
@@ -164,8 +156,7 @@ class _Resident:
         except Exception as error:  # noqa: BLE001 - what goes on for days outlasts whatever a disk or a library raises
             failures[""] = typed(error, f"node {self._directory}")
         compacted = 0 if report is None else self._tend(failures)
-        newest = report or self._report
-        self._report = newest
+        newest = self._report = report or self._report
         behind = min(self._reached.values(), default=(newest.cut, newest.tick))
         is_all = answered is not None and answered.number <= behind[0]
         age_s = time.monotonic() - began if is_all else max(0.0, time.time() - physical_ms(behind[1]) / 1000)
@@ -219,8 +210,7 @@ class _Resident:
         return report
 
     def _pause(self, name: str, error: StreamingNodeError, now: float) -> _Pause:
-        before = self._paused.get(name)
-        seconds = min(RETRY_PAUSE_MAX_S, self._every_s if before is None else 2 * before.seconds)
+        seconds = min(RETRY_PAUSE_MAX_S, 2 * self._paused[name].seconds if name in self._paused else self._every_s)
         return _Pause(error, seconds, now + seconds)
 
     def _tend(self, failures: dict[str, StreamingNodeError]) -> int:

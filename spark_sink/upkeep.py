@@ -98,17 +98,16 @@ def remove_unused(table: OpenTable) -> None:
     """Remove files of attempts that no version in the log needs; what an attempt under way has written stays."""
     # In this order: an attempt that was there and has no intent any more is in the log, or was discarded.
     attempts = sorted(path for path in table.path.glob("cut-*") if path.is_dir())
-    intents = {path.name for path in (table.path / INTENTS).glob("cut-*")}
+    kept = {path.name for path in (table.path / INTENTS).glob("cut-*")}
     newest = table.at_version()
     versions = list(newest.history())
-    kept = intents | {version.note.attempt for version in versions}
+    kept |= {version.note.attempt for version in versions}
     # What the earliest version has was added by commits that the log has given up; what came later, `versions` name.
     needed = {file.path for each in (versions[-1].version, newest.version) for file in newest.at_version(each).files()}
-    for attempt in attempts:
-        if attempt.name not in kept:
-            files = sorted(attempt.rglob("*.parquet"))
-            unused = [path for path in files if path.relative_to(table.path).as_posix() not in needed]
-            if len(unused) == len(files):
-                shutil.rmtree(attempt, ignore_errors=True)
-            for path in unused:
-                path.unlink(missing_ok=True)
+    for attempt in [path for path in attempts if path.name not in kept]:
+        files = sorted(attempt.rglob("*.parquet"))
+        unused = [path for path in files if path.relative_to(table.path).as_posix() not in needed]
+        if len(unused) == len(files):
+            shutil.rmtree(attempt, ignore_errors=True)
+        for path in unused:
+            path.unlink(missing_ok=True)
