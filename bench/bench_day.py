@@ -29,7 +29,7 @@ from spark_sink.commit import FILE_BYTES_TARGET
 from spark_sink.table import OpenTable
 
 DAY_S, EVERY_S = 86_400, 2.0
-ROWS_A_CUT = 100
+ROWS_A_CUT = 1_000
 CUTS_KEPT = 1_800
 """An hour's, as a node keeps them that every table has taken."""
 KEEP_S = resident.KEEP_S_MIN
