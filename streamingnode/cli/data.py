@@ -179,7 +179,7 @@ def _tick_at(text: str) -> int:
         return time_to_tick(datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]]))
     moment = datetime.fromisoformat(text.removeprefix("@"))
     if moment.tzinfo is None:
-        raise InvalidArgument("the time may be in any zone: add Z, or +01:00")
+        raise InvalidArgument("the time may be in any zone — add Z, or +01:00")
     return time_to_tick(moment)
 
 
