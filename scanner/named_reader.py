@@ -162,10 +162,13 @@ class NamedReaders:
         try:
             await self.save(key, to)
         except StreamingNodeError as error:
-            if error.retryable != "indeterminate" and not was_in_doubt:
-                self._forget(key)
-                if before is not None:
+            if error.retryable != "indeterminate":  # nothing was done: the store has what it had, known or not
+                if before is None:
+                    del self._positions[key]
+                else:
                     self._positions[key] = before
+                if not was_in_doubt:
+                    self._in_doubt.discard(key)
             raise
 
     def _forget(self, key: str) -> None:

@@ -49,8 +49,8 @@ class CatalogChanges:
                     for info in self.channel.catalog.collections(dropped=True)
                     if (info.name, info.created_tick) == (definition.name, made.time_tick)
                 )
-            catalog = self.channel.catalog
             while True:  # once more for each time that others make it and drop it again meanwhile
+                catalog = self.channel.catalog  # a log that was reopened has another
                 existing = next((info for info in catalog.collections() if info.name == definition.name), None)
                 if existing is not None and if_not_exists:
                     _check_same(existing, definition)

@@ -229,7 +229,7 @@ class EmbeddedReading:
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
             await readers.delete_reader(ids[0], name)
-            if policy.start is not Start.ALL:
+            if policy.start is not Start.ALL or self._request.resume is not None:
                 raise
             await self._open()
 

@@ -1,5 +1,6 @@
 """Ending a transaction by its id when the first answer was lost: what the node says of it is what the log says."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from streamingnode.node import Node
 from streamingnode.opening import OpenNode
 from tests.failing_disk import FailingDisk, Fault
 from tests.parts_of import parts_of
+from wal.append import AppendGroup, AppendResult
 from wal.errors import Indeterminate
 from wal.lifecycle import ReopenOptions
 
@@ -87,3 +89,26 @@ async def test_transaction_that_ended_before_what_a_start_reads_is_not_said_to_b
         with pytest.raises(TransactionExpired):
             await node.commit_transaction(await node.consistent_tick())
         assert await keys(node) == [1]
+
+
+async def test_collection_that_others_made_in_the_next_term_is_found_and_not_asked_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch)
+    async with opened(tmp_path) as node:
+        await node.create_collection("a", SCHEMA, primary_key="key")
+        channel = parts_of(node).channel
+        append, before = channel.append, channel.catalog
+
+        async def overtaken(group: AppendGroup) -> AppendResult:
+            channel.append = append
+            disk.fail_at(1)
+            with suppress(Indeterminate):
+                await node.insert("a", [{"key": 1}])
+            await node.create_collection("b", SCHEMA, primary_key="key")
+            assert channel.catalog is not before
+            return await append(group)
+
+        channel.append = overtaken
+        made = await node.create_collection("b", SCHEMA, primary_key="key", if_not_exists=True, timeout=10)
+        assert made == node.collection("b")

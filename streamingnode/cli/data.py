@@ -247,8 +247,9 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
                 count = rows.num_rows
                 there = dict(zip(rows.column_names, rows.columns, strict=True))
                 own = pa.table({"_tick": [message.time_tick] * count, "_type": [_kind(part)] * count, **there})
+                shaped = pa.concat_tables([schema.empty_table(), own], promote_options="default")
                 with output.typed():
-                    stream.write_table(pa.concat_tables([schema.empty_table(), own], promote_options="default"))
+                    stream.write_table(shaped.combine_chunks())  # else the empty one is a batch, too
         output.flush()
 
     with pa.ipc.new_stream(output.binary(), schema) as stream:

@@ -23,7 +23,7 @@ from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import ACK, READ, TRANSACTION, Opened, ReadCall, TransactionCall, WireError
-from streamingnode.remote.link import Link
+from streamingnode.remote.link import Link, LinkState
 from streamingnode.remote.queue import RemoteChannels, RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import FIRST_EPOCH, WireResult, frame_of
@@ -318,30 +318,40 @@ class RemoteReading:
         self._stream = 0
         self._taken_bytes = 0
         self._is_closed = False
+        self._is_open = False
+        """Whether frames come, as far as those that were taken say."""
         self._opened_on = 0
         """The connection that the stream is on."""
 
     async def open(self) -> int:
         """Find the place to start, at the node."""
-        frame = None
+        self._is_open, frame = False, None  # also for who cancels this: the next call opens another stream
         while frame is None:
             await self._link.wait_ready()
             self._frames = asyncio.Queue()
             self._stream = self._link.open_stream(self._request, READ.name, self._frames.put_nowait)
-            frame = await self._next_frame()
+            try:
+                frame = await self._next_frame()
+            except asyncio.CancelledError:
+                self._link.end(self._stream)
+                raise
         if frame.kind != FrameKind.OPENED:
             self._link.end(self._stream)
             raise frame.value(WireError).error()
         opened: Opened = frame.value(Opened)
-        self._opened_on = self._link.connections
+        self._is_open, self._opened_on = True, self._link.connections
         if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
             self._request = msgspec.structs.replace(self._request, resume=StartingPoint(opened.position, opened.tick))
         return opened.acknowledged_position
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next, over the next connection where this one is lost."""
-        while (frame := await self._next_frame()) is None:
-            await self._open_again()
+        frame = None
+        while frame is None:
+            if not self._is_open:
+                await self._open_again()
+            frame = await self._next_frame()
+            self._is_open = frame is not None
         if frame.kind == FrameKind.ERROR:
             raise frame.value(WireError).error()
         batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
@@ -361,7 +371,7 @@ class RemoteReading:
                 await self._link.call_of(ACK.name, self._stream, position, tick)
                 return
             except (Indeterminate, InvalidArgument):
-                if self._opened_on == self._link.connections:
+                if self._opened_on == self._link.connections and self._link.state is LinkState.READY:
                     raise
                 await self._open_again()  # acknowledging twice is the same as once
 

@@ -98,9 +98,13 @@ class PlainRows:
         taken, size_bytes, columns = [], 0, self._columns
         try:
             for row in rows:
+                if (
+                    not are_keys and len(row) != columns
+                ):  # before its cells are asked for: a dict may make what it lacks
+                    return None
                 cells = (row,) if are_keys else self._cells(row)
                 row_bytes = self._size_of(cells)
-                if not row_bytes or not (are_keys or len(row) == columns):
+                if not row_bytes:
                     return None
                 size_bytes += row_bytes
                 taken.append(cells)

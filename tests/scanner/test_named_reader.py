@@ -359,6 +359,10 @@ async def test_a_move_that_failed_leaves_the_reader_where_it_was() -> None:
     with pytest.raises(Indeterminate):
         await readers.move(1, "billing", to)
     assert readers.lease("p0") == START.position, "it may be in the store, or not: the lower place is held"
+    store.failures = [StorageFailed("no")]
+    with pytest.raises(StorageFailed):
+        await readers.move(1, "billing", ReaderPosition("p0", START.wal_name, 0, 0))
+    assert known(readers).position == START, "a move that was refused for certain takes no effect, whatever is in doubt"
     store.writes.clear()
     await readers.open({1}, "billing", start=START)
     assert store.writes, "and written again before it is used"

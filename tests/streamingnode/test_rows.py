@@ -2,6 +2,7 @@
 
 import datetime as dt
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -311,6 +312,12 @@ def test_row_that_does_not_fit_is_named(row: dict[str, object], column: str, tex
     error = refusal([good, row, good])
     assert (error.column, error.row) == (column, 1)
     assert text in str(error)
+
+
+def test_a_dict_that_makes_what_it_lacks_is_refused_and_left_as_it_is() -> None:
+    row = defaultdict(float, {"id": 1, "item": "tea"})
+    assert refusal([row]).column == "amount"
+    assert dict(row) == {"id": 1, "item": "tea"}
 
 
 def test_row_behind_the_first_batch_is_named_by_its_place_in_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:

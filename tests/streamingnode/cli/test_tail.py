@@ -92,7 +92,9 @@ def test_arrow_has_the_rows_and_keys_with_tick_and_type(
     with place.open() as node:
         upserted = node.upsert(place.orders, [{"id": 3, "item": "milk"}]).time_tick
     assert main(["tail", *place.arguments, place.orders, "--from", "-2", "-o", "arrow"]) == 0
-    found = pa.ipc.open_stream(io.BytesIO(capfdbinary.readouterr().out)).read_all()
+    with pa.ipc.open_stream(io.BytesIO(capfdbinary.readouterr().out)) as stream:
+        found = pa.Table.from_batches(batches := list(stream))
+    assert all(batch.num_rows for batch in batches)
     assert found.to_pylist() == [
         {"_tick": ticks[2], "_type": "insert", "id": 3, "item": "tea"},
         {"_tick": upserted, "_type": "delete", "id": 3, "item": None},

@@ -12,6 +12,7 @@ from streamingnode.errors import (
     Unreachable,
 )
 from streamingnode.remote import link as link_module
+from streamingnode.remote.link import LinkState
 from tests.failing_disk import FailingDisk
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.client_cases import (
@@ -105,6 +106,40 @@ async def test_a_message_can_be_acknowledged_after_a_cut() -> None:
             await client.consistent_tick()
             await messages.ack(message)
             assert (await anext(messages)).time_tick > message.time_tick
+
+
+async def test_an_acknowledgement_under_way_at_a_cut_is_repeated() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        await served.owner.insert("c", rows(1))
+        async with client.read("c", name="billing", types=[sn.MessageType.INSERT]) as messages:
+            message, lost = await anext(messages), list[Passing]()
+
+            def passes(frame: Passing) -> bool:
+                if frame.kind != FrameKind.CALL or lost:
+                    return True
+                lost.append(frame)
+                served.proxy.cut()
+                return False
+
+            served.proxy.on_frame = passes
+            await messages.ack(message)
+            assert lost
+        assert [reader.tick for reader in await client.readers()] == [message.time_tick]
+
+
+async def test_a_read_that_is_given_up_while_the_node_is_away_can_be_asked_again() -> None:
+    """What waits with a deadline, as `batches` does, gives up now and then; what it had met stays met."""
+    async with node_behind_proxy() as served, served.client(give_up_s=30) as client:
+        async with client.read("c", sn.DeliverPolicy.latest(), types=[sn.MessageType.INSERT]) as messages:
+            served.proxy.is_refusing = True
+            served.proxy.cut()
+            await until(lambda: link_of(client).state is not LinkState.READY)
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(anext(messages), 0.02)
+            served.proxy.is_refusing = False
+            await client.insert("c", rows(1))
+            assert (await asyncio.wait_for(anext(messages), 10)).num_rows == 1
 
 
 async def test_a_reader_of_a_node_that_stays_away_ends_with_a_typed_error() -> None:

@@ -237,6 +237,7 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
         ("read", ReadCall(info.id, "all", None, number, None, INSERTS, None, 1)),
         ("read", ReadCall(info.id, "all", None, None, None, (cast("MessageType", number % 2**31),), None, 1)),
         ("read", ReadCall(info.id, "all", None, None, None, INSERTS, StartingPoint(number, number), 1)),
+        ("read", ReadCall(info.id, "all", None, None, "r", INSERTS, StartingPoint(min(number, 0), 0), 1)),
         ("read", ReadCall(info.id, "all", None, None, None, INSERTS, None, number)),
         ("ack", AckCall(number if number >= 0 else 1, 1, 1)),
         ("snapshot", ["c", number]),
