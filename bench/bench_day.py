@@ -1,7 +1,7 @@
 """A table after a day of small cuts, one every two seconds, taken by an ingest that stays. Long.
 
-Each of 43,200 rounds takes a real cut into a real table, one after the other without a pause, so the day passes in less than
-an hour, and what goes by age (old versions, files that none needs, cuts that are taken) has ages that are as much shorter.
+Each of 43,200 rounds takes a real cut into a real table, one after the other without a pause, so the day passes in an hour
+or two, and what goes by age (old versions, files that none needs, cuts that are taken) has ages that are as much shorter.
 In the end all rows are written once more, in files as large as the ingest makes them, and both are scanned by Spark in turn.
 
     python -m bench.bench_day --scale 1
