@@ -149,7 +149,10 @@ class IdempotencyInterceptor(Interceptor):
         return None
 
     def _refuse_fenced(self, tries: Sequence[_Try], pack: Pack) -> None:
-        """Let those leave whose producer has no next sequence: it may have been fenced since, and others share the pack."""
+        """Let those leave whose producer has no next sequence: it may have been fenced since, and others share the pack.
+
+        Raises what is wrong with messages, which come alone.
+        """
         for attempt in tries:
             group, stamp = attempt.write, attempt.stamp
             if group.pack is pack and not stamp.sequence:
@@ -157,6 +160,8 @@ class IdempotencyInterceptor(Interceptor):
                     self.window.check_epoch(stamp)  # `settled` knows only what is under way
                     self._places.check_drawable(stamp.producer_id)
                 except StreamingNodeError as error:
+                    if pack.messages:  # a commit, whose session has to hear of it
+                        raise
                     pack.leave(group, error)
 
     def _draw(self, tries: Sequence[_Try], pack: Pack) -> None:

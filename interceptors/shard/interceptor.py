@@ -64,6 +64,8 @@ class ShardManager(Interceptor):
 
     def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
         """Check and stamp what is appended; what does not fit, or lacks a segment, changes nothing."""
+        if pack.check is not None:
+            pack.check(pack)
         if pack.has_packed_rows:
             return self._append_rows(pack, append)
         changes, header, offsets, missing = decide(self.state, pack.messages, self._bodies_of, tick=pack.time_tick)
@@ -77,10 +79,8 @@ class ShardManager(Interceptor):
         return append(pack)  # nothing to do afterwards: the state takes the pack in at the next look
 
     async def _append_rows(self, pack: Pack, append: AppendPack) -> None:
-        state, stamped = self.state, len(pack.groups)
+        state = self.state
         pack.drop_cancelled()
-        if pack.check is not None:
-            pack.check(pack)
         self._refuse_misfits(pack)
         if not pack.groups:
             return
@@ -95,8 +95,6 @@ class ShardManager(Interceptor):
         # From here on nothing fails, and nothing suspends before the log has the pack.
         transactions = [group.is_transaction for group in groups]
         pack.take_rows(lay_out(pieces, transactions, encoded, next_offsets=state.next_offsets, segments=segments))
-        if len(groups) < stamped:
-            pack.stamp(pack.time_tick, pack.last_confirmed)  # again, since some have left
         self._pending = (pack, pack.message_count, None)
         await append(pack)
 

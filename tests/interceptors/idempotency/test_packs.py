@@ -11,7 +11,15 @@ from interceptors.chain import Redo
 from interceptors.errors import CollectionNotFound, ProducerFenced, SequenceTooOld
 from interceptors.recovery import recover
 from interceptors.shard.catalog import CollectionInfo
-from tests.interceptors.live_channel import LiveChannel, delete, group_of, insert, settle_tasks
+from tests.interceptors.live_channel import (
+    LiveChannel,
+    commit,
+    delete,
+    group_of,
+    insert,
+    insert_body,
+    settle_tasks,
+)
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, Overloaded
 from wal.headers import MessageType
@@ -99,6 +107,28 @@ async def test_fenced_and_forgotten_writes_are_refused_alone(channel: LiveChanne
     assert isinstance(too_old, SequenceTooOld)
     assert isinstance(new, AppendResult)
     assert await rows_in(channel) == [4]
+
+
+async def test_commit_that_waits_while_its_producer_is_opened_again_is_refused_and_rolled_back(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel)
+    txn_id = await channel.begin()
+    channel.log.hold()
+    body = asyncio.get_running_loop().create_task(channel.append(insert_body(info, txn_id=txn_id)))
+    await settle_tasks()
+    next_write = group_of(commit(txn_id), producer=ProducerStamp(FEED, 1, NEXT))
+    committing = asyncio.get_running_loop().create_task(channel.append_group(next_write))
+    await settle_tasks()
+    channel.idempotency.window.fence(FEED, 2)
+    await channel.idempotency.settled(FEED)  # the new owner is told of its last sequence now
+    channel.log.release()
+    await body
+    with pytest.raises(ProducerFenced):
+        await committing
+    assert await channel.txn.roll_back_due(channel.append_group) == 1
+    assert MessageType.COMMIT_TXN not in await channel.types()
+    assert (await sequences_in(channel), channel.txn.sessions) == ([], ())
 
 
 async def test_retry_of_a_write_under_way_leaves_its_pack_which_does_not_wait_for_it(channel: LiveChannel) -> None:
