@@ -338,8 +338,8 @@ class LockInterceptor(Interceptor):
                 # Before anybody else gets the vchannels: no transaction spans a change of what it writes to.
                 if exclusive and pack.ticket is not None:
                     self._overtake([name for name, _ in held], pack.time_tick)
-        finally:
-            self._release(held, exclusive=exclusive)
+        finally:  # locks of dropped vchannels go: by who drops them, and by who is refused because that was first
+            self._release(held, idle_go=exclusive or pack.ticket is None or pack.refused > 0)
 
     def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
         """Return the groups of a pack whose locks are busy, none when all are."""
@@ -364,16 +364,16 @@ class LockInterceptor(Interceptor):
                 held.append((name, lock))
             if not waited or names == self._names_of(pack):
                 return
-            self._release(held, exclusive=exclusive)  # a transaction grew onto another vchannel meanwhile
+            self._release(held, idle_go=False)  # a transaction grew onto another vchannel meanwhile
 
     def _names_of(self, pack: Pack) -> Sequence[str]:
         scope = self._scope_of(pack)
         # One order for all, so that no two appends wait for each other.
         return scope if len(scope) == 1 else sorted(set(scope))
 
-    def _release(self, held: list[tuple[str, RWLock]], *, exclusive: bool) -> None:
+    def _release(self, held: list[tuple[str, RWLock]], *, idle_go: bool) -> None:
         while held:
             name, lock = held.pop()
             lock.release()
-            if exclusive and lock.idle:  # a dropped vchannel must not leave its lock behind
+            if idle_go and lock.idle:
                 del self._locks[name]

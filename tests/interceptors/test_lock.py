@@ -220,6 +220,24 @@ async def test_dropped_vchannels_leave_no_locks_behind() -> None:
     assert not bench.lock._locks
 
 
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others that are written"])
+async def test_writes_that_come_after_the_drop_leave_no_locks_of_dropped_vchannels_behind(others: bool) -> None:
+    bench, dropping, late = Bench(), drop(A), rows(A)
+    pack = pack_of(late, rows(B)) if others else pack_of(late)
+    tasks = [bench.start(dropping), bench.start(pack)]
+    await settle()
+    bench.rest.let_out(dropping)
+    await settle()
+    pack.leave(late, AlreadyExists("dropped"))
+    if not others:
+        bench.rest.let_out(pack, AlreadyExists("dropped"))
+    else:
+        bench.rest.let_out(pack)
+    await asyncio.wait(tasks)
+    tasks[1].exception()
+    assert not bench.lock._locks
+
+
 async def test_uncontended_append_does_not_suspend() -> None:
     with pytest.raises(StopIteration):
         Bench().lock.do_append(insert(A, B), at_once).send(None)
