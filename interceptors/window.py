@@ -89,7 +89,8 @@ class Places:
             return held
         self._held[write] = known = _Held(place, self._dead.append)
         known.write = write
-        self.reach(*write)
+        if write[0] < CLIENT_PRODUCER_IDS:  # clients number their writes by themselves
+            self.reach(*write)
         return place
 
     def _drop_dead(self) -> None:
@@ -225,15 +226,16 @@ class Window:
                     self.add(stamp, result)
 
     def settle(self, producer_id: int, sequence: int) -> None:
-        """Forget the results of a client's writes below a sequence: it has been told of them, and never asks again."""
+        """Forget the results of a client's writes below a sequence, which it was told of, but for those that are held."""
         known = self.producers.get(producer_id)
         if known is not None and known.floor < sequence - 1:
-            settled = bisect_left(known.sequences, sequence)
-            for each in known.sequences[:settled]:
-                del known.results[each]
-            del known.sequences[:settled]
-            self.results -= settled
             known.floor = sequence - 1
+            settled = bisect_left(known.sequences, sequence)
+            kept = [each for each in known.sequences[:settled] if (producer_id, each) in self.held]
+            for each in set(known.sequences[:settled]).difference(kept):
+                del known.results[each]
+            self.results -= settled - len(kept)
+            known.sequences[:settled] = kept
 
     def keep_only(self, producer_ids: Collection[int]) -> None:
         """Forget all other producers but the clients, which go by age."""

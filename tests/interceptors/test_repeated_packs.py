@@ -9,9 +9,9 @@ from interceptors.shard.catalog import CollectionInfo
 from tests.interceptors.live_channel import Fails, group_of, insert, settle_tasks
 from tests.interceptors.live_wal import FEED, LiveWal
 from wal.append import AppendGroup, AppendResult, Pack
-from wal.errors import StorageFull
+from wal.errors import Indeterminate, StorageFull
 from wal.headers import MessageType
-from wal.position import ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS, ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
@@ -50,6 +50,24 @@ async def test_groups_of_a_pack_that_failed_hear_one_result_each_and_are_in_the_
         ticks = [message.time_tick for message in await live.channel.messages() if message.type is MessageType.INSERT]
         assert [result.time_tick for result in results] == ticks[1:]
         assert live.wal.status.reopened == 1
+
+
+async def test_write_that_is_still_repeated_when_its_client_was_told_of_it_otherwise_is_not_written_again() -> None:
+    async with LiveWal.open() as live:
+        info, stamp = await created(live), ProducerStamp(CLIENT_PRODUCER_IDS + 1, 1, 5)
+        await live.wal.append(group_of(insert(info, 10)))
+        pack = Pack([group_of(insert(info, 1), producer=stamp)])
+        live.fail_once(Fails.LOST)
+        with pytest.raises(Indeterminate) as failed:
+            await live.channel.append_pack(pack)
+        # Its connection was lost, so the client sent it over another one, and heard.
+        result = await live.wal.append(group_of(insert(info, 1), producer=stamp))
+        live.channel.idempotency.window.settle(stamp.producer_id, 6)
+        pack.try_again(failed.value)
+        (group,) = pack.groups
+        await live.channel.append_pack(pack)
+        assert group.result() == result
+        assert await rows_in(live) == [10, 1]
 
 
 class Script:

@@ -7,7 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.window import Places, ProducerLimits, Window, decode_window, encode_window
 from wal.append import AppendResult
-from wal.position import MemoryMessageId, Place, ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS, MemoryMessageId, Place, ProducerStamp
 from wal.timetick import add_ms, compose_tick, physical_ms
 
 LIMITS = ProducerLimits(results_per_producer_max=4, results_max=9, results_age_s=0.004)
@@ -234,3 +234,32 @@ def test_forgotten_producers_are_unknown_and_free_their_results() -> None:
     window.keep_only({2})
     assert (list(window.producers), window.results) == ([2], 1)
     assert window.last_sequence(1) == 0
+
+
+def test_what_a_client_was_told_of_is_forgotten_once_nobody_sends_it_any_more() -> None:
+    places, client_id = Places(), CLIENT_PRODUCER_IDS
+    window = Window(held=places)
+    stamps = [ProducerStamp(client_id, 1, sequence) for sequence in range(1, 6)]
+    place = places.hold(Place(stamps[1]))
+    for number, stamp in enumerate(stamps):
+        window.add(stamp, result_at(number))
+    window.settle(client_id, 4)
+    assert window.results == 3
+    assert [window.find(stamp) for stamp in (*stamps[1:2], *stamps[3:])] == list(map(result_at, (1, 3, 4)))
+    for stamp in (stamps[0], stamps[2]):
+        with pytest.raises(SequenceTooOld):
+            window.find(stamp)
+    del place
+    window.settle(client_id, 5)
+    assert window.results == 1
+    with pytest.raises(SequenceTooOld):
+        window.find(stamps[1])
+
+
+def test_places_keep_nothing_of_clients_whose_writes_nobody_sends_any_more() -> None:
+    places = Places()
+    places.reach(1, 0)
+    kept = len(places._last)
+    for client_id in range(CLIENT_PRODUCER_IDS, CLIENT_PRODUCER_IDS + 20):
+        places.hold(Place(ProducerStamp(client_id, 1, 3)))
+    assert (len(places), len(places._last)) == (0, kept)
