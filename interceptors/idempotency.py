@@ -8,7 +8,7 @@ what the log has of them it tells itself when it is opened again: so the ones th
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -76,8 +76,10 @@ class IdempotencyInterceptor(Interceptor):
         except BaseException as error:
             if pack.producer is not None and pack.producer.sequence:
                 self._hold(pack, pack.producer)
+            is_decided_later = isinstance(error, asyncio.CancelledError) and pack.ticket is not None
+            results = _results_in(pack) if is_decided_later and tries else {}
             for attempt in tries:
-                self._failed(attempt, pack, error)
+                self._failed(attempt, pack, error, results)
             raise
         pack.place = None
         for attempt in tries:
@@ -100,17 +102,13 @@ class IdempotencyInterceptor(Interceptor):
         """Settle what an earlier try of the whole pack has brought into the log."""
         known = self.window.find(stamp)
         if known is not None:
-            pack.producer = None
+            pack.producer, tried = None, pack.earlier
+            while tried is not None and (tried.ticket is None or tried.time_tick != known.time_tick):
+                tried = tried.earlier
+            assert tried is not None or pack.messages, "who repeats a pack has its tries"
+            results = {pack.groups[0]: known} if tried is None or pack.messages else _results_in(tried)
             for group in [group for group in pack.groups if group.producer is None]:
-                pack.leave(group, self._result_of_try(pack, group, known) if group.pieces else known)
-
-    def _result_of_try(self, pack: Pack, group: AppendGroup, known: AppendResult) -> AppendResult:
-        """Return the result of a group by that try of its pack which is the entry that is known."""
-        tried = pack.earlier
-        while tried is not None and (tried.ticket is None or tried.time_tick != known.time_tick):
-            tried = tried.earlier
-        assert tried is not None, "who repeats a pack has its tries"
-        return self._result_in(tried, group)
+                pack.leave(group, results[group])
 
     def _look(self, pack: Pack, tries: list[_Try]) -> _Try | None:
         """Begin the tries of a pack's named writes; those that are known are told, those under way wait for that outcome.
@@ -185,7 +183,9 @@ class IdempotencyInterceptor(Interceptor):
         if attempt.key is not None and self._under_way.get(attempt.key) is attempt:  # else it came nowhere near the log
             self._end(attempt, write.outcome)
 
-    def _failed(self, attempt: _Try, pack: Pack, error: BaseException) -> None:
+    def _failed(
+        self, attempt: _Try, pack: Pack, error: BaseException, results: Mapping[AppendGroup, AppendResult]
+    ) -> None:
         write, stamp = attempt.write, attempt.stamp
         if attempt.key is None or write.pack is not pack:
             self._ended(attempt)
@@ -196,9 +196,7 @@ class IdempotencyInterceptor(Interceptor):
         elif pack.ticket is None:
             self._end(attempt, None)  # it leaves no trace, and whoever waits for it comes next
         else:
-            # Now, because whoever appended it may use its messages again; shards and offsets are stamped for good.
-            result = self._result_in(pack, write)
-            pack.ticket.durable.add_done_callback(partial(self._decided, attempt, result))
+            pack.ticket.durable.add_done_callback(partial(self._decided, attempt, results[write]))
 
     def _hold(self, write: AppendGroup | Pack, stamp: ProducerStamp) -> None:
         """Hold a write whose outcome may be open: from here on whoever has it may send it again."""
@@ -225,9 +223,10 @@ class IdempotencyInterceptor(Interceptor):
         else:
             waiting.set_result(outcome)
 
-    def _result_in(self, pack: Pack, group: AppendGroup) -> AppendResult:
-        """Return the result of a group of a pack once the log has it synced."""
-        return replace(pack.results()[pack.groups.index(group)], durable=True)
+
+def _results_in(pack: Pack) -> dict[AppendGroup, AppendResult]:
+    """Return the results of the groups of a pack once the log has it synced."""
+    return dict(zip(pack.groups, [replace(result, durable=True) for result in pack.results()], strict=True))
 
 
 def _joined(

@@ -52,6 +52,40 @@ async def test_groups_of_a_pack_that_failed_hear_one_result_each_and_are_in_the_
         assert live.wal.status.reopened == 1
 
 
+@pytest.mark.parametrize("given_up", [False, True], ids=["known when it is repeated", "given up before it is decided"])
+async def test_results_of_a_pack_in_doubt_are_worked_out_once_and_not_for_each_of_its_groups(
+    given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, results_of = list[Pack](), Pack.results
+
+    def count(pack: Pack) -> list[AppendResult]:
+        made.append(pack)
+        return results_of(pack)
+
+    monkeypatch.setattr(Pack, "results", count)
+    async with LiveWal.open() as live:
+        info = await created(live)
+        await live.wal.append(group_of(insert(info, 10)))
+        groups = [group_of(insert(info, 1)) for _ in range(20)]
+        made.clear()
+        if given_up:
+            for sequence, group in enumerate(groups, 1):
+                group.producer = ProducerStamp(FEED, 1, sequence)
+            live.log.hold()
+            appending = asyncio.ensure_future(live.channel.append_pack(Pack(groups)))
+            await settle_tasks()
+            appending.cancel()
+            await settle_tasks()
+            live.log.release()
+            await live.channel.idempotency.settled(FEED)
+            assert len(live.channel.idempotency.window.producers[FEED].results) == 20
+        else:
+            live.fail_once(Fails.KEPT)
+            await asyncio.gather(*start(live, *groups))
+        assert sum(pack.has_packed_rows for pack in made) == 1
+        assert await rows_in(live) == [10] + [1] * 20
+
+
 async def test_write_that_is_still_repeated_when_its_client_was_told_of_it_otherwise_is_not_written_again() -> None:
     async with LiveWal.open() as live:
         info, stamp = await created(live), ProducerStamp(CLIENT_PRODUCER_IDS + 1, 1, 5)
