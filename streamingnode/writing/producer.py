@@ -3,7 +3,6 @@
 Each call is one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
 """
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable
 from functools import partial
@@ -16,6 +15,7 @@ from streamingnode.writing.write import Write, WriteResult, Writes, within
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument
 from wal.position import Place, ProducerStamp, check_sequence
+from wal.queue import Budget
 
 NOTE_BYTES_MAX = 4_096
 
@@ -34,33 +34,24 @@ class Outstanding:
     """
 
     def __init__(self, width: int) -> None:
-        self._width = width
+        self._span = Budget(width)
+        """Held: how many writes have begun from the oldest that is under way on."""
         self._next = 0
         self._numbers: OrderedDict[int, None] = OrderedDict()
         """Of those that are under way, the oldest first."""
-        self._turn = asyncio.Lock()
-        """Held by who is next to be let in; asyncio's is fair."""
-        self._left = asyncio.Event()
 
     async def enter(self) -> int:
         """Take a place, and return its number: 0 for the first, one more each time. Cancelling while it waits takes none."""
-        if self._turn.locked() or not self._has_room:
-            async with self._turn:
-                while not self._has_room:
-                    self._left.clear()
-                    await self._left.wait()
-        number, self._next = self._next, self._next + 1  # before anybody else may look
+        if not self._span.try_take(1):
+            await self._span.take(1)
+        number, self._next = self._next, self._next + 1
         self._numbers[number] = None
         return number
 
     def leave(self, number: int) -> None:
         """Give a place back: the outcome is known, or nobody waits for it any more."""
         del self._numbers[number]
-        self._left.set()
-
-    @property
-    def _has_room(self) -> bool:
-        return self._next - next(iter(self._numbers), self._next) < self._width
+        self._span.give_back(self._span.held_bytes - self._next + next(iter(self._numbers), self._next))
 
 
 class Producer:

@@ -300,6 +300,26 @@ async def test_write_that_comes_later_does_not_overtake_those_that_wait() -> Non
     assert await late == 2
 
 
+async def test_writes_that_come_while_several_are_let_in_do_not_overtake_them() -> None:
+    writes, order = Outstanding(2), list[str]()
+
+    async def enter(name: str) -> None:
+        await writes.enter()
+        order.append(name)
+
+    tasks = [asyncio.get_running_loop().create_task(enter(name)) for name in ("a", "b", "c", "d")]
+    await asyncio.sleep(0)
+    for place in (1, 0):  # the oldest one last: with it, room for both that wait
+        writes.leave(place)
+    for name in ("late", "later", "latest"):  # one in each turn of the event loop
+        tasks.append(asyncio.get_running_loop().create_task(enter(name)))
+        await asyncio.sleep(0)
+    await asyncio.wait(tasks[:4], timeout=1)
+    assert order == ["a", "b", "c", "d"]
+    for task in tasks:
+        task.cancel()
+
+
 @pytest.mark.parametrize("let_in", [False, True], ids=["while it waits", "as it is let in"])
 async def test_cancelled_wait_takes_no_place(let_in: bool) -> None:
     writes = Outstanding(1)
