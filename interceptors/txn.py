@@ -215,7 +215,7 @@ class TxnInterceptor(Interceptor):
         txn_id = pack.messages[0].txn_id
         session = self._session(txn_id)
         self._judge(session, session.vchannels)
-        if not session.request_commit():
+        if not session.request_commit(self.now_ms()):
             drained = self._drained.setdefault(txn_id, asyncio.get_running_loop().create_future())
             raise Redo(drained, waiting_for=f"the bodies of transaction {txn_id}")
         try:
