@@ -97,7 +97,7 @@ class TxnInterceptor(Interceptor):
         """By id: what a commit waits for whose bodies are on their way."""
         for begin, bodies in open_transactions:
             self._recover(begin, bodies, at_tick)
-        self._fences: dict[str, int] = dict(fences or {}) if self._sessions else {}
+        self._fences: Mapping[str, int] = fences or {}
         """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
 
     @property
@@ -251,8 +251,9 @@ class TxnInterceptor(Interceptor):
 
     def overtake(self, vchannels: Iterable[str], tick: int) -> None:
         """Let no session that began before the exclusive message at `tick` commit at its vchannels."""
-        if self._sessions:
-            self._fences.update(dict.fromkeys(vchannels, tick))
+        oldest_id = next(iter(self._sessions), tick)
+        spanned = {name: at for name, at in self._fences.items() if at > oldest_id}
+        self._fences = spanned | dict.fromkeys(vchannels, tick)
         for session in self._sessions.values():
             self._judge(session, session.vchannels)
 
@@ -330,8 +331,6 @@ class TxnInterceptor(Interceptor):
     def _forget(self, session: Session) -> None:
         del self._sessions[session.txn_id], self._begins[session.txn_id]
         self._memory.give_back(session.size_bytes)
-        if not self._sessions:
-            self._fences.clear()
 
     def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
         assert isinstance(begin.header, BeginTxnHeader)

@@ -229,13 +229,10 @@ class Window:
         """Forget the results of a client's writes below a sequence, which it was told of, but for those that are held."""
         known = self.producers.get(producer_id)
         if known is not None and known.floor < sequence - 1:
+            for each in known.sequences[: bisect_left(known.sequences, sequence)]:
+                if (producer_id, each) not in self.held:
+                    self._forget(known, each)
             known.floor = sequence - 1
-            settled = bisect_left(known.sequences, sequence)
-            kept = [each for each in known.sequences[:settled] if (producer_id, each) in self.held]
-            for each in set(known.sequences[:settled]).difference(kept):
-                del known.results[each]
-            self.results -= settled - len(kept)
-            known.sequences[:settled] = kept
 
     def keep_only(self, producer_ids: Collection[int]) -> None:
         """Forget all other producers but the clients, which go by age."""

@@ -95,6 +95,17 @@ async def test_commit_that_waits_longer_than_the_keepalive_for_its_segment_takes
     assert len(await transactions(channel)) == 1
 
 
+async def test_fences_that_no_open_transaction_may_span_are_forgotten_while_others_are_always_open(
+    channel: LiveChannel,
+) -> None:
+    txn_id = await channel.begin()
+    for number in range(20):
+        await channel.create_collection(f"c{number}")
+        before, txn_id = txn_id, await channel.begin()
+        await channel.rollback(before)
+    assert len(channel.txn._fences) <= 2
+
+
 async def test_timer_expires_what_no_client_asks_for(channel: LiveChannel) -> None:
     await channel.begin(10)
     await channel.begin(30)
