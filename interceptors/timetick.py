@@ -25,7 +25,8 @@ from wal.timetick import TickAllocator, add_ms
 INTERVAL_S = 0.2
 """How long an idle log may keep its readers waiting."""
 PROMISED_AHEAD_MS = 1_000
-"""An idle log syncs a page this often. The next opening's ticks begin above it, ahead of the clock by as much."""
+"""An idle log syncs a page this often. The next opening's ticks begin above it, ahead of the clock by as much, or by up to
+twice what the disk takes for one."""
 
 _log = event_log(__name__)
 
@@ -253,12 +254,14 @@ class TimeTickSyncOperator:
         Raises `OnShutdown` when an append in flight has no known outcome, and what keeps the store from promising.
         """
         await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
+        ahead_ms = PROMISED_AHEAD_MS
         while (mark := self._acks.mark()) is None:
             async with self._promising:
                 if (tick := self._acks.ticks.last) > self._acks.promised_tick:
-                    promised_tick = add_ms(tick, PROMISED_AHEAD_MS)
+                    promised_tick = add_ms(tick, ahead_ms)
                     await self._promise_tick(promised_tick)
                     self._acks.promised_tick = promised_tick
+            ahead_ms *= 2  # the clock is past it already when the disk took longer
         assert mark.confirmed is not None, "a mark is waited for"
         await asyncio.shield(mark.confirmed)
         return mark.tick

@@ -41,6 +41,17 @@ async def test_tick_that_cannot_be_promised_is_an_error_and_readers_hear_of_it_o
     assert await channel.sync_operator.sync() == channel.tail.confirmed_tick
 
 
+@pytest.mark.parametrize("promise_ms", [2 * PROMISED_AHEAD_MS, 5 * PROMISED_AHEAD_MS])
+async def test_disk_that_takes_longer_than_a_promise_reaches_ahead_does_not_keep_readers_from_ticks(
+    promise_ms: int,
+) -> None:
+    channel = TickChannel()
+    channel.promise_ms = promise_ms
+    tick = await asyncio.wait_for(channel.sync_operator.sync(), 1)
+    assert physical_ms(channel.promised[-1]) - physical_ms(tick) <= promise_ms, "no further ahead than needed"
+    assert len(channel.promised) <= 4
+
+
 async def test_calls_that_come_together_wait_for_one_promise() -> None:
     channel = TickChannel()
     ticks = await asyncio.gather(*(channel.sync_operator.sync() for _ in range(20)))

@@ -23,6 +23,8 @@ class TickChannel:
         self.tail.start(next_position=1, confirmed_tick=self.first_tick)
         self.promised: list[int] = []
         self.promise_refusal: Exception | None = None
+        self.promise_ms = 0
+        """How long the disk takes for one."""
         self.mvcc = MvccManager(self.first_tick)
         self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, tail=self.tail, mvcc=self.mvcc)
         self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise)
@@ -53,4 +55,5 @@ class TickChannel:
         if self.promise_refusal is not None:
             raise self.promise_refusal
         await asyncio.sleep(0)
+        self.clock.now_ms += self.promise_ms
         self.promised.append(tick)
