@@ -33,7 +33,7 @@ FINAL = (OnShutdown, ChannelFenced, Indeterminate, LogReopening, StorageFailed)
 
 
 async def repeat(step: Callable[[], Awaitable[object]], wanted: asyncio.Event, interval_s: float) -> None:
-    """Take a worker's step when it is wanted, and at an interval, until cancelled or until the log takes no more."""
+    """Take a worker's step when it is wanted, and at an interval, whatever it raises, until the log takes no more."""
     while True:
         with anyio.move_on_after(interval_s):
             await wanted.wait()
@@ -41,6 +41,8 @@ async def repeat(step: Callable[[], Awaitable[object]], wanted: asyncio.Event, i
             await step()
         except FINAL:
             return
+        except StreamingNodeError:
+            continue
 
 
 class Interceptor(ABC):

@@ -8,7 +8,7 @@ what the log has of them it tells itself when it is opened again: so the ones th
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +23,8 @@ from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
 from wal.log import LogStore
 from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
 from wal.runtime import carry_on
+
+_Results = dict[AppendGroup, AppendResult]
 
 
 class _Try(msgspec.Struct, eq=False):
@@ -105,8 +107,8 @@ class IdempotencyInterceptor(Interceptor):
             pack.producer, tried = None, pack.earlier
             while tried is not None and (tried.ticket is None or tried.time_tick != known.time_tick):
                 tried = tried.earlier
-            assert tried is not None or pack.messages, "who repeats a pack has its tries"
-            results = {pack.groups[0]: known} if tried is None or pack.messages else _results_in(tried)
+            assert tried is not None, "who repeats a pack has its tries"
+            results = _results_in(tried)
             for group in [group for group in pack.groups if group.producer is None]:
                 pack.leave(group, results[group])
 
@@ -147,10 +149,7 @@ class IdempotencyInterceptor(Interceptor):
         return None
 
     def _refuse_fenced(self, tries: Sequence[_Try], pack: Pack) -> None:
-        """Let those leave whose producer has no next sequence: it may have been fenced since, and others share the pack.
-
-        Raises what is wrong with messages, which come alone.
-        """
+        """Let those leave whose producer may write no more, fenced since or at its last sequence; messages raise."""
         for attempt in tries:
             group, stamp = attempt.write, attempt.stamp
             if group.pack is pack and not stamp.sequence:
@@ -158,7 +157,7 @@ class IdempotencyInterceptor(Interceptor):
                     self.window.check_epoch(stamp)  # `settled` knows only what is under way
                     self._places.check_drawable(stamp.producer_id)
                 except StreamingNodeError as error:
-                    if pack.messages:  # a commit, whose session has to hear of it
+                    if pack.messages:  # its session has to hear of it
                         raise
                     pack.leave(group, error)
 
@@ -183,9 +182,7 @@ class IdempotencyInterceptor(Interceptor):
         if attempt.key is not None and self._under_way.get(attempt.key) is attempt:  # else it came nowhere near the log
             self._end(attempt, write.outcome)
 
-    def _failed(
-        self, attempt: _Try, pack: Pack, error: BaseException, results: Mapping[AppendGroup, AppendResult]
-    ) -> None:
+    def _failed(self, attempt: _Try, pack: Pack, error: BaseException, results: _Results) -> None:
         write, stamp = attempt.write, attempt.stamp
         if attempt.key is None or write.pack is not pack:
             self._ended(attempt)
@@ -224,7 +221,7 @@ class IdempotencyInterceptor(Interceptor):
             waiting.set_result(outcome)
 
 
-def _results_in(pack: Pack) -> dict[AppendGroup, AppendResult]:
+def _results_in(pack: Pack) -> _Results:
     """Return the results of the groups of a pack once the log has it synced."""
     return dict(zip(pack.groups, [replace(result, durable=True) for result in pack.results()], strict=True))
 

@@ -25,8 +25,7 @@ from wal.timetick import TickAllocator, add_ms
 INTERVAL_S = 0.2
 """How long an idle log may keep its readers waiting."""
 PROMISED_AHEAD_MS = 1_000
-"""An idle log syncs a page this often. The next opening's ticks begin above it, ahead of the clock by as much, or by up to
-twice what the disk takes for one."""
+"""An idle log syncs a page this often. The next opening's ticks begin so far ahead, or twice as far as a sync takes long."""
 
 _log = event_log(__name__)
 

@@ -252,8 +252,9 @@ class TxnInterceptor(Interceptor):
     def overtake(self, vchannels: Iterable[str], tick: int) -> None:
         """Let no session that began before the exclusive message at `tick` commit at its vchannels."""
         oldest_id = next(iter(self._sessions), tick)
-        spanned = {name: at for name, at in self._fences.items() if at > oldest_id}
-        self._fences = spanned | dict.fromkeys(vchannels, tick)
+        self._fences = {name: at for name, at in self._fences.items() if at > oldest_id} | dict.fromkeys(
+            vchannels, tick
+        )
         for session in self._sessions.values():
             self._judge(session, session.vchannels)
 

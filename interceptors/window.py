@@ -17,7 +17,7 @@ import msgspec
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from wal.append import AppendResult, results_of
 from wal.codec import decode_versioned
-from wal.entry import LogEntry, PackedRows, Visible
+from wal.entry import LogEntry, Visible, messages_of
 from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
 from wal.position import CLIENT_PRODUCER_IDS, SEQUENCE_MAX, MessageId, Place, ProducerStamp, message_id_kind
@@ -303,16 +303,15 @@ class Window:
 
 def result_of_entry(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult:
     """Return the result of a synced entry as a whole; `visible` is what readers see because of it."""
+    if entry.rows is not None:
+        place = entry.first_position, entry.count, entry.time_tick, entry.last_confirmed_position
+        return AppendResult(message_id_kind(entry.rows.wal_name), *place)
     row_offsets: dict[str, tuple[int, int]] = {}
-    for message in visible:
-        for part in () if isinstance(message, PackedRows) else message.bodies:
-            if isinstance(part.header, InsertHeader):
-                first, count = row_offsets.get(part.vchannel, (part.header.first_offset, 0))
-                row_offsets[part.vchannel] = first, count + part.header.rows
-    kind = message_id_kind(entry.messages[0].wal_name if entry.rows is None else entry.rows.wal_name)
-    txn_id = entry.messages[0].txn_id if entry.messages else 0
-    first, last_confirmed = entry.first_position, entry.last_confirmed_position
-    return AppendResult(kind, first, entry.count, entry.time_tick, last_confirmed, txn_id, row_offsets)
+    for part in (part for message in messages_of(visible) for part in message.bodies):
+        if isinstance(part.header, InsertHeader):
+            first, count = row_offsets.get(part.vchannel, (part.header.first_offset, 0))
+            row_offsets[part.vchannel] = first, count + part.header.rows
+    return results_of(entry, [row_offsets])[0]
 
 
 # --- in a checkpoint: MessagePack with a format number, see docs/format.md --------------------------------------------

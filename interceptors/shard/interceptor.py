@@ -238,18 +238,13 @@ class SealWorker:
         await repeat(partial(self.seal_due, append), self._manager.segment_full, SEAL_INTERVAL_S)
 
     async def seal_due(self, append: Append) -> int:
-        """Seal what is due now, in one group; return how many. Raises the errors of `FINAL`."""
+        """Seal what is due now, in one group; return how many. Raises what an append does: perhaps a cut was first."""
         self._manager.segment_full.clear()
         segments = self._manager.state.segments.values()
         messages = []
         for segment, reason in due_seals(segments, self._manager.limits, tick=self._last_tick()):
             header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, reason)
             messages.append(MutableMessage(MessageType.FLUSH, header, segment.vchannel))
-        try:
-            if messages:
-                await append(AppendGroup(messages))
-        except FINAL:
-            raise
-        except StreamingNodeError:  # a cut or a drop was first; the next look will tell
-            return 0
+        if messages:
+            await append(AppendGroup(messages))
         return len(messages)

@@ -116,7 +116,8 @@ async def test_refused_seal_is_left_to_the_next_look() -> None:
     async with LiveChannel.open() as channel:
         await channel.append(insert(await channel.create_collection("a"), 1))
         channel.now_ms += 86_400_000 + 1
-        assert await channel.sealer.seal_due(Refuse(StorageFull("disk", 1, 2))) == 0
+        with pytest.raises(StorageFull):
+            await channel.sealer.seal_due(Refuse(StorageFull("disk", 1, 2)))
         assert await channel.sealer.seal_due(channel.append_group) == 1
 
 
