@@ -251,10 +251,8 @@ class TxnInterceptor(Interceptor):
 
     def overtake(self, vchannels: Iterable[str], tick: int) -> None:
         """Let no session that began before the exclusive message at `tick` commit at its vchannels."""
-        oldest_id = next(iter(self._sessions), tick)
-        self._fences = {name: at for name, at in self._fences.items() if at > oldest_id} | dict.fromkeys(
-            vchannels, tick
-        )
+        oldest = next(iter(self._sessions), tick)
+        self._fences = {name: at for name, at in self._fences.items() if at > oldest} | dict.fromkeys(vchannels, tick)
         for session in self._sessions.values():
             self._judge(session, session.vchannels)
 

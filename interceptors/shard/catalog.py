@@ -7,6 +7,7 @@ known until `forget_below`, because cuts name it and readers of older entries ne
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMismatch
 from wal.errors import AlreadyExists, InvalidArgument
@@ -177,7 +178,7 @@ class Catalog:
         if info is None or info.dropped_tick:
             return None
         del self._ids[info.name]
-        self._put(msgspec.structs.replace(info, dropped_tick=tick))
+        self._put(replace(info, dropped_tick=tick))
         return info
 
     def create_partition(self, header: CreatePartitionHeader, tick: int) -> None:
@@ -186,18 +187,16 @@ class Catalog:
         if info is None or info.dropped_tick or any(each.id == header.partition_id for each in info.partitions):
             return
         added = PartitionInfo(header.partition_id, header.name, tick)
-        self._put(msgspec.structs.replace(info, partitions=(*info.partitions, added)))
+        self._put(replace(info, partitions=(*info.partitions, added)), (added,))
 
     def drop_partition(self, header: DropPartitionHeader, tick: int) -> bool:
         """Mark a partition as dropped; return False if no such partition lives."""
         info = self._collections.get(header.collection_id)
         if info is None or not self.is_writable(info.vchannels[0], header.partition_id):
             return False
-        partitions = tuple(
-            msgspec.structs.replace(each, dropped_tick=tick) if each.id == header.partition_id else each
-            for each in info.partitions
-        )
-        self._put(msgspec.structs.replace(info, partitions=partitions))
+        gone = header.partition_id
+        partitions = tuple(replace(each, dropped_tick=tick) if each.id == gone else each for each in info.partitions)
+        self._put(replace(info, partitions=partitions), [each for each in partitions if each.id == gone])
         return True
 
     def forget_below(self, tick: int) -> None:
@@ -208,15 +207,16 @@ class Catalog:
                 continue
             kept = tuple(each for each in info.partitions if not 0 < each.dropped_tick < tick)
             if len(kept) < len(info.partitions):
-                self._collections[info.id] = msgspec.structs.replace(info, partitions=kept)
+                self._collections[info.id] = replace(info, partitions=kept)
 
-    def _put(self, info: CollectionInfo) -> None:
+    def _put(self, info: CollectionInfo, changed: Iterable[PartitionInfo] | None = None) -> None:
+        """Keep a collection of which these partitions are other than before, None for all."""
         self.version += 1
         self._collections[info.id] = info
         if not info.dropped_tick:
             self._ids[info.name] = info.id
         for vchannel in info.vchannels:
-            for partition in info.partitions:
+            for partition in info.partitions if changed is None else changed:
                 if info.dropped_tick or partition.dropped_tick:
                     self._writable.pop((vchannel, partition.id), None)
                 else:

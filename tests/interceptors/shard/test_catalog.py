@@ -36,6 +36,28 @@ def test_collection_is_found_by_name_and_by_id() -> None:
     assert (info.created_tick, info.dropped_tick) == (10, 0)
 
 
+def test_change_of_one_partition_does_not_go_over_all_others() -> None:
+    class Counting(dict[tuple[str, int], tuple[int, int]]):
+        changes = 0
+
+        def __setitem__(self, key: tuple[str, int], value: tuple[int, int]) -> None:
+            self.changes += 1
+            super().__setitem__(key, value)
+
+        def pop(self, key: tuple[str, int], default: object = None) -> None:  # type: ignore[override]
+            self.changes += 1
+            super().pop(key, None)
+
+    made = catalog(*[CreatePartitionHeader(1, number, f"p{number}") for number in range(3, 53)])
+    made._writable = counted = Counting(made._writable)
+    made.create_partition(CreatePartitionHeader(1, 60, "one more"), tick=20)
+    assert counted.changes == len(CREATE.vchannels)
+    assert made.drop_partition(DropPartitionHeader(1, 30), tick=21)
+    assert counted.changes == 2 * len(CREATE.vchannels)
+    writable = [number for number in range(2, 61) if made.is_writable("p0_1v1", number)]
+    assert writable == [*range(2, 30), *range(31, 53), 60]
+
+
 def test_schema_is_kept_after_the_drop() -> None:
     made = catalog()
     made.drop_collection(DropCollectionHeader(1), tick=20)
