@@ -25,7 +25,7 @@ from streamingnode.schema import check_schema, decode_schema, python_type
 from wal.errors import InvalidArgument
 from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
-from wal.rows import Piece, ShardRows
+from wal.rows import Piece, RowTarget, ShardRows
 from wal.shard_hash import shards_of
 
 Kind = Literal["insert", "upsert", "delete"]
@@ -288,17 +288,26 @@ class WriteTarget:
         return (self.deletes, inserts) if kind == "upsert" else (inserts,)
 
 
-def messages_of(pieces: Sequence[Piece], txn_id: int) -> list[MutableMessage]:
-    """Return pieces as bodies of an open transaction, which goes into the log before its commit."""
-    messages = []
-    for piece in pieces:
-        target = piece.target
-        for part, (shard, payload, _, counts) in enumerate(target.encode([piece.rows])):
+def messages_of(pieces: Iterable[Piece], txn_id: int, *, together_bytes: int = 0) -> Iterator[MutableMessage]:
+    """Yield pieces as bodies of an open transaction; up to so many bytes for one target that follow each other are one."""
+    for target, rows in _runs(pieces, together_bytes):
+        for part, (shard, payload, _, counts) in enumerate(target.encode(rows)):
             count = sum(counts)
             header = (
                 InsertHeader(target.collection_id, target.partition_id, target.schema_version, count, part=part)
                 if target.type is MessageType.INSERT
                 else DeleteHeader(target.collection_id, count, part=part)
             )
-            messages.append(MutableMessage(target.type, header, target.vchannels[shard], payload, txn_id))
-    return messages
+            yield MutableMessage(target.type, header, target.vchannels[shard], payload, txn_id)
+
+
+def _runs(pieces: Iterable[Piece], bytes_max: int) -> Iterator[tuple[RowTarget, list[Any]]]:
+    target, run, size_bytes = None, list[Any](), 0
+    for piece in pieces:
+        if target is not None and (piece.target is not target or size_bytes + piece.size > bytes_max):
+            yield target, run
+            run, size_bytes = [], 0
+        target, size_bytes = piece.target, size_bytes + piece.size
+        run.append(piece.rows)
+    if target is not None:
+        yield target, run

@@ -189,10 +189,8 @@ class Transaction:
 
     def _buffer(self, pieces: Sequence[Piece], *, first: bool = True) -> bool:
         """Buffer pieces; return False when what is buffered has to be streamed first."""
-        size_bytes = messages = 0
-        for piece in pieces:
-            size_bytes += piece.size
-            messages += min(len(piece.rows), len(piece.target.vchannels))
+        size_bytes = sum([piece.size for piece in pieces])
+        messages = sum([min(len(piece.rows), len(piece.target.vchannels)) for piece in pieces])
         is_full = (
             self._bodies_bytes + size_bytes > self._bodies_bytes_max or self._messages + messages > self._bodies_max
         )
@@ -229,7 +227,9 @@ class Transaction:
         pieces = self._pieces
         if pieces:
             self._drop_bodies()  # they count as the session's from its append on
-            for messages in messages_within(messages_of(pieces, self._txn_id), self._writes.limits.group_bytes_max):
+            bytes_max = self._writes.limits.group_bytes_max
+            bodies = messages_of(pieces, self._txn_id, together_bytes=bytes_max // 2)
+            for messages in messages_within(bodies, bytes_max):
                 await self._writes.append(AppendGroup(messages))
 
     def _drop_bodies(self) -> None:

@@ -5,7 +5,7 @@ memory holds one. All rows are checked, and all sizes known, before the first ap
 """
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
@@ -120,11 +120,9 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
     def group(self, pieces: Sequence[Piece]) -> AppendGroup:
         """Return the group that writes pieces."""
         if self.txn_id:
-            return AppendGroup(messages_of(pieces, self.txn_id))
+            return AppendGroup([*messages_of(pieces, self.txn_id)])
         is_transaction = self.kind == "upsert"
-        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
-        for piece in pieces:
-            size_bytes += piece.size
+        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction + sum([piece.size for piece in pieces])
         return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
@@ -132,7 +130,7 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         return sum([piece.size for piece in self.pieces(rows)])
 
 
-def messages_within(messages: Sequence[MutableMessage], bytes_max: int) -> Iterator[list[MutableMessage]]:
+def messages_within(messages: Iterable[MutableMessage], bytes_max: int) -> Iterator[list[MutableMessage]]:
     """Yield messages, in order, in groups of at most `bytes_max`: rows that were to go together take more each by itself."""
     group: list[MutableMessage] = []
     size_bytes = 0

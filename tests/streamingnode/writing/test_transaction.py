@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import groupby
 
 import anyio
 import pyarrow as pa
@@ -15,7 +16,7 @@ from streamingnode.writing.write import nothing_at
 from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of, writes_on
 from wal.append import AppendGroup
 from wal.errors import StorageFull
-from wal.headers import MessageType
+from wal.headers import DML, MessageType
 from wal.queue import Budget, PendingBytes
 
 pytestmark = pytest.mark.anyio
@@ -106,6 +107,28 @@ async def test_transaction_is_streamed_once_its_messages_are_more_than_a_group_t
         assert bool(txn._txn_id) is streamed
     assert max(len(group.messages) for group in transactions.log.groups) <= 10
     assert [row["id"] for row in transactions.log.rows(SCHEMA)] == list(range(inserts))
+
+
+@pytest.mark.parametrize("collection", ["orders", "sharded"])
+async def test_small_calls_of_a_streamed_transaction_that_follow_each_other_share_bodies(
+    transactions: Transactions, collection: str
+) -> None:
+    async with transactions.begin(group_messages_max=10_000) as txn:
+        for key in range(1_500):
+            await txn.insert(collection, [{"id": key, "item": "a"}])
+        await txn.delete(collection, [1_499])
+        await txn.delete(collection, [1_498])
+        await txn.insert(collection, pa.table({"id": [1_500], "item": ["a"]}, schema=SCHEMA))
+        await txn.insert(collection, [{"id": 1_501, "item": "a"}])
+    bodies = [message for message in transactions.log.messages if message.type in DML]
+    assert txn._txn_id
+    assert len(bodies) < 50
+    assert all(group.size_bytes <= GROUP_BYTES_MAX for group in transactions.log.groups)
+    ids = [row["id"] for row in transactions.log.rows(SCHEMA)]
+    assert (len(ids), set(ids)) == (1_502, set(range(1_502)))
+    assert ids == list(range(1_502)) or collection == "sharded"
+    kinds = [kind for kind, _ in groupby(message.type for message in bodies)]
+    assert kinds == [MessageType.INSERT, MessageType.DELETE, MessageType.INSERT]
 
 
 async def test_messages_of_every_shard_count_when_a_transaction_is_streamed(transactions: Transactions) -> None:
