@@ -83,12 +83,13 @@ class TxnInterceptor(Interceptor):
         fences: Mapping[str, int] | None = None,
         commits: Commits | None = None,
         now_ms: Callable[[], int] = steady_ms,
+        is_awaited: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._failed = asyncio.Event()
         """Set when a session needs a rollback in the log."""
         self._limits = limits
         self._memory = memory
-        self.now_ms = now_ms
+        self.now_ms, self._is_awaited = now_ms, is_awaited
         self._commits = Commits() if commits is None else commits
         self._sessions: dict[int, Session] = {}
         self._begins: dict[int, Pack | int] = {}
@@ -215,7 +216,7 @@ class TxnInterceptor(Interceptor):
         txn_id = pack.messages[0].txn_id
         session = self._session(txn_id)
         self._judge(session, session.vchannels)
-        if not session.request_commit(self.now_ms()):
+        if not session.request_commit():
             drained = self._drained.setdefault(txn_id, asyncio.get_running_loop().create_future())
             raise Redo(drained, waiting_for=f"the bodies of transaction {txn_id}")
         try:
@@ -312,7 +313,10 @@ class TxnInterceptor(Interceptor):
         """Fail the session if its time is over or a fence is above its begin; the transition that follows raises."""
         if session.state not in OPEN:
             return
-        if failure := session.due(self.now_ms()):
+        failure = session.due(self.now_ms())
+        if failure is Failure.EXPIRED and self._is_awaited(session.txn_id):
+            failure = None  # who waits for room or a segment is not idle, however long the disk takes
+        if failure is not None:
             self._fail(session, failure)
         elif any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels):
             self._fail(session, Failure.OVERTAKEN)

@@ -56,10 +56,6 @@ OPEN = frozenset({_S.IN_FLIGHT, _S.ON_COMMIT})
 """A session may still fail: it is in nobody else's hands."""
 
 
-COMMIT_WAIT_MS = 30_000
-"""As long as its append waits for bodies or a segment: who waits for a commit is not idle; who gave up is forgotten then."""
-
-
 class Failure(Enum):
     """Why a transaction may not commit any more; the value is the reason its rollback carries."""
 
@@ -90,7 +86,7 @@ class Session:
     keepalive_ms: int
     limits: TxnLimits
     begun_ms: int
-    active_ms: int  # when its last body was acknowledged, or its commit asked for
+    active_ms: int  # when its last body was acknowledged
     state: SessionState = SessionState.IN_FLIGHT
     failure: Failure | None = None
     in_flight: int = 0
@@ -123,8 +119,7 @@ class Session:
         if now_ms - self.begun_ms >= self.limits.age_s_max * 1000:
             return Failure.TOO_OLD
         # Not while a body is on its way: a slow disk is no idle client.
-        idle_ms_max = self.keepalive_ms if self.state is _S.IN_FLIGHT else max(self.keepalive_ms, COMMIT_WAIT_MS)
-        if not self.in_flight and now_ms - self.active_ms >= idle_ms_max:
+        if not self.in_flight and now_ms - self.active_ms >= self.keepalive_ms:
             return Failure.EXPIRED
         return None
 
@@ -159,11 +154,10 @@ class Session:
             self.active_ms = max(self.active_ms, acknowledged_ms)
         return not self.in_flight
 
-    def request_commit(self, now_ms: int) -> bool:
+    def request_commit(self) -> bool:
         """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on their way."""
         # Asked again after a wait, and by a client whose first commit gave up waiting: the first handed over is the commit.
         self.apply(SessionEvent.COMMIT)
-        self.active_ms = now_ms
         if self.in_flight:
             return False
         self.apply(SessionEvent.HAND_OVER)

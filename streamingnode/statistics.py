@@ -266,7 +266,7 @@ def node_statistics(
         at_ms=at_ms,
         uptime_s=time.monotonic() - opened_s,
         log=channel.wal.status,
-        appends=appends.statistics(in_flight=channel.wal.in_flight),
+        appends=appends.statistics(in_flight=sum([len(pack.groups) for pack in channel.wal.in_flight])),
         ticks=TickStatistics(
             last=channel.ticks.last,
             confirmed=confirmed_tick,

@@ -105,7 +105,8 @@ class Wal:
         self._observer, self._explain = observer, explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
-        self._in_flight: set[Pack] = set()
+        self.in_flight: set[Pack] = set()
+        """The appends that have begun and not ended, those without a listener too."""
         self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
@@ -140,10 +141,9 @@ class Wal:
             last_error=self._last_error,
         )
 
-    @property
-    def in_flight(self) -> int:
-        """How many appends have begun and not ended, those without a listener too."""
-        return sum(len(pack.groups) for pack in self._in_flight)
+    def awaits(self, txn_id: int) -> bool:
+        """Whether an append of a transaction has begun and not ended."""
+        return any(pack.messages and pack.messages[0].txn_id == txn_id for pack in self.in_flight)
 
     # --- the append, from end to end --------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Wal:
             detached = pack.has_books_to_close
             pack.stamp_wal_term(self.term)
             pack.refused = 0
-            self._in_flight.add(pack)
+            self.in_flight.add(pack)
             try:
                 await (self._run_detached(term, pack) if detached else term.append(pack))
                 status = "ok"
@@ -270,8 +270,8 @@ class Wal:
             raise
 
     def _ended(self, pack: Pack) -> None:
-        self._in_flight.discard(pack)
-        if not self._in_flight:
+        self.in_flight.discard(pack)
+        if not self.in_flight:
             self._drained.set()
 
     # --- who waits for a log that failed ----------------------------------------------------------------------------------
@@ -465,7 +465,7 @@ class Wal:
 
     async def _end_term(self) -> None:
         await self._term.close()
-        while self._in_flight:
+        while self.in_flight:
             self._drained.clear()
             await self._drained.wait()
         self._term.end()

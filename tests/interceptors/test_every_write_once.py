@@ -172,7 +172,7 @@ async def check(clients: Clients) -> None:
             in_log = {sequence: result for sequence, result in in_log.items() if sequence in known.results}
         assert known.results == in_log
     assert live.channel.idempotency._under_way == {}
-    assert live.wal.in_flight == 0
+    assert not live.wal.in_flight
     assert live.wal.packer._memory.held_bytes == 0
 
 

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from interceptors.errors import CollectionNotFound, InvalidTransactionState, TransactionExpired
-from interceptors.txn_session import COMMIT_WAIT_MS, TxnLimits
+from interceptors.txn_session import TxnLimits
 from tests.interceptors.live_channel import (
     Limits,
     LiveChannel,
@@ -211,7 +211,7 @@ async def test_commit_given_up_and_not_repeated_is_rolled_back_by_expiry(channel
             await settle_tasks()
             patience.cancel_scope.cancel()
         channel.log.release()
-    channel.pass_ms(COMMIT_WAIT_MS)
+    channel.pass_ms(10_001)
     assert await channel.txn.roll_back_due(channel.append_group) == 1
     assert await transactions(channel) == []
 

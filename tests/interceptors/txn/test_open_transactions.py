@@ -80,21 +80,6 @@ async def test_only_a_body_that_was_acknowledged_extends_the_keepalive(channel: 
     assert expired == (0 if ends == "acknowledged" else 1)
 
 
-async def test_commit_that_waits_longer_than_the_keepalive_for_its_segment_takes_place(channel: LiveChannel) -> None:
-    info = await channel.create_collection("a")
-    txn_id = await channel.begin(10)
-    await channel.append(insert_body(info, txn_id=txn_id))
-    channel.log.hold()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(channel.commit, txn_id)
-        await settle_tasks()
-        assert (await channel.types())[-1] is MessageType.CREATE_SEGMENT
-        channel.pass_ms(50)  # a slow disk
-        channel.txn.expire()
-        channel.log.release()
-    assert len(await transactions(channel)) == 1
-
-
 async def test_fences_that_no_open_transaction_may_span_are_forgotten_while_others_are_always_open(
     channel: LiveChannel,
 ) -> None:

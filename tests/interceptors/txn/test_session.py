@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import (
     CLIENT_EVENTS,
-    COMMIT_WAIT_MS,
     TRANSITIONS,
     Failure,
     Session,
@@ -46,15 +45,6 @@ def test_session_with_a_body_on_its_way_is_not_idle() -> None:
     assert busy.due(T0_MS + 1000) is None
 
 
-def test_session_whose_commit_waits_is_not_idle_until_its_caller_must_have_given_up() -> None:
-    asked = session(keepalive_ms=10)
-    asked.add_bodies([BODY])
-    assert not asked.request_commit(T0_MS + 9)
-    asked.bodies_ended(None)
-    assert asked.due(T0_MS + 9 + COMMIT_WAIT_MS - 1) is None
-    assert asked.due(T0_MS + 9 + COMMIT_WAIT_MS) is Failure.EXPIRED
-
-
 def test_age_ends_a_session_even_with_a_body_on_its_way() -> None:
     busy = session(age_s_max=1)
     busy.add_bodies([BODY])
@@ -78,7 +68,7 @@ def test_failed_session_stays_so_and_says_why(failure: Failure, error: type[Exce
         with pytest.raises(error, match=failure.value):
             failed.add_bodies([BODY])
         with pytest.raises(error, match=failure.value):
-            failed.request_commit(T0_MS + 1)
+            failed.request_commit()
     assert failed.bodies == []
     assert failed.in_flight == 0
 
@@ -86,21 +76,21 @@ def test_failed_session_stays_so_and_says_why(failure: Failure, error: type[Exce
 def test_commit_waits_for_bodies_on_their_way_and_takes_no_more() -> None:
     busy = session()
     busy.add_bodies([BODY])
-    assert not busy.request_commit(T0_MS + 1)
+    assert not busy.request_commit()
     with pytest.raises(InvalidTransactionState):
         busy.add_bodies([BODY])
     assert busy.bodies_ended(T0_MS + 1)
-    assert busy.request_commit(T0_MS + 1)
+    assert busy.request_commit()
 
 
 def test_commit_may_be_asked_for_again_until_it_is_handed_over() -> None:
     busy = session()
     busy.add_bodies([BODY])
-    assert not busy.request_commit(T0_MS + 1)
+    assert not busy.request_commit()
     busy.bodies_ended(T0_MS + 1)
-    assert busy.request_commit(T0_MS + 1)
+    assert busy.request_commit()
     with pytest.raises(InvalidTransactionState):
-        busy.request_commit(T0_MS + 1)
+        busy.request_commit()
 
 
 def test_commit_sent_back_out_of_place_is_a_bug() -> None:

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 import streamingnode as sn
+from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.writing.write import WriteResult
@@ -158,3 +159,56 @@ async def test_writes_of_a_pack_whose_outcome_stays_open_are_all_indeterminate(
             found = (await contents(node)).keys()
             assert found >= {-1, 9}
             assert found <= {-1, 9, *range(4)}
+
+
+# --- transactions whose appends wait are not idle ---------------------------------------------------------------------
+
+
+def pass_s(node: sn.Node, seconds: int) -> None:
+    """Let time pass by which transactions are idle, and expire those that have been for too long."""
+    transactions = parts_of(node).channel.term.transactions
+    now_ms = transactions.now_ms
+    transactions.now_ms = lambda: now_ms() + 1_000 * seconds
+    transactions.expire()
+
+
+@pytest.mark.parametrize("ends", ["body", "commit"])
+async def test_transaction_whose_append_waits_for_room_longer_than_its_keepalive_goes_on(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch)
+    small = {"log.queue_bytes_max": 4_096, "wal.group_bytes_max": 4_096, "cut_interval_s": None}
+    with anyio.fail_after(HANGS_S):
+        async with sn.open_node(tmp_path / "node", config=load_config(arguments=small)) as node:
+            await node.create_collection("c", SCHEMA, primary_key="id")
+            await node.insert("c", rows(1))
+            txn_id = await node.begin_transaction()
+            await node.insert("c", rows(2), txn_id=txn_id)
+            disk.gate.clear()
+            before = await start(*(node.insert("c", rows(key, item="x" * 3_000)) for key in range(10, 13)))
+            call = node.insert("c", rows(3), txn_id=txn_id) if ends == "body" else node.commit_transaction(txn_id)
+            (waiting,) = await start(call)
+            pass_s(node, 60)
+            disk.gate.set()
+            await asyncio.gather(*before, waiting)
+            if ends == "body":
+                await node.commit_transaction(txn_id)
+            assert (await contents(node)).keys() >= {1, 2}
+
+
+async def test_transaction_whose_commit_waits_for_a_segment_is_idle_only_once_that_is_given_up(held: Held) -> None:
+    await held.node.create_collection("new", SCHEMA, primary_key="id")
+    txn_ids = [await held.node.begin_transaction() for _ in range(2)]
+    for key, txn_id in enumerate(txn_ids):
+        await held.node.insert("new", rows(key), txn_id=txn_id)
+    held.hold()
+    kept, given_up = await start(*(held.node.commit_transaction(txn_id) for txn_id in txn_ids))
+    pass_s(held.node, 60)
+    given_up.cancel()
+    await turns()
+    pass_s(held.node, 1)
+    held.let_go()
+    await kept
+    with pytest.raises(TransactionExpired):
+        await held.node.commit_transaction(txn_ids[1])
+    assert (await held.found("new")).keys() == {0}
