@@ -158,11 +158,10 @@ class Scanner:
         self._closing.check_open()
         source = await self.open()
         while True:
-            batch = self._next_released(source)
-            if batch is not None:
+            if (batch := self._next_released(source)) is not None:
                 return batch
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)  # one that is raised again and again would keep all frames
             if self._released:
                 # A batch's worth was passed over, and nothing may come that would have the rest looked at.
                 await asyncio.sleep(0)
@@ -184,7 +183,11 @@ class Scanner:
             self._released.extend(self._reorder.pop_until(read.confirmed_tick))
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()  # who gets no scanner closes none
+            raise
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
