@@ -230,7 +230,7 @@ class Scanner:
             size_bytes += entry.size_bytes
             if selected and isinstance(selected[-1], TransactionMessage):
                 size_bytes += selected[-1].size_bytes
-            self._resume_position = entry.last_confirmed_position
+            self._resume_position = max(self._resume_position, entry.last_confirmed_position)  # never back
             self._next_position = entry.last_position + 1
         if not released and self._failure is None:
             tick = max(tick, self._reorder.last_tick)

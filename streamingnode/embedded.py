@@ -179,13 +179,13 @@ class EmbeddedReading:
 
     @property
     def start(self) -> StartingPoint:
-        """Where another reading would begin as this one did, once it is open."""
+        """Where another reading would go on, or begin as this one did, once it is open."""
         assert self._scanner is not None, "open comes first"
         return self._scanner.place
 
     async def open(self) -> int:
         """Find the place to start."""
-        self._channel.check_passed(self._request.policy.at, self._request.until)
+        self._channel.check_passed(self._request.policy.at, self._request.until, *self._request.resume or ())
         await self._open()
         return 0 if self._named is None else self._named.position.position
 
@@ -197,6 +197,8 @@ class EmbeddedReading:
     async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place."""
         assert self._named is not None, "only a named reader keeps its place"
+        if position > self.start.position or tick > self.start.after_tick:
+            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
         await self._named.ack(position, tick)
 
     async def close(self) -> None:

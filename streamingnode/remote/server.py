@@ -71,8 +71,6 @@ class Stream(msgspec.Struct, eq=False):
     reading: EmbeddedReading
     credit_bytes: int
     granted: Signal = msgspec.field(default_factory=Signal)
-    upto: tuple[int, int] = (0, 0)
-    """Position and tick up to which all was sent."""
 
     async def spend(self, size_bytes: int) -> None:
         """Return once there is any credit left, and take so much of it: the last batch may exceed it."""
@@ -313,7 +311,6 @@ class Session:
                 batch = await reading.next_batch()
                 payload = encode_batch(batch)
                 await stream.spend(sum(map(len, payload)))
-                stream.upto = batch.resume_position, batch.confirmed_tick
                 await self.connection.send_long(FrameKind.MESSAGES, number, *payload)
         finally:
             self._streams.pop(number, None)
@@ -323,8 +320,6 @@ class Session:
         stream = self._streams.get(call.stream)
         if stream is None or stream.reading.place is None:
             raise InvalidArgument("no named reader is open here — open it again")
-        if call.position > max(stream.upto[0], stream.reading.place.position) or call.tick > stream.upto[1]:
-            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
         await stream.reading.ack(call.position, call.tick)
 
 
