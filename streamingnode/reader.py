@@ -85,12 +85,12 @@ class CollectionReader:
         try:
             self._held_position = await self._explained(self._reading.open())
         except BaseException:
-            await outlast(self.close())
+            await self.close()
             raise
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await outlast(self.close())  # waits at most for one read, and one small write of the reader's position
+        await self.close()
 
     def __aiter__(self) -> Self:
         return self
@@ -112,20 +112,25 @@ class CollectionReader:
         """Yield messages of up to `max_rows` rows together, each batch at most `max_wait_s` after its first message.
 
         A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
-        Writes that went into the log together become objects only when a batch is looked into.
+        Writes that went into the log together become objects only when a batch is looked into. Cancelling loses nothing:
+        what was gathered is what the reader gives next. An error comes after it.
         """
         if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(max_wait_s, Real) or not max_wait_s >= 0:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
         while await self._has_more():
             parts: list[ReadMessage | ReadRows] = []
             rows = 0
-            with anyio.move_on_after(max_wait_s):
-                while rows < max_rows and await self._has_more():
-                    part = self._next_part(max_rows - rows, alone=not parts)
-                    if part is None:
-                        break
-                    parts.append(part)
-                    rows += part.num_rows or 1
+            try:
+                with anyio.move_on_after(max_wait_s), suppress(StreamingNodeError):  # it comes again with the next look
+                    while rows < max_rows and await self._has_more():
+                        part = self._next_part(max_rows - rows, alone=not parts)
+                        if part is None:
+                            break
+                        parts.append(part)
+                        rows += part.num_rows or 1
+            except BaseException:
+                self._ready.extendleft(reversed(parts))
+                raise
             yield ReadBatch(parts)
 
     def _next_part(self, max_rows: int, *, alone: bool) -> ReadMessage | ReadRows | None:
@@ -151,7 +156,8 @@ class CollectionReader:
     async def ack(self, message: ReadMessage) -> None:
         """Start after `message` next time: durable when this returns; truncation stays behind it.
 
-        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name.
+        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name, and for what
+        it has not delivered yet.
         """
         if not self._open:
             raise self._not_open()
@@ -163,14 +169,16 @@ class CollectionReader:
             raise InvalidArgument(
                 f"{message.last_confirmed} is no position in this node's log — acknowledge what this reader delivered"
             )
-        upto = self._passed if self._passed and message.time_tick == self._last_tick else message
+        if self._passed is None or message.time_tick > self._passed.time_tick:
+            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
+        upto = self._passed if message.time_tick == self._last_tick else message
         await self._explained(self._move(upto))
 
     async def close(self) -> None:
-        """End the reader; idempotent."""
+        """End the reader, also when this is cancelled: else its name would stay in use. Idempotent."""
         self._open = False
         self._ready.clear()
-        await self._reading.close()
+        await outlast(self._reading.close())  # waits at most for one read, and small writes of the reader's position
 
     async def _explained(self, call: Awaitable[T]) -> T:
         try:

@@ -211,11 +211,9 @@ class AppendMeter:
             self._bytes.add(size_bytes, at_s)
             for kind, count, rows, payload_bytes in parts:
                 of = self._by_type[kind]
-                of.messages, of.rows, of.payload_bytes = (
-                    of.messages + count,
-                    of.rows + rows,
-                    of.payload_bytes + payload_bytes,
-                )
+                of.messages += count
+                of.rows += rows
+                of.payload_bytes += payload_bytes
                 of.seconds.record(seconds, count)
                 of.message_bytes.record(payload_bytes / count, count)
 
