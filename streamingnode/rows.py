@@ -327,8 +327,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for index in required:
-        if (column := batch.column(index)).null_count:
-            check_nulls(column, schema.names[index], first_row)
+        check_nulls(batch.column(index), schema.names[index], first_row)
     return batch
 
 

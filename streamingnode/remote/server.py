@@ -304,9 +304,7 @@ class Session:
         try:
             await reading.open()
             stream = self._streams[number] = Stream(reading, call.credit_bytes)
-            place = reading.place
-            acknowledged = (0, 0) if place is None else (place.position, place.tick)
-            self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *acknowledged))
+            self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *reading.place))
             while True:
                 batch = await reading.next_batch()
                 payload = encode_batch(batch)
@@ -318,7 +316,7 @@ class Session:
 
     async def _ack(self, call: calls.AckCall) -> None:
         stream = self._streams.get(call.stream)
-        if stream is None or stream.reading.place is None:
+        if stream is None or not stream.reading.place.position:
             raise InvalidArgument("no named reader is open here — open it again")
         await stream.reading.ack(call.position, call.tick)
 
