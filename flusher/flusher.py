@@ -147,6 +147,8 @@ class Flusher:
                 tasks.start_soon(self._retain)
                 await self._keep_running()
                 tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:
+            raise decisive(errors) from None  # as it is: who hears of it is told what failed, not where
         finally:
             if self.state in ALIVE:
                 self._enter(FlusherState.CLOSED)
@@ -162,10 +164,10 @@ class Flusher:
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
-                raise self._failure or OnShutdown("the flusher is closed")
+                raise (self._failure or OnShutdown("the flusher is closed")).with_traceback(None)  # or frames add up
             is_new_fault = self._faults > faults
             if is_new_fault and self._short is not None:
-                raise self._short
+                raise self._short.with_traceback(None)
             if is_new_fault and not self._file_faults:  # of the log
                 faults = self._faults
                 await self._context.log_is_back()
@@ -217,10 +219,8 @@ class Flusher:
         )
 
     async def _retain(self) -> None:
-        is_open = True
-        while is_open:
+        while await _try(self.enforce_retention(), "retention_failed"):  # noqa: ASYNC110 - it is work, not a look
             await sleep(self._context.options.retention.interval_s)
-            is_open = await _try(self.enforce_retention(), "retention_failed")
 
     async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
         """Make room before appends have to be refused, until the log is closed. `request_cut` as in `CutSchedule.run`."""

@@ -143,7 +143,8 @@ class NamedReaders:
                 return False
             self._in_doubt.add(key)
             await self._store.put_meta({key: None})
-            self._forget(key)
+            del self._positions[key]
+            self._in_doubt.discard(key)
             return True
 
     async def _move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
@@ -170,10 +171,6 @@ class NamedReaders:
                 if not was_in_doubt:
                     self._in_doubt.discard(key)
             raise
-
-    def _forget(self, key: str) -> None:
-        del self._positions[key]
-        self._in_doubt.discard(key)
 
     def _key(self, collections: Collection[int], name: str) -> str:
         live = self._live()
@@ -239,10 +236,10 @@ class NamedReader:
             writing.result()
 
     async def close(self) -> None:
-        """Wait for the write in flight and let the name be opened again; idempotent."""
+        """Wait for the acks under way, each with its write, and let the name be opened again; idempotent."""
         self._closed = True
-        if self._writing is not None:
-            await asyncio.wait((self._writing,))
+        while (writing := self._writing) is not None and not writing.done():
+            await asyncio.wait((writing,))  # who waits for the next write begins it before this goes on
         self._readers.release(self._key)
 
     async def _write(self) -> None:

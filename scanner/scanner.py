@@ -158,11 +158,10 @@ class Scanner:
         self._closing.check_open()
         source = await self.open()
         while True:
-            batch = self._next_released(source)
-            if batch is not None:
+            if (batch := self._next_released(source)) is not None:
                 return batch
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)  # one that is raised again and again would keep all frames
             if self._released:
                 # A batch's worth was passed over, and nothing may come that would have the rest looked at.
                 await asyncio.sleep(0)
@@ -184,7 +183,11 @@ class Scanner:
             self._released.extend(self._reorder.pop_until(read.confirmed_tick))
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            await self.close()  # who gets no scanner closes none
+            raise
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
@@ -227,7 +230,7 @@ class Scanner:
             size_bytes += entry.size_bytes
             if selected and isinstance(selected[-1], TransactionMessage):
                 size_bytes += selected[-1].size_bytes
-            self._resume_position = entry.last_confirmed_position
+            self._resume_position = max(self._resume_position, entry.last_confirmed_position)  # never back
             self._next_position = entry.last_position + 1
         if not released and self._failure is None:
             tick = max(tick, self._reorder.last_tick)

@@ -12,7 +12,7 @@ from flusher.flusher import Flusher
 from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy, Start, StartingPoint
-from scanner.named_reader import NamedReader, NamedReaders, ReaderPosition
+from scanner.named_reader import NamedReader, NamedReaders
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.backend import ReadRequest
 from streamingnode.care.backup import Upkeep
@@ -173,21 +173,21 @@ class EmbeddedReading:
         self._named: NamedReader | None = None
 
     @property
-    def place(self) -> ReaderPosition | None:
-        """Where a named reader resumes, durably."""
-        return None if self._named is None else self._named.position
+    def place(self) -> StartingPoint:
+        """Where a named reader resumes, durably; position 0 for another."""
+        return StartingPoint(0, 0) if self._named is None else self._named.position.start
 
     @property
     def start(self) -> StartingPoint:
-        """Where another reading would begin as this one did, once it is open."""
+        """Where another reading would go on, or begin as this one did, once it is open."""
         assert self._scanner is not None, "open comes first"
         return self._scanner.place
 
     async def open(self) -> int:
         """Find the place to start."""
-        self._channel.check_passed(self._request.policy.at, self._request.until)
+        self._channel.check_passed(self._request.policy.at, self._request.until, *self._request.resume or ())
         await self._open()
-        return 0 if self._named is None else self._named.position.position
+        return self.place.position
 
     async def next_batch(self) -> ScanBatch:
         """Return what comes next."""
@@ -197,12 +197,13 @@ class EmbeddedReading:
     async def ack(self, position: int, tick: int) -> None:
         """Move a named reader's place."""
         assert self._named is not None, "only a named reader keeps its place"
+        if position > self.start.position or tick > self.start.after_tick:
+            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
         await self._named.ack(position, tick)
 
     async def close(self) -> None:
         """End it; idempotent."""
-        scanner, self._scanner = self._scanner, None
-        named, self._named = self._named, None
+        scanner, named, self._scanner, self._named = self._scanner, self._named, None, None
         if scanner is not None:
             await scanner.close()
         if named is not None:

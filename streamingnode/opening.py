@@ -66,10 +66,9 @@ def open_node(
     socket, with what `connect` says of lost connections. Settings have to be the same everywhere.
 
     Opening waits up to 5 s for a command that has the directory, which then hands it over. It raises `AlreadyOwned` (with
-    the pid) while another process has it, `UnsupportedFormat` for one of a
-    newer release, `Corrupt` for damage, `StorageFailed` or `StorageFull` when the disk does not serve, and
-    `InvalidArgument` for settings or a backup. Closing lets what was begun finish first; what is acknowledged stays. It may
-    be done by another task than the one that opened the node.
+    the pid) while another process has it, `UnsupportedFormat` for one of a newer release, `Corrupt` for damage,
+    `StorageFailed` or `StorageFull` when the disk does not serve, and `InvalidArgument` for settings or a backup. Closing
+    lets what was begun finish first; what is acknowledged stays. It may be done by another task than the one that opened it.
     """
     if config is not None and (settings or config_file is not None):
         raise InvalidArgument("config= is all settings at once — leave out the others, or pass them without config=")

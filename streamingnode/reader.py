@@ -6,7 +6,7 @@ delivered acknowledges the quiet after it too, and a reader that has nothing to 
 
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import groupby
 from numbers import Real
@@ -85,12 +85,12 @@ class CollectionReader:
         try:
             self._held_position = await self._explained(self._reading.open())
         except BaseException:
-            await outlast(self.close())
+            await self.close()
             raise
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        await outlast(self.close())  # waits at most for one read, and one small write of the reader's position
+        await self.close()
 
     def __aiter__(self) -> Self:
         return self
@@ -104,42 +104,45 @@ class CollectionReader:
     async def next_messages(self) -> list[ReadMessage]:
         """Return the next messages, at least one, without waiting for more; an empty list at the end."""
         await self._has_more()
-        parts = list(self._ready)
-        self._ready.clear()
-        return list(ReadBatch(parts))
+        return list(self._take_ready())
 
     async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[ReadBatch]:
         """Yield messages of up to `max_rows` rows together, each batch at most `max_wait_s` after its first message.
 
         A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
-        Writes that went into the log together become objects only when a batch is looked into.
+        Writes that went into the log together become objects only when a batch is looked into. Cancelling loses nothing:
+        what was gathered is what the reader gives next. An error comes after it.
         """
         if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(max_wait_s, Real) or not max_wait_s >= 0:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
         while await self._has_more():
-            parts: list[ReadMessage | ReadRows] = []
-            rows = 0
-            with anyio.move_on_after(max_wait_s):
-                while rows < max_rows and await self._has_more():
-                    part = self._next_part(max_rows - rows, alone=not parts)
-                    if part is None:
-                        break
-                    parts.append(part)
-                    rows += part.num_rows or 1
-            yield ReadBatch(parts)
+            rows = sum([part.num_rows or 1 for part in self._ready])
+            with anyio.move_on_after(max_wait_s), suppress(StreamingNodeError):  # it comes again with the next look
+                while rows < max_rows and not self._ended:
+                    rows += await self._read_on()
+            if parts := self._take_rows(max_rows):  # else it was closed meanwhile
+                yield ReadBatch(parts)
 
-    def _next_part(self, max_rows: int, *, alone: bool) -> ReadMessage | ReadRows | None:
-        """Take what is ready, of up to so many rows, or one message of more if it is `alone`; None for nothing that fits."""
-        first = self._ready[0]
-        if (first.num_rows or 1) <= max_rows:
-            return self._ready.popleft()
-        if isinstance(first, ReadRows):
-            fitting, rest = first.split(max_rows)
-            if fitting is not None:
+    def _take_rows(self, rows_max: int) -> list[ReadMessage | ReadRows]:
+        """Take what is ready, of up to so many rows together, or one message of more."""
+        taken: list[ReadMessage | ReadRows] = []
+        while self._ready and rows_max > 0:
+            first = self._ready.popleft()
+            if (first.num_rows or 1) > rows_max:
+                fitting, rest = first.split(rows_max) if isinstance(first, ReadRows) else (None, first)
                 assert rest is not None, "it has more rows than fit"
-                self._ready[0] = rest
-                return fitting
-        return self._take_message() if alone else None
+                self._ready.appendleft(rest)
+                if fitting is None:
+                    return taken or [self._take_message()]
+                first = fitting
+            taken.append(first)
+            rows_max -= first.num_rows or 1
+        return taken
+
+    def _take_ready(self) -> Iterator[ReadMessage]:
+        """Yield the messages that are there, and take none that is not asked for."""
+        while self._ready:
+            yield self._take_message()
 
     def _take_message(self) -> ReadMessage:
         first = self._ready.popleft()
@@ -151,7 +154,8 @@ class CollectionReader:
     async def ack(self, message: ReadMessage) -> None:
         """Start after `message` next time: durable when this returns; truncation stays behind it.
 
-        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name.
+        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name, and for what
+        it has not delivered yet.
         """
         if not self._open:
             raise self._not_open()
@@ -159,18 +163,17 @@ class CollectionReader:
             raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
         if not isinstance(message, ReadMessage):
             raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
-        if type(message.last_confirmed) is not self._message_id:
-            raise InvalidArgument(
-                f"{message.last_confirmed} is no position in this node's log — acknowledge what this reader delivered"
-            )
-        upto = self._passed if self._passed and message.time_tick == self._last_tick else message
+        is_own = type(message.last_confirmed) is self._message_id
+        if not is_own or self._passed is None or message.time_tick > self._passed.time_tick:
+            raise InvalidArgument(f"{message.message_id} was not delivered by this reader — acknowledge what it did")
+        upto = self._passed if message.time_tick == self._last_tick else message
         await self._explained(self._move(upto))
 
     async def close(self) -> None:
-        """End the reader; idempotent."""
+        """End the reader, also when this is cancelled: else its name would stay in use. Idempotent."""
         self._open = False
         self._ready.clear()
-        await self._reading.close()
+        await outlast(self._reading.close())  # waits at most for one read, and small writes of the reader's position
 
     async def _explained(self, call: Awaitable[T]) -> T:
         try:
@@ -180,26 +183,31 @@ class CollectionReader:
             raise
 
     async def _has_more(self) -> bool:
-        """Wait until a message is ready; False at the end. Only a batch that came changes something: it may be cancelled."""
+        """Wait until a message is ready; False at the end."""
         while not self._ready and not self._ended:
-            if not self._open:
-                raise self._not_open()
-            batch = await self._explained(self._reading.next_batch())
-            delivered = self._merge(batch)
-            self._ready.extend(delivered)
-            self._left -= {
-                self._channels[message.vchannel].id
-                for message in batch.visible
-                if isinstance(message, Message) and message.type is MessageType.DROP_COLLECTION
-            }
-            self._ended = not self._left or batch.confirmed_tick >= self._until
-            if delivered:
-                self._last_tick = delivered[-1].time_tick
-            if self._name is not None:
-                self._passed = self._passed_by(batch)
-                if not delivered:
-                    await self._follow(self._passed)
+            await self._read_on()
         return bool(self._ready)
+
+    async def _read_on(self) -> int:
+        """Wait for a batch, and return how many rows it made ready. Cancelled, it changes nothing."""
+        if not self._open:
+            raise self._not_open()
+        batch = await self._explained(self._reading.next_batch())
+        delivered = self._merge(batch)
+        self._ready.extend(delivered)
+        self._left -= {
+            self._channels[message.vchannel].id
+            for message in batch.visible
+            if isinstance(message, Message) and message.type is MessageType.DROP_COLLECTION
+        }
+        self._ended = not self._left or batch.confirmed_tick >= self._until
+        if delivered:
+            self._last_tick = delivered[-1].time_tick
+        if self._name is not None:
+            self._passed = self._passed_by(batch)
+            if not delivered:
+                await self._follow(self._passed)
+        return sum([part.num_rows or 1 for part in delivered])
 
     async def _follow(self, passed: ReadMessage) -> None:
         """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""

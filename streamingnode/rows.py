@@ -251,9 +251,8 @@ def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
         name=name,
         arrow_type=field.type,
         types=types,
-        usual=frozenset(
-            (*types, NoneType, *([int] if pt.is_decimal(field.type) else []))
-        ),  # Arrow reads a subclass's text
+        # A whole number is a decimal as it is; of its subclasses Arrow reads the text.
+        usual=frozenset({*types, NoneType} | ({int} if pt.is_decimal(field.type) else set())),
         inner=tuple(column_values(each, path=f"{name}.") for each in child_fields(field.type)),
         wide_type=with_leaves(field.type, _widened),
         always_wide=has_leaf(field.type, lambda kind: pt.is_timestamp(kind) and kind.unit == "ms"),
@@ -328,8 +327,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for index in required:
-        if (column := batch.column(index)).null_count:
-            check_nulls(column, schema.names[index], first_row)
+        check_nulls(batch.column(index), schema.names[index], first_row)
     return batch
 
 

@@ -11,7 +11,7 @@ import atexit
 import ctypes
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
@@ -60,7 +60,11 @@ class BlockingLoop:
     def call(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Run a function or coroutine function on the loop and return its result; errors come out as they are."""
         self.check_open()
-        return self._portal.call(function, *arguments)
+        called = self._portal.start_task_soon(function, *arguments)
+        try:
+            return called.result()
+        finally:  # of an interrupt, too: what nobody waits for any more would take messages from who reads on
+            called.cancel()
 
     def enter(self, context: AbstractAsyncContextManager[T, bool | None]) -> T:
         """Enter what lasts as long as the loop, and is left when that is closed; a failure closes the loop."""
@@ -112,6 +116,10 @@ class Blocking:
     def __exit__(self, *raised: object) -> None:
         if not self._loop.is_closed:  # a closed node has ended its readers and consumers
             self._loop.call(self._original.__aexit__, *raised)
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        while item := self._loop.call(partial(anext, items, None)):
+            yield item
 
 
 @overload
@@ -185,15 +193,13 @@ class SyncReader(Blocking):
     ack = blocking(CollectionReader.ack)
 
     def __iter__(self) -> Iterator[ReadMessage]:
-        # Many at a time: a hop between threads costs 50 us.
-        while messages := self._loop.call(self._original.next_messages):
-            yield from messages
+        # Many at a time: a hop between threads costs 50 us. What one loop leaves is what the next one begins with.
+        while self._loop.call(self._original._has_more):  # noqa: SLF001 - the blocking side of it
+            yield from self._original._take_ready()  # noqa: SLF001
 
     def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
         """See `CollectionReader.batches`."""
-        batches = self._original.batches(max_rows=max_rows, max_wait_s=max_wait_s)
-        while batch := self._loop.call(partial(anext, batches, [])):
-            yield batch
+        return self._each(self._original.batches(max_rows=max_rows, max_wait_s=max_wait_s))
 
 
 class SyncConsumer(Blocking):
@@ -204,9 +210,7 @@ class SyncConsumer(Blocking):
     give_back = blocking(Consumer.give_back)
 
     def __iter__(self) -> Iterator[ConsumerMessage]:
-        messages = aiter(self._original)
-        while message := self._loop.call(partial(anext, messages, None)):
-            yield message
+        return self._each(aiter(self._original))
 
 
 class SyncQueue(Blocking):
@@ -256,9 +260,7 @@ class SyncMsgStream(Blocking):
 
     def __iter__(self) -> Iterator[MsgPack]:
         """See `MsgStream.chan`."""
-        packs = self._original.chan()
-        while pack := self._loop.call(partial(anext, packs, None)):
-            yield pack
+        return self._each(self._original.chan())
 
     def ticker(self, **options: Any) -> "SyncTicker":
         """Return a ticker of this producer; see `streamingnode.streams.factory.Ticker`."""

@@ -351,8 +351,9 @@ class RemoteReading:
             if not self._is_open:
                 await self._open_again()
             frame = await self._next_frame()
-            self._is_open = frame is not None
-        if frame.kind == FrameKind.ERROR:
+            self._is_open = frame is not None and frame.kind != FrameKind.ERROR
+        if not self._is_open:
+            self._link.end(self._stream)  # another call opens another one
             raise frame.value(WireError).error()
         batch = decode_batch(memoryview(frame.payload), self._link.welcome.wal_name)
         self._taken_bytes += len(frame.payload)

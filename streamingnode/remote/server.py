@@ -71,8 +71,6 @@ class Stream(msgspec.Struct, eq=False):
     reading: EmbeddedReading
     credit_bytes: int
     granted: Signal = msgspec.field(default_factory=Signal)
-    upto: tuple[int, int] = (0, 0)
-    """Position and tick up to which all was sent."""
 
     async def spend(self, size_bytes: int) -> None:
         """Return once there is any credit left, and take so much of it: the last batch may exceed it."""
@@ -306,14 +304,11 @@ class Session:
         try:
             await reading.open()
             stream = self._streams[number] = Stream(reading, call.credit_bytes)
-            place = reading.place
-            acknowledged = (0, 0) if place is None else (place.position, place.tick)
-            self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *acknowledged))
+            self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *reading.place))
             while True:
                 batch = await reading.next_batch()
                 payload = encode_batch(batch)
                 await stream.spend(sum(map(len, payload)))
-                stream.upto = batch.resume_position, batch.confirmed_tick
                 await self.connection.send_long(FrameKind.MESSAGES, number, *payload)
         finally:
             self._streams.pop(number, None)
@@ -321,10 +316,8 @@ class Session:
 
     async def _ack(self, call: calls.AckCall) -> None:
         stream = self._streams.get(call.stream)
-        if stream is None or stream.reading.place is None:
+        if stream is None or not stream.reading.place.position:
             raise InvalidArgument("no named reader is open here — open it again")
-        if call.position > max(stream.upto[0], stream.reading.place.position) or call.tick > stream.upto[1]:
-            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
         await stream.reading.ack(call.position, call.tick)
 
 
@@ -348,8 +341,8 @@ class Server:
         patience_s = None if tls is None else HELLO_S_MAX
         connected = partial(self._connected, authenticate)
         listener = await loop.create_server(connected, host, port, ssl=tls, ssl_handshake_timeout=patience_s, backlog=1)
-        accept_one_a_turn(listener)
         self._listeners.append(listener)
+        await accept_one_a_turn(listener)
         found: int = listener.sockets[0].getsockname()[1]
         return found
 

@@ -98,9 +98,8 @@ class PlainRows:
         taken, size_bytes, columns = [], 0, self._columns
         try:
             for row in rows:
-                if (
-                    not are_keys and len(row) != columns
-                ):  # before its cells are asked for: a dict may make what it lacks
+                # Before its cells are asked for: a dict may make what it lacks.
+                if not are_keys and len(row) != columns:
                     return None
                 cells = (row,) if are_keys else self._cells(row)
                 row_bytes = self._size_of(cells)

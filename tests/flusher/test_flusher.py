@@ -12,7 +12,7 @@ import pytest
 
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlusherState
-from flusher.run import FlushOptions, RetentionOptions
+from flusher.run import FlushOptions, FlushRun, RetentionOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, flusher_of
 from wal.errors import Corrupt, OnShutdown
@@ -238,6 +238,19 @@ async def test_a_closed_flusher_refuses_to_wait_for_a_cut(node: Node) -> None:
         await flusher.wait_for_cut(1)
 
 
+async def test_bug_ends_the_flusher_and_comes_out_as_it_is(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = KeyError("a bug")
+
+    def fail(*_: object) -> None:
+        raise bug
+
+    monkeypatch.setattr(FlushRun, "_take_in", fail)
+    node.log.create()
+    with pytest.raises(KeyError) as raised:
+        await flusher_of(NodeDirectory(node.root), node.store, node.log.log).run()
+    assert raised.value is bug
+
+
 async def test_damage_stops_the_flusher_and_tells_whoever_waits(node: Node) -> None:
     table = node.log.create()
     node.log.insert(table, [1])
@@ -246,9 +259,13 @@ async def test_damage_stops_the_flusher_and_tells_whoever_waits(node: Node) -> N
     (manifest,) = (node.root / "cuts").glob("*.json")
     manifest.write_bytes(manifest.read_bytes().replace(b'"number":1', b'"number":2'))
     async with node.flusher() as flusher:
-        with pytest.raises(Corrupt):
-            await flusher.wait_for_cut(2)
+        frames: list[int] = []
+        for _ in range(4):
+            with pytest.raises(Corrupt) as raised:
+                await flusher.wait_for_cut(2)
+            frames.append(len(raised.traceback))
     assert flusher.state is FlusherState.FAILED
+    assert len(set(frames[1:])) == 1, "the error keeps the frames of all who waited"
 
 
 def _parquet(node: Node) -> list[Path]:

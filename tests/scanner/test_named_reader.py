@@ -195,6 +195,28 @@ async def test_a_name_is_busy_until_its_reader_is_closed() -> None:
     await readers.open({1}, "billing", start=START)
 
 
+async def test_a_name_is_busy_until_every_ack_that_came_before_the_close_is_durable() -> None:
+    store = SlowStore()
+    store.gate.set()
+    readers = NamedReaders(store, live)
+    reader = await readers.open({1}, "billing", start=START)
+    store.gate.clear()
+    first = asyncio.create_task(reader.ack(5, 5))
+    await turns()
+    second = asyncio.create_task(reader.ack(6, 6))
+    await turns()
+    closing = asyncio.create_task(reader.close())
+    await turns()
+    store.open_once()
+    await turns()
+    assert not closing.done(), "the second ack has its write under way"
+    with pytest.raises(ReaderBusy):
+        await readers.open({1}, "billing", start=START)
+    store.gate.set()
+    await asyncio.gather(first, second, closing)
+    assert (await readers.open({1}, "billing", start=START)).position.tick == 6
+
+
 async def test_a_reader_that_could_not_be_made_leaves_its_name_free() -> None:
     store = SlowStore()
     store.gate.set()

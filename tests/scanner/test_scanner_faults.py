@@ -52,9 +52,12 @@ async def test_damage_ends_the_scan_for_good() -> None:
     log = FaultyLog(journal.log)
     scanner = Scanner(log.as_log, None, DeliverPolicy.all())
     log.failures = [Corrupt("damaged")]
-    for _ in range(2):
-        with pytest.raises(Corrupt):
+    frames: list[int] = []
+    for _ in range(4):
+        with pytest.raises(Corrupt) as raised:
             await scanner.next_batch()
+        frames.append(len(raised.traceback))
+    assert len(set(frames)) == 1, "an error that is raised again keeps the frames of each time"
 
 
 async def test_what_came_before_an_impossible_commit_is_delivered_before_the_error() -> None:

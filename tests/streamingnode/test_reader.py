@@ -1,7 +1,9 @@
 """Reading a collection of a whole node in memory: complete, in order, once."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +16,7 @@ from interceptors.errors import CollectionNotFound
 from scanner.deliver_policy import ReaderBusy
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
-from tests.parts_of import WAYS, opened_one_way
+from tests.parts_of import WAYS, opened_one_way, parts_of
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument, OnShutdown
 from wal.headers import MessageType
@@ -184,7 +186,7 @@ async def test_an_ack_of_another_kind_of_log_is_refused(node: Node) -> None:
     async with node.read("orders", name="billing", types=ROWS) as messages:
         message = await anext(messages)
         kind = RocksMessageId if isinstance(message.last_confirmed, MemoryMessageId) else MemoryMessageId
-        with pytest.raises(InvalidArgument, match="is no position in this node's log"):
+        with pytest.raises(InvalidArgument, match="not delivered by this reader"):
             await messages.ack(msgspec.structs.replace(message, last_confirmed=kind(1)))
     assert len(await read_all(node, name="billing", types=ROWS)) == 1
 
@@ -214,6 +216,19 @@ async def test_ack_needs_a_name(node: Node) -> None:
     async with node.read("orders") as messages:
         with pytest.raises(InvalidArgument, match="name="):
             await messages.ack(await anext(messages))
+
+
+async def test_an_ack_of_what_another_reader_delivered_and_this_one_did_not_is_refused(node: Node) -> None:
+    for n in range(2):
+        await node.insert("orders", [{"id": n, "item": "a"}])
+    async with node.read("orders", name="billing", types=ROWS) as messages:
+        await anext(messages)
+        last = await node.insert("orders", [{"id": 2, "item": "a"}])
+        (message,) = await read_all(node, policy=sn.DeliverPolicy.start_from(last.message_ids[0]))
+        with pytest.raises(InvalidArgument, match="not delivered by this reader"):
+            await messages.ack(message)
+        assert [ids(await anext(messages)) for _ in range(2)] == [[1], [2]]
+        await messages.ack(message)
 
 
 async def test_batches_are_bounded_in_rows_and_lose_nothing(node: Node) -> None:
@@ -250,6 +265,47 @@ async def test_cancelled_read_loses_nothing(node: Node) -> None:
             await anext(messages)
         await node.insert("orders", [{"id": 1, "item": "a"}])
         assert ids(await anext(messages)) == [1]
+
+
+async def test_cancelled_batch_is_what_the_reader_gives_next(node: Node) -> None:
+    async with node.read("orders", types=ROWS) as messages:
+        await node.insert("orders", [{"id": 1, "item": "a"}])
+        with anyio.move_on_after(0.05):
+            await anext(messages.batches(max_rows=100, max_wait_s=60))
+        await node.insert("orders", [{"id": 2, "item": "a"}])
+        assert [ids(await anext(messages)) for _ in range(2)] == [[1], [2]]
+
+
+async def test_what_came_before_an_error_is_a_batch_before_it_is_raised(node: Node) -> None:
+    for n in range(2):
+        await node.insert("orders", [{"id": n, "item": "a"}])
+    async with node.read("orders", types=ROWS) as messages:
+        await anext(messages)
+        batches = messages.batches(max_rows=100, max_wait_s=60)
+        gathering = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)
+        await parts_of(node).channel.scanners.close()
+        assert [ids(message) for message in await gathering] == [[1]]
+        with pytest.raises(OnShutdown):
+            await anext(batches)
+
+
+@pytest.mark.may_block
+async def test_name_is_free_after_a_close_that_was_cancelled_while_its_place_was_written(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path / "node") as node:
+        await node.create_collection("orders", SCHEMA, primary_key="id")
+        reader = await node.read("orders", name="billing").__aenter__()
+        acking = asyncio.ensure_future(reader.ack(await anext(reader)))
+        for _ in range(2):
+            await asyncio.sleep(0)
+        acking.cancel()
+        closing = asyncio.ensure_future(reader.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        async with node.read("orders", name="billing"):
+            pass
 
 
 async def test_exception_in_the_block_comes_out_unchanged(node: Node) -> None:

@@ -1,6 +1,7 @@
 """The node without `async` does the same things under the same names."""
 
 import inspect
+import signal
 import subprocess
 import sys
 import threading
@@ -136,6 +137,42 @@ def test_script_writes_and_reads_back() -> None:
         node.drop_collection("orders")
         assert node.collections() == ()
         assert (node.path, node.durability) == (None, "fsync")
+
+
+def test_what_a_loop_over_a_reader_leaves_is_what_the_next_one_begins_with() -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        for n in range(6):
+            node.insert("orders", [{"id": n, "item": "a"}])
+        found: list[int] = []
+        with node.read("orders", types=[sn.MessageType.INSERT], until=node.consistent_tick()) as messages:
+            for message in messages:
+                found += key_column(message)
+                if len(found) % 2 == 0:
+                    break
+            found += key_column(next(iter(messages)))
+            found += [key for message in next(messages.batches(max_rows=2)) for key in key_column(message)]
+            found += [key for message in messages for key in key_column(message)]
+        assert found == list(range(6))
+
+
+def key_column(message: ReadMessage) -> list[int]:
+    table = message.to_arrow()
+    assert table is not None
+    return list(map(int, table["id"].to_numpy()))
+
+
+def test_a_read_that_is_interrupted_takes_nothing_from_the_next_one() -> None:
+    with sn.sync.open_node(None) as node:
+        node.create_collection("orders", SCHEMA, primary_key="id")
+        with node.read("orders", types=[sn.MessageType.INSERT]) as messages:
+            node.insert("orders", [{"id": 1, "item": "a"}])
+            interrupt = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+            interrupt.start()
+            with pytest.raises(KeyboardInterrupt):
+                next(messages.batches(max_rows=100, max_wait_s=60))
+            assert key_column(next(iter(messages))) == [1]
+            interrupt.join()
 
 
 def test_script_reaches_the_node_of_another_owner(tmp_path: Path) -> None:

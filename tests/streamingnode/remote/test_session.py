@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from scanner.deliver_policy import StartingPoint
 from streamingnode.errors import Overloaded
 from streamingnode.remote import server as server_module
 from streamingnode.remote.answers import WRITE_BYTES_MAX
-from streamingnode.remote.calls import ReadCall, WireError
+from streamingnode.remote.calls import AckCall, ReadCall, WireError
 from streamingnode.remote.writes import WireGroup, WireResult
 from tests.parts_of import parts_of
-from tests.streamingnode.remote.nodes import Served, keys_in_log, serving
+from tests.streamingnode.remote.nodes import Served, keys_in_log, rows, serving
 from tests.streamingnode.remote.proxy import until
 from tests.streamingnode.remote.raw import frame_bytes, hello, raw_client, writes_of
 from tests.streamingnode.remote.session_cases import (
@@ -214,6 +215,18 @@ async def test_long_frames_over_the_bound_end_the_connection(served: Served) -> 
         for number in range(1, 20):
             client.say(FrameKind.PART, number, None, bytes(1 << 20))
         await client.ended()
+
+
+async def test_a_reader_that_goes_on_may_acknowledge_what_it_had_before_anything_new_is_sent(served: Served) -> None:
+    written = await served.owner.insert("c", rows(1))
+    (info,) = parts_of(served.owner).catalog.collections()
+    had = StartingPoint(written.last_confirmed_position, written.time_tick)
+    async with greeted(served) as client:
+        client.call(1, "read", ReadCall(info.id, "all", None, None, "billing", INSERTS, had, 0))
+        await client.expect(FrameKind.OPENED)
+        client.call(2, "ack", AckCall(1, *had))
+        await client.expect(FrameKind.REPLY)
+    assert [reader.tick for reader in await served.owner.readers()] == [written.time_tick]
 
 
 async def test_what_an_older_connection_still_carries_is_not_written_a_second_time(served: Served) -> None:
