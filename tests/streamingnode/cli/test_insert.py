@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import streamingnode as sn
 from streamingnode.cli.rows_in import ROWS_MAX
 from streamingnode.opening import open_node
 
@@ -83,6 +84,35 @@ def test_batches_before_a_bad_line_stay_and_are_said(data: Path, run: "Run") -> 
     assert f"line {ROWS_MAX + 1}: " in refused.err
     assert f"{ROWS_MAX} rows of earlier batches are inserted" in refused.err
     assert len(_snapshot(data, "orders")) == 3 + ROWS_MAX
+
+
+@pytest.mark.usefixtures("default_interrupt")
+def test_an_interrupt_tells_how_many_rows_are_inserted_and_that_more_may_be(data: Path) -> None:
+    command = [sys.executable, "-m", "streamingnode", "insert", str(data), "orders"]
+    with (
+        sn.sync.open_node(data) as node,
+        node.read("orders", sn.DeliverPolicy.latest()) as messages,
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running,
+    ):
+        assert running.stdin is not None
+        assert running.stderr is not None
+        for number in (4, 5):  # when the second is there, the first has been acknowledged
+            running.stdin.write(_lines(number, 1))
+            running.stdin.flush()
+            assert next(iter(messages)).num_rows == 1
+        running.send_signal(signal.SIGINT)
+        assert re.search("[12] rows of earlier batches are inserted; the next batch may be, too", running.stderr.read())
+    assert running.returncode == 130
+
+
+def test_without_stdin_a_file_is_inserted_and_the_lack_is_named(data: Path) -> None:
+    insert = f"{sys.executable} -m streamingnode insert {data} orders"
+    file = subprocess.run(f"{insert} {data.parent / 'orders.jsonl'} <&-", cwd=ROOT, shell=True, check=False)
+    assert file.returncode == 0
+    refused = subprocess.run(f"{insert} - <&-", cwd=ROOT, shell=True, check=False, stderr=subprocess.PIPE, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr == "INVALID_ARGUMENT: stdin is closed — name a file, or send one through a pipe\n"
+    assert len(_snapshot(data, "orders")) == 6
 
 
 def test_parquet_is_recognised_by_its_content(data: Path, run: "Run") -> None:
