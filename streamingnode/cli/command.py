@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 Argument = tuple[tuple[str, ...], dict[str, Any]]
-_SCHEMES = ("unix:", "tcp://", "tls://")
 
 
 class NodeUrl(str):
@@ -94,8 +93,11 @@ def actions(**takes: str) -> Any:
 
 
 def directory_or_address(text: str) -> Place:
-    """Return the address of a running node, or the path of a directory."""
-    return NodeUrl(text) if text.startswith(_SCHEMES) else Path(text)
+    """Return the address of a running node, or the path of a directory: that of its socket means the node's."""
+    if "://" in text or text.startswith("unix:"):
+        return NodeUrl(text)
+    path = Path(text)
+    return path.parent if path.name == "node.sock" else path
 
 
 NODE = operand("the node's directory")
