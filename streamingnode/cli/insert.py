@@ -39,7 +39,7 @@ class _Insert:
         "insert what no earlier run with this name has: a repeated run is exact", metavar="NAME"
     )
     partition: str | None = option("the partition the rows go to (default: _default)")
-    create: bool = option("create the collection, and its --partition, if missing")
+    create: bool = option("create the collection, with its --partition, if it is missing")
     primary_key: str | None = option("with --create: the primary key", metavar="COLUMN")
     shards: int | None = option("with --create: number of shards (default: 1)", metavar="N")
     rows: int = 0

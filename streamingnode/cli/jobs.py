@@ -114,8 +114,7 @@ def ingest(
 ) -> None:
     """Bring a node's cuts into Spark tables, each exactly once.
 
-    Asks the node for a cut first, also one that another process has open; where that takes no clients, takes the cuts
-    that are there.
+    Asks the node for a cut first; where a process has it open and takes no clients, takes the cuts that are there.
     Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables. Cuts that only insert are
     copied; Spark is started for others.
 

@@ -184,7 +184,7 @@ def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row]) -> list[Row]:
         try:
             rows.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            text = f"line {number}: {brief(str(error))} — correct it; nothing of its batch is inserted"
+            text = f"line {number}: {brief(str(error))} — give one JSON object a line; nothing of its batch is inserted"
             raise SchemaMismatch(text, row=number) from None
     return rows
 

@@ -67,6 +67,19 @@ def test_bad_line_leaves_nothing_of_its_batch(data: Path, run: "Run") -> None:
     assert len(_snapshot(data, "orders")) == 3
 
 
+def test_json_that_is_no_lines_is_answered_with_what_lines_are(data: Path, run: "Run") -> None:
+    for text in ('[{"id": 4}]', '{"id": 4} {"id": 5}', '{\n"id": 4}'):
+        (data.parent / "more.json").write_text(text)
+        assert "line 1: " in (refused := run("insert", data, "orders", data.parent / "more.json")).err
+        assert refused.err.endswith(" — give one JSON object a line; nothing of its batch is inserted\n")
+
+
+def test_texts_of_a_file_are_called_what_they_are_there(data: Path, run: "Run") -> None:
+    pq.write_table(pa.table({"id": ["4"], "item": ["jam"]}), data.parent / "rows.parquet")
+    refused = run("insert", data, "orders", data.parent / "rows.parquet")
+    assert refused.err == "SCHEMA_MISMATCH: column 'id' is string, the schema has int64 — cast it before the insert\n"
+
+
 def test_null_key_is_named_by_its_line(data: Path, run: "Run") -> None:
     more = data.parent / "more.jsonl"
     more.write_text('{"id": 4}\n\n{"item": "nobody"}\n')
