@@ -184,8 +184,8 @@ def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row]) -> list[Row]:
         try:
             rows.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            text = f"line {number}: {brief(str(error))} — give one JSON object a line; nothing of its batch is inserted"
-            raise SchemaMismatch(text, row=number) from None
+            step = "a line is one JSON object, with the collection's columns; nothing of its batch is inserted"
+            raise SchemaMismatch(f"line {number}: {brief(str(error))} — {step}", row=number) from None
     return rows
 
 

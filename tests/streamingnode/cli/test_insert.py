@@ -71,7 +71,7 @@ def test_json_that_is_no_lines_is_answered_with_what_lines_are(data: Path, run: 
     for text in ('[{"id": 4}]', '{"id": 4} {"id": 5}', '{\n"id": 4}'):
         (data.parent / "more.json").write_text(text)
         assert "line 1: " in (refused := run("insert", data, "orders", data.parent / "more.json")).err
-        assert refused.err.endswith(" — give one JSON object a line; nothing of its batch is inserted\n")
+        assert " — a line is one JSON object, with the collection's columns; nothing of" in refused.err
 
 
 def test_texts_of_a_file_are_called_what_they_are_there(data: Path, run: "Run") -> None:
