@@ -236,7 +236,7 @@ class Channel:
         newest = self.ticks.allocate()  # above all that were given out
         latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
         if latest > newest:
-            advice = "end with a tick that a result or consistent_tick() gave, and start at the end for what is to come"
+            advice = "end with a tick that was given already, and start at the end for what is to come"
             raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
     async def request_cut(self) -> int:

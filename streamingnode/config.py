@@ -34,8 +34,10 @@ from wal.rocksmq.contract import MqOptions
 ENVIRONMENT_PREFIX = "STREAMINGNODE_"
 CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
 """Names the TOML file when no argument does."""
+TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, not what it is
+"""Names the file with the token of commands for a node at an address."""
 
-_NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
+_NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, TOKEN_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # also with the one slash that a `Path` makes of two
 
 DEFAULT_ORIGIN = "default"

@@ -22,7 +22,7 @@ from streamingnode.care.inspect import check_free
 from streamingnode.node import Node
 from streamingnode.opening import open_node, run_async
 from streamingnode.progress import Progress
-from wal.errors import InvalidArgument, StorageFailed
+from wal.errors import InvalidArgument
 from wal.timetick import physical_ms
 
 NODE, TABLES, PICTURE, MARKER = "node", "tables", "report.png", ".streamingnode-demo"
@@ -109,23 +109,20 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
 def prepare(directory: Path) -> None:
     """Make a directory that holds nothing but what is not a demo's; one that no demo made has to be empty.
 
-    Raises `InvalidArgument` when it holds anything else, `AlreadyOwned` while a process has the old node open,
-    `StorageFailed` when it cannot be written.
+    Raises `InvalidArgument` when it holds anything else, `AlreadyOwned` while a process has the old node open, `OSError`
+    when it cannot be written.
     """
-    try:
-        if (directory / MARKER).is_file():
-            check_free(directory / NODE)
-            for part in (NODE, TABLES):
-                if (directory / part).exists():
-                    shutil.rmtree(directory / part)
-            (directory / PICTURE).unlink(missing_ok=True)
-        elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise InvalidArgument(f"{directory} is there and no demo made it — move it, or choose another with --dir")
-        directory.mkdir(parents=True, exist_ok=True)
-        note = f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
-        (directory / MARKER).write_text(note)
-    except OSError as error:
-        raise StorageFailed(f"cannot write {directory}: {error.strerror} — choose another with --dir") from error
+    if (directory / MARKER).is_file():
+        check_free(directory / NODE)
+        for part in (NODE, TABLES):
+            if (directory / part).exists():
+                shutil.rmtree(directory / part)
+        (directory / PICTURE).unlink(missing_ok=True)
+    elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InvalidArgument(f"{directory} is there and no demo made it — move it, or choose another with --dir")
+    directory.mkdir(parents=True, exist_ok=True)
+    note = f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
+    (directory / MARKER).write_text(note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Listener:
     def __init__(self, backend: "EmbeddedBackend") -> None:
         self._backend = backend
         self._server: Server | None = None
-        self._path: Path | None = None
+        self.path: Path | None = None  # of its socket, where there can be one
         self._socket: asyncio.AbstractServer | None = None
 
     @property
@@ -60,7 +60,7 @@ class Listener:
         except OSError as error:
             _log.warning("not_listening", path=str(path), error=str(error))
             return
-        self._path = path
+        self.path = path
         # Of a node that is thrown away with its event loop; else it is closed before.
         weakref.finalize(self, bound.close).atexit = False
         loop = asyncio.get_running_loop()
@@ -74,8 +74,8 @@ class Listener:
         if self._server is not None:
             await self._server.drain(GRACE_S)
             await self._server.close()
-        if self._path is not None:
-            path, self._path = self._path, None
+        if self.path is not None:
+            path, self.path = self.path, None
             with suppress(OSError):
                 await to_thread.run_sync(path.unlink)
 

@@ -318,7 +318,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
         for field in schema:
             given = batch.schema.field(field.name).type
             if not _converts_exactly(given, field.type):
-                reason = f"is {given}, the schema has {field.type} — cast it before the insert"
+                kind = given.value_type if pt.is_dictionary(given) else given  # as texts of a file are read, too
+                reason = f"is {kind}, the schema has {field.type} — cast it before the insert"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
         _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
         columns = [

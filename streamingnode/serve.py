@@ -22,6 +22,7 @@ from streamingnode.listening import Listener
 from streamingnode.opening import OpenNode, handed_over
 from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
+from wal.errors import InvalidArgument
 from wal.files import FILE_MODE
 from wal.runtime import Event, event_log
 
@@ -46,7 +47,10 @@ async def serve_node(
         assert isinstance(backend, EmbeddedBackend), "it was opened here"
         assert isinstance(backend.listener, Listener), "it was asked to listen"
         server = backend.listener.server
-        addresses = [f"unix:{directory / SOCKET_NAME}", *[await endpoint.listen(server) for endpoint in endpoints]]
+        here = [] if backend.listener.path is None else [f"unix:{directory / SOCKET_NAME}"]
+        addresses = [*here, *[await endpoint.listen(server) for endpoint in endpoints]]
+        if not addresses:
+            raise InvalidArgument(f"there can be no socket in {directory} — name a shorter path, or add --listen")
         if backend.http is not None:
             addresses.append(backend.http)
         await node.consistent_tick()  # ticks advance: it is ready for readers, too

@@ -202,6 +202,7 @@ def test_an_event_is_one_line_and_its_traceback_is_indented(caplog: pytest.LogCa
     assert first.startswith("event=failed path=a\\n2026")
     assert all(line.startswith("    ") and line.isprintable() for line in trace)
     assert any("OSError" in line for line in trace)
+    assert not caplog.records[1].exc_info, "a handler would print it once more"
 
 
 def test_shown_is_bounded_escaped_and_never_fails() -> None:

@@ -181,13 +181,13 @@ class AlreadyExists(StreamingNodeError):
 class TopicNotFound(StreamingNodeError):
     """No topic has this name."""
 
-    next_step = "create it first"
+    next_step = "create it first, or choose one that is there"
 
 
 class GroupNotFound(StreamingNodeError):
     """The topic has no consumer group of this name."""
 
-    next_step = "create it first"
+    next_step = "create it first, or choose one that is there"
 
 
 class Overloaded(StreamingNodeError):

@@ -166,8 +166,8 @@ def disk_errors_typed(place: object) -> Iterator[None]:
     """Raise `StorageFailed` for an `OSError` of the block, which reads at `place`, `Overloaded` for want of memory."""
     try:
         yield
-    except StreamingNodeError:
-        raise  # `DeadlineExceeded` is an `OSError` too, by way of `TimeoutError`
+    except (StreamingNodeError, BrokenPipeError):
+        raise  # `DeadlineExceeded` is an `OSError` too, by way of `TimeoutError`; a pipe is on no disk
     except MemoryError as error:
         raise Overloaded(
             f"{place}: it does not fit into memory — read less at a time, or give the process more"

@@ -112,13 +112,13 @@ def event_log(name: str) -> FilteringBoundLogger:
     return logger
 
 
-def _render(logger: WrappedLogger, method: str, event: EventDict) -> Event:
+def _render(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple[Event], dict[str, bool]]:
     fields = dict(event)
     trace = str(event.pop("exception", ""))
     line = escaped(_key_values(logger, method, event))
     rendered = Event("\n    ".join([line, *map(escaped, trace.splitlines())]))
     rendered.fields = fields
-    return rendered
+    return (rendered,), {"exc_info": False}  # `Logger.exception` would print the traceback once more
 
 
 class Supervisor:

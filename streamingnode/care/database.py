@@ -5,6 +5,7 @@ settings file anew each time. A look must neither break what the next opening wo
 """
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from streamingnode.care.findings import RESTORE, Report
 from streamingnode.care.inspect import floor_of
 from streamingnode.streams.channels import CHANNEL_KEY, OwnerDescription
 from wal.entry import LogEntry
-from wal.errors import Corrupt, StreamingNodeError
+from wal.errors import Corrupt, StorageFailed, StreamingNodeError
 from wal.files import read_regular
 from wal.position import RocksMessageId
 from wal.rocks import floor as parts
@@ -168,11 +169,14 @@ class ClosedDatabase:
 @contextmanager
 def opened(directory: Path, report: Report) -> Iterator[tuple[str, ClosedDatabase | None]]:
     """Check floor and database of a node, and open it for the block: its id, empty when unknown, and what can be read."""
+    path = directory / DATABASE_NAME
+    if path.exists() and not os.access(path, os.W_OK):  # no damage, and rocksdict writes its settings there
+        raise StorageFailed(f"{path} cannot be written, which reading it takes — make it writable, or read a copy")
     floor = check_floor(directory, report)
     node_id, database = "" if floor is None else floor.node_id, None
     with ExitStack() as databases:
         with report.errors_at(DATABASE_NAME):
-            database = _open_checked(directory / DATABASE_NAME, floor, report, databases)
+            database = _open_checked(path, floor, report, databases)
             node_id = database.found.node_id
         yield node_id, database
 

@@ -24,7 +24,6 @@ from streamingnode.care.inspect import check_node, floor_of, is_node
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import NodeStatistics
-from wal.errors import StreamingNodeError
 from wal.files import disk_errors_typed, open_files_max
 from wal.lifecycle import LogState
 from wal.rocks.layout import RocksOptions
@@ -85,10 +84,8 @@ def examine(directory: Path | None, report: Report) -> dict[str, str]:
     for name, extra in OPTIONAL.items():
         if find_spec(name) is None and extra != "speed":
             report.warn(name, "not installed", f"for {extra}, {install(extra)}")
-    try:
+    with report.errors_at("root packages", "use a virtual environment of its own"):
         assert_sole_owner()
-    except StreamingNodeError as error:
-        report.damage("root packages", error.happened, "use a virtual environment of its own")
     _look_for_java(facts, report)
     limit = open_files_max()
     facts["open files"] = "no limit" if limit is None else f"limit {limit}"

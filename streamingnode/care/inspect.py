@@ -16,7 +16,7 @@ from flusher.directory import CutLog, living
 from flusher.manifest import checked_document
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument
-from wal.files import LOCK_NAME, open_regular, read_owner, read_regular
+from wal.files import LOCK_NAME, disk_errors_typed, open_regular, read_owner, read_regular
 from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.opening import BACKUP_RECORD_NAME
@@ -29,8 +29,9 @@ def is_node(directory: Path) -> bool:
 
 def check_node(directory: Path) -> Path:
     """Return `directory` if it holds a node. Raises `InvalidArgument`; a name mistyped must not make a new node."""
-    if is_node(directory):
-        return directory
+    with disk_errors_typed(directory):
+        if is_node(directory):
+            return directory
     what = "is no node directory" if directory.is_dir() else "is a file" if directory.exists() else "does not exist"
     raise InvalidArgument(f"{directory} {what} — name the directory a node was opened with")
 
@@ -53,11 +54,11 @@ def holder(directory: Path) -> int | None:
 
 
 def check_free(directory: Path) -> None:
-    """Return if nobody owns the node. Raises `AlreadyOwned`.
+    """Return if nobody owns the node. Raises `AlreadyOwned`, and `StorageFailed` when nobody can tell.
 
     The question takes the lock for some microseconds, shared; an opener in just that moment is refused and may try again.
     """
-    with suppress(FileNotFoundError):
+    with disk_errors_typed(directory), suppress(FileNotFoundError):
         descriptor = open_regular(directory / LOCK_NAME)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -80,7 +81,9 @@ def kept_closed(directory: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # an owner has the directory locked as well
         except BlockingIOError:
-            raise AlreadyOwned(str(directory), holder(directory) or None) from None
+            owned = AlreadyOwned(str(directory), holder(directory) or None)
+            owned.args = (f"{owned.happened} — stop that process, or make a backup, and read that instead",)
+            raise owned from None
         held.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # closing is not enough: see `DirectoryLock`
         yield
 

@@ -52,7 +52,7 @@ def verify_directory(directory: Path, *, tables: Path | None = None, on_step: On
     """Check everything in a node directory, owned by nobody meanwhile, and the tables fed from it; changes nothing.
 
     Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a process has it open,
-    `PackageMissing` when tables are asked for and their library is not installed.
+    `StorageFailed` to who may not read it, `PackageMissing` when tables are asked for and their library is not installed.
     """
     check_node(directory)
     if tables is not None and not tables.is_dir():

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, not what it is
-"""Names the file with the token for a node at an address."""
 Argument = tuple[tuple[str, ...], dict[str, Any]]
-_SCHEMES = ("unix:", "tcp://", "tls://")
 
 
 class NodeUrl(str):
@@ -96,8 +93,11 @@ def actions(**takes: str) -> Any:
 
 
 def directory_or_address(text: str) -> Place:
-    """Return the address of a running node, or the path of a directory."""
-    return NodeUrl(text) if text.startswith(_SCHEMES) else Path(text)
+    """Return the address of a running node, or the path of a directory: that of its socket means the node's."""
+    if "://" in text or text.startswith("unix:"):
+        return NodeUrl(text)
+    path = Path(text)
+    return path.parent if path.name == "node.sock" else path
 
 
 NODE = operand("the node's directory")
@@ -114,7 +114,7 @@ CONNECTION: Mapping[str, Parameter] = {
         metavar="URL|DIR",
         type=directory_or_address,
     ),
-    "token_file": option(f"the token for an address (default: what {TOKEN_FILE_VARIABLE} names)", metavar="FILE"),
+    "token_file": option("the token for an address (default: what STREAMINGNODE_TOKEN_FILE names)", metavar="FILE"),
     "tls_ca": option("the authority of tls:// (default: the system's)", type=Path, metavar="FILE"),
     "tls_cert": option("the certificate to show at tls://", type=Path, metavar="FILE"),
     "tls_key": option("its key, when that is in another file", type=Path, metavar="FILE"),
@@ -222,6 +222,7 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
     """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
     import anyio.to_thread
 
+    from streamingnode.config import TOKEN_FILE_VARIABLE
     from streamingnode.errors import Unreachable
     from streamingnode.opening import OWNER_PAUSE_S, open_briefly
     from streamingnode.remote.address import SOCKET_NAME

@@ -11,6 +11,7 @@ import streamingnode as sn
 from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument, Truncated
+from wal.files import disk_errors_typed
 from wal.timetick import add_ms, tick_given, time_to_tick
 
 if TYPE_CHECKING:
@@ -159,7 +160,8 @@ def start_policy(text: str, option: str = "--from") -> "sn.DeliverPolicy":
 @contextmanager
 def _position_in(text: str, option: str) -> Iterator[None]:
     """Raise what is wrong with a position as an `InvalidArgument` that says which are none."""
-    step = "give earliest, latest, @1h, a time such as 2026-11-24T10:00:00Z, or a message_id or tick that tail prints"
+    begins, ids = ("", "") if option == "--until" else ("earliest, latest, ", "message_id or ")
+    step = f"give {begins}@1h, a time such as 2026-11-24T10:00:00Z, or a {ids}tick that tail prints"
     try:
         yield
     except InvalidArgument as error:
@@ -248,11 +250,10 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
                 there = dict(zip(rows.column_names, rows.columns, strict=True))
                 own = pa.table({"_tick": [message.time_tick] * count, "_type": [_kind(part)] * count, **there})
                 shaped = pa.concat_tables([schema.empty_table(), own], promote_options="default")
-                with output.typed():
-                    stream.write_table(shaped.combine_chunks())  # else the empty one is a batch, too
+                stream.write_table(shaped.combine_chunks())  # else the empty one is a batch, too
         output.flush()
 
-    with pa.ipc.new_stream(output.binary(), schema) as stream:
+    with disk_errors_typed("the output"), pa.ipc.new_stream(output.binary(), schema) as stream:
         yield write
 
 

@@ -39,7 +39,7 @@ class _Insert:
         "insert what no earlier run with this name has: a repeated run is exact", metavar="NAME"
     )
     partition: str | None = option("the partition the rows go to (default: _default)")
-    create: bool = option("create the collection, and its --partition, if missing")
+    create: bool = option("create the collection, with its --partition, if it is missing")
     primary_key: str | None = option("with --create: the primary key", metavar="COLUMN")
     shards: int | None = option("with --create: number of shards (default: 1)", metavar="N")
     rows: int = 0
@@ -65,12 +65,9 @@ class _Insert:
                 await in_thread(self._pass_over, source, producer, there)
             if there is None and self.create:
                 made, batches = await in_thread(self._new_collection, source) if new is None else new
-                options: dict[str, Any] = {
-                    "primary_key": made.primary_key,
-                    "shards": made.shards,
-                    "partitions": made.partitions,
-                }
-                there = await node.create_collection(made.name, made.schema, **options)
+                there = await node.create_collection(
+                    made.name, made.schema, primary_key=made.primary_key, shards=made.shards, partitions=made.partitions
+                )
             else:
                 there = node.collection(self.collection)
                 shards = len(there.vchannels)
@@ -83,7 +80,7 @@ class _Insert:
             progress.stage("inserting")
             while (batch := await in_thread(next, batches, None)) is not None:
                 await self._write(node, producer, there, batch)
-                progress.advance(self.rows, f"{self.rows} rows")
+                progress.advance(self.rows, format_count(self.rows, "row"))
 
     def _new_collection(self, source: "Source") -> "tuple[Definition, Iterator[RowBatch]]":
         """Return the collection to create and the rows, once that and the first batch would succeed."""
@@ -172,13 +169,15 @@ def insert(output: Output, **given: Any) -> None:
 
     if not done.create and isinstance(done.place, Path):
         check_node(done.place)
-    with open_rows(done.file, sys.stdin.buffer) as source:
+    with open_rows(done.file, sys.stdin.buffer if sys.stdin else None) as source:
         try:
             with Progress(output.stderr) as progress:
                 run_async(partial(done.run, source, progress))
-        except StreamingNodeError:
+        except (StreamingNodeError, KeyboardInterrupt) as error:
+            is_known = getattr(error, "retryable", "indeterminate") != "indeterminate"
+            then = "nothing of the batch that failed is" if is_known else "the next batch may be, too"
             if done.rows:
-                output.note(f"{done.rows} rows of earlier batches are inserted; nothing of the batch that failed is")
+                output.note(f"{done.rows} rows of earlier batches are inserted; {then}")
             raise
     last = f", last tick {done.tick} ({format_tick(done.tick)})" if done.tick else ""
     output.result(

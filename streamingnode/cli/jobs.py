@@ -64,14 +64,11 @@ def serve(  # noqa: PLR0913 - one for each option
     from streamingnode.opening import run_async
     from streamingnode.remote.auth import Endpoint, server_tls
     from streamingnode.serve import audit_to, log_as_json, serve_node
-    from wal.files import disk_errors_typed
 
     tls = server_tls(tls_cert, tls_key, tls_client_ca)
     endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
     if audit_log is not None:
-        with disk_errors_typed(audit_log):
-            audit_to(audit_log)
-
+        audit_to(audit_log)
     if log_format == "json":
         log_as_json()
     given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody, "serve.traces": traces}
@@ -117,7 +114,7 @@ def ingest(
 ) -> None:
     """Bring a node's cuts into Spark tables, each exactly once.
 
-    Asks the node for a cut first; when another process has the node open, takes the cuts that are there.
+    Asks the node for a cut first; where a process has it open and takes no clients, takes the cuts that are there.
     Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables. Cuts that only insert are
     copied; Spark is started for others.
 
@@ -183,15 +180,14 @@ class _Asked:
 
     def flush(self) -> object:
         """Return the newest cut, None when nobody is to be asked now."""
-        from streamingnode.care.inspect import check_free
+        from streamingnode.care.inspect import holder
 
-        try:
-            check_free(Path(self.path))
-            if time.monotonic() < self._open_again:
-                return None
-            self._open_again = time.monotonic() + CLOSED_NODE_CUT_S
-        except AlreadyOwned:
+        if holder(Path(self.path)) is not None:
             self._open_again = 0.0  # once it is closed, its last rows are to be cut
+        elif time.monotonic() < self._open_again:
+            return None
+        else:
+            self._open_again = time.monotonic() + CLOSED_NODE_CUT_S
         with suppress(AlreadyOwned):  # its process takes no clients, and makes cuts by itself
             return with_node(Path(self.path), lambda node: node.flush())
         return None

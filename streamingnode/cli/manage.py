@@ -235,10 +235,7 @@ async def topic(
             await node.mq.destroy_topic(topic)
         kept = f"{format_count(info.end_id + 1 - info.begin_id, 'message')}, {format_bytes(info.bytes)}"
         names = ", ".join(sorted(info.groups)) or "none"
-        output.result(
-            f"{'would remove' if dry_run else 'removed'} topic {topic}: {kept}, groups: {names}",
-            {"removed": not dry_run, **_line_of(topic, info)},
-        )
+        _print_change(output, "removed", f"topic {topic} ({kept}, groups: {names})", _line_of(topic, info), dry_run)
 
 
 @command(
@@ -288,10 +285,8 @@ async def group(
     else:
         if not dry_run:
             await node.mq.destroy_consumer_group(topic, group)
-        output.result(
-            f"{'would remove' if dry_run else 'removed'} group {group}: lag {before.lag}",
-            {"topic": topic, "removed": not dry_run, **_group_line(group, before)},
-        )
+        told = {"topic": topic, **_group_line(group, before)}
+        _print_change(output, "removed", f"group {group} (lag {before.lag})", told, dry_run)
 
 
 @command(
@@ -359,7 +354,11 @@ async def channel(
         found = await node.channels.describe_channels(names or None)
         if action == "rm" and not dry_run:
             await node.channels.destroy_channels(names)
-    output.listing("channels", [{"channel": each.name, **fields_of(each.owner)} for each in found])
+    told = [{"channel": each.name, **fields_of(each.owner)} for each in found]
+    if action == "rm":
+        _print_change(output, "removed", f"channels {', '.join(names)}", {"channels": told}, dry_run)
+    else:
+        output.listing("channels", told)
 
 
 def _target(to: str, info: "TopicInfo") -> int:

@@ -6,13 +6,13 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from io import IOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, escaped
+from wal.errors import InvalidArgument, StreamingNodeError, escaped
+from wal.files import disk_errors_typed
 from wal.timetick import physical_ms
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Output:
 
     def write(self, text: str) -> None:
         """Print text as it is. Raises `BrokenPipeError` when the reader is gone, `StorageFailed` when it takes no more."""
-        with self.typed():
+        with disk_errors_typed("the output"):
             self.stdout.write(text)
 
     def binary(self) -> IOBase:
@@ -127,19 +127,8 @@ class Output:
 
     def flush(self) -> None:
         """Hand everything to the reader. Raises as `write` does."""
-        with self.typed():
+        with disk_errors_typed("the output"):
             self.stdout.flush()
-
-    @staticmethod
-    @contextmanager
-    def typed() -> Iterator[None]:
-        """Raise a failed write in the block as `write` does."""
-        try:
-            yield
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise StorageFailed(f"the output cannot be written: {error.strerror} — print to somewhere else") from error
 
     def hang_up(self) -> None:
         """The reader takes no more: what is still buffered goes nowhere, so that the interpreter's exit is quiet too."""

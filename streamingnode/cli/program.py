@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import os
 import shlex
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -12,6 +13,7 @@ from streamingnode.cli import care, data, insert, jobs, manage, watch
 from streamingnode.cli.command import CONNECTION, Command, command, locate, operand
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
 from wal.errors import StorageFailed, StreamingNodeError, escaped
+from wal.files import disk_errors_typed
 
 
 @command(
@@ -52,6 +54,9 @@ exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the dat
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `argv` is without the program's name, that of the process by default."""
     output = Output()
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) in range(3):
+        pass  # It was closed. With a socket in the place of stdin, stdout or stderr the event loop ends by an abort.
+    os.close(descriptor)
     try:
         return _run(argv, output)
     except BrokenPipeError:
@@ -72,7 +77,8 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
     chosen, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
     locate(own)
     try:
-        code: int | None = chosen.run(output, own)
+        with disk_errors_typed(chosen.name):
+            code: int | None = chosen.run(output, own)
         output.flush()
     except StreamingNodeError as error:
         try:

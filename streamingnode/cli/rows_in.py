@@ -80,11 +80,15 @@ class RowBatch:
 
 
 @contextmanager
-def open_rows(name: str, stdin: BinaryIO) -> "Iterator[JsonLines | ParquetRows]":
+def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | ParquetRows]":
     """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot be read."""
+    if name == "-" and stdin is None:
+        raise InvalidArgument("stdin is closed — name a file, or send one through a pipe")
     with ExitStack() as opened:
         try:
             stream: Any = stdin if name == "-" else opened.enter_context(Path(name).open("rb"))
+            # Stdin, too: the thread that an interrupt leaves behind waits for lines until then, and the program for it.
+            opened.callback(stream.close)
             is_parquet = stream.peek(1).startswith(PARQUET_MAGIC[:1])  # no JSON begins so
         except OSError as error:
             step = "name a file of JSON lines or Parquet"
@@ -180,8 +184,8 @@ def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row]) -> list[Row]:
         try:
             rows.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            text = f"line {number}: {brief(str(error))} — correct it; nothing of its batch is inserted"
-            raise SchemaMismatch(text, row=number) from None
+            step = "a line is one JSON object, with the collection's columns; nothing of its batch is inserted"
+            raise SchemaMismatch(f"line {number}: {brief(str(error))} — {step}", row=number) from None
     return rows
 
 

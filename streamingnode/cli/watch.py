@@ -36,12 +36,10 @@ def info(output: Output, *, place: Place) -> None:
         return
     from streamingnode.care.inspect import check_node, holder
     from streamingnode.statistics import read_statistics
-    from wal.files import disk_errors_typed
 
-    with disk_errors_typed(place):
-        pid = holder(check_node(place))
-        document = _describe(place, pid, output)
-        statistics = None if pid is None else read_statistics(place, pid=pid or None)
+    pid = holder(check_node(place))
+    document = _describe(place, pid, output)
+    statistics = None if pid is None else read_statistics(place, pid=pid or None)
     output.show(document | {"statistics": statistics})
 
 
@@ -120,7 +118,7 @@ def top(
     place: Place,
     interval: float = option("seconds between two looks (default: 2)", default=2.0, metavar="S"),
     rounds: int | None = option("end after so many (default: at an interrupt)", "-n", "--rounds", metavar="N"),
-) -> int:
+) -> None:
     """Show what a node does, again and again.
 
     Rates are those since the last look. The flusher's lag is how long the oldest row that is in no cut waits for one,
@@ -143,7 +141,6 @@ def top(
         with_node(place, watch, lasting=True)
     except KeyboardInterrupt:
         output.line()
-    return EXIT_OK
 
 
 def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:

@@ -55,6 +55,10 @@ def test_environment_names_the_file(tmp_path: Path) -> None:
     assert load_config(environment={"STREAMINGNODE_CONFIG": str(file)}).log.durability == "os"
 
 
+def test_the_token_file_of_commands_is_no_setting_of_a_node() -> None:
+    assert load_config(environment={"STREAMINGNODE_TOKEN_FILE": "token"}) == NodeConfig()
+
+
 @pytest.mark.parametrize("alias", ALIASES)
 def test_alias_stands_for_a_setting_that_exists(alias: str) -> None:
     assert ALIASES[alias] in {setting.key for setting in NodeConfig().origins()}

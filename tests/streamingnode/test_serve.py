@@ -170,6 +170,18 @@ def test_a_directory_that_somebody_else_serves_is_refused(tmp_path: Path) -> Non
         assert process.poll() is None
 
 
+def test_a_node_that_nobody_could_reach_is_not_called_ready(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 100)  # too long for a socket in it
+    serve = [*PROGRAM, "serve", str(path)]
+    refused = subprocess.run(serve, capture_output=True, text=True, timeout=HANGS_S, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "name a shorter path, or add --listen" in refused.stderr
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    with serving(path, *serve, "--listen", url) as process:
+        assert process.ready == f"ready: {url}\n"  # type: ignore[attr-defined]
+
+
 @pytest.mark.usefixtures("default_interrupt")
 async def test_a_command_that_has_the_directory_hands_it_over_to_a_service_and_goes_on_as_its_client(
     tmp_path: Path,

@@ -206,6 +206,11 @@ def test_tail_refuses_what_it_does_not_know(data: Path, run: "Run", arguments: l
     assert arguments[0] in refused.err
 
 
+def test_what_tail_cannot_end_at_is_not_offered_as_an_end(data: Path, run: "Run") -> None:
+    step = run("tail", data, "orders", "--until", "latest").err.partition(" — ")[2]
+    assert step == "give @1h, a time such as 2026-11-24T10:00:00Z, or a tick that tail prints\n"
+
+
 def test_tail_into_a_reader_that_goes_away_is_quiet(data: Path, run: "Run") -> None:
     command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

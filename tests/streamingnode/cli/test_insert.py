@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import streamingnode as sn
 from streamingnode.cli.rows_in import ROWS_MAX
 from streamingnode.opening import open_node
 
@@ -66,6 +67,19 @@ def test_bad_line_leaves_nothing_of_its_batch(data: Path, run: "Run") -> None:
     assert len(_snapshot(data, "orders")) == 3
 
 
+def test_json_that_is_no_lines_is_answered_with_what_lines_are(data: Path, run: "Run") -> None:
+    for text in ('[{"id": 4}]', '{"id": 4} {"id": 5}', '{\n"id": 4}'):
+        (data.parent / "more.json").write_text(text)
+        assert "line 1: " in (refused := run("insert", data, "orders", data.parent / "more.json")).err
+        assert " — a line is one JSON object, with the collection's columns; nothing of" in refused.err
+
+
+def test_texts_of_a_file_are_called_what_they_are_there(data: Path, run: "Run") -> None:
+    pq.write_table(pa.table({"id": ["4"], "item": ["jam"]}), data.parent / "rows.parquet")
+    refused = run("insert", data, "orders", data.parent / "rows.parquet")
+    assert refused.err == "SCHEMA_MISMATCH: column 'id' is string, the schema has int64 — cast it before the insert\n"
+
+
 def test_null_key_is_named_by_its_line(data: Path, run: "Run") -> None:
     more = data.parent / "more.jsonl"
     more.write_text('{"id": 4}\n\n{"item": "nobody"}\n')
@@ -83,6 +97,35 @@ def test_batches_before_a_bad_line_stay_and_are_said(data: Path, run: "Run") -> 
     assert f"line {ROWS_MAX + 1}: " in refused.err
     assert f"{ROWS_MAX} rows of earlier batches are inserted" in refused.err
     assert len(_snapshot(data, "orders")) == 3 + ROWS_MAX
+
+
+@pytest.mark.usefixtures("default_interrupt")
+def test_an_interrupt_tells_how_many_rows_are_inserted_and_that_more_may_be(data: Path) -> None:
+    command = [sys.executable, "-m", "streamingnode", "insert", str(data), "orders"]
+    with (
+        sn.sync.open_node(data) as node,
+        node.read("orders", sn.DeliverPolicy.latest()) as messages,
+        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running,
+    ):
+        assert running.stdin is not None
+        assert running.stderr is not None
+        for number in (4, 5):  # when the second is there, the first has been acknowledged
+            running.stdin.write(_lines(number, 1))
+            running.stdin.flush()
+            assert next(iter(messages)).num_rows == 1
+        running.send_signal(signal.SIGINT)
+        assert re.search("[12] rows of earlier batches are inserted; the next batch may be, too", running.stderr.read())
+    assert running.returncode == 130
+
+
+def test_without_stdin_a_file_is_inserted_and_the_lack_is_named(data: Path) -> None:
+    insert = f"{sys.executable} -m streamingnode insert {data} orders"
+    file = subprocess.run(f"{insert} {data.parent / 'orders.jsonl'} <&-", cwd=ROOT, shell=True, check=False)
+    assert file.returncode == 0
+    refused = subprocess.run(f"{insert} - <&-", cwd=ROOT, shell=True, check=False, stderr=subprocess.PIPE, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr == "INVALID_ARGUMENT: stdin is closed — name a file, or send one through a pipe\n"
+    assert len(_snapshot(data, "orders")) == 6
 
 
 def test_parquet_is_recognised_by_its_content(data: Path, run: "Run") -> None:

@@ -107,6 +107,7 @@ MISTAKES = [
     "tail {data} orders --from nsq/1",
     "tail {data} orders --from yesterday",
     "tail {data} orders --from 99999999999999999999999",
+    "tail {data} orders --from 2099-01-01T00:00:00Z",
     "ingest {data} --tables {data}/tables",
     "tail {data} orders --limit 0",
     "tail {data} orders --types select",

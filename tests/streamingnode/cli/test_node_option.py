@@ -7,6 +7,7 @@ import pytest
 
 from streamingnode.cli.command import NodeUrl
 from streamingnode.cli.program import COMMANDS, build_parser
+from streamingnode.remote.address import SOCKET_NAME
 from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -33,6 +34,23 @@ def test_the_option_takes_the_place_of_the_directory_and_leaves_the_other_argume
     with_file = parse(["insert", "--node", "unix:x", "orders", "rows.jsonl"])
     assert (with_file.place, with_file.collection, with_file.file) == ("unix:x", "orders", "rows.jsonl")
     assert isinstance(with_file.place, NodeUrl)
+
+
+def test_the_socket_of_a_node_means_its_directory() -> None:
+    for words in (["ls", f"data/{SOCKET_NAME}"], ["ls", "--node", f"data/{SOCKET_NAME}"]):
+        assert build_parser().parse_args(words).place == Path("data")
+    assert build_parser().parse_args(["ls", SOCKET_NAME]).place == Path()
+
+
+def test_a_new_collection_at_a_socket_is_made_in_its_node(data: Path, run: "Run") -> None:
+    rows = data.parent / "orders.jsonl"
+    assert run("insert", "--node", data / SOCKET_NAME, "new", rows, "--create", "--primary-key", "id").code == 0
+    assert not (data / SOCKET_NAME).exists()
+    assert "new" in run("ls", data).out
+
+
+def test_an_address_of_another_kind_is_refused_as_it_was_given(run: "Run") -> None:
+    assert run("ls", "http://host:1").err.startswith("INVALID_ARGUMENT: 'http://host:1' is no address — give unix:PATH")
 
 
 def test_after_two_dashes_a_word_is_no_option() -> None:

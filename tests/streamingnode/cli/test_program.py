@@ -112,7 +112,17 @@ def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None
         command = [sys.executable, "-m", "streamingnode", "config", "show"]
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("STORAGE_FAILED: the output cannot be written: No space left")
+    assert done.stderr.startswith("STORAGE_FAILED: the output: No space left")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
+def test_an_arrow_stream_that_cannot_be_written_is_an_error_without_a_traceback(data: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders", "-o", "arrow"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("STORAGE_FAILED: the output: No space left")
     assert "Traceback" not in done.stderr
 
 
@@ -120,6 +130,17 @@ def test_program_started_with_its_output_closed_works(tmp_path: Path) -> None:
     command = f"{sys.executable} -m streamingnode ls {tmp_path} --json >&-"
     done = subprocess.run(command, cwd=ROOT, shell=True, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr.split(":")[0]) == (2, "INVALID_ARGUMENT")
+
+
+def test_program_started_with_nothing_open_ends_as_otherwise(data: Path) -> None:
+    """uvloop ends the process by an abort when a socket of its own has the place of stdin, stdout or stderr."""
+    command = f"{sys.executable} -m streamingnode ls {data} <&- >&- 2>&-"
+    assert subprocess.run(command, cwd=ROOT, shell=True, check=False).returncode == 0
+
+
+def test_path_that_no_file_can_have_is_an_error_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "x" * 256]) == 1
+    assert capsys.readouterr().err.startswith("STORAGE_FAILED: xxx")
 
 
 def test_file_in_place_of_a_directory_is_called_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

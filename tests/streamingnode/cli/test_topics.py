@@ -51,11 +51,9 @@ def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> No
     ]
     shown: Any = run("topic", "info", place, "events", "--json").document
     assert (shown["messages"], shown["groups"][0]["group"], shown["groups"][0]["lag"]) == (3, "billing", 2)
-    assert (
-        "would remove topic events: 3 messages, 3 B, groups: billing"
-        in run("topic", "rm", place, "events", "--dry-run").out
-    )
-    assert run("topic", "rm", place, "events").out.startswith("removed topic events")
+    told = "removed: topic events (3 messages, 3 B, groups: billing)\n"
+    assert run("topic", "rm", place, "events", "--dry-run").out == f"would be {told}"
+    assert run("topic", "rm", place, "events").out == told
     assert "events" not in run("topic", "ls", place).out
 
 
@@ -67,8 +65,10 @@ def test_a_group_is_listed_moved_and_removed(place: Path, ids: range, run: "Run"
     assert run("group", "info", place, "events", "billing", "--json").document["lag"] == 2
     assert run("group", "seek", place, "events", "billing", "latest", "--json").document["lag"] == 0
     assert run("group", "seek", place, "events", "billing", "earliest").out.endswith("lag 0 to 3\n")
-    assert run("group", "rm", place, "events", "billing", "--dry-run").out == "would remove group billing: lag 3\n"
-    assert run("group", "rm", place, "events", "billing").out == "removed group billing: lag 3\n"
+    assert (
+        run("group", "rm", place, "events", "billing", "--dry-run").out == "would be removed: group billing (lag 3)\n"
+    )
+    assert run("group", "rm", place, "events", "billing").out == "removed: group billing (lag 3)\n"
     assert run("group", "ls", place, "events", "--json").document["groups"] == []
 
 
@@ -133,8 +133,9 @@ def test_channels_are_made_listed_and_removed_all_or_none(place: Path, run: "Run
     assert made["channels"][0] == {"channel": names[0], "role": "proxy", "address": "host:1", "description": ""}
     assert names[1] in run("channel", "ls", place).out
     assert run("channel", "rm", place, names[0], "nobody").err.startswith(TopicNotFound.code)
-    assert names[1] in run("channel", "rm", place, *names, "--dry-run").out
-    assert names[1] in run("channel", "rm", place, *names).out
+    told = f"removed: channels {', '.join(names)}\n"
+    assert run("channel", "rm", place, *names, "--dry-run").out == f"would be {told}"
+    assert run("channel", "rm", place, *names).out == told
     assert run("channel", "ls", place, "--json").document == {"channels": []}
 
 
