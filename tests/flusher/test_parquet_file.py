@@ -21,6 +21,8 @@ KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
     "long text": (pa.large_string(), ["b", "a", "ü"]),
     "bytes": (pa.binary(), [b"b", b"a", b"c"]),
     "floats": (pa.float64(), [1.0, 0.5, 2.0]),
+    "days beyond Python's": (pa.date32(), [0, 10_000_000, -1_000_000]),
+    "times beyond Python's": (pa.timestamp("us"), [0, 1 << 61, -(1 << 61)]),
 }
 BOUNDS: dict[str, tuple[int, int] | tuple[str, str]] = {
     "integers": (-3, 2**62),
