@@ -7,9 +7,9 @@ takes a JVM for a copy, the other syncs nothing, so that a power cut would take 
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,13 +49,14 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
             yield group
 
 
-def compact(table: OpenTable) -> int:
+def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Make one file of the small ones of each partition that has many; return how many files there are less.
 
-    Readers of an older version find its files until `remove_unused` takes them. Blocks; can be killed anywhere.
+    Once `is_stopping`, no further partition is begun. Readers of an older version find its files until `remove_unused` takes
+    them. Blocks; can be killed anywhere.
     """
     removed = 0
-    for files in small_files(table.files()):
+    for files in takewhile(lambda _: not is_stopping(), small_files(table.files())):
         attempt = Attempt.begin(table.path, table.watermark.cut)
         failpoint("compact.intended")
         with suppress(CommitConflict), attempt.undone_on_error(table):
@@ -90,8 +91,9 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
 def keep_versions(table: OpenTable, seconds: int) -> None:
     """Let the table's log give up what is older: its versions can then be read for that long, at least."""
     with table_lock(table.path.parent, table.path.name):
-        if table.at_version().keep(seconds, unused_s=max(seconds, ABANDONED_AGE_S)):
-            sync_log(table.path)
+        sync_log(table.path)
+        table.at_version().keep(seconds, unused_s=max(seconds, ABANDONED_AGE_S))
+        sync_log(table.path)
 
 
 def remove_unused(table: OpenTable) -> None:

@@ -174,7 +174,43 @@ def test_the_commit_of_the_newest_ingest_stays_in_the_log_whatever_other_tools_c
     assert next(opened(path).history()).note.cut == 1
     take(node, tables, 2)
     assert next(opened(path).history()).note.cut == 2
+    for file in (path / "_delta_log").iterdir():
+        os.utime(file, (0, 0))
+    take(node, tables, 3, 4, 5)
     assert not (path / "_delta_log" / f"{0:020}.json").exists()
+
+
+def test_the_version_that_was_the_newest_until_now_stays_however_old_its_commit_is(
+    node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
+    node.create(shards=1)
+    node.create_partition("orders", "eu")
+    path = tables / "orders"
+    node.insert("orders", orders(1), "eu")
+    take(node, tables, 2)
+    keep_versions(opened(path), 60)
+    for file in (path / "_delta_log").iterdir():
+        os.utime(file, (0, 0))
+    until_now = opened(path)
+    node.drop_partition("orders", "eu")
+    take(node, tables, 3)
+    remove_unused(opened(path))
+    assert list((path / "_delta_log").glob("*.checkpoint.parquet")), "the log may give up what is before it"
+    assert all((path / file.path).exists() for file in until_now.files())
+    assert [found.note.cut for found in opened(path).history()] == [2, 1, 0]
+
+
+def test_a_compaction_that_is_told_to_stop_begins_no_other_partition(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    node.create_partition("orders", "eu")
+    for number in range(3):
+        node.insert("orders", orders(10 + number), "eu")
+        take(node, tables, number)
+    assert compact(opened(tables / "orders"), is_stopping=iter([False, True]).__next__) == 2
+    assert rows_of(tables / "orders") == node.expected("orders")
 
 
 def test_files_of_an_attempt_under_way_stay(node: NodeBuilder, tables: Path) -> None:
