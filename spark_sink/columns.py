@@ -4,7 +4,6 @@ Two differences to the collection only: types that Spark does not have become th
 the user's. The table, its readers and the data source all start from `table_schema`, so they cannot disagree.
 """
 
-import math
 from datetime import date
 from typing import Any
 
@@ -20,7 +19,7 @@ PARTITION = "_partition"
 TEXT_BYTES_MAX = 128
 """A longer text is left out of the log: every reader reads the log at every open."""
 
-Bound = int | float | str
+Bound = int | str
 
 
 def table_schema(collection: pa.Schema) -> pa.Schema:
@@ -65,17 +64,13 @@ def stats_json(footer: pq.FileMetaData) -> str:
     highs: dict[str, Bound] = {}
     nulls: dict[str, int] = {}
     for index in range(footer.num_columns):
-        column = footer.schema.column(index)
-        if column.path != column.name or column.max_repetition_level or "." in column.path:
-            continue  # inside a list or struct
-        groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        counts = [found.null_count for found in groups if found is not None and found.null_count is not None]
-        if len(counts) < len(groups):
-            continue
-        nulls[column.name] = sum(counts)
-        bounds = _range([found for found in groups if found is not None])
-        if bounds is not None:
-            lows[column.name], highs[column.name] = bounds
+        name = footer.schema.column(index).path
+        groups: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        if "." in name or None in [found and found.null_count for found in groups]:
+            continue  # inside a list or struct, or without a count
+        nulls[name] = sum(found.null_count for found in groups)
+        if (bounds := _range(groups)) is not None:
+            lows[name], highs[name] = bounds
     stats = {"numRecords": footer.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
     return msgspec.json.encode(stats).decode()
 
@@ -85,19 +80,18 @@ def _range(groups: list[pq.Statistics]) -> tuple[Bound, Bound] | None:
     filled = [found for found in groups if found.has_min_max]
     if not filled or any(found.num_values for found in groups if not found.has_min_max):
         return None
-    ends: list[Any] = [_exact(end) for found in filled for end in (found.min, found.max)]
+    try:
+        ends: list[Any] = [_exact(end) for found in filled for end in (found.min, found.max)]
+    except OverflowError:  # a day or a time that Arrow has and Python does not
+        return None
     return None if None in ends else (min(ends), max(ends))
 
 
 def _exact(value: object) -> Bound | None:
-    """Return the JSON form of a value that JSON holds exactly; None for the others (decimals, bytes, times, flags)."""
-    match value:
-        case int() if not isinstance(value, bool):
-            return value
-        case float() if math.isfinite(value):
-            return value
-        case str() if len(value.encode()) <= TEXT_BYTES_MAX:
-            return value
-        case date() if type(value) is date:
-            return value.isoformat()
-    return None
+    """Return the JSON form of a value that JSON holds exactly; None for the others (decimals, bytes, times, flags).
+
+    Floats are among those: Parquet leaves NaN out of their ranges, and readers that order it above all skip the file.
+    """
+    if isinstance(value, str):
+        return value if len(value.encode()) <= TEXT_BYTES_MAX else None
+    return value.isoformat() if type(value) is date else value if type(value) is int else None

@@ -168,15 +168,10 @@ class Road(Enum):
 
 def road_of(table: OpenTable, changes: Changes, *, rewrites: bool) -> Road:
     """Return the road of some cuts into a table; `rewrites` says that a delete reaches a row of theirs, or one before."""
-    match rewrites, len(changes.segments):
-        case True, _:
-            return Road.SPARK
-        case False, 0:
-            return Road.NONE
-        case False, files if files <= COPIED_FILES_MAX and _has_types_of(table, changes):
-            return Road.COPY
-        case _:
-            return Road.SPARK
+    if not rewrites and not changes.segments:
+        return Road.NONE
+    copies = not rewrites and len(changes.segments) <= COPIED_FILES_MAX and _has_types_of(table, changes)
+    return Road.COPY if copies else Road.SPARK
 
 
 def _has_types_of(table: OpenTable, changes: Changes) -> bool:
@@ -252,8 +247,7 @@ def _copy_files(node: Path, attempt: Attempt, changes: Changes, *, link: bool) -
     for folder in {place.parent for _, place in places}:
         folder.mkdir(parents=True)
     with ThreadPoolExecutor(FILE_THREADS) as threads:
-        for _ in threads.map(lambda each: _copy_file(node, *each, link=link), places):
-            pass
+        list(threads.map(lambda each: _copy_file(node, *each, link=link), places))
 
 
 def _copy_file(node: Path, file: SegmentFile, target: Path, *, link: bool) -> None:
