@@ -229,7 +229,7 @@ def write_files(
         adds = attempt.seal()
         failpoint("ingest.sealed")
         written, before = sum(file.rows for file in adds), sum(file.rows or 0 for file in touched)
-        if written > rows_in + before or (written < rows_in and not (reached or touched)):
+        if not sum(file.rows for file in others) <= written <= rows_in + before:
             raise StorageFailed(f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again")
     return Written(adds, [*dropped, *touched], rows_in, attempt, road)
 

@@ -8,6 +8,8 @@ the rows we hand it, and is right.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +108,12 @@ class CutReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks: segments of one vchannel with the deletes that can reach them."""
+        vchannel = attrgetter("vchannel")
         return [
             self._group(partition, bundle)
             for partition, segments in self._changes.of_partition(self._changes.segments).items()
-            for vchannel in sorted({segment.vchannel for segment in segments})
-            for bundle in batches(
-                (found for found in segments if found.vchannel == vchannel),
-                lambda segment: segment.bytes,
-                bytes_max=GROUP_BYTES_TARGET,
-            )
+            for _, found in groupby(sorted(segments, key=vchannel), key=vchannel)
+            for bundle in batches(found, lambda each: each.bytes, bytes_max=GROUP_BYTES_TARGET)
         ]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:

@@ -15,10 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from spark_sink.changes import batches
 from spark_sink.columns import PARTITION, shaped
 from spark_sink.commit import ABANDONED_AGE_S, FILE_BYTES_TARGET, INTENTS, Attempt, sync_log
 from spark_sink.ingestion import table_lock
 from spark_sink.table import CommitConflict, OpenTable, TableFile
+from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 
 SMALL_FILE_BYTES = FILE_BYTES_TARGET // 4
@@ -37,9 +39,8 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
     A file larger than all smaller ones together waits for more of them, so a row is copied a few times, not once in 64
     cuts. A partition has `SMALL_FILES_MAX` small files, and 24 more at most, each twice as large as the one before.
     """
-    small = [file for file in files if file.bytes < SMALL_FILE_BYTES]
-    small.sort(key=lambda file: (file.partition, file.bytes, file.path))
-    for _, found in groupby(small, key=lambda file: file.partition):
+    order = sorted(files, key=lambda file: (file.partition, file.bytes, file.path))
+    for _, found in groupby((file for file in order if file.bytes < SMALL_FILE_BYTES), key=lambda file: file.partition):
         group = list(found)
         while len(group) >= SMALL_FILES_MAX and group[-1].bytes > sum(file.bytes for file in group[:-1]):
             group.pop()
@@ -63,6 +64,8 @@ def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False
             _merge(table, files, attempt.directory / f"{PARTITION}={files[0].partition}" / "compacted.parquet")
             failpoint("compact.written")
             adds = attempt.seal()
+            if sum(file.rows for file in adds) < sum(file.rows or 0 for file in files):
+                raise StorageFailed(f"rows in {attempt.directory} were removed by another tool — it is tried again")
             with table_lock(table.path.parent, table.path.name):
                 newest = table.at_version()
                 if newest.identity != table.identity:  # dropped, and made anew
@@ -79,13 +82,11 @@ def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False
 def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
     schema = table.schema.remove(table.schema.get_field_index(PARTITION))
     target.parent.mkdir(parents=True)
-    rows: list[pa.Table] = []
+    ordered = sorted(files, key=lambda file: (file.offset_min or 0, file.path))
+    given = (shaped(table.read_file(file, columns=schema), schema, partition=file.partition) for file in ordered)
     with pq.ParquetWriter(target, schema, compression="zstd", write_page_checksum=True) as writer:
-        for number, file in enumerate(sorted(files, key=lambda file: (file.offset_min or 0, file.path)), start=1):
-            rows.append(shaped(table.read_file(file, columns=schema), schema, partition=file.partition))
-            if number == len(files) or sum(each.nbytes for each in rows) >= ROW_GROUP_BYTES:
-                writer.write_table(pa.concat_tables(rows))
-                rows.clear()
+        for rows in batches(given, lambda each: each.nbytes, bytes_max=ROW_GROUP_BYTES):
+            writer.write_table(pa.concat_tables(rows))
 
 
 def keep_versions(table: OpenTable, seconds: int) -> None:

@@ -328,6 +328,22 @@ def test_a_file_that_another_tool_removed_before_its_commit_is_not_committed(
     assert rows_of(path) == node.expected("orders")
 
 
+def test_a_compacted_file_that_another_tool_removed_before_its_commit_takes_no_rows_along(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1, 2, 3)
+
+    def vacuum() -> None:
+        DeltaTable(str(path)).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+
+    failpoint.arm("compact.written", vacuum)
+    with pytest.raises(StorageFailed, match="removed by another tool"):
+        compact(opened(path))
+    assert rows_of(path) == node.expected("orders")
+
+
 def test_a_vacuum_of_another_tool_leaves_an_attempt_under_way_alone(node: NodeBuilder, tables: Path) -> None:
     node.create(shards=1)
     path = tables / "orders"
