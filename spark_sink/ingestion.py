@@ -319,7 +319,8 @@ class IngestJob:
             sync_log(path)  # of a job that was killed after its commit, or runs on another machine
             return table
         # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
-        if not self._is_living(entry) or not lives(entry, run[-1].tick) or _retired(path, entry.collection_id).exists():
+        retired = OpenTable.load(path.with_name(f"{path.name}@{entry.collection_id}"))
+        if not (self._is_living(entry) and lives(entry, run[-1].tick)) or (retired and retired.identity == wanted):
             return None
         if table is not None:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
@@ -395,7 +396,9 @@ class IngestJob:
         """Move a dropped collection's table out of the way of one that takes its name; what is killed, the next one does."""
         collection_id = table.owner().collection_id
         report = self._report_of(table)
-        retired = _retired(table.path, collection_id)
+        retired = table.path.with_name(f"{table.path.name}@{collection_id}")
+        if retired.exists():  # of another node, whose tables were here before
+            retired = retired.with_name(f"{retired.name}@{table.owner().node_id}")
         release(self.node, table.path)  # first: once renamed, no ingest looks for it
         failpoint("ingest.released")
         table.path.rename(retired)
@@ -417,7 +420,3 @@ class IngestJob:
 
     def _is_living(self, entry: CollectionEntry) -> bool:
         return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
-
-
-def _retired(path: Path, collection_id: int) -> Path:
-    return path.with_name(f"{path.name}@{collection_id}")

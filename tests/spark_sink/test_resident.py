@@ -187,6 +187,31 @@ def test_a_copy_of_a_table_under_another_name_holds_no_ingest_up(
         assert rows_of(tables / name) == node.expected(name)
 
 
+def test_what_is_left_of_another_node_takes_no_collection_for_a_dropped_one(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    dropped = node.collections["orders"].id
+    node.drop("orders")
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert [path.name for path in tables.glob("[!.]*")] == [f"orders@{dropped}"]
+    anew = NodeBuilder(node.path.with_name("anew"), node_id="node-2")
+    assert anew.create().id == dropped
+    anew.insert("orders", orders(2))
+    anew.cut()
+    assert spark_sink.ingest(None, anew.path, tables, request_cut=False).rows_added == 1
+    assert rows_of(tables / "orders") == anew.expected("orders")
+    anew.drop("orders")
+    anew.cut()
+    spark_sink.ingest(None, anew.path, tables, request_cut=False)
+    left = {path.name: len(rows_of(path)) for path in tables.glob("[!.]*")}
+    assert left == {f"orders@{dropped}": 1, f"orders@{dropped}@node-2": 1}
+
+
 @pytest.mark.parametrize("kind, value", [(pa.date32(), 10_000_000), (pa.timestamp("us"), 1 << 61)], ids=str)
 def test_days_and_times_beyond_those_of_python_are_in_their_table(
     kind: pa.DataType, value: int, no_spark: None, node: NodeBuilder, tables: Path
