@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from flusher.directory import Cut, CutLog, check_file, file_paths, lives, living, measure_file
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
 from interceptors.errors import CollectionNotFound
+from spark_sink.columns import TableFile
 from wal.errors import Corrupt, Truncated
 from wal.files import place_beneath
 
-if TYPE_CHECKING:
-    from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
-
 _Range = tuple[int | str, int | str]
-F = TypeVar("F", "SegmentFile", "TableFile")
+F = TypeVar("F", SegmentFile, TableFile)
 T = TypeVar("T")
 
 THREADS_MAX = 16
@@ -81,7 +79,7 @@ def entries_of(cut: Cut, collection_id: int) -> list[CollectionEntry]:
     return [each for each in cut.manifest.collections if each.collection_id == collection_id]
 
 
-def split_by_delete(files: "Iterable[F]", deletes: Sequence[DeleteFile]) -> "tuple[list[F], list[F]]":
+def split_by_delete(files: Iterable[F], deletes: Sequence[DeleteFile]) -> tuple[list[F], list[F]]:
     """Return the files that may hold a row some delete removes, and the others; one without ranges may hold anything."""
     reached: list[F] = []
     others: list[F] = []
@@ -120,7 +118,7 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
-def _reaches(delete: DeleteFile, file: "SegmentFile | TableFile") -> bool:
+def _reaches(delete: DeleteFile, file: SegmentFile | TableFile) -> bool:
     if isinstance(file, SegmentFile):
         vchannels: _Range | None = (file.vchannel, file.vchannel)
         keys = _key_range(file)

@@ -4,6 +4,7 @@ Two differences to the collection only: types that Spark does not have become th
 the user's. The table, its readers and the data source all start from `table_schema`, so they cannot disagree.
 """
 
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.manifest import stored_schema
+from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from wal.errors import Corrupt
 
 PARTITION = "_partition"
@@ -20,6 +21,20 @@ TEXT_BYTES_MAX = 128
 """A longer text is left out of the log: every reader reads the log at every open."""
 
 Bound = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One active data file; a range is None where its writer recorded none."""
+
+    path: str
+    bytes: int
+    rows: int | None
+    partition: str
+    key_range: tuple[int | str, int | str] | None = None
+    offset_min: int | None = None
+    tick_min: int | None = None
+    vchannel_range: tuple[str, str] | None = None
 
 
 def table_schema(collection: pa.Schema) -> pa.Schema:
@@ -95,3 +110,24 @@ def _exact(value: object) -> Bound | None:
     if isinstance(value, str):
         return value if len(value.encode()) <= TEXT_BYTES_MAX else None
     return value.isoformat() if type(value) is date else value if type(value) is int else None
+
+
+def file_in_log(row: dict[str, Any], key: str) -> TableFile:
+    """Return what Delta says of an active file; `key` is the column whose range it reports."""
+    low, high = row.get("min") or {}, row.get("max") or {}
+
+    def ends(column: str, kind: Any) -> Any:
+        """Return a column's smallest and largest value; None where one is not known, or of another kind (a time)."""
+        found = low.get(column), high.get(column)
+        return found if all(isinstance(end, kind) for end in found) else None
+
+    return TableFile(
+        path=row["path"],
+        bytes=row["size_bytes"],
+        rows=row["num_records"],
+        partition=row["partition"][PARTITION] or "",
+        key_range=ends(key, int | str),
+        offset_min=low.get(OFFSET),
+        tick_min=low.get(TICK),
+        vchannel_range=ends(VCHANNEL, str),
+    )

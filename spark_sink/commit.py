@@ -34,9 +34,9 @@ from pyspark.sql import DataFrame
 from flusher.directory import check_file, measure_file
 from flusher.manifest import SegmentFile, arrow_schema, stored_schema
 from spark_sink.changes import Changes, split_by_delete, verify_file, verify_files
-from spark_sink.columns import PARTITION, stats_json
+from spark_sink.columns import PARTITION, TableFile, stats_json
 from spark_sink.runtime import LazySession
-from spark_sink.table import NewFile, OpenTable, TableFile
+from spark_sink.table import NewFile, OpenTable
 from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint

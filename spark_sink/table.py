@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, CommitProperties, PostCommitHookPro
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from flusher.selection import Selection
-from spark_sink.columns import PARTITION, shaped, table_schema
+from spark_sink.columns import PARTITION, TableFile, file_in_log, shaped, table_schema
 from wal.errors import AlreadyExists, Corrupt, StorageFailed, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import sync_directory, sync_file
@@ -91,20 +91,6 @@ class TableVersion:
 
     version: int
     note: CommitNote
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """One active data file; a range is None where its writer recorded none."""
-
-    path: str
-    bytes: int
-    rows: int | None
-    partition: str
-    key_range: tuple[int | str, int | str] | None = None
-    offset_min: int | None = None
-    tick_min: int | None = None
-    vchannel_range: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +257,7 @@ class OpenTable:
                 kept = [field.name for field in rows.schema.field(name).type if field.name in wanted]
                 ranges = pa.table({each: pc.struct_field(rows[name], each) for each in kept})
                 rows = rows.drop([name]).append_column(name, ranges.to_struct_array())
-        return [_table_file(row, key) for row in rows.to_pylist()]
+        return [file_in_log(row, key) for row in rows.to_pylist()]
 
     def rows(self, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
         """Return all rows, in columns with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
@@ -487,23 +473,3 @@ def _note(commit: bytes) -> CommitNote | None:
             if _COMMIT_KEY in (action.get("commitInfo") or ()):
                 return msgspec.convert(action["commitInfo"][_COMMIT_KEY], CommitNote, strict=False)
     return None
-
-
-def _table_file(row: dict[str, Any], key: str) -> TableFile:
-    low, high = row.get("min") or {}, row.get("max") or {}
-
-    def ends(column: str, kind: Any) -> Any:
-        """Return a column's smallest and largest value; None where one is not known, or of another kind (a time)."""
-        found = low.get(column), high.get(column)
-        return found if all(isinstance(end, kind) for end in found) else None
-
-    return TableFile(
-        path=row["path"],
-        bytes=row["size_bytes"],
-        rows=row["num_records"],
-        partition=row["partition"][PARTITION] or "",
-        key_range=ends(key, int | str),
-        offset_min=low.get(OFFSET),
-        tick_min=low.get(TICK),
-        vchannel_range=ends(VCHANNEL, str),
-    )

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_sink.changes import batches
-from spark_sink.columns import PARTITION, shaped
+from spark_sink.columns import PARTITION, TableFile, shaped
 from spark_sink.commit import ABANDONED_AGE_S, FILE_BYTES_TARGET, INTENTS, Attempt, sync_log
 from spark_sink.ingestion import table_lock
-from spark_sink.table import CommitConflict, OpenTable, TableFile
+from spark_sink.table import CommitConflict, OpenTable
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 

@@ -14,7 +14,7 @@ from spark_sink.changes import (
     live_collection,
     split_by_delete,
 )
-from spark_sink.table import TableFile
+from spark_sink.columns import TableFile
 from tests.spark_sink.node_builder import MS, NodeBuilder
 from wal.errors import Corrupt, Truncated
 

@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 import spark_sink
 from spark_sink import table as table_module
 from spark_sink import upkeep
+from spark_sink.columns import TableFile
 from spark_sink.commit import ABANDONED_AGE_S, INTENTS
-from spark_sink.table import OpenTable, TableFile
+from spark_sink.table import OpenTable
 from spark_sink.upkeep import SMALL_FILE_BYTES, SMALL_FILES_MAX, compact, keep_versions, remove_unused, small_files
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
