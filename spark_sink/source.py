@@ -53,10 +53,9 @@ class StreamingNodeSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        for option in options:
-            if option.lower() not in map(str.lower, OPTIONS):
-                known = ", ".join(OPTIONS)
-                raise InvalidArgument(f"the source streamingnode has no option {option!r} — there are: {known}")
+        if wrong := [option for option in options if option.lower() not in OPTIONS]:
+            known = ", ".join(OPTIONS)
+            raise InvalidArgument(f"the source streamingnode has no option {wrong[0]!r} — there are: {known}")
 
     @classmethod
     def name(cls) -> str:
