@@ -271,6 +271,7 @@ class ParquetFile:
             compression_level=ZSTD_LEVEL,
             use_dictionary=repetitive,  # type: ignore[arg-type]  # a list is fine
             column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
+            write_statistics=[each.name for each in first.schema if not pa.types.is_floating(each.type)],  # lack NaN
             write_page_checksum=True,
             store_schema=False,
             metadata_collector=self._written,

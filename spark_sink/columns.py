@@ -103,10 +103,7 @@ def _range(groups: list[pq.Statistics]) -> tuple[Bound, Bound] | None:
 
 
 def _exact(value: object) -> Bound | None:
-    """Return the JSON form of a value that JSON holds exactly; None for the others (decimals, bytes, times, flags).
-
-    Floats are among those: Parquet leaves NaN out of their ranges, and readers that order it above all skip the file.
-    """
+    """Return the JSON form of a value that JSON holds exactly; None for others, and for floats: ranges leave out NaN."""
     if isinstance(value, str):
         return value if len(value.encode()) <= TEXT_BYTES_MAX else None
     return value.isoformat() if type(value) is date else value if type(value) is int else None

@@ -84,7 +84,10 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
     target.parent.mkdir(parents=True)
     ordered = sorted(files, key=lambda file: (file.offset_min or 0, file.path))
     given = (shaped(table.read_file(file, columns=schema), schema, partition=file.partition) for file in ordered)
-    with pq.ParquetWriter(target, schema, compression="zstd", write_page_checksum=True) as writer:
+    ranged = [field.name for field in schema if not pa.types.is_floating(field.type)]  # their ranges leave out NaN
+    with pq.ParquetWriter(
+        target, schema, compression="zstd", write_page_checksum=True, write_statistics=ranged
+    ) as writer:
         for rows in batches(given, lambda each: each.nbytes, bytes_max=ROW_GROUP_BYTES):
             writer.write_table(pa.concat_tables(rows))
 

@@ -1,5 +1,6 @@
 """Tables of many cuts: their files stay few, their log short, and every version that is kept reads as before."""
 
+import math
 import os
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
@@ -200,6 +203,22 @@ def test_the_version_that_was_the_newest_until_now_stays_however_old_its_commit_
     assert list((path / "_delta_log").glob("*.checkpoint.parquet")), "the log may give up what is before it"
     assert all((path / file.path).exists() for file in until_now.files())
     assert [found.note.cut for found in opened(path).history()] == [2, 1, 0]
+
+
+def test_a_compacted_table_tells_no_ranges_of_floats_which_would_leave_out_not_a_number(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    for number in range(3):
+        node.insert("orders", orders(number, amount=math.nan if number == 1 else 1.0))
+        node.cut()
+        spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert compact(opened(tables / "orders")) == 2
+    delta = DeltaTable(str(tables / "orders"))
+    [told] = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+    assert (told["max.id"], told.get("max.amount")) == (2, None)
+    read = duckdb.read_parquet(delta.file_uris(), hive_partitioning=True)
+    assert read.filter("amount > 5").project("id").fetchall() == [(1,)]
 
 
 def test_a_compaction_that_is_told_to_stop_begins_no_other_partition(
