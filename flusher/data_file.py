@@ -271,6 +271,7 @@ class ParquetFile:
             compression_level=ZSTD_LEVEL,
             use_dictionary=repetitive,  # type: ignore[arg-type]  # a list is fine
             column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
+            write_statistics=[each.name for each in first.schema if not pa.types.is_floating(each.type)],  # lack NaN
             write_page_checksum=True,
             store_schema=False,
             metadata_collector=self._written,
@@ -328,9 +329,7 @@ def encodings(table: pa.Table) -> tuple[list[str], list[str]]:
     """Return the columns to store with a dictionary (texts that repeat) and as differences (numbers that ascend)."""
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
     repetitive, ascending = [VCHANNEL], [TICK, OFFSET]
-    for name, column in zip(sample.column_names, sample.columns, strict=True):
-        if name in {TICK, OFFSET, VCHANNEL}:
-            continue
+    for name, column in zip(sample.column_names, sample.columns, strict=True):  # those above may come again
         if any(is_text(column.type) for is_text in _IS_TEXT):
             if pc.count_distinct(column).as_py() <= DICTIONARY_DISTINCT_MAX * sample.num_rows:
                 repetitive.append(name)
@@ -351,7 +350,8 @@ def _bounds(footer: pq.FileMetaData, column: str) -> tuple[Any, Any]:
     leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
     # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
     index = next(index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == column)
-    found = [footer.row_group(i).column(index).statistics for i in range(footer.num_row_groups)]
+    is_time = leaves[index].logical_type.type in {"DATE", "TIMESTAMP"}  # Python does not have all that Arrow has
+    found = [footer.row_group(i).column(index).statistics for i in range(0 if is_time else footer.num_row_groups)]
     bounds: list[Any] = [value for entry in found if entry and entry.has_min_max for value in (entry.min, entry.max)]
     if len(bounds) < 2 * len(found) or {type(value) for value in bounds} not in ({int}, {str}):
         return None, None

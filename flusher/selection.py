@@ -6,6 +6,7 @@ their keys in the end, so a range that is too wide, or of another kind of value,
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
@@ -68,9 +69,9 @@ class Selection:
             leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
             # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
             at = next(index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == self.key)
-            found = [footer.row_group(group).column(at).statistics for group in groups]
-            ends = [(each.min, each.max) if each and each.has_min_max else (None, None) for each in found]
-            groups = [group for group in groups if self._is_among(*ends[group])]
+            of = [(group, footer.row_group(group).column(at).statistics) for group in groups]
+            with suppress(OverflowError):  # of a day that Python does not have: all groups are read
+                groups = [n for n, s in of if not (s and s.has_min_max) or self._is_among(s.min, s.max)]
         return file.read_row_groups(groups, schema.names, use_threads=footer.num_rows >= THREADS_FROM_ROWS)
 
     def rows(self, table: pa.Table) -> pa.Table:

@@ -7,23 +7,22 @@ so states between that cut and the drop are in none either.
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from flusher.directory import Cut, CutLog, check_file, file_paths, lives, living, measure_file
 from flusher.manifest import CollectionEntry, DataFile, DeleteFile, SegmentFile
 from interceptors.errors import CollectionNotFound
+from spark_sink.columns import TableFile
 from wal.errors import Corrupt, Truncated
 from wal.files import place_beneath
 
-if TYPE_CHECKING:
-    from spark_sink.table import TableFile  # an executor that imports this has no need of deltalake
-
 _Range = tuple[int | str, int | str]
-F = TypeVar("F", "SegmentFile", "TableFile")
+F = TypeVar("F", SegmentFile, TableFile)
+T = TypeVar("T")
 
 THREADS_MAX = 16
 """Each has a file open, and a machine may have more processors than a process may open files beside its others."""
@@ -80,7 +79,7 @@ def entries_of(cut: Cut, collection_id: int) -> list[CollectionEntry]:
     return [each for each in cut.manifest.collections if each.collection_id == collection_id]
 
 
-def split_by_delete(files: "Iterable[F]", deletes: Sequence[DeleteFile]) -> "tuple[list[F], list[F]]":
+def split_by_delete(files: Iterable[F], deletes: Sequence[DeleteFile]) -> tuple[list[F], list[F]]:
     """Return the files that may hold a row some delete removes, and the others; one without ranges may hold anything."""
     reached: list[F] = []
     others: list[F] = []
@@ -89,18 +88,20 @@ def split_by_delete(files: "Iterable[F]", deletes: Sequence[DeleteFile]) -> "tup
     return reached, others
 
 
-def batches(cuts: Sequence[Cut], *, bytes_max: int, every_cut: bool = False) -> list[list[Cut]]:
-    """Split cuts into runs for one commit each: in order, one cut, and more with `bytes_max` of files unless `every_cut`."""
-    runs: list[list[Cut]] = []
-    size = 0
-    for cut in cuts:
-        cut_bytes = sum(file.bytes for file in cut.manifest.files)
-        if every_cut or not runs or size + cut_bytes > bytes_max:
-            runs.append([])
-            size = 0
-        runs[-1].append(cut)
-        size += cut_bytes
-    return runs
+def batches(
+    given: Iterable[T], bytes_of: Callable[[T], int], *, bytes_max: int, count_max: int | None = None
+) -> Iterator[list[T]]:
+    """Split cuts or files into runs, in order: each of one, or of more with together at most `bytes_max`."""
+    run: list[T] = []
+    size_bytes = 0
+    for each in given:
+        if run and (len(run) == count_max or size_bytes + bytes_of(each) > bytes_max):
+            yield run
+            run, size_bytes = [], 0
+        run.append(each)
+        size_bytes += bytes_of(each)
+    if run:
+        yield run
 
 
 def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
@@ -117,7 +118,7 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
-def _reaches(delete: DeleteFile, file: "SegmentFile | TableFile") -> bool:
+def _reaches(delete: DeleteFile, file: SegmentFile | TableFile) -> bool:
     if isinstance(file, SegmentFile):
         vchannels: _Range | None = (file.vchannel, file.vchannel)
         keys = _key_range(file)
@@ -167,8 +168,7 @@ def verify_files(node: Path, files: Sequence[DataFile]) -> None:
     retention took with its cut.
     """
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, THREADS_MAX)) as threads:
-        for _ in threads.map(lambda file: verify_file(node, file), files):
-            pass
+        list(threads.map(lambda file: verify_file(node, file), files))
 
 
 def verify_file(node: Path, file: DataFile) -> None:

@@ -4,7 +4,7 @@ Two differences to the collection only: types that Spark does not have become th
 the user's. The table, its readers and the data source all start from `table_schema`, so they cannot disagree.
 """
 
-import math
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flusher.manifest import stored_schema
+from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from wal.errors import Corrupt
 
 PARTITION = "_partition"
@@ -20,7 +20,21 @@ PARTITION = "_partition"
 TEXT_BYTES_MAX = 128
 """A longer text is left out of the log: every reader reads the log at every open."""
 
-Bound = int | float | str
+Bound = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One active data file; a range is None where its writer recorded none."""
+
+    path: str
+    bytes: int
+    rows: int | None
+    partition: str
+    key_range: tuple[int | str, int | str] | None = None
+    offset_min: int | None = None
+    tick_min: int | None = None
+    vchannel_range: tuple[str, str] | None = None
 
 
 def table_schema(collection: pa.Schema) -> pa.Schema:
@@ -65,17 +79,13 @@ def stats_json(footer: pq.FileMetaData) -> str:
     highs: dict[str, Bound] = {}
     nulls: dict[str, int] = {}
     for index in range(footer.num_columns):
-        column = footer.schema.column(index)
-        if column.path != column.name or column.max_repetition_level or "." in column.path:
-            continue  # inside a list or struct
-        groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
-        counts = [found.null_count for found in groups if found is not None and found.null_count is not None]
-        if len(counts) < len(groups):
-            continue
-        nulls[column.name] = sum(counts)
-        bounds = _range([found for found in groups if found is not None])
-        if bounds is not None:
-            lows[column.name], highs[column.name] = bounds
+        name = footer.schema.column(index).path
+        groups: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        if "." in name or None in [found and found.null_count for found in groups]:
+            continue  # inside a list or struct, or without a count
+        nulls[name] = sum(found.null_count for found in groups)
+        if (bounds := _range(groups)) is not None:
+            lows[name], highs[name] = bounds
     stats = {"numRecords": footer.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
     return msgspec.json.encode(stats).decode()
 
@@ -85,19 +95,36 @@ def _range(groups: list[pq.Statistics]) -> tuple[Bound, Bound] | None:
     filled = [found for found in groups if found.has_min_max]
     if not filled or any(found.num_values for found in groups if not found.has_min_max):
         return None
-    ends: list[Any] = [_exact(end) for found in filled for end in (found.min, found.max)]
+    try:
+        ends: list[Any] = [_exact(end) for found in filled for end in (found.min, found.max)]
+    except OverflowError:  # a day or a time that Arrow has and Python does not
+        return None
     return None if None in ends else (min(ends), max(ends))
 
 
 def _exact(value: object) -> Bound | None:
-    """Return the JSON form of a value that JSON holds exactly; None for the others (decimals, bytes, times, flags)."""
-    match value:
-        case int() if not isinstance(value, bool):
-            return value
-        case float() if math.isfinite(value):
-            return value
-        case str() if len(value.encode()) <= TEXT_BYTES_MAX:
-            return value
-        case date() if type(value) is date:
-            return value.isoformat()
-    return None
+    """Return the JSON form of a value that JSON holds exactly; None for others, and for floats: ranges leave out NaN."""
+    if isinstance(value, str):
+        return value if len(value.encode()) <= TEXT_BYTES_MAX else None
+    return value.isoformat() if type(value) is date else value if type(value) is int else None
+
+
+def file_in_log(row: dict[str, Any], key: str) -> TableFile:
+    """Return what Delta says of an active file; `key` is the column whose range it reports."""
+    low, high = row.get("min") or {}, row.get("max") or {}
+
+    def ends(column: str, kind: Any) -> Any:
+        """Return a column's smallest and largest value; None where one is not known, or of another kind (a time)."""
+        found = low.get(column), high.get(column)
+        return found if all(isinstance(end, kind) for end in found) else None
+
+    return TableFile(
+        path=row["path"],
+        bytes=row["size_bytes"],
+        rows=row["num_records"],
+        partition=row["partition"][PARTITION] or "",
+        key_range=ends(key, int | str),
+        offset_min=low.get(OFFSET),
+        tick_min=low.get(TICK),
+        vchannel_range=ends(VCHANNEL, str),
+    )

@@ -34,9 +34,9 @@ from pyspark.sql import DataFrame
 from flusher.directory import check_file, measure_file
 from flusher.manifest import SegmentFile, arrow_schema, stored_schema
 from spark_sink.changes import Changes, split_by_delete, verify_file, verify_files
-from spark_sink.columns import PARTITION, stats_json
+from spark_sink.columns import PARTITION, TableFile, stats_json
 from spark_sink.runtime import LazySession
-from spark_sink.table import NewFile, OpenTable, TableFile
+from spark_sink.table import NewFile, OpenTable
 from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
@@ -168,15 +168,10 @@ class Road(Enum):
 
 def road_of(table: OpenTable, changes: Changes, *, rewrites: bool) -> Road:
     """Return the road of some cuts into a table; `rewrites` says that a delete reaches a row of theirs, or one before."""
-    match rewrites, len(changes.segments):
-        case True, _:
-            return Road.SPARK
-        case False, 0:
-            return Road.NONE
-        case False, files if files <= COPIED_FILES_MAX and _has_types_of(table, changes):
-            return Road.COPY
-        case _:
-            return Road.SPARK
+    if not rewrites and not changes.segments:
+        return Road.NONE
+    copies = not rewrites and len(changes.segments) <= COPIED_FILES_MAX and _has_types_of(table, changes)
+    return Road.COPY if copies else Road.SPARK
 
 
 def _has_types_of(table: OpenTable, changes: Changes) -> bool:
@@ -234,7 +229,7 @@ def write_files(
         adds = attempt.seal()
         failpoint("ingest.sealed")
         written, before = sum(file.rows for file in adds), sum(file.rows or 0 for file in touched)
-        if written > rows_in + before or (written < rows_in and not (reached or touched)):
+        if not sum(file.rows for file in others) <= written <= rows_in + before:
             raise StorageFailed(f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again")
     return Written(adds, [*dropped, *touched], rows_in, attempt, road)
 
@@ -252,8 +247,7 @@ def _copy_files(node: Path, attempt: Attempt, changes: Changes, *, link: bool) -
     for folder in {place.parent for _, place in places}:
         folder.mkdir(parents=True)
     with ThreadPoolExecutor(FILE_THREADS) as threads:
-        for _ in threads.map(lambda each: _copy_file(node, *each, link=link), places):
-            pass
+        list(threads.map(lambda each: _copy_file(node, *each, link=link), places))
 
 
 def _copy_file(node: Path, file: SegmentFile, target: Path, *, link: bool) -> None:

@@ -14,7 +14,7 @@ import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -35,6 +35,9 @@ from wal.files import make_parents, sync_directory
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
+
+COMMIT_CUTS_MAX = 1_000
+"""Cuts in one commit: a manifest names every collection, and those of a day of small cuts would be gigabytes."""
 
 CONFLICTS_MAX = 16
 """Commits lost in a row before giving up; each loss means that somebody else made progress."""
@@ -124,9 +127,8 @@ def ingest(
     progress("cut", 1, 1)
     sessions = LazySession(spark)
     try:
-        report = IngestJob(sessions, directory, Path(tables), progress=progress, every_cut=every_cut, link=link).run(
-            cut
-        )
+        job = IngestJob(sessions, directory, Path(tables), progress=progress, every_cut=every_cut, link=link)
+        report = job.run(cut)
     finally:
         sessions.close()
     return replace(report, node_was_running=running, seconds=time.monotonic() - started)
@@ -152,6 +154,7 @@ def table_lock(tables: Path, name: str) -> Iterator[None]:
         yield
 
 
+@dataclass
 class IngestJob:
     """One run over the cuts that a node has now; `run` once.
 
@@ -159,29 +162,20 @@ class IngestJob:
     already are left alone. Once `is_stopping`, no further table is begun.
     """
 
-    def __init__(
-        self,
-        spark: SparkSession | LazySession,
-        node: Path,
-        tables: Path,
-        *,
-        progress: Progress,
-        commit_bytes_max: int = COMMIT_BYTES_MAX,
-        every_cut: bool = False,
-        link: bool = False,
-        failures: dict[str, StreamingNodeError] | None = None,
-        is_stopping: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._sessions = spark if isinstance(spark, LazySession) else LazySession(spark)
-        self._node = node
-        self._tables = tables
-        self._progress = progress
-        self._commit_bytes_max = commit_bytes_max
-        self._every_cut = every_cut
-        self._link = link
-        self._failures = failures
-        self._is_stopping = is_stopping
-        self._cuts = CutLog(node)
+    spark: SparkSession | LazySession | None
+    node: Path
+    tables: Path
+    _: KW_ONLY
+    progress: Progress
+    commit_bytes_max: int = COMMIT_BYTES_MAX
+    every_cut: bool = False
+    link: bool = False
+    failures: dict[str, StreamingNodeError] | None = None
+    is_stopping: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
+        self._sessions = self.spark if isinstance(self.spark, LazySession) else LazySession(self.spark)
+        self._cuts = CutLog(self.node)
         self._reports: dict[int, TableReport] = {}
 
     def run(self, newest: AnsweredCut | None = None) -> IngestReport:
@@ -191,26 +185,30 @@ class IngestJob:
                 self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
         if not self._cuts.numbers:
             return IngestReport(node_id="", cut=0, tick=0)
-        check_writable(self._node)
+        check_writable(self.node)
         last = self._cuts.read(self._cuts.newest)
         held = self._held_tables(last.manifest.node_id)
-        cuts = self._cuts.span(self._first_needed(last, held), last.number)
-        total, done = len(cuts), 0
-        self._retire_gone(held, cuts or [last])
-        # A table may have to be retired although no cut is left to take.
-        runs = batches(cuts, bytes_max=self._commit_bytes_max, every_cut=self._every_cut) or [[last]]
-        for run in runs:
+        self._retire_gone(held)
+        first = self._first_needed(last, held)
+        total, done = last.number - first + 1, 0
+        cuts = map(self._cuts.read, range(first, last.number + 1))
+        for run in batches(
+            cuts,
+            lambda cut: sum(file.bytes for file in cut.manifest.files),
+            bytes_max=self.commit_bytes_max,
+            count_max=1 if self.every_cut else COMMIT_CUTS_MAX,
+        ):
             entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
             # In order of creation: a name's older bearer goes first.
             for entry in sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id)):
-                if self._is_stopping():
+                if self.is_stopping():
                     break
                 if not self._has_failed(entry.name):
-                    self._progress(entry.name, done, total)
+                    self.progress(entry.name, done, total)
                     with self._apart(entry.name):
                         self._bring(entry, run)
             done += len(run)
-        self._progress("done", total, total)
+        self.progress("done", total, total)
         return IngestReport(
             node_id=last.manifest.node_id,
             cut=last.number,
@@ -224,29 +222,30 @@ class IngestJob:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is raised, or told, as one of ours
-            told = typed(error, f"table {self._tables / name}")
-            if self._failures is None:
+            told = typed(error, f"table {self.tables / name}")
+            if self.failures is None:
                 raise told from told.__cause__
-            self._failures[name] = told
+            self.failures[name] = told
 
     def _has_failed(self, name: str) -> bool:
-        return name in (self._failures or ())
+        return name in (self.failures or ())
 
     # --- which tables, which cuts
 
     def _held_tables(self, node_id: str) -> dict[int, OpenTable]:
         """Return this node's tables by collection id, each checked to be no older than the node; retired ones left out."""
         held: dict[int, OpenTable] = {}
-        for path in sorted(self._tables.iterdir()) if self._tables.is_dir() else []:
+        for path in sorted(self.tables.iterdir()) if self.tables.is_dir() else []:
             if "@" in path.name or path.name.startswith("."):
                 continue
             if self._has_failed(path.name):
                 continue
             with self._apart(path.name):
                 table = OpenTable.load(path)
-                if table is not None and table.identity is not None and table.identity.node_id == node_id:
+                found = table and table.identity
+                if table and found and (found.node_id, found.collection) == (node_id, path.name):  # not a copy of one
                     self._check_descent(table)
-                    held[table.identity.collection_id] = table
+                    held[found.collection_id] = table
         return held
 
     def _check_descent(self, table: OpenTable) -> None:
@@ -266,22 +265,24 @@ class IngestJob:
         )
 
     def _first_needed(self, newest: Cut, held: dict[int, OpenTable]) -> int:
-        """Return the first cut that some table has not taken; one past the newest when all have."""
-        needed = [table.watermark.cut + 1 for table in held.values()]
+        """Return the first cut there is that some table has not taken; the newest when all have: some may have to retire."""
+        needed = [max(table.watermark.cut + 1, self._cuts.first) for table in held.values()]
         for entry in newest.manifest.collections:
             if entry.collection_id not in held and lives(entry, newest.tick) and not self._has_failed(entry.name):
                 with self._apart(entry.name):
                     needed.append(first_with(self._cuts, entry.created_tick))
-        return min(needed, default=newest.number + 1 if self._failures else self._cuts.first)
+        return min([*needed, newest.number])
 
-    def _retire_gone(self, held: dict[int, OpenTable], cuts: Sequence[Cut]) -> None:
-        """Retire tables of collections that none of these cuts names: they took the drop, and their job was killed then."""
-        named = {entry.collection_id for cut in cuts for entry in cut.manifest.collections}
+    def _retire_gone(self, held: dict[int, OpenTable]) -> None:
+        """Retire tables whose next cut does not name their collection: they took its drop, and their job was killed then."""
         self._cuts.look()  # a table may be of a collection that is newer than these cuts: another job has made it
-        named |= living(self._cuts.read(self._cuts.newest).manifest)
-        for identity in [table.owner() for collection_id, table in held.items() if collection_id not in named]:
-            with self._apart(identity.collection), table_lock(self._tables, identity.collection):
-                table = OpenTable.load(self._tables / identity.collection)
+        for collection_id, known in held.items():
+            identity, cuts = known.owner(), self._cuts
+            following = cuts.read(min(max(known.watermark.cut + 1, cuts.first), cuts.newest))
+            if entries_of(following, collection_id):
+                continue
+            with self._apart(identity.collection), table_lock(self.tables, identity.collection):
+                table = OpenTable.load(self.tables / identity.collection)
                 if table is not None and table.identity == identity:  # else another job was faster
                     sync_log(table.path)
                     clean_up(table)
@@ -291,9 +292,9 @@ class IngestJob:
 
     def _bring(self, entry: CollectionEntry, run: Sequence[Cut]) -> None:
         """Bring one collection's table to the end of a run."""
-        path, losses = self._tables / entry.name, 0
-        make_parents(self._tables)
-        with table_lock(self._tables, entry.name):
+        path, losses = self.tables / entry.name, 0
+        make_parents(self.tables)
+        with table_lock(self.tables, entry.name):
             for _ in range(CONFLICTS_MAX):
                 try:
                     table = self._open(path, entry, run)
@@ -318,7 +319,8 @@ class IngestJob:
             sync_log(path)  # of a job that was killed after its commit, or runs on another machine
             return table
         # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
-        if not self._is_living(entry) or not lives(entry, run[-1].tick) or _retired(path, entry.collection_id).exists():
+        retired = OpenTable.load(path.with_name(f"{path.name}@{entry.collection_id}"))
+        if not (self._is_living(entry) and lives(entry, run[-1].tick)) or (retired and retired.identity == wanted):
             return None
         if table is not None:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
@@ -337,8 +339,8 @@ class IngestJob:
         clean_up(table)
         mark = table.watermark
         if any(entries_of(cut, entry.collection_id) for cut in run if cut.number > mark.cut):
-            cuts = self._cuts.span(mark.cut + 1, run[-1].number)
             try:
+                cuts = self._cuts.span(mark.cut + 1, run[-1].number)
                 self._commit(table, changes_of(entry, cuts, after_tick=mark.tick))
             except Truncated:
                 if self._is_living(entry):
@@ -353,7 +355,7 @@ class IngestJob:
 
     def _commit(self, table: OpenTable, changes: Changes) -> None:
         with self._sessions.telling_loss():
-            written = write_files(self._sessions, self._node, table, changes, link=self._link)
+            written = write_files(self._sessions, self.node, table, changes, link=self.link)
         name = written.attempt.name if written.attempt else ""
         at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
         with written.attempt.undone_on_error(table) if written.attempt else nullcontext():
@@ -387,15 +389,17 @@ class IngestJob:
         lease = Lease(
             table=place, node_id=identity.node_id, collection_id=identity.collection_id, cut=mark.cut, tick=mark.tick
         )
-        write_lease(self._node, lease)
+        write_lease(self.node, lease)
         failpoint("ingest.leased")
 
     def _retire(self, table: OpenTable) -> None:
         """Move a dropped collection's table out of the way of one that takes its name; what is killed, the next one does."""
         collection_id = table.owner().collection_id
         report = self._report_of(table)
-        retired = _retired(table.path, collection_id)
-        release(self._node, table.path)  # first: once renamed, no ingest looks for it
+        retired = table.path.with_name(f"{table.path.name}@{collection_id}")
+        if retired.exists():  # of another node, whose tables were here before
+            retired = retired.with_name(f"{retired.name}@{table.owner().node_id}")
+        release(self.node, table.path)  # first: once renamed, no ingest looks for it
         failpoint("ingest.released")
         table.path.rename(retired)
         sync_directory(retired.parent)
@@ -416,7 +420,3 @@ class IngestJob:
 
     def _is_living(self, entry: CollectionEntry) -> bool:
         return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)
-
-
-def _retired(path: Path, collection_id: int) -> Path:
-    return path.with_name(f"{path.name}@{collection_id}")

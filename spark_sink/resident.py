@@ -7,7 +7,7 @@ so there is nothing to recover: a round is an ingest, and exactly once rests on 
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 
@@ -98,8 +98,8 @@ def ingest_every(
     stop = stop or threading.Event()
     sessions = LazySession(spark, pause=stop.wait)
     job = {"every_cut": every_cut, "link": link}
-    resident = _Resident(node if request_cut else None, directory, Path(tables), sessions, stop, every_s, keep_s, job)
-    return resident.rounds()
+    asked = node if request_cut else None
+    return _Resident(asked, directory, Path(tables), sessions, stop, every_s, keep_s, job).rounds()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,53 +111,49 @@ class _Pause:
     until: float
 
 
+@dataclass
 class _Resident:
     """What is known from one round to the next."""
 
-    def __init__(
-        self,
-        asked: str | Path | CuttingNode | None,
-        directory: Path,
-        tables: Path,
-        sessions: LazySession,
-        stop: threading.Event,
-        every_s: float,
-        keep_s: int,
-        job: Mapping[str, bool],
-    ) -> None:
-        self._asked, self._directory, self._tables, self._job = asked, directory, tables, job
-        self._sessions, self._stop, self._every_s, self._keep_s = sessions, stop, every_s, keep_s
-        self._report = IngestReport(node_id="", cut=0, tick=0)
-        self._paused: dict[str, _Pause] = {}
-        self._reached: dict[str, tuple[int, int]] = {}  # by table, the cut and the tick it is known to be at
-        self._tended: dict[str, float] = {}  # by table, when it was last kept small
-        self._swept: dict[str, float] = {}  # by table, when to look again for files that no version needs
+    asked: str | Path | CuttingNode | None
+    directory: Path
+    tables: Path
+    sessions: LazySession
+    stop: threading.Event
+    every_s: float
+    keep_s: int
+    job: Mapping[str, bool]
+    report: IngestReport = field(default_factory=lambda: IngestReport(node_id="", cut=0, tick=0))
+    paused: dict[str, _Pause] = field(default_factory=dict)
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)  # by table, the cut and the tick it is at
+    tended: dict[str, float] = field(default_factory=dict)  # when it was last kept small
+    swept: dict[str, float] = field(default_factory=dict)  # when to look again for files that no version needs
 
     def rounds(self) -> Iterator[IngestRound]:
         number = 0
         try:
-            while not self._stop.is_set():
+            while not self.stop.is_set():
                 number, began = number + 1, time.monotonic()
                 yield self._round(number)
-                self._stop.wait(max(0.0, began + self._every_s - time.monotonic()))
+                self.stop.wait(max(0.0, began + self.every_s - time.monotonic()))
         finally:
-            self._sessions.close()
+            self.sessions.close()
 
     def _round(self, number: int) -> IngestRound:
         began = time.monotonic()
         failures: dict[str, StreamingNodeError] = {}
         answered, report = None, None
         try:
-            answered = None if self._asked is None else request_cut(self._asked)[0]
+            answered = None if self.asked is None else request_cut(self.asked)[0]
         except Exception as error:  # noqa: BLE001 - asking runs a program or somebody's node; the cuts that are there are taken
             failures[""] = typed(error, "asking for a cut")
         try:
             report = self._take(answered, failures)
         except Exception as error:  # noqa: BLE001 - what goes on for days outlasts whatever a disk or a library raises
-            failures[""] = typed(error, f"node {self._directory}")
+            failures[""] = typed(error, f"node {self.directory}")
         compacted = 0 if report is None else self._tend(failures)
-        newest = self._report = report or self._report
-        behind = min(self._reached.values(), default=(newest.cut, newest.tick))
+        newest = self.report = report or self.report
+        behind = min(self.reached.values(), default=(newest.cut, newest.tick))
         is_all = answered is not None and answered.number <= behind[0]
         age_s = time.monotonic() - began if is_all else max(0.0, time.time() - physical_ms(behind[1]) / 1000)
         taken = report.tables if report else ()
@@ -182,55 +178,55 @@ class _Resident:
     def _take(self, answered: AnsweredCut | None, failures: dict[str, StreamingNodeError]) -> IngestReport | None:
         """Bring the tables to the newest cut; None when they are there. Raises what concerns all of them."""
         now = time.monotonic()
-        left_alone = {name: each.error for name, each in self._paused.items() if now < each.until}
+        left_alone = {name: each.error for name, each in self.paused.items() if now < each.until}
         failed = dict(left_alone)
         try:
-            if CutLog(self._directory).newest == self._report.cut and len(left_alone) == len(self._paused):
+            if CutLog(self.directory).newest == self.report.cut and len(left_alone) == len(self.paused):
                 return None
             job = IngestJob(
-                self._sessions,
-                self._directory,
-                self._tables,
+                self.sessions,
+                self.directory,
+                self.tables,
                 progress=lambda _stage, _done, _total: None,
                 failures=failed,
-                is_stopping=self._stop.is_set,
-                **self._job,
+                is_stopping=self.stop.is_set,
+                **self.job,
             )
             report = job.run(answered)
         finally:
             failures |= failed
         for table in report.tables:
-            self._reached.pop(table.table, None)
+            self.reached.pop(table.table, None)
             if not table.dropped:
-                self._reached[table.table] = (table.last_cut, table.tick)
-        self._paused = {
-            name: self._paused[name] if name in left_alone else self._pause(name, error, now)
+                self.reached[table.table] = (table.last_cut, table.tick)
+        self.paused = {
+            name: self.paused[name] if name in left_alone else self._pause(name, error, now)
             for name, error in failed.items()
         }
         return report
 
     def _pause(self, name: str, error: StreamingNodeError, now: float) -> _Pause:
-        seconds = min(RETRY_PAUSE_MAX_S, 2 * self._paused[name].seconds if name in self._paused else self._every_s)
+        seconds = min(RETRY_PAUSE_MAX_S, 2 * self.paused[name].seconds if name in self.paused else self.every_s)
         return _Pause(error, seconds, now + seconds)
 
     def _tend(self, failures: dict[str, StreamingNodeError]) -> int:
         """Keep one table small, another in each round; return how many files it has less."""
         now = time.monotonic()
-        names = [name for name in self._reached if name not in failures and self._tended.get(name, 0.0) <= now]
-        if not names or self._stop.is_set():
+        names = [name for name in self.reached if name not in failures and self.tended.get(name, 0.0) <= now]
+        if not names or self.stop.is_set():
             return 0
-        name = min(names, key=lambda each: self._tended.get(each, 0.0))
-        self._tended[name] = now
+        name = min(names, key=lambda each: self.tended.get(each, 0.0))
+        self.tended[name] = now
         try:
-            table = OpenTable.load(self._tables / name)
+            table = OpenTable.load(self.tables / name)
             if table is None:
                 return 0
-            if now >= self._swept.get(name, 0.0):
-                keep_versions(table, self._keep_s)
+            if now >= self.swept.get(name, 0.0):
+                keep_versions(table, self.keep_s)
                 remove_unused(table)
-                self._swept[name] = now + UNUSED_EVERY_S
-            return compact(table.at_version())
+                self.swept[name] = now + UNUSED_EVERY_S
+            return compact(table.at_version(), is_stopping=self.stop.is_set)
         except Exception as error:  # noqa: BLE001 - as above
-            failures[name] = typed(error, f"keeping table {self._tables / name} small")
-            self._tended[name] = now + RETRY_PAUSE_MAX_S  # a full disk has its room for ingests meanwhile
+            failures[name] = typed(error, f"keeping table {self.tables / name} small")
+            self.tended[name] = now + RETRY_PAUSE_MAX_S  # a full disk has its room for ingests meanwhile
             return 0

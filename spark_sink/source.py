@@ -6,8 +6,10 @@ the rows we hand it, and is right.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from flusher.directory import CutLog
 from flusher.manifest import OFFSET, DeleteFile, SegmentFile, arrow_schema
-from spark_sink.changes import Changes, changes_of, first_with, live_collection, split_by_delete, verify_file
+from spark_sink.changes import Changes, batches, changes_of, first_with, live_collection, split_by_delete, verify_file
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
 
@@ -51,10 +53,9 @@ class StreamingNodeSource(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        for option in options:
-            if option.lower() not in map(str.lower, OPTIONS):
-                known = ", ".join(OPTIONS)
-                raise InvalidArgument(f"the source streamingnode has no option {option!r} — there are: {known}")
+        if wrong := [option for option in options if option.lower() not in OPTIONS]:
+            known = ", ".join(OPTIONS)
+            raise InvalidArgument(f"the source streamingnode has no option {wrong[0]!r} — there are: {known}")
 
     @classmethod
     def name(cls) -> str:
@@ -67,7 +68,7 @@ class StreamingNodeSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`, a subset of the collection's."""
-        return CutReader(self._node, self._changes, schema)
+        return CutReader(self._node, replace(self._changes, cuts=()), schema)  # every task gets it
 
     @property
     def _node(self) -> Path:
@@ -106,11 +107,12 @@ class CutReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks: segments of one vchannel with the deletes that can reach them."""
+        vchannel = attrgetter("vchannel")
         return [
             self._group(partition, bundle)
             for partition, segments in self._changes.of_partition(self._changes.segments).items()
-            for vchannel in sorted({segment.vchannel for segment in segments})
-            for bundle in _bundles([found for found in segments if found.vchannel == vchannel])
+            for _, found in groupby(sorted(segments, key=vchannel), key=vchannel)
+            for bundle in batches(found, lambda each: each.bytes, bytes_max=GROUP_BYTES_TARGET)
         ]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -150,14 +152,3 @@ def _deleted_keys(node: Path, key: str, files: Sequence[DeleteFile]) -> "tuple[p
     tables = [pq.read_table(node / file.path, columns=[key, OFFSET]) for file in files]
     largest = pa.concat_tables(tables).group_by(key).aggregate([(OFFSET, "max")])
     return largest[key].combine_chunks(), largest[f"{OFFSET}_max"].combine_chunks()
-
-
-def _bundles(segments: Sequence[SegmentFile]) -> Iterator[list[SegmentFile]]:
-    bundle: list[SegmentFile] = []
-    for segment in segments:
-        if bundle and sum(file.bytes for file in bundle) + segment.bytes > GROUP_BYTES_TARGET:
-            yield bundle
-            bundle = []
-        bundle.append(segment)
-    if bundle:
-        yield bundle

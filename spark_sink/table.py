@@ -1,14 +1,15 @@
 """The open table: a Delta table that remembers which cuts of which node it has taken.
 
-The watermark (cut, tick, manifest checksum) is read from one loaded version and a commit is conditional on it: the Delta log
-holds the three as app transactions, so a second writer that started from the same version is refused by the log itself,
-whatever lock it did or did not hold. Delta alone would accept a repeated number from a fresh handle; therefore a watermark
-is only ever compared and committed on one handle. Every version is the state at its cut. ADR 0002 says why Delta.
+The watermark (cut, tick, manifest checksum; app transactions in the Delta log) is read from one loaded version, and a commit
+is the next version or none: whoever was faster, the log itself refuses it, whatever lock was held. So a watermark is only
+ever compared and committed on one handle. Every version is the state at its cut. ADR 0002 says why Delta.
 """
 
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from deltalake.transaction import AddAction, CommitProperties, PostCommitHookPro
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from flusher.selection import Selection
-from spark_sink.columns import PARTITION, shaped, table_schema
+from spark_sink.columns import PARTITION, TableFile, file_in_log, shaped, table_schema
 from wal.errors import AlreadyExists, Corrupt, StorageFailed, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import sync_directory, sync_file
@@ -35,14 +36,12 @@ if TYPE_CHECKING:
 _PROPERTIES = ("streamingnode.node_id", "streamingnode.collection_id", "streamingnode.collection")
 _COMMIT_KEY = "streamingnode"
 
-HISTORY_STEP = 4
-"""Commits looked at before asking for four times as many; reading one is one small file."""
-
 CHECKPOINT_COMMITS = 16
 """Commits between two checkpoints of the log: whoever opens a table reads one of those and no more commits than this."""
 _CHECKPOINTS = "delta.checkpointInterval"
 _CLEANED = "delta.enableExpiredLogCleanup"
 _LOG_KEPT, _FILES_KEPT = "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
+_KEPT_FOR = "interval {} seconds"
 _BARE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Nothing follows a commit before it is on disk; `OpenTable.checkpoint` does."""
 
@@ -92,20 +91,6 @@ class TableVersion:
 
     version: int
     note: CommitNote
-
-
-@dataclass(frozen=True, slots=True)
-class TableFile:
-    """One active data file; a range is None where its writer recorded none."""
-
-    path: str
-    bytes: int
-    rows: int | None
-    partition: str
-    key_range: tuple[int | str, int | str] | None = None
-    offset_min: int | None = None
-    tick_min: int | None = None
-    vchannel_range: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +257,7 @@ class OpenTable:
                 kept = [field.name for field in rows.schema.field(name).type if field.name in wanted]
                 ranges = pa.table({each: pc.struct_field(rows[name], each) for each in kept})
                 rows = rows.drop([name]).append_column(name, ranges.to_struct_array())
-        return [_table_file(row, key) for row in rows.to_pylist()]
+        return [file_in_log(row, key) for row in rows.to_pylist()]
 
     def rows(self, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
         """Return all rows, in columns with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
@@ -328,11 +313,12 @@ class OpenTable:
         """Swap files and move the watermark in one commit, and return its version; on disk when `sync` has returned.
 
         `changed` are the ticks of the first and the last change, the cut's own when there was none.
-        Raises `CommitConflict` when this is no longer the newest version that ingests see; the table is unchanged then.
+        Raises `CommitConflict` when this is no longer the newest version, whoever made that; the table is unchanged then.
         """
         assert at.cut > self.watermark.cut, "a cut is taken once"
+        version = self.version + 1
         self._swap(adds, removes, _commit_properties(self.owner(), at, changed=changed, attempt=attempt), changes=True)
-        return next((found.version for found in self.history() if found.note.cut == at.cut), self.version)
+        return version
 
     def compact(self, *, adds: Sequence[NewFile], removes: Sequence[TableFile], attempt: str) -> None:
         """Swap files for others with the same rows: the new version is the state that this one is, and is read as of it.
@@ -341,24 +327,20 @@ class OpenTable:
         """
         if not {file.path for file in removes} <= {file.path for file in self.files()}:
             raise CommitConflict("another writer has replaced a file that was to be compacted")
-        note = next(self.history()).note  # the newest of a cut; the watermark that is set again makes this conditional
+        note = next(self.history()).note  # the newest of a cut
         changed = (note.first_tick, note.last_tick)
         properties = _commit_properties(self.owner(), self.watermark, changed=changed, attempt=attempt)
         self._swap(adds, removes, properties, changes=False)
 
-    def keep(self, seconds: int, *, unused_s: int) -> bool:
-        """Let Delta give up commits of this age, and files that no version has; false when it does so already.
+    def keep(self, seconds: int, *, unused_s: int) -> None:
+        """Let Delta give up commits of this age, and files that no version has, unless it does so already.
 
         A vacuum of another tool goes by `unused_s`: it would take the files of an attempt that is under way for longer.
         """
         ages = {_LOG_KEPT: seconds, _FILES_KEPT: unused_s}
-        wanted = {name: f"interval {age} seconds" for name, age in ages.items()} | {
-            _CHECKPOINTS: str(CHECKPOINT_COMMITS)
-        }
-        if wanted.items() <= self._delta.metadata().configuration.items():
-            return False
-        self._delta.alter.set_table_properties(wanted, post_commithook_properties=_BARE)
-        return True
+        wanted = {name: _KEPT_FOR.format(age) for name, age in ages.items()} | {_CHECKPOINTS: str(CHECKPOINT_COMMITS)}
+        if not wanted.items() <= self._delta.metadata().configuration.items():
+            self._delta.alter.set_table_properties(wanted, post_commithook_properties=_BARE)
 
     def checkpoint(self) -> None:
         """Write the log's checkpoint when it is due, and let Delta give up commits; they have to be on disk, and it is.
@@ -391,7 +373,22 @@ class OpenTable:
             shutil.rmtree(building, ignore_errors=True)
         failpoint("compact.checkpointed")
         if self._delta.metadata().configuration.get(_CLEANED, "true") == "true":
+            self._give_up_commits(log)
+
+    def _give_up_commits(self, log: Path) -> None:
+        """Remove what the log has before the version that was the newest one as long ago as `keep` said.
+
+        Delta's own goes by the age of a commit: after a pause it takes the version that everybody read until a moment ago.
+        """
+        kept = re.fullmatch(_KEPT_FOR.format(r"(\d+)"), self._delta.metadata().configuration.get(_LOG_KEPT, ""))
+        if kept is None:
             self._delta.cleanup_metadata()
+            return
+        until = time.time() - int(kept[1])
+        newest = max((path.name for path in log.glob("*.json") if path.stat().st_mtime < until), default="")
+        first = max((path.name[:20] for path in log.glob("*.checkpoint*.parquet") if path.name <= newest), default="")
+        for path in sorted(path for path in log.glob("[0-9]*") if path.name[:20] < first):
+            path.unlink(missing_ok=True)
 
     def _swap(
         self, adds: Sequence[NewFile], removes: Sequence[TableFile], properties: CommitProperties, *, changes: bool
@@ -416,11 +413,17 @@ class OpenTable:
         self.refresh()
 
     def history(self) -> Iterator[TableVersion]:
-        """Yield the versions that an ingest committed and the log still names, newest first; reads only as far as asked."""
-        seen, limit = 0, HISTORY_STEP
-        while entries := self._delta.history(limit)[seen:]:
-            yield from filter(None, map(_table_version, entries))
-            seen, limit = seen + len(entries), limit * 4
+        """Yield the versions that an ingest committed and the log still names, newest first; reads only as far as asked.
+
+        Delta's own numbers all there are downwards from the loaded version: a commit made meanwhile moves every number.
+        """
+        for version in range(self.version, -1, -1):
+            try:
+                commit = (self.path / "_delta_log" / f"{version:020}.json").read_bytes()
+            except FileNotFoundError:
+                return
+            if (note := _note(commit)) is not None:
+                yield TableVersion(version, note)
 
     def has_attempt(self, attempt: str) -> bool:
         """Whether an attempt was committed: its commit is in the log, or its files, which may outlive that, in the table."""
@@ -459,33 +462,14 @@ def _commit_properties(
     return CommitProperties(
         custom_metadata={_COMMIT_KEY: msgspec.to_builtins(note)},
         app_transactions=[Transaction(app, value) for app, value in zip(_apps(identity), values, strict=True)],
+        max_commit_retries=0,  # Delta lets a commit follow one that has removed the same files: a rewrite that doubles rows
     )
 
 
-def _table_version(entry: dict[str, object]) -> TableVersion | None:
-    """Return what an entry of the log says; None for a commit that no ingest made."""
-    try:
-        note = msgspec.convert(entry.get(_COMMIT_KEY), CommitNote, strict=False)
-        return TableVersion(msgspec.convert(entry["version"], int), note)
-    except msgspec.ValidationError:
-        return None
-
-
-def _table_file(row: dict[str, Any], key: str) -> TableFile:
-    low, high = row.get("min") or {}, row.get("max") or {}
-
-    def ends(column: str, kind: Any) -> Any:
-        """Return a column's smallest and largest value; None where one is not known, or of another kind (a time)."""
-        found = low.get(column), high.get(column)
-        return found if all(isinstance(end, kind) for end in found) else None
-
-    return TableFile(
-        path=row["path"],
-        bytes=row["size_bytes"],
-        rows=row["num_records"],
-        partition=row["partition"][PARTITION] or "",
-        key_range=ends(key, int | str),
-        offset_min=low.get(OFFSET),
-        tick_min=low.get(TICK),
-        vchannel_range=ends(VCHANNEL, str),
-    )
+def _note(commit: bytes) -> CommitNote | None:
+    """Return what a commit says about itself; None for one that no ingest made."""
+    with suppress(msgspec.MsgspecError):
+        for action in map(msgspec.json.decode, commit.splitlines()):
+            if _COMMIT_KEY in (action.get("commitInfo") or ()):
+                return msgspec.convert(action["commitInfo"][_COMMIT_KEY], CommitNote, strict=False)
+    return None

@@ -84,8 +84,10 @@ def read_tables(
 
 def newest_common(histories: Mapping[str, Sequence[TableVersion]]) -> int | None:
     """Return the tick of the newest cut at which every table has its state; None when there is none."""
-    ticks = sorted({found.note.tick for history in histories.values() for found in history}, reverse=True)
-    return next((tick for tick in ticks if all(state_at(history, tick) for history in histories.values())), None)
+    of_all = histories.values()
+    newest = min(history[0].note.tick if history else 0 for history in of_all)
+    ticks = sorted({found.note.tick for history in of_all for found in history}, reverse=True)
+    return next((tick for tick in ticks if tick <= newest and all(state_at(each, tick) for each in of_all)), None)
 
 
 def _states_at(histories: Mapping[str, Sequence[TableVersion]], tick: int) -> dict[str, int]:

@@ -7,18 +7,20 @@ takes a JVM for a copy, the other syncs nothing, so that a power cut would take 
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_sink.columns import PARTITION, shaped
+from spark_sink.changes import batches
+from spark_sink.columns import PARTITION, TableFile, shaped
 from spark_sink.commit import ABANDONED_AGE_S, FILE_BYTES_TARGET, INTENTS, Attempt, sync_log
 from spark_sink.ingestion import table_lock
-from spark_sink.table import CommitConflict, OpenTable, TableFile
+from spark_sink.table import CommitConflict, OpenTable
+from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 
 SMALL_FILE_BYTES = FILE_BYTES_TARGET // 4
@@ -37,9 +39,8 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
     A file larger than all smaller ones together waits for more of them, so a row is copied a few times, not once in 64
     cuts. A partition has `SMALL_FILES_MAX` small files, and 24 more at most, each twice as large as the one before.
     """
-    small = [file for file in files if file.bytes < SMALL_FILE_BYTES]
-    small.sort(key=lambda file: (file.partition, file.bytes, file.path))
-    for _, found in groupby(small, key=lambda file: file.partition):
+    order = sorted(files, key=lambda file: (file.partition, file.bytes, file.path))
+    for _, found in groupby((file for file in order if file.bytes < SMALL_FILE_BYTES), key=lambda file: file.partition):
         group = list(found)
         while len(group) >= SMALL_FILES_MAX and group[-1].bytes > sum(file.bytes for file in group[:-1]):
             group.pop()
@@ -49,19 +50,22 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
             yield group
 
 
-def compact(table: OpenTable) -> int:
+def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Make one file of the small ones of each partition that has many; return how many files there are less.
 
-    Readers of an older version find its files until `remove_unused` takes them. Blocks; can be killed anywhere.
+    Once `is_stopping`, no further partition is begun. Readers of an older version find its files until `remove_unused` takes
+    them. Blocks; can be killed anywhere.
     """
     removed = 0
-    for files in small_files(table.files()):
+    for files in takewhile(lambda _: not is_stopping(), small_files(table.files())):
         attempt = Attempt.begin(table.path, table.watermark.cut)
         failpoint("compact.intended")
         with suppress(CommitConflict), attempt.undone_on_error(table):
             _merge(table, files, attempt.directory / f"{PARTITION}={files[0].partition}" / "compacted.parquet")
             failpoint("compact.written")
             adds = attempt.seal()
+            if sum(file.rows for file in adds) < sum(file.rows or 0 for file in files):
+                raise StorageFailed(f"rows in {attempt.directory} were removed by another tool — it is tried again")
             with table_lock(table.path.parent, table.path.name):
                 newest = table.at_version()
                 if newest.identity != table.identity:  # dropped, and made anew
@@ -78,20 +82,22 @@ def compact(table: OpenTable) -> int:
 def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
     schema = table.schema.remove(table.schema.get_field_index(PARTITION))
     target.parent.mkdir(parents=True)
-    rows: list[pa.Table] = []
-    with pq.ParquetWriter(target, schema, compression="zstd", write_page_checksum=True) as writer:
-        for number, file in enumerate(sorted(files, key=lambda file: (file.offset_min or 0, file.path)), start=1):
-            rows.append(shaped(table.read_file(file, columns=schema), schema, partition=file.partition))
-            if number == len(files) or sum(each.nbytes for each in rows) >= ROW_GROUP_BYTES:
-                writer.write_table(pa.concat_tables(rows))
-                rows.clear()
+    ordered = sorted(files, key=lambda file: (file.offset_min or 0, file.path))
+    given = (shaped(table.read_file(file, columns=schema), schema, partition=file.partition) for file in ordered)
+    ranged = [field.name for field in schema if not pa.types.is_floating(field.type)]  # their ranges leave out NaN
+    with pq.ParquetWriter(
+        target, schema, compression="zstd", write_page_checksum=True, write_statistics=ranged
+    ) as writer:
+        for rows in batches(given, lambda each: each.nbytes, bytes_max=ROW_GROUP_BYTES):
+            writer.write_table(pa.concat_tables(rows))
 
 
 def keep_versions(table: OpenTable, seconds: int) -> None:
     """Let the table's log give up what is older: its versions can then be read for that long, at least."""
     with table_lock(table.path.parent, table.path.name):
-        if table.at_version().keep(seconds, unused_s=max(seconds, ABANDONED_AGE_S)):
-            sync_log(table.path)
+        sync_log(table.path)
+        table.at_version().keep(seconds, unused_s=max(seconds, ABANDONED_AGE_S))
+        sync_log(table.path)
 
 
 def remove_unused(table: OpenTable) -> None:

@@ -21,6 +21,8 @@ KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
     "long text": (pa.large_string(), ["b", "a", "ü"]),
     "bytes": (pa.binary(), [b"b", b"a", b"c"]),
     "floats": (pa.float64(), [1.0, 0.5, 2.0]),
+    "days beyond Python's": (pa.date32(), [0, 10_000_000, -1_000_000]),
+    "times beyond Python's": (pa.timestamp("us"), [0, 1 << 61, -(1 << 61)]),
 }
 BOUNDS: dict[str, tuple[int, int] | tuple[str, str]] = {
     "integers": (-3, 2**62),
@@ -177,3 +179,15 @@ def test_differences_give_back_every_number(tmp_path: Path, keys: list[object]) 
     with duckdb.connect() as connection:
         found = connection.execute("select id from read_parquet(?)", [str(path)]).fetchall()
     assert [key for (key,) in found] == keys * 2
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+def test_readers_that_order_not_a_number_above_all_find_it(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("amount", kind)])
+    file = ParquetFile(NodeDirectory(tmp_path), "segments/1/2.parquet", schema, key="id", metadata={})
+    batch = pa.record_batch([pa.array([1, 2]), pa.array([float("nan"), 1.0], kind)], schema=schema)
+    rows = [message_rows(batch.serialize().to_pybytes(), 2, 7, 100)]
+    file.write(decode_rows(rows, schema, vchannel="p0_1v0", kind=SegmentFile))
+    file.finish()
+    read = duckdb.read_parquet(str(tmp_path / file.temporary_path))
+    assert read.filter("amount > 5").project("id").fetchall() == [(1,)]

@@ -87,3 +87,12 @@ def test_of_a_file_the_row_groups_that_may_have_the_keys_are_read_in_the_columns
     assert read.num_rows == (90 if pa.types.is_decimal(kind) else 60)
     assert read.column_names == ["a.key", "item"]
     assert selected.rows(read)["item"].to_pylist() == ["3", "35"]
+
+
+def test_row_groups_with_days_that_python_does_not_have_are_read() -> None:
+    days = pa.array([0, 10_000_000], pa.int32()).cast(pa.date32())
+    file = io.BytesIO()
+    pq.write_table(pa.table({"a.key": days, "item": ["0", "1"]}), file, row_group_size=1)
+    selected = selection(pa.date32(), date(1970, 1, 1))
+    with pq.ParquetFile(file) as opened:
+        assert selected.rows(selected.read(opened, selected.schema))["item"].to_pylist() == ["0"]

@@ -14,7 +14,7 @@ from spark_sink.changes import (
     live_collection,
     split_by_delete,
 )
-from spark_sink.table import TableFile
+from spark_sink.columns import TableFile
 from tests.spark_sink.node_builder import MS, NodeBuilder
 from wal.errors import Corrupt, Truncated
 
@@ -99,9 +99,15 @@ def test_runs_keep_order_and_bound_but_never_split_a_cut(tmp_path: Path) -> None
         node.cut()
     cuts = CutLog(tmp_path).span(1, 3)
     size = sum(file.bytes for file in cuts[0].manifest.files)
-    assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=2 * size + 64)] == [[1, 2], [3]]
-    assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=1)] == [[1], [2], [3]]
-    assert [[cut.number for cut in run] for run in batches(cuts, bytes_max=9 * size, every_cut=True)] == [[1], [2], [3]]
+
+    def runs(bytes_max: int, count_max: int | None = None) -> list[list[int]]:
+        sizes = {cut.number: sum(file.bytes for file in cut.manifest.files) for cut in cuts}
+        found = batches(iter(sizes), sizes.__getitem__, bytes_max=bytes_max, count_max=count_max)
+        return list(found)
+
+    assert runs(2 * size + 64) == [[1, 2], [3]]
+    assert runs(1) == runs(9 * size, 1) == [[1], [2], [3]]
+    assert runs(9 * size, 2) == [[1, 2], [3]]
 
 
 def test_a_dropped_partition_takes_its_segments_along(tmp_path: Path) -> None:

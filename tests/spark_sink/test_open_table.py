@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+import spark_sink
 from spark_sink.table import CommitConflict, NewFile, OpenTable, TableIdentity, Watermark
-from tests.spark_sink.node_builder import ORDERS
+from tests.spark_sink.node_builder import ORDERS, NodeBuilder, orders
 from wal.errors import AlreadyExists, UnsupportedFormat
 
 IDENTITY = TableIdentity("node-1", 7, "orders")
@@ -73,6 +74,45 @@ def test_history_names_the_cut_of_each_version_newest_first(table: OpenTable) ->
     assert [found.note.cut for found in reopened(table).history()] == list(range(79, -1, -1))
     assert reopened(table).has_attempt("f-3")
     assert not reopened(table).has_attempt("f-80")
+
+
+def test_history_of_a_version_is_its_own_whatever_is_committed_meanwhile(table: OpenTable) -> None:
+    for cut in range(1, 4):
+        take(table, cut)
+    opened = reopened(table)
+    for cut in range(4, 9):
+        take(table, cut)
+    assert [(found.version, found.note.cut) for found in opened.history()] == [(3, 3), (2, 2), (1, 1), (0, 0)]
+
+
+def test_a_commit_of_another_tool_without_information_moves_no_version(table: OpenTable) -> None:
+    take(table, 1)
+    (table.path / "_delta_log" / f"{2:020}.json").write_bytes(b'{"txn":{"appId":"other","version":1}}\n')
+    table.refresh()
+    take(table, 2)
+    assert [(found.version, found.note.cut) for found in table.history()] == [(3, 2), (1, 1), (0, 0)]
+
+
+def test_a_file_that_another_tool_has_rewritten_meanwhile_is_not_rewritten_again(
+    node: NodeBuilder, tables: Path
+) -> None:
+    node.create(shards=1)
+    for number in range(3):
+        node.insert("orders", orders(number))
+        node.cut()
+        spark_sink.ingest(None, node.path, tables, request_cut=False)
+    table = OpenTable.load(tables / "orders")
+    assert table is not None
+    mark = table.watermark
+    DeltaTable(str(table.path)).optimize.compact()
+    with pytest.raises(CommitConflict):
+        table.commit(
+            Watermark(mark.cut + 1, mark.tick + 1, 0),
+            changed=(mark.tick, mark.tick + 1),
+            adds=[],
+            removes=table.files()[:1],
+            attempt="",
+        )
 
 
 def test_a_watermark_survives_log_checkpoint_and_clean_up(table: OpenTable) -> None:

@@ -17,8 +17,10 @@ from pyspark.sql import SparkSession
 
 import spark_sink
 import streamingnode as sn
-from spark_sink import runtime, upkeep
+from flusher.directory import CutLog, manifest_path
+from spark_sink import ingestion, runtime, upkeep
 from spark_sink.commit import ABANDONED_AGE_S
+from spark_sink.table import OpenTable
 from streamingnode.errors import Unreachable
 from tests.spark_sink.lost_jvm import GAVE_UP
 from tests.spark_sink.node_builder import NodeBuilder, orders
@@ -132,6 +134,109 @@ def test_a_table_that_somebody_else_made_or_took_away_fails_alone(
         assert rows_of(tables / "stock") == node.expected("stock")
     shutil.rmtree(tables / "orders")
     assert next(told for told in rounds if not told.failures).lag_cuts == 0
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def give_up(node: NodeBuilder, cut: int) -> None:
+    """Remove a cut as retention does."""
+    manifest = CutLog(node.path).read(cut).manifest
+    (node.path / manifest_path(cut)).unlink()
+    for file in manifest.files:
+        (node.path / file.path).unlink()
+
+
+def insert_and_cut(node: NodeBuilder, number: int) -> None:
+    for name in ("orders", "stock"):
+        node.insert(name, orders(number))
+    node.cut()
+
+
+def test_a_table_whose_next_cut_is_gone_fails_alone(no_spark: None, node: NodeBuilder, tables: Path) -> None:
+    for name in ("orders", "stock"):
+        node.create(name)
+    for number in range(3):
+        insert_and_cut(node, number)
+        spark_sink.ingest(None, node.path, tables, request_cut=False)
+        if number == 0:
+            shutil.copytree(tables / "orders", tables.with_name("older"))
+    shutil.rmtree(tables / "orders")
+    tables.with_name("older").rename(tables / "orders")
+    for cut in (1, 2):
+        give_up(node, cut)
+    insert_and_cut(node, 3)
+    told = next(spark_sink.ingest_every(node.path, tables, every_s=SOON_S, request_cut=False))
+    assert [(each.table, each.code) for each in told.failures] == [("orders", "TRUNCATED")]
+    assert rows_of(tables / "stock") == node.expected("stock")
+
+
+def test_a_copy_of_a_table_under_another_name_holds_no_ingest_up(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
+    for name in ("orders", "stock"):
+        node.create(name)
+    insert_and_cut(node, 0)
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    shutil.copytree(tables / "orders", tables / "orders_of_monday")
+    insert_and_cut(node, 1)
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    insert_and_cut(node, 2)
+    for cut in (1, 2):
+        give_up(node, cut)
+    assert spark_sink.ingest(None, node.path, tables, request_cut=False).rows_added == 2
+    for name in ("orders", "stock"):
+        assert rows_of(tables / name) == node.expected(name)
+
+
+def test_what_is_left_of_another_node_takes_no_collection_for_a_dropped_one(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    dropped = node.collections["orders"].id
+    node.drop("orders")
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert [path.name for path in tables.glob("[!.]*")] == [f"orders@{dropped}"]
+    anew = NodeBuilder(node.path.with_name("anew"), node_id="node-2")
+    assert anew.create().id == dropped
+    anew.insert("orders", orders(2))
+    anew.cut()
+    assert spark_sink.ingest(None, anew.path, tables, request_cut=False).rows_added == 1
+    assert rows_of(tables / "orders") == anew.expected("orders")
+    anew.drop("orders")
+    anew.cut()
+    spark_sink.ingest(None, anew.path, tables, request_cut=False)
+    left = {path.name: len(rows_of(path)) for path in tables.glob("[!.]*")}
+    assert left == {f"orders@{dropped}": 1, f"orders@{dropped}@node-2": 1}
+
+
+@pytest.mark.parametrize("kind, value", [(pa.date32(), 10_000_000), (pa.timestamp("us"), 1 << 61)], ids=str)
+def test_days_and_times_beyond_those_of_python_are_in_their_table(
+    kind: pa.DataType, value: int, no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
+    fields: list[tuple[str, pa.DataType]] = [("id", pa.int64()), ("at", kind)]
+    node.create("times", schema=pa.schema(fields))
+    node.insert("times", [{"id": 1, "at": value}])
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    found = DeltaTable(str(tables / "times")).to_pyarrow_table()["at"]
+    assert found.cast(pa.int32() if pa.types.is_date(kind) else pa.int64()).to_pylist() == [value]
+
+
+def test_many_cuts_are_taken_a_bounded_number_at_a_time(
+    no_spark: None, node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingestion, "COMMIT_CUTS_MAX", 2)
+    node.create()
+    for number in range(5):
+        node.insert("orders", orders(number))
+        node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    table = OpenTable.load(tables / "orders")
+    assert table is not None
+    assert [found.note.cut for found in table.history()] == [5, 4, 2, 0]
     assert rows_of(tables / "orders") == node.expected("orders")
 
 

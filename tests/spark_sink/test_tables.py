@@ -1,6 +1,6 @@
 """Tables as of a tick, several at one cut, and the data source's options."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 import spark_sink
+from spark_sink import tables as tables_module
 from spark_sink.table import CommitNote, TableVersion, nearest_states, state_at
 from spark_sink.tables import _states_at, newest_common
 from tests.spark_sink.conftest import Ingest
@@ -52,6 +53,18 @@ def test_tables_meet_at_the_newest_cut_all_have() -> None:
     assert newest_common({"orders": ORDERS, "stock": STOCK}) == 50
     assert newest_common({"orders": ORDERS[1:], "stock": STOCK}) == 20  # one that lags holds the others back
     assert newest_common({"orders": ORDERS[:1], "stock": STOCK[2:]}) is None  # the states of 3 and 4 are hidden
+
+
+def test_ticks_that_a_lagging_table_has_not_taken_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def noted(history: Sequence[TableVersion], tick: int) -> TableVersion | None:
+        tried.append(tick)
+        return state_at(history, tick)
+
+    monkeypatch.setattr(tables_module, "state_at", noted)
+    assert newest_common({"orders": ORDERS[1:], "stock": STOCK}) == 20
+    assert max(tried) <= ORDERS[1].note.tick
 
 
 def test_a_state_older_than_the_log_of_its_table_is_no_longer_kept() -> None:

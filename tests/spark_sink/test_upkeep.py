@@ -1,5 +1,6 @@
 """Tables of many cuts: their files stay few, their log short, and every version that is kept reads as before."""
 
+import math
 import os
 import signal
 import subprocess
@@ -9,14 +10,17 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 import spark_sink
 from spark_sink import table as table_module
 from spark_sink import upkeep
+from spark_sink.columns import TableFile
 from spark_sink.commit import ABANDONED_AGE_S, INTENTS
-from spark_sink.table import OpenTable, TableFile
+from spark_sink.table import OpenTable
 from spark_sink.upkeep import SMALL_FILE_BYTES, SMALL_FILES_MAX, compact, keep_versions, remove_unused, small_files
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
@@ -174,7 +178,59 @@ def test_the_commit_of_the_newest_ingest_stays_in_the_log_whatever_other_tools_c
     assert next(opened(path).history()).note.cut == 1
     take(node, tables, 2)
     assert next(opened(path).history()).note.cut == 2
+    for file in (path / "_delta_log").iterdir():
+        os.utime(file, (0, 0))
+    take(node, tables, 3, 4, 5)
     assert not (path / "_delta_log" / f"{0:020}.json").exists()
+
+
+def test_the_version_that_was_the_newest_until_now_stays_however_old_its_commit_is(
+    node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
+    node.create(shards=1)
+    node.create_partition("orders", "eu")
+    path = tables / "orders"
+    node.insert("orders", orders(1), "eu")
+    take(node, tables, 2)
+    keep_versions(opened(path), 60)
+    for file in (path / "_delta_log").iterdir():
+        os.utime(file, (0, 0))
+    until_now = opened(path)
+    node.drop_partition("orders", "eu")
+    take(node, tables, 3)
+    remove_unused(opened(path))
+    assert list((path / "_delta_log").glob("*.checkpoint.parquet")), "the log may give up what is before it"
+    assert all((path / file.path).exists() for file in until_now.files())
+    assert [found.note.cut for found in opened(path).history()] == [2, 1, 0]
+
+
+def test_a_compacted_table_tells_no_ranges_of_floats_which_would_leave_out_not_a_number(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    for number in range(3):
+        node.insert("orders", orders(number, amount=math.nan if number == 1 else 1.0))
+        node.cut()
+        spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert compact(opened(tables / "orders")) == 2
+    delta = DeltaTable(str(tables / "orders"))
+    [told] = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+    assert (told["max.id"], told.get("max.amount")) == (2, None)
+    read = duckdb.read_parquet(delta.file_uris(), hive_partitioning=True)
+    assert read.filter("amount > 5").project("id").fetchall() == [(1,)]
+
+
+def test_a_compaction_that_is_told_to_stop_begins_no_other_partition(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    node.create_partition("orders", "eu")
+    for number in range(3):
+        node.insert("orders", orders(10 + number), "eu")
+        take(node, tables, number)
+    assert compact(opened(tables / "orders"), is_stopping=iter([False, True]).__next__) == 2
+    assert rows_of(tables / "orders") == node.expected("orders")
 
 
 def test_files_of_an_attempt_under_way_stay(node: NodeBuilder, tables: Path) -> None:
@@ -289,6 +345,22 @@ def test_a_file_that_another_tool_removed_before_its_commit_is_not_committed(
     with pytest.raises(StorageFailed, match="was removed before its commit"):
         spark_sink.ingest(None, node.path, tables, request_cut=False)
     spark_sink.ingest(None, node.path, tables, request_cut=False)
+    assert rows_of(path) == node.expected("orders")
+
+
+def test_a_compacted_file_that_another_tool_removed_before_its_commit_takes_no_rows_along(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
+    node.create(shards=1)
+    path = tables / "orders"
+    take(node, tables, 1, 2, 3)
+
+    def vacuum() -> None:
+        DeltaTable(str(path)).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+
+    failpoint.arm("compact.written", vacuum)
+    with pytest.raises(StorageFailed, match="removed by another tool"):
+        compact(opened(path))
     assert rows_of(path) == node.expected("orders")
 
 
