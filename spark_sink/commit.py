@@ -50,6 +50,13 @@ ABANDONED_AGE_S = 3_600
 FILE_BYTES_TARGET = 64 << 20
 """Size of a written file that readers split well and the log lists cheaply."""
 
+GROWN_ROWS, GROWN_BYTES = 1 << 16, FILE_BYTES_TARGET // 4
+"""A file of a table that has so many rows or bytes takes no others when it is rewritten. Else the one whose keys change now
+would grow into the whole table, and every cut would rewrite all of it."""
+
+APART_MAX = 16
+"""So many grown files are rewritten each for itself; more of them, of keys of all ages, become files of the target size."""
+
 FILE_THREADS = 4
 """Threads that read footers and sync files; more wait on the same disk."""
 
@@ -307,13 +314,31 @@ def _write_by_spark(
             name: [str(root / each.path) for each in found] for name, found in changes.of_partition(segments).items()
         }
 
-    rows = read_rows(spark, schema, segment_paths(others))
-    if reached or touched:
-        paths = segment_paths(reached)
-        for file in touched:
+    deletes = _deletes(sessions, node, table, changes) if reached or touched else None
+
+    def without(files: Sequence[TableFile], segments: Sequence[SegmentFile] = ()) -> DataFrame:
+        paths = segment_paths(segments)
+        for file in files:
             paths.setdefault(file.partition, []).append(str(table.path.resolve() / file.path))
-        deletes = _deletes(sessions, node, table, changes)
-        left = without_deleted(read_rows(spark, schema, paths), deletes, changes.entry.primary_key)
+        rows = read_rows(spark, schema, paths)
+        return rows if deletes is None else without_deleted(rows, deletes, changes.entry.primary_key)
+
+    grown, small = split_by_size(touched)
+    rows = read_rows(spark, schema, segment_paths(others))
+    if reached or small:
+        left = without(small, reached)
         rows = left.unionAll(rows) if others else left
-    size_bytes = sum(file.bytes for file in changes.segments) + sum(file.bytes for file in touched)
-    write_rows(rows, attempt.directory, files_max=max(1, ceil(size_bytes / FILE_BYTES_TARGET)))
+    parts: list[tuple[DataFrame, Sequence[TableFile | SegmentFile]]] = [(rows, [*changes.segments, *small])]
+    parts += [(without(files), files) for files in grown]
+    write_rows([(rows, _files_max(files)) for rows, files in parts if files], attempt.directory)
+
+
+def split_by_size(files: Sequence[TableFile]) -> tuple[list[list[TableFile]], list[TableFile]]:
+    """Return which grown files are rewritten together, most of them alone, and the others, with which new rows go."""
+    grown = [file for file in files if file.bytes >= GROWN_BYTES or (file.rows or 0) >= GROWN_ROWS]
+    apart = [[file] for file in grown] if len(grown) <= APART_MAX else [grown]
+    return apart, [file for file in files if file not in grown]
+
+
+def _files_max(files: Sequence[TableFile | SegmentFile]) -> int:
+    return ceil(sum(file.bytes for file in files) / FILE_BYTES_TARGET)

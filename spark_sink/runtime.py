@@ -81,6 +81,8 @@ JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
     # One file open for each partition instead of sorting all rows by partition.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
+    # Parts that are coalesced apart stay apart: a union of single partitions would be a single one.
+    "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
 }

@@ -251,7 +251,7 @@ class OpenTable:
     def files(self, *, key: str = OFFSET) -> list[TableFile]:
         """Return the active files; `key` is the column whose range they report."""
         rows = pa.table(self._delta.get_add_actions(flatten=False))
-        wanted = {key, OFFSET, VCHANNEL}
+        wanted = {key, OFFSET, TICK, VCHANNEL}
         for name in ("min", "max"):  # the ranges of the other columns would take nearly all of the time
             if name in rows.column_names:
                 kept = [field.name for field in rows.schema.field(name).type if field.name in wanted]

@@ -185,9 +185,10 @@ def paths_with_deleted(
     return {unquote(urlsplit(row["_path"]).path) for row in hit.collect()}
 
 
-def write_rows(rows: DataFrame, directory: Path, *, files_max: int) -> None:
-    """Write rows as Parquet, one folder for each partition and at most `files_max` files in each; natively, in parallel."""
-    writer = rows.coalesce(files_max).write.partitionBy(PARTITION).option("compression", "zstd")
+def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
+    """Write rows as Parquet, one folder for each partition, and in each so many files of each part at most; in parallel."""
+    rows = reduce(DataFrame.unionAll, [rows.coalesce(files_max) for rows, files_max in parts])
+    writer = rows.write.partitionBy(PARTITION).option("compression", "zstd")
     writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(str(directory), mode="error")
 
 

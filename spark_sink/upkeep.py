@@ -9,6 +9,7 @@ takes a JVM for a copy, the other syncs nothing, so that a power cut would take 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from heapq import nlargest
 from itertools import groupby, takewhile
 from pathlib import Path
 
@@ -29,6 +30,10 @@ SMALL_FILE_BYTES = FILE_BYTES_TARGET // 4
 SMALL_FILES_MAX = 64
 """Smaller files of one partition before they become one; with a cut every 2 s that is every 2 minutes."""
 
+NEWEST_FILES = 4
+"""Files of a partition that do not become part of a larger one yet: keys that were just written change most, and each change
+of one rewrites its file."""
+
 ROW_GROUP_BYTES = 64 << 20
 """Rows in memory at a time, as Arrow has them."""
 
@@ -37,11 +42,14 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
     """Yield the files of each partition that are due to become one, smallest first, together `FILE_BYTES_TARGET` at most.
 
     A file larger than all smaller ones together waits for more of them, so a row is copied a few times, not once in 64
-    cuts. A partition has `SMALL_FILES_MAX` small files, and 24 more at most, each twice as large as the one before.
+    cuts. A partition has `SMALL_FILES_MAX` small files beside the newest, and 24 more at most, each twice as large as the
+    one before.
     """
     order = sorted(files, key=lambda file: (file.partition, file.bytes, file.path))
     for _, found in groupby((file for file in order if file.bytes < SMALL_FILE_BYTES), key=lambda file: file.partition):
         group = list(found)
+        newest = nlargest(NEWEST_FILES, group, key=lambda file: file.tick_min or 0)
+        group = [file for file in group if file not in newest]
         while len(group) >= SMALL_FILES_MAX and group[-1].bytes > sum(file.bytes for file in group[:-1]):
             group.pop()
         if len(group) >= SMALL_FILES_MAX:

@@ -20,13 +20,13 @@ GAVE_UP = 3
 def main(node: str, tables: str, losses: int) -> None:
     sessions, lost = LazySession(pause=lambda _: None), [0]
 
-    def write_without_jvm(rows: object, directory: Path, *, files_max: int) -> None:
+    def write_without_jvm(parts: object, directory: Path) -> None:
         if lost[0] < losses:
             lost[0] += 1
             jvm = sessions.get().sparkContext._jvm
             assert jvm is not None
             os.kill(int(jvm.java.lang.ProcessHandle.current().pid()), signal.SIGKILL)
-        write_rows(rows, directory, files_max=files_max)  # type: ignore[arg-type]
+        write_rows(parts, directory)  # type: ignore[arg-type]
 
     vars(commit)["write_rows"] = write_without_jvm
     try:

@@ -13,8 +13,11 @@ from pyspark.sql import SparkSession
 
 import spark_sink
 from flusher.cuts import Lease, lease_path
+from spark_sink import commit
+from spark_sink.columns import TableFile
 from spark_sink.commit import INTENTS
 from spark_sink.ingestion import LOCKS, IngestJob
+from spark_sink.table import OpenTable
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
@@ -138,6 +141,36 @@ def test_only_files_that_hold_a_deleted_row_are_rewritten(node: NodeBuilder, tab
     after = set(DeltaTable(str(tables / "orders")).file_uris())
     assert len(before & after) == 2
     assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_keys_that_are_changed_while_they_are_new_do_not_have_the_whole_table_rewritten(
+    node: NodeBuilder, tables: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "GROWN_ROWS", 10)
+    node.create(shards=1)
+    rewritten = []
+    for first in range(0, 60, 4):
+        node.insert("orders", orders(*range(first, first + 4)))
+        if first:
+            node.delete("orders", [first - 1])
+            node.insert("orders", orders(first - 1))
+        node.cut()
+        before = DeltaTable(str(tables / "orders")).file_uris() if first else []
+        ingest()
+        rewritten.append(len({*before}.difference(DeltaTable(str(tables / "orders")).file_uris())))
+        assert rows_of(tables / "orders") == node.expected("orders")
+    files = OpenTable.load(tables / "orders").files()  # type: ignore[union-attr]
+    assert len(files) > 60 // (10 + 4) - 1
+    assert max(rewritten) <= 2
+    assert max(file.rows or 0 for file in files) < 10 + 4 + 1
+
+
+def test_grown_files_are_rewritten_alone_and_many_of_them_together() -> None:
+    grown = [TableFile(str(number), 1, commit.GROWN_ROWS, "_default") for number in range(commit.APART_MAX + 1)]
+    small = [TableFile("small", commit.GROWN_BYTES - 1, commit.GROWN_ROWS - 1, "_default")]
+    large = TableFile("large", commit.GROWN_BYTES, None, "_default")
+    assert commit.split_by_size([*small, large, *grown[:-2]]) == ([[large], *[[file] for file in grown[:-2]]], small)
+    assert commit.split_by_size([*grown, *small]) == ([grown], small)
 
 
 def test_a_recreated_partition_keeps_only_its_new_rows(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:

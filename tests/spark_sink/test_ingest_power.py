@@ -217,6 +217,7 @@ def test_a_power_cut_of_a_compaction_takes_and_doubles_no_row(
     disk: SyncedDisk, node: NodeBuilder, tables: Path, at_every_sync: Lefts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "SMALL_FILES_MAX", 3)
+    monkeypatch.setattr(upkeep, "NEWEST_FILES", 0)
     node.create(shards=1)
     take(disk, node, tables, 1, 2, 3)
     at_every_sync.steps.add("compaction")

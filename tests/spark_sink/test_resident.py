@@ -285,6 +285,7 @@ def test_tables_equal_the_model_over_both_roads_and_while_they_are_compacted(
     seed: int, spark: SparkSession, node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "SMALL_FILES_MAX", 3)
+    monkeypatch.setattr(upkeep, "NEWEST_FILES", 0)
     chance = random.Random(seed)
     for name in ("orders", "stock"):
         node.create(name, shards=1)

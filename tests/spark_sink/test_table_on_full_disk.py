@@ -89,6 +89,7 @@ def test_a_compaction_without_room_leaves_nothing_and_ingests_go_on(
     step: str, disk: SmallDisk, node: NodeBuilder, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upkeep, "SMALL_FILES_MAX", 3)
+    monkeypatch.setattr(upkeep, "NEWEST_FILES", 0)
     node.create(shards=1)
     take(node, tables, 1, 2, 3)
     rounds = spark_sink.ingest_every(node.path, tables, every_s=0.001, request_cut=False)

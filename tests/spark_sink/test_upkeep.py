@@ -21,7 +21,15 @@ from spark_sink import upkeep
 from spark_sink.columns import TableFile
 from spark_sink.commit import ABANDONED_AGE_S, INTENTS
 from spark_sink.table import OpenTable
-from spark_sink.upkeep import SMALL_FILE_BYTES, SMALL_FILES_MAX, compact, keep_versions, remove_unused, small_files
+from spark_sink.upkeep import (
+    NEWEST_FILES,
+    SMALL_FILE_BYTES,
+    SMALL_FILES_MAX,
+    compact,
+    keep_versions,
+    remove_unused,
+    small_files,
+)
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
 from wal import failpoint
@@ -55,18 +63,28 @@ def opened(path: Path) -> OpenTable:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "SMALL_FILES_MAX", 3)
+    monkeypatch.setattr(upkeep, "NEWEST_FILES", 0)
 
 
 def files(*sizes: int, partition: str = "_default") -> list[TableFile]:
-    return [TableFile(f"{partition}/{number}", size, 1, partition) for number, size in enumerate(sizes)]
+    """Return files of these sizes, the oldest first."""
+    return [
+        TableFile(f"{partition}/{number}", size, 1, partition, tick_min=number) for number, size in enumerate(sizes)
+    ]
 
 
 def test_few_small_files_and_large_ones_stay_as_they_are() -> None:
-    assert not list(small_files(files(*[1] * (SMALL_FILES_MAX - 1), *[SMALL_FILE_BYTES] * 100)))
+    assert not list(small_files(files(*[1] * (SMALL_FILES_MAX + NEWEST_FILES - 1), *[SMALL_FILE_BYTES] * 100)))
+
+
+def test_the_newest_files_whose_keys_change_most_stay_as_they_are() -> None:
+    (group,) = small_files(files(*[1] * (SMALL_FILES_MAX + NEWEST_FILES)))
+    assert sorted(file.tick_min or 0 for file in group) == list(range(SMALL_FILES_MAX))
 
 
 def test_small_files_of_each_partition_become_one() -> None:
-    of_two = files(*[1] * SMALL_FILES_MAX) + files(*[2] * SMALL_FILES_MAX, partition="eu")
+    enough = SMALL_FILES_MAX + NEWEST_FILES
+    of_two = files(*[1] * enough) + files(*[2] * enough, partition="eu")
     assert [{file.partition for file in group} for group in small_files(of_two)] == [{"_default"}, {"eu"}]
 
 
@@ -79,7 +97,7 @@ def test_files_stay_few_and_rows_are_copied_few_times_over_a_day_of_cuts() -> No
             copied += (merged := sum(file.bytes for file in group))
             sizes = [size for number, size in enumerate(sizes) if number not in {int(f.path[9:]) for f in group}]
             sizes.append(merged)
-    assert most <= SMALL_FILES_MAX + 24
+    assert most <= SMALL_FILES_MAX + NEWEST_FILES + 24
     assert copied <= 12 * 1000 * cuts
 
 
@@ -252,7 +270,7 @@ from pathlib import Path
 from spark_sink import upkeep
 from tests.spark_sink.test_upkeep import opened
 
-upkeep.SMALL_FILES_MAX = 3
+upkeep.SMALL_FILES_MAX, upkeep.NEWEST_FILES = 3, 0
 upkeep.compact(opened(Path(sys.argv[1])))
 """
 
