@@ -7,7 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.window import Places, ProducerLimits, Window, decode_window, encode_window
 from wal.append import AppendResult
-from wal.position import MemoryMessageId, Place, ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS, MemoryMessageId, Place, ProducerStamp
 from wal.timetick import add_ms, compose_tick, physical_ms
 
 LIMITS = ProducerLimits(results_per_producer_max=4, results_max=9, results_age_s=0.004)
@@ -234,3 +234,11 @@ def test_forgotten_producers_are_unknown_and_free_their_results() -> None:
     window.keep_only({2})
     assert (list(window.producers), window.results) == ([2], 1)
     assert window.last_sequence(1) == 0
+
+
+def test_nothing_is_kept_of_clients_whose_writes_are_held_no_longer() -> None:
+    places = Places()
+    for client_id in range(CLIENT_PRODUCER_IDS, CLIENT_PRODUCER_IDS + 100):
+        places.hold(Place(ProducerStamp(client_id, 1, 5)))
+    assert not len(places)
+    assert places._last == {}
