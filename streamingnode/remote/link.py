@@ -185,8 +185,7 @@ class Link:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _connect(self) -> None:
-        address, options = self.address, self.options
-        token = options.token
+        address, options, token = self.address, self.options, self.options.token
         if isinstance(token, Path):
             try:
                 token = (await to_thread.run_sync(token.read_text, "utf-8")).strip()

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
+import pyarrow as pa
 from anyio import to_thread
 
 from interceptors.errors import ProducerFenced
@@ -50,7 +51,6 @@ EVERYTHING = "*"
 """The right to what is not of one collection."""
 PARTS_BYTES_MAX = 16 << 20
 """Long requests of one connection that are not whole yet."""
-
 
 Authenticate = Callable[[calls.Hello, Connection], Rights]
 """Say what who connects may do. Raises `Unauthenticated`."""
@@ -226,7 +226,8 @@ class Session:
             if (call := calls.CALLS.get(name)) is None:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
             reply = await self._call(number, call, calls.decode(payload, call.request))
-            await self.connection.send_long(FrameKind.REPLY, number, calls.encode(reply))
+            encoded = await to_thread.run_sync(calls.encode, reply) if call.reply is pa.Table else calls.encode(reply)
+            await self.connection.send_long(FrameKind.REPLY, number, encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
             if not isinstance(error, StreamingNodeError):
                 _log.exception("call_failed", call=name[:80])
@@ -239,6 +240,10 @@ class Session:
         rights, outcome = self._writes.rights, "done"
         try:
             rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
+            for reader in await self._backend.named_readers() if call.name in {"seek_reader", "delete_reader"} else ():
+                if reader.name == request.name and collection in reader.collections:
+                    for each in reader.collections:
+                        rights.check(call.access, each)
             return await self._answer(number, call, request)
         except BaseException as error:
             outcome = error.code if isinstance(error, StreamingNodeError) else type(error).__name__
@@ -373,6 +378,7 @@ class Server:
         await self._watching.stop()
         sessions = list(self.sessions)
         for session in sessions:
+            session.connection.close()
             session.lost(None)
         await asyncio.gather(*[session.connection.end() for session in sessions])
         while self.shared.tasks:

@@ -16,6 +16,7 @@ import streamingnode as sn
 from streamingnode.errors import AccessDenied, InvalidArgument, Unauthenticated, Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import parse_address
+from streamingnode.remote.answers import Rights
 from streamingnode.remote.auth import Endpoint, Tokens, server_tls
 from streamingnode.remote.server import Server
 from tests.parts_of import parts_of
@@ -218,6 +219,30 @@ def test_a_digest_that_is_none_is_refused_with_the_name_of_its_client(tmp_path: 
     with pytest.raises(InvalidArgument, match="newcomer") as refused:
         Tokens.read(file)
     assert "wrong-place" not in str(refused.value)
+
+
+async def test_a_reader_of_several_collections_is_moved_and_removed_by_who_may_change_all_of_them() -> None:
+    rights = Rights("half", admin=frozenset({"c"}))
+    async with sn.open_node(None, **SETTINGS) as node:
+        for name in ("c", "other"):
+            await node.create_collection(name, SCHEMA, primary_key="id")
+            async with node.read(name, name="one"):
+                pass
+        async with node.read(["c", "other"], name="both"):
+            pass
+        server = Server(parts_of(node), connections_max=10)
+        port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: rights, None)
+        try:
+            async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
+                with pytest.raises(AccessDenied):
+                    await client.seek_reader("c", "both", sn.DeliverPolicy.all())
+                with pytest.raises(AccessDenied):
+                    await client.delete_reader("c", "both")
+                await client.seek_reader("c", "one", sn.DeliverPolicy.all())
+                assert await client.delete_reader("c", "one")
+        finally:
+            await server.close()
+        assert len(await node.readers()) == 2
 
 
 # --- where to listen --------------------------------------------------------------------------------------------------

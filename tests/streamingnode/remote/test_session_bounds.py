@@ -1,12 +1,15 @@
 """What a client may hold, or hold up: no more than is accounted for, whatever it sends and then leaves behind."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from interceptors.shard.catalog import Catalog, CollectionInfo
+from streamingnode.remote import calls
 from streamingnode.remote.writes import WireGroup, WireWrites
 from tests.failing_disk import FailingDisk
 from tests.streamingnode.remote.client_cases import SMALL, filled
@@ -59,6 +62,21 @@ async def test_a_change_under_a_stamp_that_no_client_gives_is_refused(
         assert (await client.error()).code == "PROTOCOL_ERROR"
     assert served.owner.collection("c").partitions == ("_default",)
     assert "call_failed" not in caplog.text
+
+
+async def test_a_table_is_encoded_beside_the_event_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, encode = list[bool](), calls.encode
+
+    def noted(value: object) -> bytes:
+        if isinstance(value, pa.Table):
+            here.append(threading.current_thread() is threading.main_thread())
+        return encode(value)
+
+    monkeypatch.setattr(calls, "encode", noted)
+    await served.owner.insert("c", rows(1))
+    async with served.client() as client:
+        assert (await client.snapshot("c")).num_rows == 1
+    assert here == [False]
 
 
 # --- writes without room ----------------------------------------------------------------------------------------------
