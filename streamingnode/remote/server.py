@@ -71,11 +71,10 @@ class Stream(msgspec.Struct, eq=False):
     upto: tuple[int, int] = (0, 0)
     """Position and tick up to which all was sent."""
 
-    async def spend(self, size_bytes: int) -> None:
-        """Return once there is any credit left, and take so much of it: the last batch may exceed it."""
+    async def wait(self) -> None:
+        """Return once there is any credit left: the last batch may exceed it."""
         while self.credit_bytes <= 0:
             await self.granted.wait()
-        self.credit_bytes -= size_bytes
 
 
 class Session:
@@ -320,9 +319,10 @@ class Session:
             acknowledged = (0, 0) if place is None else (place.position, place.tick)
             self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *acknowledged))
             while True:
+                await stream.wait()  # and hold nothing of the log meanwhile
                 batch = await reading.next_batch()
                 payload = encode_batch(batch)
-                await stream.spend(sum(map(len, payload)))
+                stream.credit_bytes -= sum(map(len, payload))
                 stream.upto = batch.resume_position, batch.confirmed_tick
                 await self.connection.send_long(FrameKind.MESSAGES, number, *payload)
         finally:

@@ -9,14 +9,18 @@ import pyarrow as pa
 import pytest
 
 from interceptors.shard.catalog import Catalog, CollectionInfo
+from scanner.scanner import ScanBatch
+from streamingnode.embedded import EmbeddedReading
 from streamingnode.remote import calls
+from streamingnode.remote.calls import ReadCall
 from streamingnode.remote.writes import WireGroup, WireWrites
 from tests.failing_disk import FailingDisk
+from tests.parts_of import parts_of
 from tests.streamingnode.remote.client_cases import SMALL, filled
 from tests.streamingnode.remote.nodes import Served, keys_in_log, node_behind_proxy, rows
 from tests.streamingnode.remote.proxy import until
 from tests.streamingnode.remote.raw import raw_client, writes_of
-from tests.streamingnode.remote.session_cases import greeted, session_of
+from tests.streamingnode.remote.session_cases import INSERTS, greeted, session_of
 from wal.frames import FrameKind
 from wal.position import ProducerStamp
 
@@ -77,6 +81,28 @@ async def test_a_table_is_encoded_beside_the_event_loop(served: Served, monkeypa
     async with served.client() as client:
         assert (await client.snapshot("c")).num_rows == 1
     assert here == [False]
+
+
+async def test_a_stream_without_credit_holds_nothing_of_the_log(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, next_batch = list[ScanBatch](), EmbeddedReading.next_batch
+
+    async def noted(reading: EmbeddedReading) -> ScanBatch:
+        taken.append(await next_batch(reading))
+        return taken[-1]
+
+    monkeypatch.setattr(EmbeddedReading, "next_batch", noted)
+    (info,) = parts_of(served.owner).catalog.collections()
+    async with greeted(served) as client:
+        client.call(1, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 0))
+        await client.expect(FrameKind.OPENED)
+        await served.owner.insert("c", rows(1))
+        await client.still_served()
+        assert not taken
+        client.say(FrameKind.CREDIT, 1, 1)
+        await client.expect(FrameKind.MESSAGES)
+        assert taken
 
 
 # --- writes without room ----------------------------------------------------------------------------------------------
