@@ -83,8 +83,7 @@ class Places:
     def hold(self, place: Place) -> Place:
         """Hold a write from now on by this place, or by the one it has; it counts for the sequences drawn later."""
         write = (place.stamp.producer_id, place.stamp.sequence)
-        known = self._held.get(write)
-        held = None if known is None else known()
+        held = None if (known := self._held.get(write)) is None else known()
         if held is not None and held.stamp.epoch == place.stamp.epoch:
             return held
         self._held[write] = known = _Held(place, self._dead.append)

@@ -217,7 +217,8 @@ class Channel:
 
         For some `collections` that is the tick of the last message of them, which may be long ago.
         """
-        vchannels = [each for name in collections for each in self.catalog.collection_by_name(name).vchannels]
+        infos = map(self.catalog.collection_by_name, dict.fromkeys(collections))  # a client may give any number of them
+        vchannels = [vchannel for info in infos for vchannel in info.vchannels]
 
         async def ask() -> int:
             tick = await self.term.ticks.sync()

@@ -44,7 +44,6 @@ class Listener:
             from streamingnode.remote.server import Server
 
             self._server = Server(self._backend, connections_max=self._backend.config.serve.connections_max)
-            self._server.start()
         return self._server
 
     @property
@@ -80,7 +79,7 @@ class Listener:
                 await to_thread.run_sync(path.unlink)
 
     def _connected(self) -> asyncio.BufferedProtocol:
-        return self.server.connected_here()
+        return self.server.connected()
 
 
 def _bind(path: Path) -> socket.socket:

@@ -394,7 +394,7 @@ class Node:
         Raises `AlreadyExists` for a directory in use, `Corrupt` when the copy is not sound, `StorageFailed`, and
         `InvalidArgument` for a node in memory; nothing is left at `path` then, nor when it is cancelled.
         """
-        return await self._run(partial(self._backend.back_up, check_path("directory", path)), "the backup")
+        return await self._run(partial(self._backend.back_up, check_path("directory", path).absolute()), "the backup")
 
     async def verify(self) -> Report:
         """Read everything the node has on its disk and return what is not as it was written; changes nothing.

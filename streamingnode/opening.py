@@ -190,8 +190,8 @@ def connect(
     check_seconds("give_up_s", give_up_s, longest=GIVE_UP_S_MAX)
     if token is not None and token_file is not None:
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
-    options = LinkOptions(name=name, token=token or "", tls=tls, give_up_s=give_up_s)
     file = None if token_file is None else check_path("token file", token_file)
+    options = LinkOptions(name=name, token=token or file or "", tls=tls, give_up_s=give_up_s)
 
     make = None
     if spool is not None:
@@ -202,7 +202,7 @@ def connect(
         make = partial(SpoolingBackend, directory=directory, own=own, bytes_max=spool_bytes_max)
 
     async def compose(_path: Path | None, _config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack) -> Node:
-        return await compose_remote(address, options, file, supervisor, closing, make)
+        return await compose_remote(address, options, supervisor, closing, make)
 
     return OpenNode(None, NodeConfig, compose)
 

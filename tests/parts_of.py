@@ -28,7 +28,6 @@ async def served(owner: Node, **options: Any) -> AsyncIterator[Node]:
     """Open a client of an open node, which listens for it as long."""
     backend = parts_of(owner)
     server = Server(backend, connections_max=100)
-    server.start()
     try:
         port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: Rights("test"), None)
         async with sn.connect(f"tcp://127.0.0.1:{port}", **options) as client:

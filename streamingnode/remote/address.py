@@ -7,6 +7,7 @@ import ipaddress
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -52,9 +53,9 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost."""
+    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost; each reads a token's file."""
 
     name: str = ""
-    token: str = ""
+    token: str | Path = ""
     tls: ssl.SSLContext | None = None
     give_up_s: float = 30.0

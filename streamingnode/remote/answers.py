@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from datetime import datetime
@@ -127,9 +126,10 @@ class ClientWrites:
         self._unanswered: dict[int, _Unanswered] = {}
         """Frames of writes, by number."""
         self._unanswered_bytes = 0
-        self._without_room: deque[AppendGroup] = deque()
-        """Those that wait for room in the node's memory; bounded by what may be unanswered."""
-        self._is_joining = self._is_sending = False
+        self._without_room: dict[int, list[AppendGroup]] = {}
+        """Those of each frame that wait for room in the node's memory; bounded by what may be unanswered."""
+        self._joining: asyncio.Task[None] | None = None
+        self._is_sending = False
 
     @property
     def is_busy(self) -> bool:
@@ -159,25 +159,22 @@ class ClientWrites:
             if stamp is not None and stamp.producer_id < CLIENT_PRODUCER_IDS:
                 group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
             groups.append(group)
-        if self._without_room or not self._backend.channel.wal.packer.try_join(groups):
-            self._without_room += groups
-            if not self._is_joining:
-                self._is_joining = True
-                self._shared.work(self._join())
+        if self._joining is not None or not self._backend.channel.wal.packer.try_join(groups):
+            self._without_room[frame.number] = groups
+            self._joining = self._joining or self._shared.work(self._join())
 
     async def _join(self) -> None:
         """Have those wait for the log for which there was no room in memory, in order."""
         try:
             while self._without_room:
-                group = self._without_room[0]
-                try:
-                    if not group.cancelled:
-                        await self._backend.channel.wal.packer.join(group)
-                except StreamingNodeError as error:
-                    group.settle(error)
-                self._without_room.popleft()
+                for group in self._without_room.pop(next(iter(self._without_room))):
+                    try:
+                        if not group.cancelled:
+                            await self._backend.channel.wal.packer.join(group)
+                    except StreamingNodeError as error:
+                        group.settle(error)
         finally:
-            self._is_joining = False
+            self._joining = None
 
     def target(self, wire: WireTarget) -> BatchTarget:
         """Return where rows go. Raises as `Targets.find` does, and `AccessDenied`."""
@@ -226,6 +223,7 @@ class ClientWrites:
 
     def cancel(self, number: int) -> None:
         """Leave out of the log what of a frame is not in it, and answer none of it."""
+        self._without_room.pop(number, None)
         if (frame := self._forget(number)) is not None:
             frame.is_cancelled = True
 
@@ -298,7 +296,9 @@ class ClientWrites:
         return MutableMessage(kind, unstamped, vchannel, payload, txn_id)
 
     def lost(self) -> None:
-        """Roll back the transactions that are open: the client is gone. Its writes go on, and it may ask for them again."""
+        """Roll back the transactions that are open: the client is gone. Its writes go on, but for those without room."""
+        if self._joining is not None:
+            self._joining.cancel()
         transactions = self._shared.transactions
         for txn_id in [txn_id for txn_id, client in transactions.items() if client is self]:
             del transactions[txn_id]

@@ -7,13 +7,14 @@ Secrets come from files, are kept as digests, and are never part of an error or 
 import hashlib
 import hmac
 import os
+import re
 import ssl
 import stat
 import tomllib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 import msgspec
 
@@ -23,7 +24,7 @@ from streamingnode.remote.answers import Rights
 from streamingnode.remote.calls import Hello
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.server import Server
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, shown
 
 TOKEN_BYTES_MIN = 16
 """Of a token: shorter ones can be guessed."""
@@ -35,10 +36,14 @@ class TokenEntry(Rights, frozen=True, kw_only=True):
     `consume`, `produce` and `admin` name the collections it may read, write to and change, `*` for all.
     """
 
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+    sha256: str
     consume: frozenset[str] = frozenset()
     produce: frozenset[str] = frozenset()
     admin: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
+            raise InvalidArgument(f"sha256 of client {shown(self.name)} is none — give what `sha256sum < token` says")
 
 
 class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

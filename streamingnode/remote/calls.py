@@ -17,7 +17,7 @@ from streamingnode.care.findings import Finding, Report
 from streamingnode.collections import READ_COLLECTIONS_MAX
 from streamingnode.ddl import CatalogChanges
 from streamingnode.remote.topics import ClientTopics
-from streamingnode.remote.writes import WireResult
+from streamingnode.remote.writes import WireResult, WireWrites
 from streamingnode.streams.channels import ChannelService
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.headers import MessageType
@@ -164,6 +164,7 @@ _channel_calls = partial(_calls, ChannelService, prefix=CHANNELS)
 READ = Call("read", Access.CONSUME, ReadCall, Opened)
 ACK = Call("ack", Access.CONSUME, AckCall, None)
 TRANSACTION = Call("transaction", Access.PRODUCE, TransactionCall, WireResult)
+WRITE = Call("a write", Access.PRODUCE, WireWrites, WireResult, repeats=True)
 CALLS = {
     call.name: call
     for call in chain(
@@ -275,7 +276,8 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
         kind = next((each for each in _classes(StreamingNodeError) if each.code == self.code), StreamingNodeError)
         error = kind.__new__(kind)
         Exception.__init__(error, self.text)
-        vars(error).update(self.fields)
+        unknown = {"code": self.code, "retryable": self.retryable} if kind is StreamingNodeError else {}
+        vars(error).update(self.fields | unknown)
         return error
 
 

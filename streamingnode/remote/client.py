@@ -5,11 +5,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from anyio import to_thread
 
 from interceptors.errors import TransactionExpired
 from interceptors.idempotency import ProducerRecord
@@ -18,7 +16,6 @@ from scanner.deliver_policy import ReaderBusy, StartingPoint
 from scanner.scanner import ScanBatch
 from streamingnode.backend import ReadRequest
 from streamingnode.care.findings import Report
-from streamingnode.care.inspect import BackupRecord
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
@@ -57,18 +54,11 @@ BUSY_PAUSE_S = 0.05
 async def compose_remote(
     address: Address,
     options: LinkOptions,
-    token_file: Path | None,
     supervisor: Supervisor,
     closing: AsyncExitStack,
     make: "Callable[[Address, LinkOptions], RemoteBackend] | None" = None,
 ) -> Node:
     """Connect to the node at an address; `closing` closes what is open, also when this raises."""
-    if token_file is not None:
-        try:
-            token = (await to_thread.run_sync(token_file.read_text, "utf-8")).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"token file {token_file} cannot be read: {error} — name another") from error
-        options = replace(options, token=token)
     backend = (make or RemoteBackend)(address, options)
     closing.push_async_callback(backend.close)
     await backend.open()
@@ -90,7 +80,7 @@ def _asked(name: str, *, changes: str = "") -> Any:
     """Return the method that makes a call of the table; one that `changes` the catalog does so once, under a stamp."""
 
     async def ask(self: "RemoteBackend", *arguments: object, **options: object) -> Any:
-        return await self.link.call_of(name, *arguments, *options.values())
+        return await self.link.call_of(name, *arguments, **options)
 
     async def change(self: "RemoteBackend", *arguments: object, timeout: float | None, **options: bool) -> Any:
         with self._under_way():
@@ -108,12 +98,6 @@ class RemoteBackend:
         self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
         self.channels: Channels = RemoteChannels(self.link.call_of, self.link.number)
         self.catalog = Catalog()
-        self.path: str | None
-        self.node_id: str
-        self.wal_name: str
-        self.config: NodeConfig
-        self.pending: PendingBytes
-        self._packer: Packer
         self._sequence = 0
         self._outstanding: dict[int, int] = {}
         """Of each frame, commit or change without an answer, oldest first: the client's own next sequence when it began."""
@@ -128,7 +112,8 @@ class RemoteBackend:
     def _settle_in(self) -> None:
         welcome = self.link.welcome
         self.path, self.node_id, self.wal_name = welcome.path, welcome.node_id, welcome.wal_name
-        config = load_config(arguments=welcome.settings)
+        known = {setting.key for setting in NodeConfig().origins()}  # a newer node may have others
+        config = load_config(arguments={key: value for key, value in welcome.settings.items() if key in known})
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
         self.pending = PendingBytes(self.config.writes.pending_bytes_max)
@@ -271,6 +256,7 @@ class RemoteBackend:
     flush = _asked("flush")
     statistics = _asked("statistics")
     hand_over = _asked("hand_over")
+    back_up = _asked("back_up")
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open."""
@@ -289,11 +275,6 @@ class RemoteBackend:
         if waits:
             self.link.hold(place)
         return place
-
-    async def back_up(self, path: Path) -> BackupRecord:
-        """As `Node.backup`; a relative path is this process's."""
-        record: BackupRecord = await self.link.call_of("back_up", await to_thread.run_sync(path.absolute))
-        return record
 
     async def verify(self) -> Report:
         """As `Node.verify`."""
@@ -332,7 +313,7 @@ class RemoteReading:
             self._stream = self._link.open_stream(self._request, READ.name, self._frames.put_nowait)
             try:
                 frame = await self._next_frame()
-            except asyncio.CancelledError:
+            except BaseException:  # cancelled, or closed by another task
                 self._link.end(self._stream)
                 raise
         if frame.kind != FrameKind.OPENED:

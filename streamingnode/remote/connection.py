@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import repeat
 from typing import Any, cast
 
 import pyarrow as pa
@@ -14,8 +16,10 @@ PART_BYTES = 2 << 20
 """What a long reply is cut into, so that others get between its parts. Most batches of messages are shorter."""
 PARTS_MAX = 64
 """Long frames of which a side may have sent a part and not the end."""
+CLOSE_S_MAX = 1.0
+"""How long the other side may take to read what was sent, and with TLS to say that it ends, too."""
 SEND_BUFFER_BYTES = 4 << 20
-"""With more waiting for the other side to read, `drain` waits."""
+"""With more waiting for the other side to read, `send_long` waits."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -41,7 +45,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parts_bytes = 0
         self._transport: asyncio.Transport
         self._is_full, self._drained = False, Signal()
-        self._sending = asyncio.Lock()
+        self._sending, self._long = asyncio.Lock(), asyncio.Semaphore(PARTS_MAX)
         self._is_node, self.has_agreed = is_node, False
         self._error: Exception | None = None
         self.is_open = False
@@ -73,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort(error)
 
     def pause_writing(self) -> None:
-        """Let `drain` wait."""
+        """Let `send_long` wait."""
         self._is_full = True
         if self._is_node:
             self._transport.pause_reading()  # who does not read answers asks nothing more; a client always reads
@@ -81,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Let those go on who wait."""
         self._is_full = False
+        self.received_at = asyncio.get_running_loop().time()  # who reads is there: nothing it says is heard meanwhile
         self._drained.wake()
         if self._is_node and self.is_open:
             self._transport.resume_reading()
@@ -107,19 +112,28 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(frame)
 
     async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview) -> None:
-        """Send a frame of any length in parts, each when the other side has read most of those before."""
-        *parts, last = _parts(payload)
-        for what, part in [*((FrameKind.PART, each) for each in parts), (kind, last)]:
-            async with self._sending:  # one part at a time, or each of a thousand streams would have one waiting
-                await self.drain()
-                self.send(what, number, None, *part)
+        """Send a frame of any length in parts, each when the other side has read most of what was sent before.
 
-    async def drain(self) -> None:
-        """Return once the other side has read most of what was sent, or is gone. Raises `OnShutdown` then."""
-        while self._is_full:
-            await self._drained.wait()
-        if not self.is_open:
-            raise OnShutdown("the connection is lost — connect again")
+        Raises `OnShutdown` when it is gone. What is cancelled ends with a `CANCEL`: the other side keeps no part of it.
+        """
+        parts: list[Sequence[bytes | memoryview]] = [payload]
+        if sum(map(len, payload)) > PART_BYTES:
+            whole = memoryview(b"".join(payload))
+            parts = [[whole[at : at + PART_BYTES]] for at in range(0, len(whole), PART_BYTES)]
+        kinds = [*repeat(FrameKind.PART, len(parts) - 1), kind]
+        async with self._long:
+            try:
+                for what, part in zip(kinds, parts, strict=True):
+                    # One part at a time, or each of a thousand streams would have one waiting.
+                    async with self._sending:
+                        while self._is_full:
+                            await self._drained.wait()
+                        if not self.is_open:
+                            raise OnShutdown("the connection is lost — connect again")
+                        self.send(what, number, None, *part)
+            except asyncio.CancelledError:
+                self.send(FrameKind.CANCEL, number)
+                raise
 
     def peer(self, name: str) -> Any:
         """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info` does."""
@@ -129,6 +143,15 @@ class Connection(asyncio.BufferedProtocol):
         """Close it when what was sent is on its way."""
         if self.is_open:
             self._transport.close()
+
+    async def end(self) -> None:
+        """Close it, and return when it has ended, after `CLOSE_S_MAX` at most: none may outlive its event loop."""
+        self.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                while self.is_open:
+                    await self._drained.wait()
+        self.abort(OnShutdown("it is closed — connect again"))
 
     def abort(self, error: Exception) -> None:
         """Close it now, because of an error, which `on_lost` is told."""
@@ -153,17 +176,3 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"over {self._parts_bytes_max} bytes of long frames that are not whole")
         self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
         return None
-
-
-def _parts(payload: Sequence[bytes | memoryview]) -> list[list[memoryview]]:
-    """Return what a payload is cut into, as views: full parts, and the rest."""
-    parts, room = [list[memoryview]()], PART_BYTES
-    for each in payload:
-        rest = memoryview(each)
-        while len(rest) > room:
-            parts[-1].append(rest[:room])
-            rest, room = rest[room:], PART_BYTES
-            parts.append([])
-        parts[-1].append(rest)
-        room -= len(rest)
-    return parts

@@ -11,27 +11,29 @@ import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from anyio import to_thread
+from msgspec.structs import astuple
 
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Unauthenticated, Unreachable
+from streamingnode.remote import calls
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import CALLS, VERSIONS, Call, Hello, Welcome, WireError, WireResults, decode, encode
+from streamingnode.remote.calls import Call, Welcome, WireError, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
-from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError, TooLarge
-from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind, encode_frame
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError, TooLarge
+from wal.frames import Frame, FrameKind, encode_frame
 from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
 from wal.queue import Signal
 from wal.runtime import event_log
 
 _log = event_log(__name__)
 
-REQUEST_BYTES_MAX = FRAME_BYTES_MAX - (1 << 10)
-"""Of one call: it goes in one frame."""
 GIVE_UP_S_MAX = 300.0
 """Longest time that calls wait for a lost connection; a node remembers a client's writes for twice as long."""
 PING_S, SILENT_S_MAX = 5.0, 20.0
@@ -67,10 +69,11 @@ class _Sent(msgspec.Struct, eq=False):
 
     parts: list[bytes | memoryview]
     ended: asyncio.Future[Frame | None]
-    call: Call | None = None
+    call: Call = calls.WRITE
     units: dict[int, Unit] = {}
     times: int = 0
-    """How often it was sent."""
+    since: float = 0.0
+    """How often it was sent, and when first, by the loop's clock."""
 
     def end(self, frame: Frame | None) -> None:
         """Pass an answer on; the first one stands."""
@@ -182,7 +185,12 @@ class Link:
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _connect(self) -> None:
-        address, options = self.address, self.options
+        address, options, token = self.address, self.options, self.options.token
+        if isinstance(token, Path):
+            try:
+                token = (await to_thread.run_sync(token.read_text, "utf-8")).strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidArgument(f"token file {token} cannot be read: {error} — name another") from error
         self._welcomed, self._lost = self._loop.create_future(), self._loop.create_future()
         connection = self._connection = Connection(
             lambda frame: self._on_frame(connection, frame),
@@ -196,20 +204,20 @@ class Link:
                 else:
                     tls = (options.tls or ssl.create_default_context()) if address.tls else None
                     await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
-                connection.send(FrameKind.HELLO, 0, Hello(VERSIONS, self.client_id, options.name, options.token))
+                connection.send(FrameKind.HELLO, 0, calls.Hello(calls.VERSIONS, self.client_id, options.name, token))
                 await self._welcomed
         except BaseException as error:
-            self._close_connection()
+            await self._close_connection()
             if isinstance(error, OSError):  # of TLS and of the deadline, too
                 what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
                 raise Unreachable(f"no node answers at {address}: {what}") from error
             raise
         self.connections += 1
 
-    def _close_connection(self) -> None:
+    async def _close_connection(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            await connection.end()
 
     def _become(self, state: LinkState) -> None:
         assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
@@ -237,12 +245,12 @@ class Link:
             self._become(LinkState.CLOSED)
             if self._connection is not None:
                 self._connection.send(FrameKind.LEAVING)
-            self._close_connection()
             self._end_all(self._refusal())
+            await self._close_connection()
 
     async def drain(self, grace_s: float | None = None) -> None:
         """Return when every write that was sent was answered, or after so many seconds."""
-        if pending := [each.ended for each in self._sent.values() if each.call is None]:
+        if pending := [each.ended for each in self._sent.values() if each.call is calls.WRITE]:
             await asyncio.wait(pending, timeout=grace_s)
 
     # --- what is sent ---------------------------------------------------------------------------------------------------
@@ -264,24 +272,29 @@ class Link:
             return OnShutdown("the client is closed — connect again")
         return Unreachable(f"no node answers at {self.address}: {self._reason}")
 
-    async def call(self, call: Call, request: object) -> Any:
+    async def call(self, call: Call, request: msgspec.Struct) -> Any:
         """Return the answer to a call, over as many connections as it takes. Cancelling it cancels it at the node.
 
-        Raises `TooLarge` for a request over a frame, and `Indeterminate` when it changes something, perhaps.
+        Raises `InvalidArgument` for what is no request of this call, `TooLarge` for one over a frame, and `Indeterminate`
+        when it changes something, perhaps.
         """
+        number = self.number()
+        try:
+            msgspec.convert(astuple(request), call.request)
+            parts = encode_frame(FrameKind.CALL, number, call.name, calls.encode(request))
+        except (ValueError, OverflowError, NotImplementedError) as error:
+            raise InvalidArgument(f"{call.name}: {error} — pass what the method takes") from error
+        except ProtocolError as error:
+            raise TooLarge(str(error)) from error
         await self.wait_ready()
-        number, payload = self.number(), encode(request)
-        if len(payload) > REQUEST_BYTES_MAX:
-            raise TooLarge(f"a request of {len(payload)} bytes, {REQUEST_BYTES_MAX} fit — send less at a time")
-        parts = encode_frame(FrameKind.CALL, number, call.name, payload)
         frame = await self._answer(number, _Sent(parts, self._loop.create_future(), call))
         assert frame is not None, "a call has a reply"
-        return decode(frame.payload, call.reply)
+        return calls.decode(frame.payload, call.reply)
 
-    def call_of(self, name: str, *arguments: object) -> Awaitable[Any]:
+    def call_of(self, name: str, *arguments: object, **options: object) -> Awaitable[Any]:
         """Make a call of the table."""
-        call = CALLS[name]
-        return self.call(call, call.request(*arguments))
+        call = calls.CALLS[name]
+        return self.call(call, call.request(*arguments, **options))
 
     async def send_writes(self, number: int, frame: FrameOfWrites, on_sent: Callable[[], None]) -> None:
         """Send a frame of writes and return when each of its units was told; cancelling it cancels what was not begun."""
@@ -299,7 +312,7 @@ class Link:
             self._moved.wake()
 
     async def _answer(self, number: int, sent: _Sent) -> Frame | None:
-        self._sent[number] = sent
+        self._sent[number], sent.since = sent, self._loop.time()
         self._transmit(sent)
         try:
             return await sent.ended
@@ -323,7 +336,7 @@ class Link:
         """Open a stream and return its number; `on_frame` is told of its frames, and of None when the connection is lost."""
         number = self.number()
         self._streams[number] = on_frame
-        self.send(FrameKind.CALL, number, name, encode(request))
+        self.send(FrameKind.CALL, number, name, calls.encode(request))
         return number
 
     def hold(self, place: Place) -> None:
@@ -352,7 +365,7 @@ class Link:
             return
         match frame.kind:
             case FrameKind.CATALOG:
-                self._on_catalog(decode(frame.payload, tuple[CollectionInfo, ...]))
+                self._on_catalog(calls.decode(frame.payload, tuple[CollectionInfo, ...]))
                 if not self._welcomed.done():
                     self._welcomed.set_result(None)
             case FrameKind.RESULTS:
@@ -379,7 +392,7 @@ class Link:
                 self._refused(InvalidArgument(f"{now} — open another connection for that one"))
 
     def _on_results(self, frame: Frame) -> None:
-        results, failures = decode(frame.payload, WireResults)
+        results, failures = calls.decode(frame.payload, WireResults)
         kind = message_id_kind(self.welcome.wal_name)
         for result in results:
             self._settle(result.frame, result.group, result.result(kind))
@@ -390,24 +403,24 @@ class Link:
         sent = self._sent.get(number)
         if sent is None or (unit := sent.units.pop(index, None)) is None:  # its callers are gone, or were told
             return
-        unit.settle(self._doubted(sent, "a write", outcome) if isinstance(outcome, StreamingNodeError) else outcome)
+        unit.settle(self._doubted(sent, outcome) if isinstance(outcome, StreamingNodeError) else outcome)
         if not sent.units:
             sent.end(None)
 
     def _on_reply(self, frame: Frame) -> None:
         sent = self._sent.get(frame.number)
-        if sent is None or sent.call is None:
+        if sent is None or sent.call is calls.WRITE:
             return  # its caller is gone
         if frame.kind == FrameKind.REPLY:
             sent.end(frame)
         else:
-            sent.fail(self._doubted(sent, sent.call.name, frame.value(WireError).error()))
+            sent.fail(self._doubted(sent, frame.value(WireError).error()))
 
-    def _doubted(self, sent: _Sent, what: str, error: StreamingNodeError) -> StreamingNodeError:
+    def _doubted(self, sent: _Sent, error: StreamingNodeError) -> StreamingNodeError:
         """Return the error of a try: what refuses it now may not know of the one before, which may be in the log."""
-        if sent.times < 2 or (sent.call is not None and (error.decides or not sent.call.changes)):
+        if sent.times < 2 or (sent.call is not calls.WRITE and (error.decides or not sent.call.changes)):
             return error
-        return in_doubt(Indeterminate(f"{what} was sent again and is refused: {error.happened}"), error)
+        return in_doubt(Indeterminate(f"{sent.call.name} was sent again and is refused: {error.happened}"), error)
 
     # --- a lost connection ----------------------------------------------------------------------------------------------
 
@@ -417,13 +430,12 @@ class Link:
         With an error the connection is gone for good, and nobody waits any more.
         """
         for sent in list(self._sent.values()):
-            repeats = sent.call is None or sent.call.repeats
-            if error is not None and sent.call is not None and not sent.call.changes:
+            call, is_late = sent.call, self._loop.time() - sent.since > GIVE_UP_S_MAX  # the node may forget it soon
+            if error is not None and not call.changes:
                 sent.fail(error)
-            elif error is not None or not repeats:
-                what = "a write" if sent.call is None else sent.call.name
-                why = f": {error.happened}" if error is not None else ""
-                sent.fail(Indeterminate(f"the connection to {self.address} was lost before {what} was answered{why}"))
+            elif error is not None or not call.repeats or (is_late and call.changes):
+                why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
+                sent.fail(Indeterminate(f"the connection to {self.address} was lost{why}"))
         streams, self._streams = self._streams, {}
         for on_frame in streams.values():
             on_frame(None)

@@ -4,12 +4,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import msgspec
-from msgspec.structs import astuple
-
-from streamingnode.remote.calls import CALLS, CHANNELS, TOPICS
+from streamingnode.remote.calls import CHANNELS, TOPICS
 from streamingnode.streams.channels import ChannelService
-from wal.errors import InvalidArgument
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, bodies_of
 
@@ -23,9 +19,8 @@ def _asked(
     """Return a method that has the node make the call of its name."""
 
     @wraps(method)
-    async def call(self: "_Remote", /, *arguments: P.args, **options: P.kwargs) -> T:
-        result: T = await self._ask(method.__name__, *arguments, **options)
-        return result
+    def call(self: "_Remote", /, *arguments: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._ask(method.__name__, *arguments, **options)
 
     return call
 
@@ -38,13 +33,7 @@ class _Remote:
         self._call_of, self._number = call_of, number
 
     async def _ask(self, name: str, *arguments: object, **options: object) -> Any:
-        call = CALLS[self.prefix + name]
-        given = astuple(call.request(*arguments, **options))
-        try:
-            msgspec.convert(given, call.request)
-        except msgspec.ValidationError as error:
-            raise InvalidArgument(f"{name}: {error} — pass what the method takes") from error
-        return await self._call_of(call.name, *given)
+        return await self._call_of(self.prefix + name, *arguments, **options)
 
 
 class RemoteChannels(_Remote):

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
+import pyarrow as pa
 from anyio import to_thread
 
 from interceptors.errors import ProducerFenced
@@ -24,7 +26,7 @@ from streamingnode.remote.connection import Connection
 from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireTarget, checked_rows
-from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError, shown
+from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError, shown
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
@@ -50,17 +52,12 @@ EVERYTHING = "*"
 PARTS_BYTES_MAX = 16 << 20
 """Long requests of one connection that are not whole yet."""
 
-
 Authenticate = Callable[[calls.Hello, Connection], Rights]
 """Say what who connects may do. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
-CATALOG_PAUSE_S = 0.02
-"""Until clients hear of a collection that another one made, at most."""
-DRAIN_PAUSE_S = 0.02
-"""Between two looks whether clients still wait for answers."""
-CLOSE_S_MAX = 1.0
-"""How long closing waits for clients to read what was sent to them."""
+LOOK_PAUSE_S = 0.02
+"""Between two looks for collections that clients are to hear of, or whether they still wait for answers."""
 SILENT_S_MAX = 60.0
 """A client says something every few seconds; one that does not is gone."""
 
@@ -72,11 +69,10 @@ class Stream(msgspec.Struct, eq=False):
     credit_bytes: int
     granted: Signal = msgspec.field(default_factory=Signal)
 
-    async def spend(self, size_bytes: int) -> None:
-        """Return once there is any credit left, and take so much of it: the last batch may exceed it."""
+    async def wait(self) -> None:
+        """Return once there is any credit left: the last batch may exceed it."""
         while self.credit_bytes <= 0:
             await self.granted.wait()
-        self.credit_bytes -= size_bytes
 
 
 class Session:
@@ -159,8 +155,10 @@ class Session:
             return
         _audit.info("client_connected", client=shown(rights.name), address=self.host)
         self.rights, self._writes = rights, ClientWrites(self._shared, self.connection, hello.client_id, rights)
-        node = self._backend
-        settings = {setting.key: setting.value for setting in node.config.origins()}
+        if (before := self._server.clients.get(hello.client_id)) is not None:
+            before.let_go()
+        self._server.clients[hello.client_id] = self
+        node, settings = self._backend, {each.key: each.value for each in self._backend.config.origins()}
         welcome = calls.Welcome(max(versions), node.node_id, node.path, node.wal_name, WRITE_BYTES_MAX, settings)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
@@ -181,6 +179,12 @@ class Session:
         """Whether the client waits for calls or writes; streams have no end, nor has who waits for messages of a topic."""
         endless = self._streams.keys() | self._topics.waiting
         return bool(self._calls.keys() - endless) or (self.rights is not None and self._writes.is_busy)
+
+    def let_go(self) -> None:
+        """Give back what the client goes on with over another connection: it has lost this one, unheard of here."""
+        for number in self._streams.keys() | self._topics.waiting:
+            self._calls[number].cancel()
+        self._shared.work(self._topics.close())
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it."""
@@ -219,11 +223,11 @@ class Session:
             if (call := calls.CALLS.get(name)) is None:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
             reply = await self._call(number, call, calls.decode(payload, call.request))
-            await self.connection.send_long(FrameKind.REPLY, number, calls.encode(reply))
-        except StreamingNodeError as error:
-            self._refuse(number, error)
+            encoded = await to_thread.run_sync(calls.encode, reply) if call.reply is pa.Table else calls.encode(reply)
+            await self.connection.send_long(FrameKind.REPLY, number, encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
-            _log.exception("call_failed", call=name[:80])
+            if not isinstance(error, StreamingNodeError):
+                _log.exception("call_failed", call=name[:80])
             self._refuse(number, error)
 
     async def _call(self, number: int, call: calls.Call, request: Any) -> object:
@@ -233,6 +237,10 @@ class Session:
         rights, outcome = self._writes.rights, "done"
         try:
             rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
+            for reader in await self._backend.named_readers() if call.name in {"seek_reader", "delete_reader"} else ():
+                if reader.name == request.name and collection in reader.collections:
+                    for each in reader.collections:
+                        rights.check(call.access, each)
             return await self._answer(number, call, request)
         except BaseException as error:
             outcome = error.code if isinstance(error, StreamingNodeError) else type(error).__name__
@@ -259,7 +267,8 @@ class Session:
             info = self._backend.catalog.collection_by_name(arguments["collection"])
             keys = WireTarget(MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"]))
             checked_rows(arguments["keys"], self._shared.targets.find(keys))
-        if (stamp := arguments.get("stamp")) is not None and stamp.producer_id != self._writes.client_id:
+        stamp = arguments.get("stamp")
+        if stamp is not None and self._writes.stamp(msgspec.structs.replace(stamp, producer_id=0)) != stamp:
             raise ProtocolError("a change under the stamp of another client")
         if "stamp" in arguments:
             arguments["timeout"] = None  # the client has its own, and cancels
@@ -306,9 +315,10 @@ class Session:
             stream = self._streams[number] = Stream(reading, call.credit_bytes)
             self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *reading.place))
             while True:
+                await stream.wait()  # and hold nothing of the log meanwhile
                 batch = await reading.next_batch()
                 payload = encode_batch(batch)
-                await stream.spend(sum(map(len, payload)))
+                stream.credit_bytes -= sum(map(len, payload))
                 await self.connection.send_long(FrameKind.MESSAGES, number, *payload)
         finally:
             self._streams.pop(number, None)
@@ -327,24 +337,21 @@ class Server:
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
         self.shared, self.connections_max = Shared(backend), connections_max
         self.sessions: set[Session] = set()
+        self.clients = WeakValueDictionary[int, Session]()
+        """The last session of each, by its id."""
         self._listeners: list[asyncio.AbstractServer] = []
         self._watching = Supervisor(lambda failure: _log.error("server_task_failed", error=repr(failure)))
-
-    def start(self) -> None:
-        """Begin to tell clients of collections, and to look for those that are gone."""
         self._watching.spawn(self._tell_catalog())
         self._watching.spawn(self._drop_silent())
 
     async def listen_tcp(self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None) -> int:
         """Take connections at an address; return the port. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        patience_s = None if tls is None else HELLO_S_MAX
-        connected = partial(self._connected, authenticate)
+        connected, patience_s = partial(self.connected, authenticate), None if tls is None else HELLO_S_MAX
         listener = await loop.create_server(connected, host, port, ssl=tls, ssl_handshake_timeout=patience_s, backlog=1)
         self._listeners.append(listener)
         await accept_one_a_turn(listener)
-        found: int = listener.sockets[0].getsockname()[1]
-        return found
+        return int(listener.sockets[0].getsockname()[1])
 
     async def drain(self, grace_s: float) -> None:
         """Take no more connections, tell clients to leave, and let what they have under way end for a while."""
@@ -353,9 +360,9 @@ class Server:
         for session in self.sessions:
             session.connection.send(FrameKind.LEAVING)
         with anyio.move_on_after(grace_s if self.sessions else 0):
-            await asyncio.sleep(DRAIN_PAUSE_S)  # what clients sent before they heard of it is on its way
+            await asyncio.sleep(LOOK_PAUSE_S)  # what clients sent before they heard of it is on its way
             while any(session.is_busy for session in self.sessions):  # noqa: ASYNC110 - of many things
-                await asyncio.sleep(DRAIN_PAUSE_S)
+                await asyncio.sleep(LOOK_PAUSE_S)
 
     async def close(self) -> None:
         """End every connection; idempotent."""
@@ -366,31 +373,25 @@ class Server:
         for session in sessions:
             session.connection.close()
             session.lost(None)
-        if self.shared.tasks:
-            await asyncio.wait(self.shared.tasks, timeout=CLOSE_S_MAX)
-        for session in sessions:  # also those of clients that do not read what was sent to them
-            session.connection.abort(OnShutdown("the node is closed — connect again"))
+        await asyncio.gather(*[session.connection.end() for session in sessions])
         while self.shared.tasks:
             await asyncio.wait(self.shared.tasks)
 
-    def connected_here(self) -> Connection:
-        """Take a connection from who may open the node's directory, too."""
-        return self._connected(lambda hello, _: Rights(hello.name[:128] or "local"))
-
-    def _connected(self, authenticate: Authenticate) -> Connection:
+    def connected(
+        self, authenticate: Authenticate = lambda hello, _: Rights(hello.name[:128] or "local")
+    ) -> Connection:
+        """Take a connection, by default from who may open the node's directory, too."""
         return Session(self, authenticate).connection
 
     async def _tell_catalog(self) -> None:
         """Tell clients what has changed of the collections, by looking: a reader would cost every append something."""
-        told, now = None, (self.shared.backend.catalog, -1)
+        told: object = None
         while True:
-            if now != told:
-                for session in self.sessions:
-                    if session.rights is not None:
-                        self.shared.work(session.send_catalog())
-            await asyncio.sleep(CATALOG_PAUSE_S)
-            catalog = self.shared.backend.catalog
-            told, now = now, (catalog, catalog.version)
+            if told != (now := (self.shared.backend.catalog, self.shared.backend.catalog.version)):
+                told = now
+                for session in [each for each in self.sessions if each.rights is not None]:
+                    self.shared.work(session.send_catalog())
+            await asyncio.sleep(LOOK_PAUSE_S)
 
     async def _drop_silent(self) -> None:
         loop = asyncio.get_running_loop()

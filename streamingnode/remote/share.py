@@ -24,7 +24,7 @@ from streamingnode.errors import Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
 from streamingnode.remote.client import compose_remote
-from wal.errors import AlreadyOwned, InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyOwned, InvalidArgument
 from wal.files import OWNER_S_MAX
 from wal.runtime import Supervisor, event_log
 
@@ -49,7 +49,7 @@ class Keeper:
         self._config = replace(config, serve=replace(config.serve, listen=True))
         self.owns = False
         """Whether the node is open in this process."""
-        self.error: StreamingNodeError | None = None
+        self.error: Exception | None = None
         """Why this process could not open it last, or had to close it."""
 
     async def run(self) -> None:
@@ -61,9 +61,9 @@ class Keeper:
                 await self._keep()
             except AlreadyOwned:
                 pass  # by another one, who may have been faster just now
-            except StreamingNodeError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it was, nobody else may be there to open it again
                 self.error, self._pause_s = error, FAILED_PAUSE_S
-                _log.error("node_not_opened", path=str(self._path), code=error.code, error=str(error))
+                _log.error("node_not_opened", path=str(self._path), error=f"{type(error).__name__}: {error}")
             await anyio.sleep(self._pause_s)
 
     async def _keep(self) -> None:
@@ -101,7 +101,7 @@ async def compose_shared(
     until = time.monotonic() + OPEN_S_MAX
     while True:
         try:
-            node = await compose_remote(address, options, None, supervisor, closing)
+            node = await compose_remote(address, options, supervisor, closing)
         except Unreachable:
             if keeper.error is not None:
                 raise keeper.error from None

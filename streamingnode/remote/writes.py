@@ -47,7 +47,7 @@ class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
     collection_id: int
     partition_id: int
     schema_version: int
-    payload_bytes: int
+    payload_bytes: Annotated[int, msgspec.Meta(ge=0)]
     is_plain: bool = False
 
 
@@ -263,8 +263,7 @@ class Lane:
             raise ProtocolError("writes of more rows than their batch has")
         self._at = end
         size_bytes = int(self._row_bytes * count) + MESSAGE_OVERHEAD_BYTES
-        if count > 1:
-            size_bytes += (min(count, self.shards) - 1) * self.target.message_bytes
+        size_bytes += (min(count, self.shards) - 1) * self.target.message_bytes
         if self._is_plain:
             return Piece(self.target, rows[start:end], size_bytes)
         if count < self._count:

@@ -214,7 +214,7 @@ class RocksMQ(MessageQueue):
                     messages = await self._fetch(topic, group, found, lease, ids)
                 found.delivered += len(messages)
                 return messages
-            if (left := until - monotonic()) <= 0:
+            if not (left := until - monotonic()) > 0:  # or is no number, which no timer takes
                 return []
             left = min(left, max(state.due - now, 0.001))
             with suppress(TimeoutError):

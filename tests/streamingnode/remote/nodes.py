@@ -79,7 +79,6 @@ class Served:
 async def serving(owner: Node, *, connections_max: int = 100, proxy: Proxy | None = None) -> AsyncIterator[Served]:
     """Serve an open node; with a proxy of before, behind that one."""
     server = Server(parts_of(owner), connections_max=connections_max)
-    server.start()
     try:
         port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: Rights("test"), None)
         if proxy is not None:

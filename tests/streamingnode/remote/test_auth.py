@@ -16,11 +16,13 @@ import streamingnode as sn
 from streamingnode.errors import AccessDenied, InvalidArgument, Unauthenticated, Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import parse_address
+from streamingnode.remote.answers import Rights
 from streamingnode.remote.auth import Endpoint, Tokens, server_tls
 from streamingnode.remote.server import Server
 from tests.parts_of import parts_of
-from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, rows
+from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, link_of, rows
 from tests.streamingnode.remote.proxy import until
+from wal.errors import OnShutdown
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -62,7 +64,6 @@ async def listening(
         for name in ("c", "other"):
             await node.create_collection(name, SCHEMA, primary_key="id")
         server = Server(parts_of(node), connections_max=10)
-        server.start()
         try:
             endpoint = Endpoint(parse_address("tcp://127.0.0.1:1"), known, tls, by_certificate)
             yield node, server, await server.listen_tcp("127.0.0.1", 0, endpoint.authenticate, tls)
@@ -110,6 +111,20 @@ async def test_a_token_from_a_file_opens_what_it_is_for(tmp_path: Path) -> None:
             await client.flush()
         with pytest.raises(InvalidArgument, match="cannot be read"):
             await sn.connect(f"tcp://127.0.0.1:{port}", token_file=tmp_path / "none")
+
+
+async def test_a_token_that_was_replaced_in_its_file_is_taken_with_the_next_connection(tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.write_text(TOKENS["reader"])
+    async with listening(token_file(tmp_path)) as (_, server, port):
+        async with sn.connect(f"tcp://127.0.0.1:{port}", token_file=file) as client:
+            with pytest.raises(AccessDenied):
+                await client.insert("c", rows(1))
+            file.write_text(TOKENS["writer"])
+            for session in list(server.sessions):
+                session.connection.abort(OnShutdown("the network"))
+            await until(lambda: not server.sessions)
+            await client.insert("c", rows(1))
 
 
 async def test_a_reader_reads_its_collection_and_does_nothing_else(tmp_path: Path) -> None:
@@ -198,6 +213,38 @@ def test_a_token_file_that_is_none_is_refused_and_not_quoted(tmp_path: Path, tex
         Tokens.read(tmp_path / "none")
 
 
+def test_a_digest_that_is_none_is_refused_with_the_name_of_its_client(tmp_path: Path) -> None:
+    file = token_file(tmp_path)
+    file.write_text(file.read_text() + '[[client]]\nname = "newcomer"\nsha256 = "a-token-in-the-wrong-place"\n')
+    with pytest.raises(InvalidArgument, match="newcomer") as refused:
+        Tokens.read(file)
+    assert "wrong-place" not in str(refused.value)
+
+
+async def test_a_reader_of_several_collections_is_moved_and_removed_by_who_may_change_all_of_them() -> None:
+    rights = Rights("half", admin=frozenset({"c"}))
+    async with sn.open_node(None, **SETTINGS) as node:
+        for name in ("c", "other"):
+            await node.create_collection(name, SCHEMA, primary_key="id")
+            async with node.read(name, name="one"):
+                pass
+        async with node.read(["c", "other"], name="both"):
+            pass
+        server = Server(parts_of(node), connections_max=10)
+        port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: rights, None)
+        try:
+            async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
+                with pytest.raises(AccessDenied):
+                    await client.seek_reader("c", "both", sn.DeliverPolicy.all())
+                with pytest.raises(AccessDenied):
+                    await client.delete_reader("c", "both")
+                await client.seek_reader("c", "one", sn.DeliverPolicy.all())
+                assert await client.delete_reader("c", "one")
+        finally:
+            await server.close()
+        assert len(await node.readers()) == 2
+
+
 # --- where to listen --------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +324,19 @@ async def test_a_client_reaches_a_node_over_tls_that_it_can_verify(certificates:
             await sn.connect(url, tls=client_tls(certificates, ca="stranger"), token=TOKENS["writer"])
         with pytest.raises(Unreachable):
             await sn.connect(url, token=TOKENS["writer"])  # of the system's authorities it is none
+
+
+async def test_nothing_of_a_connection_over_tls_is_left_when_its_client_is_closed(
+    certificates: Path, tmp_path: Path
+) -> None:
+    async with listening(token_file(tmp_path), node_tls(certificates)) as (_, _, port):
+        async with sn.connect(
+            f"tls://127.0.0.1:{port}", tls=client_tls(certificates), token=TOKENS["writer"]
+        ) as client:
+            connection = link_of(client)._connection
+            assert connection is not None
+            used = connection.peer("socket")
+        assert used.fileno() == -1
 
 
 async def test_with_a_client_authority_only_its_certificates_are_let_in(certificates: Path) -> None:

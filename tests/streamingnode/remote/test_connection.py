@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from streamingnode.remote.connection import PART_BYTES, Connection
+from streamingnode.remote import connection as connection_module
+from streamingnode.remote.connection import PART_BYTES, PARTS_MAX, Connection
 from tests.streamingnode.remote.proxy import until
 from wal.errors import OnShutdown, ProtocolError
 from wal.frames import PREFACE, Frame, FrameKind
@@ -119,3 +120,73 @@ async def test_frames_behind_one_that_closed_the_connection_are_not_acted_on() -
     assert len(end.lost) == 1
     writer.close()
     listener.close()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of which each waits until the one before was read."""
+    monkeypatch.setattr(connection_module, "PART_BYTES", 64 << 10)
+    monkeypatch.setattr(connection_module, "SEND_BUFFER_BYTES", 16 << 10)
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_a_long_frame_that_is_cancelled_leaves_nothing_at_the_other_side() -> None:
+    async with joined() as (here, there):
+        for number in range(1, PARTS_MAX + 3):
+            sending = asyncio.ensure_future(here.connection.send_long(FrameKind.REPLY, number, bytes(6 << 20)))
+            await until(lambda number=number: number in there.connection._parts)  # type: ignore[misc]
+            assert not sending.done()
+            sending.cancel()
+            await asyncio.wait([sending])
+            there.frames.clear()
+            here.connection.send(FrameKind.PING, number)
+            await until(lambda: not there.connection.is_open or FrameKind.PING in {each.kind for each in there.frames})
+            assert there.connection._parts == {}
+        assert there.connection.is_open
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_any_number_of_long_frames_go_at_the_same_time() -> None:
+    numbers = range(1, 2 * PARTS_MAX)
+    async with joined() as (here, there):
+        sent = [here.connection.send_long(FrameKind.REPLY, number, bytes(100_000)) for number in numbers]
+        await asyncio.gather(*sent)
+        await there.has(len(numbers))
+        assert {frame.number for frame in there.frames} == {*numbers}
+
+
+@pytest.mark.usefixtures("small_parts")
+async def test_who_reads_and_says_nothing_is_heard() -> None:
+    """As long as it has much to read, nothing that it says is taken."""
+    async with joined() as (here, there):
+        there.connection.send(FrameKind.PING)
+        await here.has(1)
+        heard_at = here.connection.received_at
+        await here.connection.send_long(FrameKind.REPLY, 1, bytes(7 << 20))
+        assert here.connection.received_at > heard_at
+        assert len(here.frames) == 1
+        await there.has(1)
+
+
+async def test_a_connection_has_ended_when_ending_it_returns_and_what_was_sent_has_arrived() -> None:
+    async with joined() as (here, there):
+        there.connection.send(FrameKind.PING)
+        await here.has(1)
+        here.connection.send(FrameKind.PING, 1, None, bytes(7 << 20))
+        await here.connection.end()
+        assert not here.connection.is_open
+        await there.ended.wait()
+        assert len(there.frames) == 1
+
+
+async def test_a_connection_whose_other_side_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "CLOSE_S_MAX", 0.01)
+    async with joined() as (here, there):
+        there.connection.send(FrameKind.PING)
+        await here.has(1)
+        there.connection._transport.pause_reading()
+        for number in range(20):
+            here.connection.send(FrameKind.PING, number, None, bytes(7 << 20))
+        await here.connection.end()
+        assert not here.connection.is_open
+        await here.ended.wait()

@@ -4,8 +4,11 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 import streamingnode as sn
@@ -15,7 +18,9 @@ from streamingnode.errors import (
     SchemaMismatch,
 )
 from streamingnode.node import Node
+from streamingnode.remote import calls
 from streamingnode.remote import link as link_module
+from streamingnode.remote.calls import Welcome
 from streamingnode.remote.link import LinkState
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.client_cases import (
@@ -37,7 +42,7 @@ from tests.streamingnode.remote.nodes import (
     rows,
     serving,
 )
-from tests.streamingnode.remote.proxy import Way, kinds, no_more, proxied, until
+from tests.streamingnode.remote.proxy import Passing, Way, kinds, no_more, proxied, until
 from wal.frames import FrameKind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -329,12 +334,78 @@ async def test_what_is_no_address_is_refused(url: str) -> None:
         sn.connect(url)
 
 
+async def test_a_write_is_not_sent_again_when_the_node_may_have_forgotten_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "GIVE_UP_S_MAX", 0.2)
+    async with node_behind_proxy() as served, served.client(give_up_s=0.2) as client:
+
+        def cut_off(passing: Passing) -> bool:
+            if passing.kind == FrameKind.RESULTS:
+                served.proxy.cut()
+            return passing.kind != FrameKind.RESULTS
+
+        served.proxy.on_frame = cut_off
+        with pytest.raises(Indeterminate):
+            async with asyncio.timeout(SOON_S):
+                await client.insert("c", rows(1))
+        served.proxy.on_frame = pass_all
+        await client.insert("c", rows(2))
+        assert await keys_in_log(served.owner) == [1, 2]
+
+
 async def test_a_refused_row_is_refused_before_it_is_sent() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         sent = served.proxy.passed[Way.TO_NODE]
         with pytest.raises(SchemaMismatch):
             await client.insert("c", [{"id": "no number", "item": "tea"}])
         assert served.proxy.passed[Way.TO_NODE] == sent
+
+
+UNFIT: dict[str, Callable[[Node], Awaitable[object]]] = {
+    "a number as a name": lambda node: node.create_partition("c", cast("str", 5)),
+    "an object as a name": lambda node: node.create_partition("c", cast("str", object())),
+    "a name that is no text": lambda node: node.create_partition("c", "\ud800"),
+    "text as a truth": lambda node: node.seek_reader("c", "r", sn.DeliverPolicy.all(), dry_run=cast("bool", "yes")),
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+async def test_what_fits_no_call_is_an_invalid_argument_as_at_the_node_itself_and_is_not_sent(unfit: str) -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        sent = served.proxy.passed[Way.TO_NODE]
+        for node in (served.owner, client):
+            with pytest.raises(sn.errors.InvalidArgument):
+                await UNFIT[unfit](node)
+        assert served.proxy.passed[Way.TO_NODE] == sent
+
+
+@pytest.mark.parametrize("number", [1 << 64, 1 << 70, -1 << 70])
+async def test_a_number_over_what_crosses_is_an_invalid_argument(number: int) -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        for call in (
+            client.abort_transaction(number),
+            client.commit_transaction(number),
+            client.insert("c", rows(1), txn_id=number),
+        ):
+            with pytest.raises(sn.errors.InvalidArgument):
+                await call
+
+
+async def test_a_client_connects_to_a_node_with_settings_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_a_later_release(*given: Any) -> Welcome:
+        welcome = Welcome(*given)
+        return msgspec.structs.replace(welcome, settings=welcome.settings | {"log.of_next_year": 1})
+
+    monkeypatch.setattr(calls, "Welcome", of_a_later_release)
+    async with node_behind_proxy() as served, served.client() as client:
+        assert client.config == served.owner.config
+
+
+def test_an_error_of_a_class_that_is_not_known_says_whether_to_try_again() -> None:
+    error = calls.WireError("OF_NEXT_YEAR", "it is late — wait", "indeterminate", {"until": 5}).error()
+    assert (error.code, error.retryable, str(error)) == ("OF_NEXT_YEAR", "indeterminate", "it is late — wait")
+    assert error.fields()["until"] == 5
 
 
 def test_each_state_of_a_link_can_be_left_but_the_last() -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 
 import streamingnode as sn
+from scanner.scanner import ScanBatch
+from streamingnode.embedded import EmbeddedReading
 from streamingnode.errors import (
     StreamingNodeError,
     Unreachable,
 )
 from streamingnode.remote import link as link_module
+from streamingnode.remote.client import RemoteReading
 from streamingnode.remote.link import LinkState
 from tests.failing_disk import FailingDisk
 from tests.parts_of import parts_of
@@ -29,6 +32,7 @@ from tests.streamingnode.remote.nodes import (
     rows,
 )
 from tests.streamingnode.remote.proxy import Passing, Way, kinds, until
+from wal.errors import LogReopening, OnShutdown
 from wal.frames import FrameKind
 from wal.packer import PACKS_IN_FLIGHT_MAX
 
@@ -141,6 +145,52 @@ async def test_a_read_that_is_given_up_while_the_node_is_away_can_be_asked_again
             assert (await asyncio.wait_for(anext(messages), 10)).num_rows == 1
 
 
+async def test_a_named_reader_goes_on_at_once_although_the_node_has_not_heard_of_the_loss() -> None:
+    async with node_behind_proxy() as served, served.client(give_up_s=1) as client:
+        await served.owner.insert("c", rows(1))
+        async with client.read("c", name="billing", types=[sn.MessageType.INSERT]) as messages:
+            await anext(messages)
+            served.proxy.cut_clients()
+            await served.owner.insert("c", rows(2))
+            assert (await anext(messages)).num_rows == 1
+
+
+async def test_a_reader_that_is_closed_while_it_opens_again_leaves_no_stream() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        messages = await client.read("c", name="billing").__aenter__()
+        await anext(messages)
+        waiting = asyncio.ensure_future(anext(messages))
+        reading = messages._reading
+        assert isinstance(reading, RemoteReading)
+        served.proxy.is_refusing = True
+        served.proxy.cut()
+        await until(lambda: not reading._is_open)
+        await messages.close()
+        served.proxy.is_refusing = False
+        with pytest.raises(OnShutdown):
+            await waiting
+        assert not link_of(client)._streams
+        async with asyncio.timeout(SOON_S), client.read("c", name="billing"):
+            pass
+
+
+async def test_a_reader_goes_on_after_an_error_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, next_batch = [LogReopening("not back in time")], EmbeddedReading.next_batch
+
+    async def fails_once(reading: EmbeddedReading) -> ScanBatch:
+        if failing:
+            raise failing.pop()
+        return await next_batch(reading)
+
+    monkeypatch.setattr(EmbeddedReading, "next_batch", fails_once)
+    async with node_behind_proxy() as served, served.client() as client:
+        async with client.read("c", name="billing") as messages:
+            with pytest.raises(LogReopening):
+                await anext(messages)
+            async with asyncio.timeout(SOON_S):
+                assert (await anext(messages)).type is sn.MessageType.CREATE_COLLECTION
+
+
 async def test_a_reader_of_a_node_that_stays_away_ends_with_a_typed_error() -> None:
     async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
         async with client.read("c", sn.DeliverPolicy.latest()) as messages:
@@ -199,7 +249,7 @@ async def test_a_write_that_waits_for_room_is_not_written_once_its_caller_is_can
         sessions = served.server.sessions
         tasks = await filled(served.owner, served, 0, 40)
         cancelled = asyncio.ensure_future(client.insert("c", rows(1000, item="x" * 3000)))
-        await until(lambda: any(each._writes._without_room for each in sessions))
+        await until(lambda: any(each._writes._joining for each in sessions))
         sent = served.proxy.passed[Way.TO_NODE]
         cancelled.cancel()
         await asyncio.wait([cancelled])

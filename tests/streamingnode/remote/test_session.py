@@ -160,7 +160,7 @@ async def test_one_address_has_a_part_of_the_connections_and_the_nodes_own_socke
     served: Served, tmp_path: Path
 ) -> None:
     async with serving(served.owner, connections_max=8) as small:
-        own = await asyncio.get_running_loop().create_unix_server(small.server.connected_here, tmp_path / "s")
+        own = await asyncio.get_running_loop().create_unix_server(small.server.connected, tmp_path / "s")
         async with own, greeted(small), greeted(small):
             async with raw_client(small.port) as third:
                 third.send(PREFACE + hello())

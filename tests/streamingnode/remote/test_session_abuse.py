@@ -112,7 +112,7 @@ async def test_the_server_closes_although_a_client_reads_nothing(monkeypatch: py
             await owner.create_collection("d", SCHEMA, primary_key="id")
             await until(lambda: served.server.shared.tasks)
             try:
-                monkeypatch.setattr("streamingnode.remote.server.CLOSE_S_MAX", 0.05)
+                monkeypatch.setattr("streamingnode.remote.connection.CLOSE_S_MAX", 0.05)
                 async with asyncio.timeout(10):
                     await served.server.close()
             finally:

@@ -146,8 +146,11 @@ async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_
         assert Counter((await second.snapshot("orders"))["id"].to_pylist()) == Counter([1, 2, 3])
 
 
+@pytest.mark.parametrize(
+    "failure", [StorageFailed("the disk is gone"), RuntimeError("a bug")], ids=lambda each: type(each).__name__
+)
 async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamingnode.remote.share.FAILED_PAUSE_S", 0.01)
     may_fail, has_failed, is_back, run = asyncio.Event(), asyncio.Event(), asyncio.Event(), Flusher.run
@@ -158,14 +161,15 @@ async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opene
             return await run(flusher)
         await may_fail.wait()
         has_failed.set()
-        raise StorageFailed("the disk is gone")
+        raise failure
 
     monkeypatch.setattr(Flusher, "run", failing)
     async with sn.open_node(tmp_path / "data", share=True) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", [{"id": 1}])
         may_fail.set()
-        await is_back.wait()
+        async with asyncio.timeout(10):
+            await is_back.wait()
         await node.insert("orders", [{"id": 2}])
         assert (await node.flush()).number
         assert set((await node.snapshot("orders"))["id"].to_pylist()) == {1, 2}

@@ -1,6 +1,7 @@
 """`node.mq`, of a node of this process and of a client: the same cases; and what only a connection can do to it."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from streamingnode.remote.server import Server
 from streamingnode.remote.topics import CONSUMERS_MAX
 from streamingnode.streams.channels import ChannelDescription, OwnerDescription
 from tests.parts_of import parts_of
+from tests.streamingnode.remote.client_cases import SOON_S
 from tests.streamingnode.remote.nodes import Served, node_behind_proxy
 from tests.streamingnode.remote.proxy import Passing, Way, until
 from wal.errors import (
@@ -150,6 +152,11 @@ async def test_a_consumer_that_waits_gets_what_is_produced_then(node: Node) -> N
         waiting = asyncio.ensure_future(anext(aiter(consumer)))
         await node.mq.produce("t", [b"news"])
         assert (await waiting).payload == b"news"
+
+
+async def test_a_wait_that_is_no_number_of_seconds_holds_nobody_up(node: Node) -> None:
+    async with asyncio.timeout(SOON_S):
+        assert await node.mq.consume("t", "g", 1, wait_s=math.nan) == []
 
 
 async def test_a_wait_that_is_cancelled_loses_nothing(node: Node) -> None:

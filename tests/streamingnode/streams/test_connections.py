@@ -76,7 +76,6 @@ async def test_a_client_consumes_with_the_right_to_and_needs_another_to_make_cha
         await first.as_consumer(["a"], "g")
         await send(producer, inserts(1))
     server = Server(parts_of(served.owner), connections_max=9)
-    server.start()
     try:
         port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: rights, None)
         async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
