@@ -159,6 +159,8 @@ class Session:
             self._refuse(0, error)
             self.connection.close()
             return
+        for session in self._server.sessions:
+            session.give_up_topics(hello.client_id, rights)
         _audit.info("client_connected", client=shown(rights.name), address=self.host)
         self.rights, self._writes = rights, ClientWrites(self._shared, self.connection, hello.client_id, rights)
         node = self._backend
@@ -183,6 +185,11 @@ class Session:
         """Whether the client waits for calls or writes; streams have no end, nor has who waits for messages of a topic."""
         endless = self._streams.keys() | self._topics.waiting
         return bool(self._calls.keys() - endless) or (self.rights is not None and self._writes.is_busy)
+
+    def give_up_topics(self, client_id: int, rights: Rights) -> None:
+        """Deliver nothing more if this is the client, which connects anew: it lost this connection, known or not."""
+        if self.rights == rights and self._writes.client_id == client_id:
+            self._shared.work(self._topics.close())
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it."""
