@@ -52,10 +52,10 @@ def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> No
     shown: Any = run("topic", "info", place, "events", "--json").document
     assert (shown["messages"], shown["groups"][0]["group"], shown["groups"][0]["lag"]) == (3, "billing", 2)
     assert (
-        "would remove topic events: 3 messages, 3 B, groups: billing"
+        "would be removed: topic events: 3 messages, 3 B, groups: billing"
         in run("topic", "rm", place, "events", "--dry-run").out
     )
-    assert run("topic", "rm", place, "events").out.startswith("removed topic events")
+    assert run("topic", "rm", place, "events").out.startswith("removed: topic events")
     assert "events" not in run("topic", "ls", place).out
 
 
@@ -67,8 +67,8 @@ def test_a_group_is_listed_moved_and_removed(place: Path, ids: range, run: "Run"
     assert run("group", "info", place, "events", "billing", "--json").document["lag"] == 2
     assert run("group", "seek", place, "events", "billing", "latest", "--json").document["lag"] == 0
     assert run("group", "seek", place, "events", "billing", "earliest").out.endswith("lag 0 to 3\n")
-    assert run("group", "rm", place, "events", "billing", "--dry-run").out == "would remove group billing: lag 3\n"
-    assert run("group", "rm", place, "events", "billing").out == "removed group billing: lag 3\n"
+    assert run("group", "rm", place, "events", "billing", "--dry-run").out == "would be removed: group billing: lag 3\n"
+    assert run("group", "rm", place, "events", "billing").out == "removed: group billing: lag 3\n"
     assert run("group", "ls", place, "events", "--json").document["groups"] == []
 
 
@@ -109,9 +109,8 @@ def test_beside_a_node_that_takes_no_clients_the_verbs_end_with_the_exit_code_fo
 
 def test_info_and_statistics_tell_the_lag_of_every_group(data: Path, ids: range, run: "Run") -> None:
     shown: Any = run("info", data, "--json").document["topics"]
-    assert shown == [
-        {"topic": "events", "begin_id": ids[0], "end_id": ids[2], "bytes": 3, "lag": {"billing": 2}},
-    ]
+    about = {"topic": "events", "messages": 3, "begin_id": ids[0], "end_id": ids[2], "bytes": 3}
+    assert shown == [{**about, "pages": 0, "acked_pages": 0, "lag": {"billing": 2}}]
     with sn.sync.open_node(data) as node:
         node.mq.info()
         assert node.statistics().topics["events"].groups["billing"].lag == 2
