@@ -16,7 +16,7 @@ from streamingnode.collections import Definition
 from streamingnode.config import NodeConfig
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
-from streamingnode.streams.channels import Channels
+from streamingnode.streams.channels import ChannelService
 from wal.append import Append
 from wal.headers import MessageType
 from wal.position import Place
@@ -71,7 +71,7 @@ class Backend(Protocol):
         """Its topics; None where there are none."""
 
     @property
-    def channels(self) -> Channels:
+    def channels(self) -> ChannelService:
         """As `Node.channels`."""
 
     @property

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.types as pt
 from anyio import to_thread
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.collections import check_name
-from streamingnode.rows import RowShape, row_shape, to_batches
-from streamingnode.schema import Row, row_decoder
+from streamingnode.remote.writes import is_compressed
+from streamingnode.rows import row_shape, to_batches
+from streamingnode.schema import has_leaf, row_decoder
 from streamingnode.streams.messages import parts_within
 from streamingnode.writing.write import check_rows_fit
-from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge
+from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge, shown
 from wal.rocksmq.contract import Consumer
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
@@ -36,6 +38,8 @@ WAIT_S = 60.0
 DEAD_SUFFIX = ".dead"
 DEAD_BYTES = 1 << 20
 """About so many bytes of dead letters go in one call."""
+ROWS_BYTES_MAX = 128 << 20
+"""Of the rows of one body, and about of those that are made before some are written."""
 CONTESTS_MAX = 10
 """So often in a row the bridge takes its messages back from other consumers of its group."""
 ERROR_CHARACTERS_MAX = 1_000
@@ -70,9 +74,6 @@ class _Fitted(NamedTuple):
     error: str
 
 
-_Fit = Callable[[ConsumerMessage], _Fitted]
-
-
 async def bridge(
     node: "Node",
     topic: str,
@@ -84,7 +85,7 @@ async def bridge(
 ) -> BridgeReport:
     """Bring the messages of a topic into a collection, each exactly once, in order, until cancelled.
 
-    A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic `<topic>.dead`, with
+    A body is a plain Arrow IPC stream or one JSON object. One that does not fit goes to the topic `<topic>.dead`, with
     `error`, `topic`, `id` and `bridge` in its properties; of a body too large for that `left_out_bytes` tells the size.
     It may be stopped at any point, also by a crash, and goes on when it is called again. `name` is that of its consumer
     group and its producer, `bridge.<topic>.<collection>` by default; who starts it again fences the one before. With
@@ -94,40 +95,37 @@ async def bridge(
     and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes on by itself.
     """
     name = check_name("producer", f"bridge.{topic}.{collection}" if name is None else name)
-    report, shape = BridgeReport(), node.collection(collection)
-    fit = _fitting(row_shape(shape.schema, primary_key=shape.primary_key), node.config.wal.group_bytes_max)
+    report = BridgeReport()
     while True:
-        crossing = _Crossing(node, topic, collection, name, report, fit)
+        crossing = _Crossing(node, topic, collection, name, report)
         with suppress(Indeterminate):  # the producer knows what became of it, once it is opened again
             await crossing.run(once=once, on_progress=on_progress)
             return report
 
 
-def _fitting(shape: RowShape, bytes_max: int) -> _Fit:
-    """Return what makes rows of messages, in a thread."""
-    decode: Callable[[bytes], Row] = row_decoder(shape.schema)
-
-    def fit(message: ConsumerMessage) -> _Fitted:
-        body = message.payload
-        try:
-            rows = [decode(body)] if body.lstrip()[:1] == b"{" else pa.ipc.open_stream(body).read_all()
-            if isinstance(rows, pa.Table):
-                rows.validate(full=True)
-            batches = to_batches(rows, shape)
-            check_rows_fit(batches, bytes_max)
-        except _UNFIT as error:
-            return _Fitted(message, [], f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX])
-        return _Fitted(message, batches, "")
-
-    return fit
+def _arrow_rows(body: bytes, schema: pa.Schema) -> pa.Table:
+    """Return the rows of an Arrow IPC stream, of which a few bytes must not become gigabytes."""
+    for message in pa.ipc.MessageReader.open_stream(body):
+        if message.type != "schema" and (message.type != "record batch" or is_compressed(message.metadata)):
+            raise InvalidArgument("the body is compressed or has dictionaries — write plain columns")
+    rows = pa.ipc.open_stream(body).read_all()
+    for field in rows.schema:
+        # Of these any number may lie in the same few bytes, or in none; of a column of nulls as many as there are rows.
+        kinds = pt.is_null, pt.is_string_view, pt.is_binary_view
+        if not pt.is_null(field.type) and any(has_leaf(field.type, each) for each in kinds):
+            raise InvalidArgument(f"column {shown(field.name)} is {field.type} — write it as the collection has it")
+    if rows.num_rows * sum(pa.nulls(1, field.type).nbytes for field in schema) > ROWS_BYTES_MAX:
+        raise TooLarge(f"{rows.num_rows} rows may take over {ROWS_BYTES_MAX} bytes — write fewer in a body")
+    return rows
 
 
 class _Crossing:
     """One opening of a bridge: it goes on where the producer is, and fences whoever had the bridge before."""
 
-    def __init__(self, node: "Node", topic: str, collection: str, name: str, report: BridgeReport, fit: _Fit) -> None:
+    def __init__(self, node: "Node", topic: str, collection: str, name: str, report: BridgeReport) -> None:
         self._node, self._mq, self._topic, self._collection = node, node.mq, topic, collection
-        self._name, self._dead, self._report, self._fit = name, topic + DEAD_SUFFIX, report, fit
+        self._name, self._dead, self._report, into = name, topic + DEAD_SUFFIX, report, node.collection(collection)
+        self._shape, self._decode = row_shape(into.schema, primary_key=into.primary_key), row_decoder(into.schema)
         self._next_id, self._behind = 0, -1
         self._sent: set[int] = set()
         """Messages whose dead letters an earlier opening sent, when it did not come to acknowledge them."""
@@ -143,14 +141,31 @@ class _Crossing:
             if first_id >= self._next_id:
                 self._behind, self._sent = behind, await self._letters(behind)
         async with await self._mq.register_consumer(self._topic, self._name, ack_timeout_s=None) as consumer:
-            while messages := await self._take(consumer, once=once):
-                fitted = await to_thread.run_sync(list, map(self._fit, messages))
+            messages: Sequence[ConsumerMessage] = ()
+            while messages := messages or await self._take(consumer, once=once):
+                fitted = await to_thread.run_sync(self._fit, messages)
+                messages = messages[len(fitted) :]
                 for is_dead, run in groupby(fitted, key=self._is_dead):
                     await (self._bury if is_dead else self._insert)(producer, found := list(run))
                     await consumer.ack([each.message.message_id for each in found])
                     self._report.messages += len(found)
                     self._report.last_id = found[-1].message.message_id
                     on_progress(self._report)
+
+    def _fit(self, messages: Sequence[ConsumerMessage]) -> list[_Fitted]:
+        """Make rows of messages, in a thread: of the first ones, as many as there is room for in memory."""
+        fitted, size_bytes = list[_Fitted](), 0
+        for message in messages:
+            body, batches, reason = message.payload, list[pa.RecordBatch](), ""
+            try:
+                rows = [self._decode(body)] if body.lstrip()[:1] == b"{" else _arrow_rows(body, self._shape.schema)
+                check_rows_fit(batches := to_batches(rows, self._shape), self._node.config.wal.group_bytes_max)
+            except _UNFIT as error:
+                batches, reason = [], f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX]
+            fitted.append(_Fitted(message, batches, reason))
+            if (size_bytes := size_bytes + sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
+                break
+        return fitted
 
     def _is_dead(self, fitted: _Fitted) -> bool:
         return bool(fitted.error) or fitted.message.message_id in self._sent

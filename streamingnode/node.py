@@ -23,7 +23,7 @@ from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.reader import CollectionReader, check_types
 from streamingnode.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
-from streamingnode.streams.channels import Channels
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
 from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
@@ -115,7 +115,7 @@ class Node:
         return self._backend.mq
 
     @property
-    def channels(self) -> Channels:
+    def channels(self) -> ChannelService:
         """The node's channel service, which hands out topics as channels for streams. Raises as `mq` does.
 
         Over a connection creating and destroying raise `Indeterminate` when that is lost: `describe_channels` tells.

@@ -7,8 +7,10 @@ into a float column only where every integer is a float.
 """
 
 import datetime as dt
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from itertools import chain
 from operator import attrgetter
@@ -195,10 +197,12 @@ class ColumnValues:
         if not self._takes_all(types):
             wrong = next(value for value in values if not self._takes_all({type(value)}))
             raise self._refused(wrong, f"is no {self.arrow_type} — convert it first")
-        if self.inner or self.types[0] is dt.datetime:
+        if self.inner or self.types[0] in {dt.datetime, Decimal}:
             present: Any = [value for value in values if value is not None] if NoneType in types else values
             if self.types[0] is dt.datetime:
                 self._check_times(present, types)
+            elif self.types[0] is Decimal:
+                self._check_digits(present)
             elif self.types[0] is list:
                 self._check_items(present, types)
             else:
@@ -219,6 +223,14 @@ class ColumnValues:
             if (reason := _why_not(time, naive=naive)) is not None:
                 raise self._refused(time, reason)
 
+    def _check_digits(self, numbers: Sequence[Decimal | int]) -> None:
+        """Check that Arrow can tell what a number is: of more digits it makes zero, or crashes, beyond its table."""
+        digits = self.arrow_type.scale + int((self.arrow_type.bit_width - 1) * math.log10(2))  # type: ignore[attr-defined]
+        for number in numbers:
+            exponent = number.as_tuple().exponent if isinstance(number, Decimal) else 0
+            if isinstance(exponent, int) and -exponent > digits:
+                raise self._refused(number, f"has over {digits} digits behind its point — round it")
+
     def _check_fields(self, structs: Sequence[Mapping[str, object]]) -> None:
         names = {inner.name.rpartition(".")[2]: inner for inner in self.inner}
         for struct in structs:
@@ -234,7 +246,7 @@ class ColumnValues:
             dtypes = {values.dtype for values in lists}  # type: ignore[attr-defined]
             if all(dtype.kind in _NUMBERS and item._takes_all({dtype.type}) for dtype in dtypes):  # noqa: SLF001
                 return
-        looked_into = item.inner or item.types[0] is dt.datetime
+        looked_into = item.inner or item.types[0] in {dt.datetime, Decimal}
         if looked_into or not item._takes_all(set(map(type, chain.from_iterable(lists)))):  # noqa: SLF001
             item._check(list(chain.from_iterable(lists)))  # noqa: SLF001
 

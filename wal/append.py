@@ -60,11 +60,6 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
     groups: tuple["AppendResult", ...] = ()
 
     @property
-    def first_message_id(self) -> MessageId:
-        """The position of the group's first message."""
-        return self.kind(self.first_position)
-
-    @property
     def last_confirmed(self) -> MessageId:
         """Where a reader of the group resumes."""
         return self.kind(self.last_confirmed_position)

@@ -55,6 +55,7 @@ async def collection(
     _print_change(output, done, f"collection {collection}", describe_collection(found), dry_run)
 
 
+COUNTS = "produced", "delivered", "acked"
 _BETWEEN_COLUMNS = re.compile(r",(?![^\[(]*[\])])")
 _ZONED = re.compile(r"timestamp\[(ms|us), *(?:tz=)?([^\]]+)\]")
 _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
@@ -220,7 +221,7 @@ async def topic(
         await node.mq.create_topic(topic)
     found = await node.mq.info()
     if topic is None:
-        output.listing("topics", [_line_of(name, info) for name, info in sorted(found.items())])
+        output.listing("topics", [line_of_topic(name, info) for name, info in sorted(found.items())])
     elif action == "create":
         verb = "is" if topic in found else "would be"
         output.result(f"topic {topic} {verb} there", {"topic": topic, "exists": topic in found})
@@ -228,14 +229,16 @@ async def topic(
         raise TopicNotFound(f"there is no topic {shown(topic)}")
     elif action == "info":
         groups = [_group_line(name, group) for name, group in sorted(info.groups.items())]
-        counts = {"produced": info.produced, "delivered": info.delivered, "acked": info.acked}
-        output.show(_line_of(topic, info) | counts | {"groups": groups})
+        counts = {name: getattr(info, name) for name in COUNTS}
+        output.show(line_of_topic(topic, info) | counts | {"groups": groups})
     else:
         if not dry_run:
             await node.mq.destroy_topic(topic)
         kept = f"{format_count(info.end_id + 1 - info.begin_id, 'message')}, {format_bytes(info.bytes)}"
         names = ", ".join(sorted(info.groups)) or "none"
-        _print_change(output, "removed", f"topic {topic} ({kept}, groups: {names})", _line_of(topic, info), dry_run)
+        _print_change(
+            output, "removed", f"topic {topic} ({kept}, groups: {names})", line_of_topic(topic, info), dry_run
+        )
 
 
 @command(
@@ -276,7 +279,6 @@ async def group(
         lag = info.end_id + 1 - target
         if not dry_run:
             await node.mq.seek(topic, group, target)
-            lag = (await node.mq.info())[topic].groups[group].lag
         verb = "would go" if dry_run else "went"
         output.result(
             f"group {group} {verb} from {before.current_id} to {target}: lag {before.lag} to {lag}",
@@ -376,17 +378,11 @@ def _target(to: str, info: "TopicInfo") -> int:
     return target
 
 
-def _line_of(name: str, info: "TopicInfo") -> dict[str, object]:
-    return {
-        "topic": name,
-        "begin_id": info.begin_id,
-        "end_id": info.end_id,
-        "messages": info.end_id + 1 - info.begin_id,
-        "bytes": info.bytes,
-        "pages": info.pages,
-        "acked_pages": info.acked_pages,
-        "lag": {name: group.lag for name, group in sorted(info.groups.items())},
-    }
+def line_of_topic(name: str, info: "TopicInfo") -> dict[str, object]:
+    """Return what is shown of a topic: no counts since the opening, and of the groups their lag."""
+    told = {key: value for key, value in fields_of(info).items() if key not in {"groups", *COUNTS}}
+    lag = {name: group.lag for name, group in sorted(info.groups.items())}
+    return {"topic": name, "messages": info.end_id + 1 - info.begin_id, **told, "lag": lag}
 
 
 def _group_line(name: str, info: "GroupInfo") -> dict[str, object]:

@@ -53,6 +53,7 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
     from flusher.directory import CutLog
     from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
     from streamingnode.care.inspect import cut_holders, floor_of
+    from streamingnode.cli.manage import line_of_topic
     from wal.runtime import unix_ms
 
     def when(tick: int) -> dict[str, object]:
@@ -85,16 +86,7 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
             {"reader": name, "pchannel": at.pchannel, "position": at.position, **when(at.tick)}
             for name, at in records.readers.items()
         ],
-        "topics": [
-            {
-                "topic": name,
-                "begin_id": topic.begin_id,
-                "end_id": topic.end_id,
-                "bytes": topic.info.bytes,
-                "lag": {group: state.lag(topic.end_id) for group, state in topic.groups.items()},
-            }
-            for name, topic in records.topics.items()
-        ],
+        "topics": [line_of_topic(name, topic.info) for name, topic in records.topics.items()],
         "leases": [
             {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, **when(lease.tick)}
             for _, lease in lease_files(cuts.directory)

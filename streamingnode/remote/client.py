@@ -25,7 +25,7 @@ from streamingnode.remote.queue import RemoteChannels, RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import FIRST_EPOCH, WireResult, frame_of
 from streamingnode.statistics import SpoolStatistics
-from streamingnode.streams.channels import Channels
+from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
@@ -96,7 +96,7 @@ class RemoteBackend:
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
         self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
-        self.channels: Channels = RemoteChannels(self.link.call_of, self.link.number)
+        self.channels: ChannelService = RemoteChannels(self.link.call_of, self.link.number)
         self.catalog = Catalog()
         self._sequence = 0
         self._outstanding: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""`node.mq` and `node.channels` of a client: `MessageQueue` and `Channels` over its connection."""
+"""`node.mq` and `node.channels` of a client: `MessageQueue` and `ChannelService` over its connection."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial, wraps
@@ -36,8 +36,8 @@ class _Remote:
         return await self._call_of(self.prefix + name, *arguments, **options)
 
 
-class RemoteChannels(_Remote):
-    """The channel service of a node of another process; see `Channels`."""
+class RemoteChannels(_Remote, ChannelService):
+    """The channel service of a node of another process."""
 
     prefix = CHANNELS
     create_channels = _asked(ChannelService.create_channels)

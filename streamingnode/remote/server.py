@@ -155,7 +155,7 @@ class Session:
             return
         _audit.info("client_connected", client=shown(rights.name), address=self.host)
         self.rights, self._writes = rights, ClientWrites(self._shared, self.connection, hello.client_id, rights)
-        if (before := self._server.clients.get(hello.client_id)) is not None:
+        if (before := self._server.clients.get(hello.client_id)) is not None and before.rights == rights:
             before.let_go()
         self._server.clients[hello.client_id] = self
         node, settings = self._backend, {each.key: each.value for each in self._backend.config.origins()}

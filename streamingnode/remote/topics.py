@@ -4,13 +4,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from wal.errors import InvalidArgument, Overloaded
+from wal.errors import InvalidArgument, OnShutdown, Overloaded
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage
 
 CONSUMERS_MAX = 1_024
 """Of one connection; further ones are refused."""
-REMEMBERED_MAX = 64
+REMEMBERED_MAX = 1_024
 """Deliveries of one connection that a cancellation, which crosses the answer on its way, still finds."""
 
 _Key = tuple[str, str, int]
@@ -22,6 +22,7 @@ class ClientTopics:
     def __init__(self, mq: MessageQueue | None) -> None:
         self._mq = mq
         self._consumers: dict[_Key, Consumer] = {}
+        self._is_closed = False
         self._delivered: OrderedDict[int, tuple[_Key, Sequence[int]]] = OrderedDict()
         self.waiting = set[int]()
         """Calls that wait for messages."""
@@ -37,10 +38,11 @@ class ClientTopics:
             messages = await self.deliver(**arguments)
         finally:
             self.waiting.discard(number)
-        key = arguments["topic"], arguments["group"], arguments["consumer"]
-        self._delivered[number] = key, [message.message_id for message in messages]
-        if len(self._delivered) > REMEMBERED_MAX:
-            self._delivered.popitem(last=False)
+        if ids := [message.message_id for message in messages]:
+            key = arguments["topic"], arguments["group"], arguments["consumer"]
+            self._delivered[number] = key, ids if ids[-1] - ids[0] >= len(ids) else range(ids[0], ids[-1] + 1)
+            if len(self._delivered) > REMEMBERED_MAX:
+                self._delivered.popitem(last=False)
         return messages
 
     async def register(self, topic: str, group: str, consumer: int, ack_timeout_s: float | None) -> None:
@@ -68,7 +70,8 @@ class ClientTopics:
             work(self.give_back(*delivered[0], delivered[1]))
 
     async def close(self) -> None:
-        """Have everything come again that is held: the client is gone."""
+        """Have everything come again that is held, and deliver no more: the client is gone, or connected anew."""
+        self._is_closed = True
         while self._consumers:
             await self._consumers.popitem()[1].close()
 
@@ -76,8 +79,12 @@ class ClientTopics:
         assert self._mq is not None, "asked before"
         key = topic, group, consumer
         if key not in self._consumers:
+            if len(self._consumers) >= CONSUMERS_MAX:  # what calls without one hold comes again when its time is over
+                self._consumers = {each: made for each, made in self._consumers.items() if each[2]}
             if len(self._consumers) >= CONSUMERS_MAX:
                 raise Overloaded(f"the connection has {CONSUMERS_MAX} consumers — close some")
             made = await self._mq.register_consumer(topic, group, ack_timeout_s=ack_timeout_s)
+            if self._is_closed:
+                raise OnShutdown("this connection is given up — ask over the newest one")
             self._consumers.setdefault(key, made)  # another call of the same may have been faster
         return self._consumers[key]

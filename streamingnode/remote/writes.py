@@ -338,7 +338,7 @@ def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatc
     """Return rows of another process, of which nothing is taken for granted. Raises `ProtocolError`, `SchemaMismatch`."""
     try:
         message = pa.ipc.read_message(pa.py_buffer(data))
-        if message.type != "record batch" or _is_compressed(message.metadata):
+        if message.type != "record batch" or is_compressed(message.metadata):
             raise ProtocolError("rows that are compressed, or no record batch")  # 16 KiB may be 512 MiB
         batch = pa.ipc.read_record_batch(message, target.shape.schema)
     except (pa.ArrowException, OSError, EOFError) as error:
@@ -346,7 +346,7 @@ def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatc
     return conform(batch, target.shape.schema, target.shape.required)
 
 
-def _is_compressed(metadata: pa.Buffer) -> bool:
+def is_compressed(metadata: pa.Buffer) -> bool:
     """Whether a record batch message has compressed buffers: field 3 of the RecordBatch in field 2 of the Message.
 
     Arrow has checked that this is a FlatBuffer; the tables are those of its format/Message.fbs.

@@ -7,7 +7,7 @@ A crash leaves at most a topic without one: empty, for the next creation to take
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -37,19 +37,6 @@ class ChannelDescription(msgspec.Struct, frozen=True):
     owner: OwnerDescription
 
 
-class Channels(Protocol):
-    """What a node's channel service does, in this process or another one; see `ChannelService`."""
-
-    async def create_channels(self, owner: OwnerDescription, num_channels: int) -> list[str]:
-        """As `ChannelService.create_channels`."""
-
-    async def destroy_channels(self, names: Sequence[str]) -> None:
-        """As `ChannelService.destroy_channels`."""
-
-    async def describe_channels(self, names: Sequence[str] | None = None) -> list[ChannelDescription]:
-        """As `ChannelService.describe_channels`."""
-
-
 class ChannelService:
     """Channels of one node. Each call does all it was asked for or nothing, and is durable when it returns."""
 
@@ -77,8 +64,7 @@ class ChannelService:
                 name, number = f"channel_{number}", number + 1
                 if name not in taken:
                     names.append(name)
-            for name in names:
-                await self._queue.create_topic(name)
+            await asyncio.gather(*map(self._queue.create_topic, names))  # one write of all of them
             records: dict[str, bytes | None] = {CHANNEL_KEY + name: record for name in names}
             await self._store.put_meta(records | {NEXT_KEY: msgspec.msgpack.encode(number)})
         return names

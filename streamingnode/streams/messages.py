@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from streamingnode.streams import streams_pb2 as pb
 from wal.errors import Corrupt, InvalidArgument, TooLarge, UnsupportedFormat, shown
 from wal.headers import MessageType
-from wal.rocksmq.messages import ProducerMessage
+from wal.rocksmq.messages import ProducerMessage, size_of
 from wal.timetick import TICK_MAX
 
 MESSAGE_BYTES_MAX = 4 << 20
@@ -236,13 +236,13 @@ def new_memory_dispatcher() -> UnmarshalDispatcher:
 
 
 def parts_within(messages: Iterable[ProducerMessage], bytes_max: int) -> Iterator[list[ProducerMessage]]:
-    """Yield messages in order, so many together that their payloads have at most `bytes_max`; a longer one comes alone."""
+    """Yield messages in order, so many together that they have at most `bytes_max`; a longer one comes alone."""
     part, part_bytes = list[ProducerMessage](), 0
     for message in messages:
-        if part and part_bytes + len(message.payload) > bytes_max:
+        part_bytes += (size_bytes := size_of(message))
+        if part and part_bytes > bytes_max:
             yield part
-            part, part_bytes = [], 0
+            part, part_bytes = [], size_bytes
         part.append(message)
-        part_bytes += len(message.payload)
     if part:
         yield part

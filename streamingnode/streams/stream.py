@@ -181,10 +181,6 @@ class MsgStream:
             if name not in self._produced:
                 self._produced.append(name)
 
-    def get_produce_channels(self) -> list[str]:
-        """Return the channels that are produced to, in the order of buckets."""
-        return list(self._produced)
-
     def set_repack_func(self, repack_func: RepackFunc | None) -> None:
         """Have `repack_func` say where messages go; None: the rules of their types."""
         self._repack_func = repack_func
@@ -228,10 +224,12 @@ class MsgStream:
         self, channels: Sequence[str], subscription: str, position: StartPosition = StartPosition.EARLIEST
     ) -> None:
         """Consume these channels as well, for one subscription; both are made where they are new, that at `position`."""
-        self._check_open()
-        if self._subscription not in {"", subscription} or not isinstance(position, StartPosition):
-            raise InvalidArgument(f"{shown(subscription)}, {position!r} — open a stream for each, at a StartPosition")
         async with self._turn:
+            self._check_open()
+            if self._subscription not in {"", subscription} or not isinstance(position, StartPosition):
+                raise InvalidArgument(
+                    f"{shown(subscription)}, {position!r} — open a stream for each, at a StartPosition"
+                )
             for name in [each for each in _names(channels) if each not in self._subscriptions]:
                 self._subscriptions[name] = await self._join(name, subscription, position)
                 self._subscription = subscription
@@ -312,10 +310,6 @@ class MsgStream:
                 raise
             _log.warning("bad_position_ignored", channel=position.channel, message_id=position.message_id)
             await self._queue.seek_to_latest(position.channel, self._subscription)
-
-    async def get_latest_msg_id(self, channel: str) -> int:
-        """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
-        return await self._queue.get_latest_msg(channel)
 
     async def _next_pack(self) -> MsgPack:
         told = False

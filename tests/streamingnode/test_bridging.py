@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import struct
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -105,6 +106,78 @@ async def test_a_body_too_large_for_a_dead_letter_leaves_its_size_and_the_bridge
     [found] = await letters(node)
     assert (found.payload, found.properties["left_out_bytes"]) == (b"", str(PRODUCE_BYTES_MAX - 20))
     assert (found.properties["topic"], found.properties["id"]) == ("t", str(big))
+
+
+def as_stream(*columns: Any, names: Sequence[str] = SCHEMA.names, **options: Any) -> bytes:
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays([*columns], names=[*names])
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def same_view(count: int, size_bytes: int) -> Any:
+    """Return texts that all lie in the same bytes."""
+    view = struct.pack("<i4sii", size_bytes, b"xxxx", 0, 0)
+    buffers = [None, pa.py_buffer(view * count), pa.py_buffer(b"x" * size_bytes)]
+    return pa.Array.from_buffers(pa.string_view(), count, buffers)
+
+
+KEYS = pa.array(range(2_000), pa.int64())
+SMALL_BODIES = {
+    "compressed": lambda: as_stream(pa.array([0] * (1 << 20), pa.int64()), pa.nulls(1 << 20), compression="zstd"),
+    "a dictionary": lambda: as_stream(
+        KEYS, pa.DictionaryArray.from_arrays(pa.array([0] * len(KEYS), pa.int8()), ["x" * (1 << 18)])
+    ),
+    "views of the same": lambda: as_stream(KEYS, same_view(len(KEYS), 1 << 18)),
+    "nulls in a list": lambda: as_stream(KEYS[:1], pa.ListArray.from_arrays([0, 1 << 28], pa.nulls(1 << 28))),
+}
+
+
+@pytest.mark.parametrize("kind", SMALL_BODIES)
+async def test_a_small_body_that_would_take_much_memory_goes_to_the_dead_letters_unread(node: Node, kind: str) -> None:
+    body = SMALL_BODIES[kind]()
+    assert len(body) < 1 << 20
+    await node.mq.produce("t", [body, *as_json(1)])
+    before = pa.default_memory_pool().max_memory() or 0
+    report = await bridge(node, "t", "c", once=True)
+    assert (report.rows, report.dead) == (1, 1)
+    assert (pa.default_memory_pool().max_memory() or 0) - before < 64 << 20
+    assert [each.payload for each in await letters(node)] == [body]
+
+
+async def test_nulls_that_would_take_much_memory_in_the_collection_are_refused_and_a_few_are_not(node: Node) -> None:
+    vectors = SCHEMA.append(pa.field("vector", pa.list_(pa.float32(), 10_000)))
+    await node.create_collection("v", vectors, primary_key="id")
+
+    bodies = [
+        as_stream(pa.array(range(count), pa.int64()), pa.nulls(count), pa.nulls(count), names=vectors.names)
+        for count in (2, 1_000_000)
+    ]
+    await node.mq.produce("t", bodies)
+    report = await bridge(node, "t", "v", once=True)
+    assert (report.rows, report.dead) == (2, 1)
+    assert (await letters(node))[0].properties["error"].startswith("TooLarge")
+
+
+async def test_rows_of_many_messages_are_made_and_written_a_part_at_a_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridging, "ROWS_BYTES_MAX", 100)
+    await node.mq.produce("t", [*as_json(*range(20)), b"{", *as_json(*range(20, 40))])
+    last_ids = list[int]()
+    report = await bridge(node, "t", "c", once=True, on_progress=lambda now: last_ids.append(now.last_id))
+    assert (report.messages, report.rows, report.dead) == (41, 40, 1)
+    assert await keys_in_log(node) == list(range(40))
+    assert last_ids == sorted(set(last_ids))
+    assert len(last_ids) > 4
+
+
+async def test_bodies_of_dead_letters_with_large_properties_are_kept(node: Node) -> None:
+    for _ in range(3):
+        await node.mq.produce("t", [ProducerMessage(b"tea", {"long": "x" * (7 << 20)})])
+    assert (await bridge(node, "t", "c", once=True)).dead == 3
+    assert [each.payload for each in await letters(node)] == [b"tea"] * 3
 
 
 async def test_a_running_bridge_brings_what_is_produced_and_ends_when_it_is_cancelled(node: Node) -> None:

@@ -276,6 +276,13 @@ class Numeral(int):
         return "7"
 
 
+@pytest.mark.parametrize("number", ["1e-41", "1e-77", "1e-999999999"])
+def test_a_decimal_of_digits_that_arrow_cannot_count_is_refused_and_is_no_zero(number: str) -> None:
+    for kind, value in ((pa.decimal128(5, 2), Decimal(number)), (pa.list_(pa.decimal128(5, 2)), [Decimal(number)])):
+        with pytest.raises(SchemaMismatch, match="digits behind its point"):
+            values_back(kind, [value])
+
+
 def test_whole_number_that_reads_otherwise_is_no_decimal() -> None:
     with pytest.raises(SchemaMismatch):
         values_back(pa.decimal128(5, 1), [Numeral(3)])

@@ -25,7 +25,7 @@ async def test_close_waits_for_appends_in_flight_and_no_append_succeeds_after_it
     with pytest.raises(OnShutdown):
         await steered.wal.append(insert())
     steered.log.write()
-    assert (await append).first_message_id.position == 2
+    assert (await append).first_position == 2
     await closing
     assert steered.wal.state is LogState.CLOSED
     assert steered.gatekeeper.closed == 1

@@ -45,7 +45,7 @@ def of(kind: MessageType, header: Any = None) -> Pack:
 
 def test_result_names_the_position_of_each_message() -> None:
     assert RESULT.message_ids == (MemoryMessageId(4), MemoryMessageId(5))
-    assert (RESULT.first_message_id, RESULT.message_id) == (MemoryMessageId(4), MemoryMessageId(5))
+    assert (RESULT.first_position, RESULT.message_id) == (4, MemoryMessageId(5))
     assert RESULT.last_confirmed == MemoryMessageId(3)
 
 

@@ -29,7 +29,7 @@ class GroupInfo(msgspec.Struct, frozen=True):
 class TopicInfo(msgspec.Struct, frozen=True):
     """A topic: its earliest kept id, its last one (one less when it is empty), what it holds, and its groups by name.
 
-    `bytes` are those of payloads and properties. The counts go from the opening of the node on.
+    `bytes` are those of payloads and properties, one where there are none. The counts go from the opening of the node on.
     """
 
     begin_id: int
@@ -57,20 +57,17 @@ class MqOptions:
     retention_bytes: int | None = 8 << 30
 
 
+@dataclass(eq=False)
 class Consumer:
     """One consumer of a group. Used in `async with`; iterating yields messages, one by one, and waits for more.
 
     It holds what it got and did not acknowledge, until its time is over or the consumer is closed.
     """
 
-    def __init__(
-        self,
-        deliver: Callable[[int, float], Awaitable[list[ConsumerMessage]]],
-        ack: Callable[[Sequence[int]], Awaitable[None]],
-        give_back: Callable[[Sequence[int] | None], Awaitable[None]],
-    ) -> None:
-        self._deliver, self._ack, self._give_back = deliver, ack, give_back
-        self._closed = False
+    _deliver: Callable[[int, float], Awaitable[list[ConsumerMessage]]]
+    _ack: Callable[[Sequence[int]], Awaitable[None]]
+    _give_back: Callable[[Sequence[int] | None], Awaitable[None]]
+    _closed: bool = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,7 +81,10 @@ class Consumer:
                 yield message
 
     async def consume(self, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
-        """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once it is closed."""
+        """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once it is closed.
+
+        Closing it ends a wait, which then returns nothing.
+        """
         if self._closed:
             raise OnShutdown("the consumer is closed — register another one")
         return await self._deliver(count, wait_s)

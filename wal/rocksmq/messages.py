@@ -4,7 +4,7 @@ import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 import msgspec
 
@@ -20,8 +20,10 @@ PRODUCE_BYTES_MAX = 16 << 20
 """Of one call: it becomes one write, which holds the interpreter lock for about 1 ms per MiB."""
 NAME_BYTES_MAX = 255
 """Of a topic's or a group's name in UTF-8."""
-CACHE_BYTES_MAX = 32 << 20
-"""Entries that are kept in memory, of all topics together: those used last."""
+CACHE_BYTES_MAX = 64 << 20
+"""Entries that are kept in memory, of all topics together, as large as they are there: those used last."""
+MESSAGE_OVERHEAD_BYTES = 256
+"""What a message takes in memory beside its bytes."""
 
 _UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQ")
 """magic, format, checksum; what that covers: previous checksum, message count, first id. Then come, four bytes each, of each
@@ -48,6 +50,11 @@ class ConsumerMessage(msgspec.Struct, frozen=True, gc=False):
     message_id: int
     payload: bytes
     properties: Mapping[str, str]
+
+
+def size_of(message: ProducerMessage | ConsumerMessage) -> int:
+    """Return the bytes of a message, near enough: characters of its properties."""
+    return len(message.payload) + sum(map(len, chain.from_iterable(message.properties.items())))
 
 
 def check_name(kind: str, name: str) -> str:
@@ -119,6 +126,7 @@ class TopicEntry:
         self._bodies = bodies
         self.first_position, self.last_position = first_position, first_position + len(bodies) - 1
         self.crc32c, self.size_bytes = entry_crc32c(data), len(data)
+        self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(bodies)
 
     @cached_property
     def messages(self) -> list[ConsumerMessage]:
@@ -163,13 +171,13 @@ class EntryCache:
         entry = self._entries[key] = self._entries.pop(key)  # the last to be forgotten
         return entry if entry.first_position <= message_id else None
 
-    def messages(self, log_id: int, ids: Sequence[int]) -> list[ConsumerMessage]:
-        """Return those of some messages that lie in the entry of the first one; none when that is not here."""
-        entry = self.find(log_id, ids[0])
+    def messages(self, log_id: int, ids: Sequence[int], start: int) -> list[ConsumerMessage]:
+        """Return those of some messages, from a place on, that lie in the entry of the first; none when that is not here."""
+        entry = self.find(log_id, ids[start])
         if entry is None:
             return []
         known, first = entry.messages, entry.first_position
-        return [known[each - first] for each in ids[: bisect_right(ids, entry.last_position)]]
+        return [known[each - first] for each in ids[start : bisect_right(ids, entry.last_position, start)]]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
         """Keep an entry, and forget what was not used for longest, in time also all of a topic that is gone."""
@@ -177,8 +185,8 @@ class EntryCache:
         if key not in self._entries:
             self._entries[key] = entry
             insort(self._keys, key)
-            self._bytes += entry.size_bytes
-            while self._bytes > CACHE_BYTES_MAX:
+            self._bytes += entry.memory_bytes
+            while self._bytes > CACHE_BYTES_MAX and len(self._keys) > 1:  # the newest is wanted
                 oldest = next(iter(self._entries))
-                self._bytes -= self._entries.pop(oldest).size_bytes
+                self._bytes -= self._entries.pop(oldest).memory_bytes
                 del self._keys[bisect_left(self._keys, oldest)]

@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count as counter
 from time import monotonic
 
 import msgspec
@@ -42,9 +41,10 @@ from wal.rocksmq.messages import (
     bodies_of,
     check_name,
     decode_entry,
+    size_of,
 )
-from wal.rocksmq.topic import PREFIX, Group, Lease, Topic, TopicRecord, decode_records, encode_ids
-from wal.runtime import event_log
+from wal.rocksmq.topic import HELD_MAX, PREFIX, Group, Lease, Topic, TopicRecord, decode_records, encode_ids
+from wal.runtime import carry_on, event_log, mark_heard
 from wal.timetick import IdAllocator, TickAllocator
 
 _log = event_log(__name__)
@@ -104,8 +104,8 @@ class RocksMQ(MessageQueue):
         self._cache = EntryCache()
         self._next_write: _Write | None = None
         self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
-        self._openings, self._next_log_id, self._closed, self._owners = 0, 0, False, counter(1)
-        self._ahead: asyncio.Future[list[ConsumerMessage]] | None = None
+        self._openings, self._next_log_id, self._closed, self._anybody = 0, 0, False, asyncio.Event()
+        self._ahead: asyncio.Future[None] | None = None
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
@@ -125,16 +125,17 @@ class RocksMQ(MessageQueue):
 
     async def destroy_topic(self, topic: str) -> None:
         """See `MessageQueue.destroy_topic`."""
-        found = await self._find(topic, changes=True)
+        found = await self._find(topic, changes=True, damaged=True)
         self._flush()  # what was produced before is in the write before
         del self._topics[topic]
         self.ids.update_id(found.next_id)
         write = self._write()
         write.changes |= found.removal(topic) | encode_ids(self._next_log_id, self.ids.alloc_one())
-        write.dropped.append((entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
+        write.dropped.append(dropped := (entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
         self._signals.pop(topic, Signal()).wake()
         await write.done()
-        await self._store.engine.compact(*write.dropped[-1])
+        with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
+            await self._store.engine.compact(*dropped)
 
     async def create_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.create_consumer_group`."""
@@ -163,14 +164,14 @@ class RocksMQ(MessageQueue):
         await self._find_group(topic, group)
         if ack_timeout_s is not None and not ack_timeout_s > 0:
             raise InvalidArgument(f"ack_timeout_s={ack_timeout_s!r} — give seconds above 0, or None for never")
-        owner = next(self._owners)
+        closed = asyncio.Event()  # is whose a lease is, too
 
         async def give_back(ids: Sequence[int] | None) -> None:
-            if topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back(list(state.held) if ids is None else ids, lambda lease: lease.owner == owner)
-                self._signals[topic].wake()
+            if ids is None:
+                closed.set()
+            self._give_back(topic, group, ids, lambda lease: lease.owner is closed)
 
-        deliver = partial(self._deliver, topic, group, owner=owner, ack_timeout_s=ack_timeout_s or math.inf)
+        deliver = partial(self._deliver, topic, group, closed=closed, ack_timeout_s=ack_timeout_s or math.inf)
         return Consumer(deliver, partial(self.ack, topic, group), give_back)
 
     # --- messages ---------------------------------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class RocksMQ(MessageQueue):
         if not self._is_ready:
             await self._ready()
         await self._store.admit(size_bytes)
-        found, admitted = self._topic(topic), monotonic()
+        found, admitted = await self._find(topic), monotonic()  # the log may have come back while this waited for room
         write = self._write(topic, found)
         first = found.next_id + len(found.bodies)
         found.bodies += bodies
@@ -193,21 +194,19 @@ class RocksMQ(MessageQueue):
 
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
         """See `MessageQueue.consume`."""
-        return await self._deliver(topic, group, count, wait_s, owner=0, ack_timeout_s=ACK_TIMEOUT_S)
+        return await self._deliver(topic, group, count, wait_s, closed=self._anybody, ack_timeout_s=ACK_TIMEOUT_S)
 
     async def _deliver(
-        self, topic: str, group: str, count: int, wait_s: float, *, owner: int, ack_timeout_s: float
+        self, topic: str, group: str, count: int, wait_s: float, *, closed: asyncio.Event, ack_timeout_s: float
     ) -> list[ConsumerMessage]:
         if not isinstance(count, int) or count < 1:
             raise InvalidArgument(f"count={count!r} — ask for at least one message")
         until = monotonic() + wait_s
-        while True:
-            if not self._is_ready:
-                await self._ready()
-            found, state = self._group(topic, group)
+        while not closed.is_set():
+            found, state = await self._find_group(topic, group)
             now = self._elapsed_ms() / 1000
             state.expire(now)
-            lease = Lease(owner, now + ack_timeout_s)
+            lease = Lease(closed, now + ack_timeout_s)
             if ids := state.take(lease, count, end_id=found.end_id):
                 messages = self._cached(found, ids)
                 if len(messages) < len(ids):
@@ -215,21 +214,22 @@ class RocksMQ(MessageQueue):
                 found.delivered += len(messages)
                 return messages
             if not (left := until - monotonic()) > 0:  # or is no number, which no timer takes
-                return []
+                break
             left = min(left, max(state.due - now, 0.001))
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):  # not `wait_for`: its task would come too late for what happens now
                     await self._signals[topic].wait()
+        return []
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
-        if not self._is_ready:
-            await self._ready()
-        found, state = self._group(topic, group, changes=True)
+        found, state = await self._find_group(topic, group, changes=True)
         if not ids:
             return
         if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > found.end_id:
             raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
+        if len(state.held) >= HELD_MAX:  # others may wait until there is room
+            self._signals[topic].wake()
         found.acked += state.ack(ids)
         await self._write(topic, found, group).done()
 
@@ -300,10 +300,10 @@ class RocksMQ(MessageQueue):
     async def retain(self) -> None:
         """Give up the pages of every topic that retention allows, and their space."""
         await self._ready()
-        options, now_ms, write = self._options, self._now_ms(), self._write()
+        now_ms, write = self._now_ms(), self._write()
         for name, topic in self._topics.items():
             write.topics[name] = topic
-            if topic.give_up(now_ms, retention_s=options.retention_s, retention_bytes=options.retention_bytes):
+            if topic.give_up(now_ms, self._options):
                 write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
         await write.done()
         for begin, end in write.dropped:
@@ -311,25 +311,19 @@ class RocksMQ(MessageQueue):
 
     # --- what is in memory, and what is written -------------------------------------------------------------------------
 
-    async def _find(self, topic: str, *, changes: bool = False) -> Topic:
-        await self._ready()
-        return self._topic(topic, changes=changes)
-
-    def _topic(self, topic: str, *, changes: bool = False) -> Topic:
+    async def _find(self, topic: str, *, changes: bool = False, damaged: bool = False) -> Topic:
+        if not self._is_ready:
+            await self._ready()
         if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
             self._store.check_admitted(makes_room=True)
         if (found := self._topics.get(topic)) is None:
             raise TopicNotFound(f"there is no topic {shown(topic)}")
-        if found.damage:
+        if found.damage and not damaged:
             raise Corrupt(found.damage)
         return found
 
     async def _find_group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
-        await self._ready()
-        return self._group(topic, group, changes=changes)
-
-    def _group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
-        found = self._topic(topic, changes=changes)
+        found = await self._find(topic, changes=changes)
         if (state := found.groups.get(group)) is None:
             raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
         return found, state
@@ -340,10 +334,10 @@ class RocksMQ(MessageQueue):
 
     async def _ready(self) -> None:
         """Have the topics of the database that is open, or raise."""
-        while not (self._closed or self._is_ready):
+        while not self._is_ready:
+            if self._closed:
+                raise OnShutdown("the queue is closed")
             await self._in_term(self._load)
-        if self._closed:
-            raise OnShutdown("the queue is closed")
 
     async def _load(self) -> None:
         """Read the topics anew, and keep what consumers hold."""
@@ -420,58 +414,64 @@ class RocksMQ(MessageQueue):
         taken, read = 0, (began := monotonic())
         try:
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
-                left = ids[len(messages) :]
+                first_id = ids[len(messages)]
                 try:
-                    if not (part := self._cached(found, left)):
-                        part, read = await self._read(found, left), monotonic()
+                    if not (part := self._cached(found, ids, len(messages))):
+                        # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
+                        await carry_on(self._read(found, first_id))
+                        read = monotonic()
                 except Corrupt as error:
                     now, _ = await self._find_group(topic, group)
                     # What lies before damage is delivered first; or retention has come after the group.
-                    if messages or now.log_id != found.log_id or now.begin_id > left[0]:
+                    if messages or now.log_id != found.log_id or now.begin_id > first_id:
                         break
-                    raise Corrupt(f"topic {topic!r}, read from id {left[0]}: {error}") from error
+                    raise Corrupt(f"topic {topic!r}, read from id {first_id}: {error}") from error
                 messages += part
-                size_bytes += sum([len(message.payload) for message in part])
+                size_bytes += sum(map(size_of, part))
             taken = len(messages)
         finally:
-            if taken < len(ids) and topic in self._topics and (state := self._topics[topic].groups.get(group)):
-                state.give_back(ids[taken:], lambda held: held is lease)  # of now: a failed write may have come between
-                self._signals[topic].wake()
+            if taken < len(ids):
+                self._give_back(topic, group, ids[taken:], lambda held: held is lease)
         if (ended := monotonic()) - began > SLOW_S:
             _tell_slow("consume", topic, began, read=read, taken=ended)
         return messages
 
-    def _cached(self, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
+    def _give_back(self, topic: str, group: str, ids: Sequence[int] | None, is_meant: Callable[[Lease], bool]) -> None:
+        """Have messages come again, None: all, in the group of now: a failed write or a seek may have come between."""
+        if topic in self._topics and (state := self._topics[topic].groups.get(group)):
+            state.give_back(list(state.held) if ids is None else ids, is_meant)
+            self._signals[topic].wake()
+
+    def _cached(self, found: Topic, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
         """Return those of some messages that lie in the entry of the first one, none when that is not in memory.
 
         Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
         """
         half = found.newest_half
-        if ids[0] in half and half.stop <= found.end_id and (self._ahead is None or self._ahead.done()):
-            self._ahead = asyncio.ensure_future(self._read(found, [half.stop]))
-            self._ahead.add_done_callback(lambda task: task.cancelled() or task.exception())  # who wants it meets it
-        return self._cache.messages(found.log_id, ids)
+        if ids[start] in half and half.stop <= found.end_id and (self._ahead is None or self._ahead.done()):
+            self._ahead = asyncio.ensure_future(self._read(found, half.stop))
+            self._ahead.add_done_callback(mark_heard)  # who wants it meets it
+        return self._cache.messages(found.log_id, ids, start)
 
-    async def _read(self, found: Topic, ids: Sequence[int]) -> list[ConsumerMessage]:
-        """Return what `_cached` does once it was read. Raises `Corrupt`, also for what was given up meanwhile."""
+    async def _read(self, found: Topic, first_id: int) -> None:
+        """Have a message in memory, and what follows. Raises `Corrupt`, also for what was given up meanwhile."""
         engine = self._store.engine
 
         def read(bytes_max: int) -> list[TopicEntry]:
-            kept = min(found.begin_id, ids[0]), found.end_id
-            return read_range(engine.entries, found.log_id, decode_entry, ids[0], kept, bytes_max)
+            kept = min(found.begin_id, first_id), found.end_id
+            return read_range(engine.entries, found.log_id, decode_entry, first_id, kept, bytes_max)
 
         async with self._reading:
             # Others may have read it since it was looked for: consumers want the same at the same time.
-            if not self._cache.find(found.log_id, ids[0]):
+            if not self._cache.find(found.log_id, first_id):
                 try:
                     entries = await engine.read(read, READ_BYTES)
                 except Corrupt:
                     entries = await engine.read(read, 1)  # this one alone may be sound
-                for each in entries:
+                for each in reversed(entries):  # what is asked for is the last to be forgotten
                     self._cache.put(found.log_id, each)
                 first, end = entries[0].first_position, entries[-1].last_position + 1
                 found.newest_half = range((first + end) // 2, end)
-            return self._cache.messages(found.log_id, ids)
 
 
 def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:

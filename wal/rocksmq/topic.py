@@ -20,7 +20,7 @@ from operator import attrgetter, itemgetter
 import msgspec
 
 from wal.errors import Overloaded
-from wal.rocksmq.contract import GroupInfo, TopicInfo
+from wal.rocksmq.contract import GroupInfo, MqOptions, TopicInfo
 from wal.rocksmq.messages import Body, TopicEntry, encode_entry, parts_of
 
 PREFIX = "mq/"
@@ -89,7 +89,8 @@ class Topic:
         """Why it is not to be used."""
         self.produced = self.delivered = self.acked = 0
         self._stored = None if is_new else record
-        self._changed_pages: dict[int, Page | None] = {}
+        self._changes: dict[str, bytes | None] = {}
+        """Records of pages that the disk does not have yet."""
 
     @property
     def info(self) -> TopicInfo:
@@ -110,7 +111,7 @@ class Topic:
             self.crc32c = entry.crc32c
             yield data, entry
             for payload, properties in part:
-                self.open_bytes += len(payload) + len(properties)
+                self.open_bytes += len(payload) + len(properties) or 1  # so that a page of nothing ends, too
                 if self.open_bytes > page_bytes:  # it closes with the message that takes it over
                     self._close_page(self.next_id, now_ms)
                 self.next_id += 1
@@ -118,26 +119,23 @@ class Topic:
     def changes(self, name: str, now_ms: int) -> dict[str, bytes | None]:
         """Return the records that differ from those on the disk by key, None for one that goes; they count as written."""
         self._settle(now_ms)
-        changes: dict[str, bytes | None] = {}
+        changes, self._changes = self._changes, {}
         for each in self.changed_groups:
             group = self.groups.get(each)
             changes[_group_key(name, each)] = None if group is None else _encode(group.record)
-        for end_id, page in self._changed_pages.items():
-            changes[self._page_key(end_id)] = None if page is None else _encode(page)
         record = TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
         if record != self._stored:
             self._stored = record
             changes[f"{PREFIX}topic/{name}"] = _encode(record)
-        self._changed_pages.clear()
         self.changed_groups.clear()
         return changes
 
     def removal(self, name: str) -> dict[str, bytes | None]:
         """Return what removes all its records."""
-        keys = [_group_key(name, group) for group in self.groups] + [self._page_key(page.end_id) for page in self.pages]
+        keys = [_group_key(name, group) for group in self.groups] + [*map(self._page_key, self.pages)]
         return dict.fromkeys([f"{PREFIX}topic/{name}", *keys])
 
-    def give_up(self, now_ms: int, *, retention_s: float | None, retention_bytes: int | None) -> bool:
+    def give_up(self, now_ms: int, options: MqOptions) -> bool:
         """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether any went.
 
         If all groups have acknowledged what is in the open page it is closed: a topic that idles holds no space for ever.
@@ -145,13 +143,15 @@ class Topic:
         if self.open_bytes and self._acked_below() - 1 == self.end_id == self.next_id - 1:
             self._close_page(self.end_id, now_ms)
         self._settle(now_ms)
-        limit_s, bytes_max = (math.inf if limit is None else limit for limit in (retention_s, retention_bytes))
+        limit_s, bytes_max = (
+            math.inf if limit is None else limit for limit in (options.retention_s, options.retention_bytes)
+        )
         begin_id, acked_bytes = self.begin_id, sum(page.size_bytes for page in self.pages[: self.acked_pages])
         while self.acked_pages and (self.pages[0].acked_ms + limit_s * 1000 <= now_ms or acked_bytes > bytes_max):
             page = self.pages.pop(0)
             acked_bytes -= page.size_bytes
             self.acked_pages -= 1
-            self.begin_id, self._changed_pages[page.end_id] = page.end_id + 1, None
+            self.begin_id, self._changes[self._page_key(page)] = page.end_id + 1, None
         return bool(self.begin_id > begin_id)
 
     def _acked_below(self) -> int:
@@ -159,8 +159,8 @@ class Topic:
         return min([group.floor for group in self.groups.values()], default=0)
 
     def _close_page(self, end_id: int, now_ms: int) -> None:
-        self._changed_pages[end_id] = page = Page(end_id, self.open_bytes, now_ms)
-        self.pages.append(page)
+        self.pages.append(page := Page(end_id, self.open_bytes, now_ms))
+        self._changes[self._page_key(page)] = _encode(page)
         self.open_bytes = 0
 
     def _settle(self, now_ms: int) -> None:
@@ -170,17 +170,17 @@ class Topic:
         count = bisect_left(self.pages, self._acked_below(), key=attrgetter("end_id"))
         for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
             page.acked_ms = now_ms if count > self.acked_pages else 0  # or a group went back, or is new
-            self._changed_pages[page.end_id] = page
+            self._changes[self._page_key(page)] = _encode(page)
         self.acked_pages = count
 
-    def _page_key(self, end_id: int) -> str:
-        return f"{PREFIX}page/{self.log_id:08x}/{end_id:016x}"
+    def _page_key(self, page: Page) -> str:
+        return f"{PREFIX}page/{self.log_id:08x}/{page.end_id:016x}"
 
 
 class Lease(msgspec.Struct, eq=False, gc=False):
     """Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
 
-    owner: int
+    owner: object
     deadline: float
 
 
@@ -231,8 +231,7 @@ class Group:
             self._next_id = end_id + 1
         elif ids:
             self._next_id = ids[-1] + 1
-        if ids and lease.deadline < self.due:
-            self.due = lease.deadline
+        self.due = min(self.due, lease.deadline)
         return ids
 
     def give_back(self, ids: Iterable[int], is_meant: Callable[[Lease], bool]) -> None:
@@ -299,11 +298,11 @@ def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, T
     """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
     decode, ids = msgspec.msgpack.decode, IdsRecord()
     pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
-    groups = list[tuple[list[str], GroupRecord]]()
-    for key, value in sorted(records.items()):  # groups, ids, pages, topics
-        kind, *names = key.removeprefix(PREFIX).split("/")
+    for key in sorted(records, key=lambda key: (key.startswith(f"{PREFIX}group/"), key)):  # pages, topics, then groups
+        (kind, *names), value = key.removeprefix(PREFIX).split("/"), records[key]
         if kind == "group":
-            groups.append((names, decode(value, type=GroupRecord)))
+            position = decode(value, type=GroupRecord)
+            topics[names[0]].groups[names[1]] = Group(position.current_id, position.acked)
         elif kind == "ids":
             ids = decode(value, type=IdsRecord)
         elif kind == "page":
@@ -311,6 +310,4 @@ def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, T
         elif kind == "topic":
             record = decode(value, type=TopicRecord)
             topics[names[0]] = Topic(record, pages[record.log_id])
-    for (topic, group), position in groups:
-        topics[topic].groups[group] = Group(position.current_id, position.acked)
     return ids, topics

@@ -120,7 +120,7 @@ async def test_groups_that_fit_nothing_are_refused_alone_and_the_others_are_writ
     results = [outcome for outcome in outcomes if isinstance(outcome, AppendResult)]
     assert entry.rows is not None
     assert entry.rows.ticks.tolist() == [result.time_tick for result in results]
-    assert [result.first_message_id.position for result in results] == [position, position + 1, position + 2]
+    assert [result.first_position for result in results] == [position, position + 1, position + 2]
     assert results[1].row_offsets == {info.vchannels[0]: (2, 2)}
 
 

@@ -31,7 +31,7 @@ async def test_tick_order_is_position_order_and_publication_order() -> None:
     appends = [await channel.start(insert()) for _ in range(10)]
     channel.log.write()
     results = await asyncio.gather(*appends)
-    assert [result.first_message_id.position for result in results] == list(range(1, 11))
+    assert [result.first_position for result in results] == list(range(1, 11))
     assert channel.published() == sorted(result.time_tick for result in results)
 
 
@@ -41,7 +41,7 @@ async def test_last_confirmed_is_the_own_position_while_no_transaction_is_open()
         append = await channel.start(insert())
         channel.log.write()
         result = await append
-        assert result.last_confirmed == result.first_message_id
+        assert result.last_confirmed_position == result.first_position
 
 
 async def test_last_confirmed_is_the_begin_of_the_oldest_open_transaction() -> None:
@@ -160,7 +160,7 @@ async def test_groups_of_a_pack_get_ticks_one_after_the_other_and_are_published_
     results = [group.result() for group in pack.groups]
     first = (await before).time_tick + 1
     assert [result.time_tick for result in results] == [first, first + 1, first + 2]
-    assert [result.first_message_id.position for result in results] == [2, 3, 5]
+    assert [result.first_position for result in results] == [2, 3, 5]
     assert [result.last_confirmed.position for result in results] == [7, 7, 7]
     _, entry = channel.tail.read(1, bytes_max=1 << 30)
     assert (entry.first_tick, entry.time_tick) == (first, first + 2)

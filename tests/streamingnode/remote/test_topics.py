@@ -12,6 +12,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.errors import AccessDenied, Indeterminate
 from streamingnode.node import Node
+from streamingnode.remote import topics
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.calls import Access
 from streamingnode.remote.server import Server
@@ -265,6 +266,36 @@ async def test_consumers_of_a_connection_are_bounded(client: Node) -> None:
         await client.mq.register_consumer("t", "g")
     with pytest.raises(Overloaded, match="close some"):
         await client.mq.register_consumer("t", "g")
+
+
+async def test_consumers_of_topics_that_are_gone_leave_their_places_to_others(
+    client: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "CONSUMERS_MAX", 4)
+    for number in range(9):
+        name = f"reply-{number}"
+        await client.mq.create_topic(name)
+        await client.mq.create_consumer_group(name, "g")
+        await client.mq.produce(name, [b"a"])
+        assert payloads(await client.mq.consume(name, "g", 1)) == [b"a"]
+        await client.mq.destroy_topic(name)
+
+
+async def test_each_of_many_answers_that_cross_their_cancellations_comes_again(served: Served, client: Node) -> None:
+    consumers = [await client.mq.register_consumer("t", "g", ack_timeout_s=None) for _ in range(100)]
+    await served.owner.mq.produce("t", [b"a"] * 100)
+    served.proxy.stop(Way.TO_CLIENT)
+    asked = [asyncio.ensure_future(consumer.consume(1)) for consumer in consumers]
+    async with asyncio.timeout(20):
+        while (await served.owner.mq.info())["t"].delivered < 100:  # noqa: ASYNC110 - what it waits for is asked anew
+            await asyncio.sleep(0)
+    for each in asked:
+        each.cancel()
+    found = list[bytes]()
+    async with asyncio.timeout(20):
+        while len(found) < 100:
+            found += payloads(await served.owner.mq.consume("t", "g", 100, wait_s=20))
+    served.proxy.go_on()
 
 
 async def test_a_client_of_a_node_in_memory_hears_that_it_has_no_topics() -> None:

@@ -1,5 +1,6 @@
 """Streams of a client, whose connection is lost meanwhile, and streams without `async`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,24 @@ async def test_a_tick_stream_is_what_it_was_over_lost_connections(served: Served
                 pack = await ticks.consume(timeout=20)
                 before = [tick - 9] if tick > 10 else []
                 assert (ends(pack.messages), pack.end_ts) == ([*before, tick - 1, tick], tick)
+
+
+async def test_a_tick_stream_is_what_it_was_when_the_node_does_not_notice_a_lost_connection(served: Served) -> None:
+    factory = MsgStreamFactory(served.owner.mq)
+    async with served.client() as client, factory.new_msg_stream() as producer:
+        async with MsgStreamFactory(client.mq).new_tt_msg_stream() as ticks:
+            await producer.as_producer(["a"])
+            await ticks.as_consumer(["a"], "g")
+            consuming = asyncio.ensure_future(ticks.consume(timeout=20))
+            [lost] = served.server.sessions
+            await until(lambda: lost._topics.waiting)
+            served.proxy.cut_clients()
+            await until(lambda: any(session._topics.waiting for session in served.server.sessions - {lost}))
+            assert lost in served.server.sessions
+            await send(producer, inserts(9))
+            await send(producer, [tick_of(10)])
+            pack = await consuming
+            assert (ends(pack.messages), pack.end_ts) == ([9], 10)
 
 
 async def test_a_client_consumes_with_the_right_to_and_needs_another_to_make_channels(served: Served) -> None:
@@ -146,4 +165,4 @@ async def test_a_message_that_cannot_be_is_refused_before_anything_is_produced(s
             if not isinstance(wrong, TsMsg) or wrong.hash_keys == (0,):
                 with pytest.raises(sn.errors.InvalidArgument):
                     await stream.broadcast(pack)
-        assert [await stream.get_latest_msg_id(channel) for channel in "ab"] == [-1, -1]
+        assert [await served.owner.mq.get_latest_msg(channel) for channel in "ab"] == [-1, -1]

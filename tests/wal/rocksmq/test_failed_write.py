@@ -77,6 +77,28 @@ async def test_who_waits_for_messages_goes_on_waiting_over_a_failed_write(mq: Ro
     assert [message.payload for message in await waiting] == [b"at last"]
 
 
+async def test_who_waits_for_room_over_a_reopening_produces_to_the_topic_there_is_then(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
+    room = mq._store._commit.admission
+    disk.fail_at(1)
+    disk.gate.clear()
+    failing = asyncio.ensure_future(mq.produce("t", [b"failed"]))
+    await asyncio.sleep(0)
+    async with room._turn:  # as if others stood before it
+        room.keep(room.bytes_max)
+        waiting = asyncio.ensure_future(mq.produce("t", [b"waited"]))
+        await asyncio.sleep(0)
+        disk.gate.set()
+        with pytest.raises(Indeterminate):
+            await failing
+        await mq._store.reopen()
+        room.give_back(room.bytes_max)
+    await waiting
+    found = [message.payload for message in await mq.consume("t", "g", 9)]
+    assert found in ([b"waited"], [b"failed", b"waited"])
+
+
 async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appears_that_was_not_tried(
     mq: RocksMQ, disk: FailingDisk
 ) -> None:

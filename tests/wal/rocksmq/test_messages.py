@@ -90,3 +90,16 @@ def test_the_cache_forgets_what_was_not_used_for_longest_and_stays_below_its_bou
     assert [cache.find(1, at) is not None for at in range(6)] == [True, False, True, True, True, False]
     assert cache.find(2, 0) is None
     assert cache.find(0, 0) is None
+
+
+def test_the_cache_counts_what_messages_take_in_memory_and_keeps_the_newest_entry_whatever_that_is() -> None:
+    cache = EntryCache()
+    tiny = [TopicEntry([(b"", b"")] * 10_000, bytes(80_000), at) for at in range(0, 400_000, 10_000)]
+    for entry in tiny:
+        cache.put(1, entry)
+    kept = [entry for entry in tiny if cache.find(1, entry.first_position)]
+    assert 200 * 10_000 * len(kept) < CACHE_BYTES_MAX
+    assert kept[-1] is tiny[-1]
+    large = TopicEntry([(b"", b"")], bytes(CACHE_BYTES_MAX + 1), 500_000)
+    cache.put(1, large)
+    assert [cache.find(1, 500_000), cache.find(1, tiny[-1].first_position)] == [large, None]

@@ -1,25 +1,31 @@
 """Topics and groups on a real store: what is produced is delivered, acknowledged, and found again."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.wal.rocksmq.queues import Clock, opened
+from tests.wal.rocksmq.queues import Clock, open_queue, opened
 from wal.errors import (
     AlreadyExists,
+    Corrupt,
     GroupNotFound,
     InvalidArgument,
     OnShutdown,
     Overloaded,
+    StorageFull,
     TooLarge,
     TopicNotFound,
     Truncated,
 )
+from wal.rocks.layout import entry_key
+from wal.rocks.log import read_range
 from wal.rocksmq.messages import EntryCache, ProducerMessage
-from wal.rocksmq.queue import READ_BYTES, RocksMQ
-from wal.rocksmq.topic import GAPS_MAX
+from wal.rocksmq.queue import CONSUME_BYTES_MAX, READ_BYTES, RocksMQ
+from wal.rocksmq.topic import GAPS_MAX, HELD_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -101,6 +107,27 @@ async def test_what_a_closed_consumer_held_comes_to_one_who_waits(mq: RocksMQ) -
         await consumer.consume(1)
 
 
+async def test_closing_a_consumer_ends_its_wait_and_what_is_produced_then_comes_to_others(mq: RocksMQ) -> None:
+    consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
+    waiting = asyncio.ensure_future(consumer.consume(9, wait_s=60))
+    await asyncio.sleep(0)
+    await consumer.close()
+    ids = await mq.produce("t", [b"0"])
+    assert await waiting == []
+    assert [message.message_id for message in await mq.consume("t", "g", 9)] == list(ids)
+
+
+async def test_who_waits_because_no_more_may_be_held_goes_on_at_an_acknowledgement(mq: RocksMQ) -> None:
+    ids = await mq.produce("t", [b""] * (HELD_MAX + 1))
+    holder = await mq.register_consumer("t", "g", ack_timeout_s=None)
+    assert len(await holder.consume(HELD_MAX)) == HELD_MAX
+    waiting = asyncio.ensure_future(mq.consume("t", "g", 9, wait_s=60))
+    await asyncio.sleep(0)
+    await holder.ack([ids[0]])
+    async with asyncio.timeout(20):
+        assert [message.message_id for message in await waiting] == [ids[-1]]
+
+
 async def test_without_a_time_limit_what_a_consumer_holds_is_its_own(mq: RocksMQ, clock: Clock) -> None:
     await mq.produce("t", [b"0"])
     consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
@@ -133,6 +160,29 @@ async def test_a_cancelled_consume_loses_nothing(mq: RocksMQ) -> None:
     assert [message.payload for message in await mq.consume("t", "g", 1)] == [b"0"]
 
 
+async def test_who_asks_after_a_cancelled_consume_gets_its_messages_first_also_while_its_read_goes_on(
+    mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await mq.produce("t", [b"0", b"1", b"2", b"3"])
+    mq._cache = EntryCache()
+    reading, gate = threading.Event(), threading.Event()
+
+    def read_late(*given: Any) -> Any:
+        reading.set()
+        gate.wait(20)
+        return read_range(*given)
+
+    monkeypatch.setattr("wal.rocksmq.queue.read_range", read_late)
+    consuming = asyncio.ensure_future(mq.consume("t", "g", 2))
+    assert await asyncio.to_thread(reading.wait, 20)
+    consuming.cancel()
+    following = asyncio.ensure_future(mq.consume("t", "g", 2))
+    await asyncio.sleep(0)
+    gate.set()
+    assert [message.message_id for message in await following] == [ids[0], ids[1]]
+    assert consuming.cancelled()
+
+
 async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     for _ in range(3 * READ_BYTES >> 17):
         await mq.produce("t", [bytes(1 << 17)])
@@ -142,8 +192,9 @@ async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     half = mq._topics["t"].newest_half
     await mq.consume("t", "g", len(half))
     assert mq._ahead is not None
-    [following] = await mq._ahead
-    assert following.message_id == half.stop
+    await mq._ahead
+    assert half.stop < mq._topics["t"].newest_half.start
+    assert mq._cache.find(mq._topics["t"].log_id, half.stop)
     assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_half[-1])
 
 
@@ -213,6 +264,33 @@ async def test_destroying_a_topic_leaves_its_siblings_alone(mq: RocksMQ) -> None
     await mq.destroy_topic("t")
     for name in ("t2", "tt", "t-2"):
         assert [message.payload for message in await mq.consume(name, "g", 9)] == [name.encode()]
+
+
+async def test_a_damaged_topic_is_refused_and_may_be_destroyed_and_made_anew(tmp_path: Path) -> None:
+    store, mq = await open_queue(tmp_path / "other")
+    await mq.create_topic("t")
+    [last] = await mq.produce("t", [b"0"])
+    store.engine.entries.delete(entry_key(mq._topics["t"].log_id, last))
+    await mq.close()
+    mq = RocksMQ(store, mq._options, now_ms=mq._now_ms, elapsed_ms=mq._elapsed_ms, in_term=mq._in_term)
+    with pytest.raises(Corrupt, match="'t'"):
+        await mq.produce("t", [b"1"])
+    await mq.destroy_topic("t")
+    await mq.create_topic("t")
+    assert (await mq.produce("t", [b"1"]))[0] > last
+    await mq.close()
+    await store.close()
+
+
+async def test_a_topic_whose_space_cannot_be_given_back_now_is_destroyed_all_the_same(
+    mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def compact(*_range: bytes) -> None:
+        raise StorageFull("here", 0, 1)
+
+    monkeypatch.setattr(mq._store.engine, "compact", compact)
+    await mq.destroy_topic("t")
+    assert await mq.info() == {}
 
 
 async def test_a_consumer_of_a_destroyed_topic_or_group_hears_of_it(mq: RocksMQ) -> None:
@@ -302,6 +380,12 @@ async def test_large_messages_are_delivered_some_at_a_time_and_all_in_the_end(mq
     rest = await mq.consume("t", "g", 9)
     assert [message.payload[0] for message in first + rest] == [0, 1, 2, 3, 4]
     assert 1 <= len(first) < 5
+
+
+async def test_properties_count_as_bytes_of_a_delivery(mq: RocksMQ) -> None:
+    for _ in range(3):
+        await mq.produce("t", [ProducerMessage(b"", {"long": "x" * (CONSUME_BYTES_MAX // 2)})])
+    assert [len(await mq.consume("t", "g", 9)) for _ in range(2)] == [2, 1]
 
 
 async def test_of_scattered_messages_that_do_not_fit_together_the_rest_comes_later(mq: RocksMQ, clock: Clock) -> None:

@@ -173,3 +173,13 @@ async def test_an_open_page_goes_once_all_of_it_is_acknowledged_and_not_before(t
         assert (await mq.info())["t"].begin_id == ids[-1] + 1
         assert list(await mq.produce("t", [b"next"])) == [ids[-1] + 1]
         assert [message.payload for message in await mq.consume("t", "g", 9)] == [b"next"]
+
+
+async def test_messages_of_no_bytes_are_given_up_as_others_are(tmp_path: Path) -> None:
+    async with opened(tmp_path / "node", options=SMALL) as mq:
+        await mq.create_topic("t")
+        await mq.create_consumer_group("t", "g")
+        ids = await mq.produce("t", [b""] * 30)
+        await mq.ack("t", "g", ids)
+        await mq.retain()
+        assert (await mq.info())["t"].begin_id == ids[-1] + 1
