@@ -248,6 +248,7 @@ class SyncMsgStream(Blocking):
     start = blocking(MsgStream.start)
     close = blocking(MsgStream.close)
     as_producer = blocking(MsgStream.as_producer)
+    get_produce_channels = blocking(MsgStream.get_produce_channels)
     set_repack_func = blocking(MsgStream.set_repack_func)
     force_enable_produce = blocking(MsgStream.force_enable_produce)
     produce = blocking(MsgStream.produce)
@@ -255,6 +256,7 @@ class SyncMsgStream(Blocking):
     as_consumer = blocking(MsgStream.as_consumer)
     consume = blocking(MsgStream.consume)
     seek = blocking(MsgStream.seek)
+    get_latest_msg_id = blocking(MsgStream.get_latest_msg_id)
 
     def __iter__(self) -> Iterator[MsgPack]:
         """See `MsgStream.chan`."""

@@ -181,6 +181,10 @@ class MsgStream:
             if name not in self._produced:
                 self._produced.append(name)
 
+    def get_produce_channels(self) -> list[str]:
+        """Return the channels that are produced to, in the order of buckets."""
+        return list(self._produced)
+
     def set_repack_func(self, repack_func: RepackFunc | None) -> None:
         """Have `repack_func` say where messages go; None: the rules of their types."""
         self._repack_func = repack_func
@@ -310,6 +314,10 @@ class MsgStream:
                 raise
             _log.warning("bad_position_ignored", channel=position.channel, message_id=position.message_id)
             await self._queue.seek_to_latest(position.channel, self._subscription)
+
+    async def get_latest_msg_id(self, channel: str) -> int:
+        """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
+        return await self._queue.get_latest_msg(channel)
 
     async def _next_pack(self) -> MsgPack:
         told = False

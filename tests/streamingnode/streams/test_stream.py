@@ -33,6 +33,7 @@ async def consumed(stream: MsgStream, count: int) -> list[list[int]]:
 
 async def test_rows_arrive_in_the_channels_of_their_keys(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
+        assert producer.get_produce_channels() == ["a", "b"]
         ids = await producer.produce(MsgPack([insert(1, keys=[0, 1, 2]), insert(2, keys=[3])]))
         assert {channel: len(each) for channel, each in ids.items()} == {"a": 1, "b": 1}
         async with streams.consumer("a", "b") as consumer:
@@ -47,7 +48,7 @@ async def test_rows_arrive_in_the_channels_of_their_keys(tmp_path: Path) -> None
 async def test_a_broadcast_goes_to_every_channel_and_says_its_ids(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
         ids = await producer.broadcast(MsgPack([tick_of(5), creation(6)]))
-        latest = {channel: await streams.queue.get_latest_msg(channel) for channel in "ab"}
+        latest = {channel: await producer.get_latest_msg_id(channel) for channel in "ab"}
         assert {channel: each[-1] for channel, each in ids.items()} == latest
         async with streams.consumer("a", "b") as consumer:
             assert await consumed(consumer, 2) == [[5, 6], [5, 6]]
@@ -94,7 +95,7 @@ async def test_an_empty_pack_is_produced_to_nobody_and_broadcast_to_nobody(tmp_p
         assert await producer.produce(MsgPack([])) == {}
         with pytest.raises(InvalidArgument, match="empty"):
             await producer.broadcast(MsgPack([]))
-        assert await streams.queue.get_latest_msg("a") == -1
+        assert await producer.get_latest_msg_id("a") == -1
 
 
 async def test_a_stream_without_channels_names_the_call_that_is_missing(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ async def test_a_stream_without_channels_names_the_call_that_is_missing(tmp_path
 async def test_a_consumer_may_come_before_its_producer(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.factory().new_msg_stream() as stream:
         with pytest.raises(TopicNotFound):
-            await streams.queue.get_latest_msg("a")
+            await stream.get_latest_msg_id("a")
         await stream.as_consumer(["a"], "g")
         async with streams.producer("a") as producer:
             await send(producer, inserts(1))
