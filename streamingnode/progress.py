@@ -34,7 +34,7 @@ class Progress:
 
     def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
         """Say that `done` steps of the stage are done, of `total` now that it is known, and something short about it."""
-        self._total = total or self._total
+        self._total = self._total if total is None else total
         share = f", {min(1.0, done / self._total):.0%}" if self._total else ""
         self._text = f"{self._name}: {note}{share}"
         self._rewrite()

@@ -43,3 +43,12 @@ def test_stage_that_fails_is_not_said_to_have_ended(stream: io.StringIO, printed
         progress.stage("log")
         raise KeyboardInterrupt
     assert stream.getvalue() == printed
+
+
+def test_a_stage_with_nothing_to_do_has_no_share() -> None:
+    stream = io.StringIO()
+    with Progress(stream) as progress:
+        progress.stage("cuts")
+        progress.advance(0, "asked", total=1)
+        progress.advance(0, "done", total=0)
+    assert stream.getvalue().startswith("cuts: done (")
