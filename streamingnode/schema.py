@@ -95,8 +95,8 @@ def has_leaf(kind: pa.DataType, matches: Callable[[pa.DataType], bool]) -> bool:
 
 
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return the type with those that hold no others changed, inside lists and structs too."""
-    inside = [field.with_type(with_leaves(field.type, change)) for field in child_fields(kind)]
+    """Return the type with those that hold no others changed, inside lists and structs too; fields lose their metadata."""
+    inside = [field.with_type(with_leaves(field.type, change)).remove_metadata() for field in child_fields(kind)]
     if pt.is_struct(kind):
         return pa.struct(inside)
     if pt.is_large_list(kind):
@@ -121,8 +121,9 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 
 def check_schema(schema: pa.Schema, *, primary_key: str) -> pa.Schema:
-    """Return the schema a new collection gets: `schema` without its metadata, once every column is supported.
+    """Return the schema a new collection gets, once every column is supported: without metadata, its fields' neither.
 
+    That may name an extension, and where a library knows it the column would be read back as one, of no supported type.
     Raises `InvalidArgument` for what is no schema, has no columns or too many, or lacks `primary_key`, and `SchemaMismatch`
     naming the column whose name or type cannot be kept.
     """
@@ -141,7 +142,7 @@ def check_schema(schema: pa.Schema, *, primary_key: str) -> pa.Schema:
     kind = schema.field(primary_key).type
     if not _is_key_type(kind):
         raise _refused(primary_key, f"of type {kind} cannot be the primary key — use one of {KEY_TYPES}")
-    return schema.remove_metadata()
+    return pa.schema(child_fields(with_leaves(pa.struct(list(schema)), lambda kind: kind)))
 
 
 def _is_key_type(kind: pa.DataType) -> bool:

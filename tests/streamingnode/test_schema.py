@@ -109,6 +109,18 @@ def test_metadata_is_left_out_so_that_equal_schemas_stay_equal() -> None:
     assert check_schema(schema, primary_key="id").metadata is None
 
 
+@pytest.mark.parametrize("outer", [lambda field: field.type, pa.list_, lambda field: pa.struct([field])])
+def test_field_that_names_an_extension_is_read_back_as_what_it_is_stored_as(
+    outer: Callable[["pa.Field[Any]"], pa.DataType],
+) -> None:
+    field = pa.field("item", pa.string(), metadata={"ARROW:extension:name": "arrow.json"})
+    value = pa.field("value", outer(field), metadata=field.metadata)
+    schema = pa.schema([pa.field("id", pa.int64()), value])
+    checked = check_schema(schema, primary_key="id")
+    assert decode_schema(encode_schema(checked)).equals(checked, check_metadata=True)
+    assert checked.types == schema.types
+
+
 def test_stored_bytes_that_are_no_schema_are_corrupt() -> None:
     with pytest.raises(Corrupt):
         decode_schema(b"not a schema")
