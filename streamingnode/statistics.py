@@ -22,7 +22,7 @@ from streamingnode.channel import Channel
 from wal.append import AppendObserver, Pack
 from wal.errors import Corrupt
 from wal.files import create_file, read_regular
-from wal.headers import DeleteHeader, InsertHeader, MessageType
+from wal.headers import MessageType
 from wal.lifecycle import LogStatus
 from wal.measure import Distribution, Histogram, Rate
 from wal.rocks.store import RocksStore
@@ -178,9 +178,7 @@ class AppendMeter:
         self._ended["error"] += pack.refused
         if status == "ok" and groups:
             parts = [(batch.type, len(batch.groups), batch.rows, len(batch.payload)) for batch in pack.batches]
-            for message in pack.messages:
-                rows = message.header.rows if isinstance(message.header, (InsertHeader, DeleteHeader)) else 0
-                parts.append((message.type, 1, rows, len(message.payload)))
+            parts += [(each.type, 1, getattr(each.header, "rows", 0), len(each.payload)) for each in pack.messages]
             self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes, parts))
             if len(self._uncounted) >= UNCOUNTED_MAX:
                 self._count()
@@ -311,7 +309,7 @@ async def keep_statistics(directory: Path, statistics: Callable[[], NodeStatisti
     A disk that refuses is tried again.
     """
     while True:
-        with suppress(OSError):
+        with suppress(OSError, Corrupt):
             await to_thread.run_sync(write_statistics, directory, statistics())
         await anyio.sleep(INTERVAL_S)
 

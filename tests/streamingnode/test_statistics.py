@@ -193,7 +193,11 @@ async def test_disk_that_refuses_the_file_ends_nothing(tmp_path: Path, monkeypat
         tasks.start_soon(keep_statistics, tmp_path / "gone", ask)
         while asked < 2:
             await anyio.lowlevel.checkpoint()
-        (tmp_path / "gone").mkdir()
+        (tmp_path / "gone" / f"{STATISTICS_NAME}.tmp").mkdir(parents=True)
+        asked = 0
+        while asked < 2:
+            await anyio.lowlevel.checkpoint()
+        (tmp_path / "gone" / f"{STATISTICS_NAME}.tmp").rmdir()
         while not (tmp_path / "gone" / STATISTICS_NAME).is_file():
             await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
