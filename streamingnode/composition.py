@@ -127,6 +127,7 @@ async def compose(
         assert backend.mq, "what has topics is on disk"  # retention works also where nobody uses them
     if path is not None and config.serve.listen:
         backend.listener = listener = Listener(backend)
+        closing.push_async_callback(listener.close)  # of a node that does not open
         await listener.open(path)
     # Last, so that opening does not wait behind the work that is found to be done.
     supervisor.spawn(flusher.run())
@@ -151,8 +152,8 @@ async def _open_monitor(
     from streamingnode.http import Monitor
 
     monitor = Monitor(config.serve, supervisor)
-    await monitor.open()
     closing.push_async_callback(monitor.close)
+    await monitor.open()
     return monitor
 
 

@@ -99,14 +99,14 @@ class Monitor:
         """Listen. Raises `InvalidArgument` for an address that cannot be had."""
         try:
             self._server = await asyncio.start_server(
-                self._connected, self._host, self._port, limit=HEAD_BYTES_MAX, backlog=1
+                self._connected, self._host, self._port, limit=HEAD_BYTES_MAX, backlog=1, start_serving=False
             )
         except OSError as error:
             raise InvalidArgument(
                 f"http {self._host}:{self._port} cannot be listened at: {error.strerror} — "
                 "end what has the port, or choose another with serve.http (--http)"
             ) from error
-        accept_one_a_turn(self._server)
+        await accept_one_a_turn(self._server)
 
     @property
     def address(self) -> str:

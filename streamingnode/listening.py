@@ -64,8 +64,8 @@ class Listener:
         # Of a node that is thrown away with its event loop; else it is closed before.
         weakref.finalize(self, bound.close).atexit = False
         loop = asyncio.get_running_loop()
-        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=1)
-        accept_one_a_turn(self._socket)
+        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=1, start_serving=False)
+        await accept_one_a_turn(self._socket)
 
     async def close(self) -> None:
         """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""

@@ -76,11 +76,13 @@ BACKLOG = 1_024
 """Connections that the system keeps until they are accepted."""
 
 
-def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
-    """Have the system keep `BACKLOG` connections for a server that was made with a backlog of 1.
+async def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
+    """Start a server that was made with a backlog of 1, and have the system keep `BACKLOG` connections for it.
 
-    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each try is a traceback.
+    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each try is a traceback. Who
+    makes a server to be started here has it, and can close it, however this ends.
     """
+    await listening.start_serving()
     for each in listening.sockets:  # type: ignore[attr-defined]  # of its own class, which is uvloop's there
         with socket.socket(fileno=os.dup(each.fileno())) as same:
             same.listen(BACKLOG)
@@ -168,9 +170,7 @@ class Supervisor:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        if task.cancelled():
-            return
-        failure = task.exception()
+        failure = None if task.cancelled() else task.exception()
         if failure is not None and self.failure is None:
             self.failure = failure
             self._on_failure(failure)

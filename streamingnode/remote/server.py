@@ -341,8 +341,8 @@ class Server:
         patience_s = None if tls is None else HELLO_S_MAX
         connected = partial(self._connected, authenticate)
         listener = await loop.create_server(connected, host, port, ssl=tls, ssl_handshake_timeout=patience_s, backlog=1)
-        accept_one_a_turn(listener)
         self._listeners.append(listener)
+        await accept_one_a_turn(listener)
         found: int = listener.sockets[0].getsockname()[1]
         return found
 

@@ -1,5 +1,6 @@
 """A node on disk listens at `node.sock` in its directory while it is open, for its user alone."""
 
+import asyncio
 import os
 import socket
 import stat
@@ -94,3 +95,23 @@ async def test_a_backup_has_no_socket_and_verifying_does_not_mind_one(tmp_path: 
         assert (await node.verify()).findings == []
         await node.backup(copy)
     assert not [file for _, _, names in os.walk(copy) for file in names if file == SOCKET_NAME]
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["for monitors", "for clients"])
+async def test_opening_that_is_cancelled_as_it_begins_to_listen_leaves_nobody_listening(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listening, begin = list[asyncio.Server](), asyncio.Server._start_serving  # type: ignore[attr-defined]
+
+    def begin_and_cancel(server: asyncio.Server) -> None:
+        begin(server)
+        listening.append(server)
+        if len(listening) == at:
+            opening.cancel()
+
+    monkeypatch.setattr(asyncio.Server, "_start_serving", begin_and_cancel)
+    opening = asyncio.ensure_future(sn.open_node(tmp_path, **SETTINGS, listen=True, http="127.0.0.1:0"))
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not [each for each in listening if each.sockets]
+    assert not (tmp_path / SOCKET_NAME).exists()
