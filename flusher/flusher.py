@@ -162,10 +162,10 @@ class Flusher:
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
-                raise self._failure or OnShutdown("the flusher is closed")
+                raise (self._failure or OnShutdown("the flusher is closed")).with_traceback(None)  # or frames add up
             is_new_fault = self._faults > faults
             if is_new_fault and self._short is not None:
-                raise self._short
+                raise self._short.with_traceback(None)
             if is_new_fault and not self._file_faults:  # of the log
                 faults = self._faults
                 await self._context.log_is_back()

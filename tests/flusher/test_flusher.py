@@ -246,9 +246,13 @@ async def test_damage_stops_the_flusher_and_tells_whoever_waits(node: Node) -> N
     (manifest,) = (node.root / "cuts").glob("*.json")
     manifest.write_bytes(manifest.read_bytes().replace(b'"number":1', b'"number":2'))
     async with node.flusher() as flusher:
-        with pytest.raises(Corrupt):
-            await flusher.wait_for_cut(2)
+        frames: list[int] = []
+        for _ in range(4):
+            with pytest.raises(Corrupt) as raised:
+                await flusher.wait_for_cut(2)
+            frames.append(len(raised.traceback))
     assert flusher.state is FlusherState.FAILED
+    assert len(set(frames[1:])) == 1, "the error keeps the frames of all who waited"
 
 
 def _parquet(node: Node) -> list[Path]:
