@@ -147,6 +147,8 @@ class Flusher:
                 tasks.start_soon(self._retain)
                 await self._keep_running()
                 tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:
+            raise decisive(errors) from None  # as it is: who hears of it is told what failed, not where
         finally:
             if self.state in ALIVE:
                 self._enter(FlusherState.CLOSED)
@@ -217,10 +219,8 @@ class Flusher:
         )
 
     async def _retain(self) -> None:
-        is_open = True
-        while is_open:
+        while await _try(self.enforce_retention(), "retention_failed"):  # noqa: ASYNC110 - it is work, not a look
             await sleep(self._context.options.retention.interval_s)
-            is_open = await _try(self.enforce_retention(), "retention_failed")
 
     async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
         """Make room before appends have to be refused, until the log is closed. `request_cut` as in `CutSchedule.run`."""

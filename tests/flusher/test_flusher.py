@@ -12,7 +12,7 @@ import pytest
 
 from flusher.directory import NodeDirectory
 from flusher.flusher import Flusher, FlusherState
-from flusher.run import FlushOptions, RetentionOptions
+from flusher.run import FlushOptions, FlushRun, RetentionOptions
 from tests.flusher.cut_reading import deletes_in, manifests, rows_in
 from tests.flusher.stamped_log import START_MS, StampedLog, flusher_of
 from wal.errors import Corrupt, OnShutdown
@@ -236,6 +236,19 @@ async def test_a_closed_flusher_refuses_to_wait_for_a_cut(node: Node) -> None:
     assert flusher.state is FlusherState.CLOSED
     with pytest.raises(OnShutdown):
         await flusher.wait_for_cut(1)
+
+
+async def test_bug_ends_the_flusher_and_comes_out_as_it_is(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = KeyError("a bug")
+
+    def fail(*_: object) -> None:
+        raise bug
+
+    monkeypatch.setattr(FlushRun, "_take_in", fail)
+    node.log.create()
+    with pytest.raises(KeyError) as raised:
+        await flusher_of(NodeDirectory(node.root), node.store, node.log.log).run()
+    assert raised.value is bug
 
 
 async def test_damage_stops_the_flusher_and_tells_whoever_waits(node: Node) -> None:
