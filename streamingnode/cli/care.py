@@ -30,7 +30,6 @@ def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep"
     return on_step
 
 
-NODE_OR_BACKUP = operand("the node's directory, or a backup of one")
 EMPTY_TARGET = "a new directory, or an empty one"
 
 
@@ -43,7 +42,7 @@ EMPTY_TARGET = "a new directory, or an empty one"
 def verify(
     output: Output,
     *,
-    directory: Path = NODE_OR_BACKUP,
+    place: Place,
     tables: Path | None = option("also check the tables in this directory against the node's cuts"),
     pace: float | None = option("read at most so many MiB each second", metavar="MIB"),
 ) -> int:
@@ -51,8 +50,8 @@ def verify(
 
     Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with
     --tables also at the tables: each cut taken once, none the node never made, as many rows as the cuts brought.
-    Changes nothing. A running node checks itself: `await node.verify()`. With --pace other programs keep most of the
-    disk, as for cron.
+    Changes nothing, and takes a backup as well as a node. A running node checks its own log, cuts, files and leases,
+    without --tables and --pace. With --pace other programs keep most of the disk, as for cron.
     Exit code 0 when all is sound, 1 for warnings by which nothing is lost, 3 for damage.
     """
     if tables is not None:
@@ -60,11 +59,17 @@ def verify(
     if pace is not None and not pace > 0:
         raise InvalidArgument(f"at --pace {pace:g} nothing is read — give a number of MiB for each second")
     from streamingnode.care.findings import Severity
+    from streamingnode.care.inspect import holder
     from streamingnode.care.verify import verify_directory
 
-    with Progress(output.stderr) as progress:
-        on_step = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
-        report = verify_directory(directory, tables=tables, on_step=on_step)
+    if isinstance(place, Path) and holder(place) is None:
+        with Progress(output.stderr) as progress:
+            on_step = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
+            report = verify_directory(place, tables=tables, on_step=on_step)
+    elif tables is not None or pace is not None:
+        raise InvalidArgument("a running node verifies itself without --tables and --pace — leave them out")
+    else:
+        report = with_node(place, lambda node: node.verify())
     output.findings(report)
     checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
     output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
@@ -149,7 +154,7 @@ def restore(
 def export(
     output: Output,
     *,
-    directory: Path = NODE_OR_BACKUP,
+    directory: Path = operand("the node's directory, or a backup of one"),
     out: Path = operand(EMPTY_TARGET),
     salvage: bool = option("go on past damage, and name what is missing"),
 ) -> int:

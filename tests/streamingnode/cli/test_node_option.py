@@ -1,7 +1,7 @@
 """`--node` in place of the directory, and what else it takes to connect: one place for all commands that speak to a node."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -75,6 +75,7 @@ def test_every_command_that_speaks_to_a_node_takes_the_option() -> None:
         "tail",
         "flush",
         "backup",
+        "verify",
         "topic",
         "group",
         "bridge",
@@ -116,3 +117,11 @@ def test_bench_measures_a_node_that_is_there_and_drops_its_collection(place: "Pl
     assert measured.document["size"] == 50
     with place.open() as node:
         assert not [each for each in node.collections() if each.name.startswith("bench-")]
+
+
+def test_a_running_node_is_asked_to_verify_itself_and_takes_no_pace(place: "Place", run: "Run") -> None:
+    verified = run("verify", *place.arguments, "--json")
+    document: Any = verified.document
+    assert (verified.code, document["verdict"]) == (0, "sound")
+    assert document["checked"]["log entries"] > 0
+    assert run("verify", *place.arguments, "--pace", "1").code == 2
