@@ -119,9 +119,9 @@ def test_bench_measures_a_node_that_is_there_and_drops_its_collection(place: "Pl
         assert not [each for each in node.collections() if each.name.startswith("bench-")]
 
 
-def test_a_running_node_is_asked_to_verify_itself_and_takes_no_pace(place: "Place", run: "Run") -> None:
+def test_a_node_is_verified_wherever_it_is_and_a_running_one_takes_no_pace(place: "Place", run: "Run") -> None:
     verified = run("verify", *place.arguments, "--json")
     document: Any = verified.document
     assert (verified.code, document["verdict"]) == (0, "sound")
     assert document["checked"]["log entries"] > 0
-    assert run("verify", *place.arguments, "--pace", "1").code == 2
+    assert run("verify", *place.arguments, "--pace", "1000").code == (0 if place.way == "closed" else 2)

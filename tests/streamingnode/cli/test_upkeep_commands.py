@@ -141,8 +141,7 @@ def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path
     try:
         for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("export", cut, tmp_path / "b")):
             assert run(*command).code == 4
-        for command in (("verify", cut), ("export", cut, tmp_path / "b")):
-            assert "or make a backup, and read that instead" in run(*command).err
+        assert "or make a backup, and read that instead" in run("export", cut, tmp_path / "b").err
     finally:
         lock.release()
     assert not list(tmp_path.glob("b*"))
