@@ -23,6 +23,8 @@ from wal.errors import InvalidArgument, Truncated
 from wal.timetick import tick_given, tick_to_time
 
 DELETED_BELOW = "_deleted_below"
+AS_NAMED = ("__globPaths__", "false")
+"""Paths are those of files, also where a directory above them is called `a[b]`."""
 
 BROADCAST_ROWS_MAX = 1_000_000
 """Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark sorts and merges."""
@@ -145,14 +147,8 @@ def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
 def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[str]]) -> DataFrame:
     """Return the rows of Parquet files given by partition name, with the columns of `schema` (the table's)."""
     in_file = StructType([field for field in schema.fields if field.name != PARTITION])
-    frames = [
-        spark.read.schema(in_file)
-        .option("recursiveFileLookup", "true")
-        .parquet(*files)
-        .withColumn(PARTITION, F.lit(name))
-        for name, files in paths.items()
-        if files
-    ]
+    reader = spark.read.schema(in_file).option("recursiveFileLookup", "true").option(*AS_NAMED)
+    frames = [reader.parquet(*files).withColumn(PARTITION, F.lit(name)) for name, files in paths.items() if files]
     if not frames:
         return spark.createDataFrame([], schema)
     return reduce(DataFrame.unionAll, frames).select([F.col(_quoted(field.name)) for field in schema.fields])
@@ -165,7 +161,7 @@ def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Itera
     """
     in_file = StructType([schema[key], StructField(OFFSET, LongType())])
     few = rows <= BROADCAST_ROWS_MAX
-    deletes = spark.read.schema(in_file).parquet(*paths)
+    deletes = spark.read.schema(in_file).option(*AS_NAMED).parquet(*paths)
     largest = (deletes.coalesce(1) if few else deletes).groupBy(_quoted(key)).agg(F.max(OFFSET).alias(DELETED_BELOW))
     return F.broadcast(largest) if few else largest
 
@@ -180,7 +176,8 @@ def paths_with_deleted(
 ) -> set[str]:
     """Return those of `paths` that hold at least one row some delete removes; reads two columns."""
     in_file = StructType([schema[key], StructField(OFFSET, LongType())])
-    rows = spark.read.schema(in_file).parquet(*paths).withColumn("_path", F.col("_metadata.file_path"))
+    found = spark.read.schema(in_file).option(*AS_NAMED).parquet(*paths)
+    rows = found.withColumn("_path", F.col("_metadata.file_path"))
     hit = rows.join(deletes, _removed(rows, deletes, key), "left_semi").select("_path").distinct()
     return {unquote(urlsplit(row["_path"]).path) for row in hit.collect()}
 

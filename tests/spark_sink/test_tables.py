@@ -3,15 +3,18 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
 
 import spark_sink
 from spark_sink import tables as tables_module
 from spark_sink.table import CommitNote, TableVersion, nearest_states, state_at
-from spark_sink.tables import _states_at, newest_common
+from spark_sink.tables import _states_at, newest_common, read_rows
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, Value, ordered, orders
 from wal.errors import InvalidArgument, Truncated
@@ -243,3 +246,26 @@ def test_source_names_what_is_wrong(spark: SparkSession, node: NodeBuilder, thre
 
 def source(spark: SparkSession, node: NodeBuilder) -> DataFrameReader:
     return spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders")
+
+
+def test_a_directory_may_have_a_name_that_would_be_a_pattern(spark: SparkSession, tmp_path: Path) -> None:
+    node = NodeBuilder(tmp_path / "a[b]{c,d}" / "data")
+    tables = node.path.with_name("tables")
+    node.create(shards=1)
+    node.insert("orders", orders(1, 2))
+    node.cut()
+    spark_sink.ingest(spark, node.path, tables, request_cut=False)
+    node.upsert("orders", orders(2, 3, amount=2.0))
+    node.cut()
+    spark_sink.ingest(spark, node.path, tables, request_cut=False)
+    assert found(spark_sink.read_table(spark, tables / "orders")) == node.expected("orders")
+
+
+def test_the_files_of_a_table_are_looked_at_without_a_job_for_it(spark: SparkSession, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.parquet") for number in range(40)]
+    for path in paths:
+        pq.write_table(pa.table({"id": [1]}), path)
+    tracker, schema = spark.sparkContext.statusTracker(), StructType([StructField("id", LongType())])
+    before = len(tracker.getJobIdsForGroup())
+    assert len(read_rows(spark, schema, {"_default": paths}).columns) == 1
+    assert len(tracker.getJobIdsForGroup()) == before
