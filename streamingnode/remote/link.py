@@ -22,7 +22,7 @@ from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Unauthenticated, Unreachable
 from streamingnode.remote import calls
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import Call, Welcome, WireError, WireResults
+from streamingnode.remote.calls import VERSIONS, Call, Welcome, WireError, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
@@ -204,7 +204,7 @@ class Link:
                 else:
                     tls = (options.tls or ssl.create_default_context()) if address.tls else None
                     await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
-                connection.send(FrameKind.HELLO, 0, calls.Hello(calls.VERSIONS, self.client_id, options.name, token))
+                connection.send(FrameKind.HELLO, 0, calls.Hello(VERSIONS, self.client_id, options.name, token))
                 await self._welcomed
         except BaseException as error:
             await self._close_connection()
