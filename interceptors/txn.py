@@ -83,13 +83,13 @@ class TxnInterceptor(Interceptor):
         fences: Mapping[str, int] | None = None,
         commits: Commits | None = None,
         now_ms: Callable[[], int] = steady_ms,
-        is_awaited: Callable[[int], bool] = lambda _: False,
+        asked_ms: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         self._failed = asyncio.Event()
         """Set when a session needs a rollback in the log."""
         self._limits = limits
         self._memory = memory
-        self.now_ms, self._is_awaited = now_ms, is_awaited
+        self.now_ms, self._asked_ms = now_ms, asked_ms
         self._commits = Commits() if commits is None else commits
         self._sessions: dict[int, Session] = {}
         self._begins: dict[int, Pack | int] = {}
@@ -314,8 +314,8 @@ class TxnInterceptor(Interceptor):
         if session.state not in OPEN:
             return
         failure = session.due(self.now_ms())
-        if failure is Failure.EXPIRED and self._is_awaited(session.txn_id):
-            failure = None  # who waits for room or a segment is not idle, however long the disk takes
+        if failure is Failure.EXPIRED and (asked_ms := self._asked_ms(session.txn_id)) is not None:
+            failure = session.due(asked_ms)  # who waits for room or a segment is not idle, however long the disk takes
         if failure is not None:
             self._fail(session, failure)
         elif any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels):

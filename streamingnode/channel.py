@@ -61,7 +61,7 @@ class ChannelTerm:
             open_transactions=found.open_transactions,
             fences=found.fences,
             commits=found.commits,
-            is_awaited=channel.wal.awaits,
+            asked_ms=channel.wal.asked_ms,
         )
         self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments)
         self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places)

@@ -105,8 +105,8 @@ class Wal:
         self._observer, self._explain = observer, explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
-        self.in_flight: set[Pack] = set()
-        """The appends that have begun and not ended, those without a listener too."""
+        self.in_flight: dict[Pack, int] = {}
+        """The appends that have begun and not ended, those without a listener too, and when: in ms of a steady clock."""
         self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
@@ -141,9 +141,9 @@ class Wal:
             last_error=self._last_error,
         )
 
-    def awaits(self, txn_id: int) -> bool:
-        """Whether an append of a transaction has begun and not ended."""
-        return any(pack.messages and pack.messages[0].txn_id == txn_id for pack in self.in_flight)
+    def asked_ms(self, txn_id: int) -> int | None:
+        """Return when the oldest append of a transaction began that has not ended, None without one."""
+        return next((at for p, at in self.in_flight.items() if p.messages and p.messages[0].txn_id == txn_id), None)
 
     # --- the append, from end to end --------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Wal:
             detached = pack.has_books_to_close
             pack.stamp_wal_term(self.term)
             pack.refused = 0
-            self.in_flight.add(pack)
+            self.in_flight[pack] = time.monotonic_ns() // 1_000_000
             try:
                 await (self._run_detached(term, pack) if detached else term.append(pack))
                 status = "ok"
@@ -270,7 +270,7 @@ class Wal:
             raise
 
     def _ended(self, pack: Pack) -> None:
-        self.in_flight.discard(pack)
+        self.in_flight.pop(pack, None)
         if not self.in_flight:
             self._drained.set()
 

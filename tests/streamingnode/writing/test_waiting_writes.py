@@ -1,8 +1,10 @@
 """Writes that wait end as their callers are told: cancelled, out of time, held back, closed over or in doubt."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -194,6 +196,24 @@ async def test_transaction_whose_append_waits_for_room_longer_than_its_keepalive
             if ends == "body":
                 await node.commit_transaction(txn_id)
             assert (await contents(node)).keys() >= {1, 2}
+
+
+@pytest.mark.parametrize("ends", ["body", "commit"])
+async def test_transaction_is_expired_for_whoever_comes_after_its_keepalive(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sn.open_node(tmp_path / "node") as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+        txn_id = await node.begin_transaction()
+        await node.insert("c", rows(1), txn_id=txn_id)
+        late_ns = time.monotonic_ns() + 60_000_000_000
+        monkeypatch.setattr(
+            "wal.adaptor.time", SimpleNamespace(monotonic_ns=lambda: late_ns, perf_counter=time.monotonic)
+        )
+        parts_of(node).channel.term.transactions.now_ms = lambda: late_ns // 1_000_000
+        with pytest.raises(TransactionExpired):  # though nobody has looked since
+            await (node.insert("c", rows(2), txn_id=txn_id) if ends == "body" else node.commit_transaction(txn_id))
+        assert not await contents(node)
 
 
 async def test_transaction_whose_commit_waits_for_a_segment_is_idle_only_once_that_is_given_up(held: Held) -> None:
