@@ -25,10 +25,8 @@ from wal.timetick import physical_ms
 
 RETRY_PAUSE_MAX_S = 60.0
 """Longest pause before a table that failed is tried again; it doubles from the pause between two rounds."""
-
 UNUSED_EVERY_S = 600.0
 """Pause between two looks at a table for files that no version needs."""
-
 KEEP_S_MIN = 60
 """Least age of what is given up: who has opened a version is given time to read it."""
 
@@ -98,8 +96,8 @@ def ingest_every(
     stop = stop or threading.Event()
     sessions = LazySession(spark, pause=stop.wait)
     job = {"every_cut": every_cut, "link": link}
-    asked = node if request_cut else None
-    return _Resident(asked, directory, Path(tables), sessions, stop, every_s, keep_s, job).rounds()
+    asked, into = node if request_cut else None, Path(tables)
+    return _Resident(asked, directory, into, sessions, stop, every_s, keep_s, job).rounds()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,10 @@ from wal.failpoint import failpoint
 
 SMALL_FILE_BYTES = FILE_BYTES_TARGET // 4
 """Files of this size are left as they are: what many readers do at once is worth more than fewer files."""
-
 SMALL_FILES_MAX = 64
 """Smaller files of one partition before they become one; with a cut every 2 s that is every 2 minutes."""
-
 NEWEST_FILES = 4
-"""Files of a partition that do not become part of a larger one yet: keys that were just written change most, and each change
-of one rewrites its file."""
-
+"""Of a partition, which stay as they are: keys that were just written change most, and that rewrites their file."""
 ROW_GROUP_BYTES = 64 << 20
 """Rows in memory at a time, as Arrow has them."""
 
@@ -41,15 +37,14 @@ ROW_GROUP_BYTES = 64 << 20
 def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
     """Yield the files of each partition that are due to become one, smallest first, together `FILE_BYTES_TARGET` at most.
 
-    A file larger than all smaller ones together waits for more of them, so a row is copied a few times, not once in 64
-    cuts. A partition has `SMALL_FILES_MAX` small files beside the newest, and 24 more at most, each twice as large as the
-    one before.
+    A file larger than all smaller ones together waits for more of them, so a row is copied a few times, not once in 64 cuts.
+    A partition has `SMALL_FILES_MAX` small files beside the newest, and 24 more at most, each twice the one before.
     """
     order = sorted(files, key=lambda file: (file.partition, file.bytes, file.path))
     for _, found in groupby((file for file in order if file.bytes < SMALL_FILE_BYTES), key=lambda file: file.partition):
         group = list(found)
-        newest = nlargest(NEWEST_FILES, group, key=lambda file: file.tick_min or 0)
-        group = [file for file in group if file not in newest]
+        for newest in nlargest(NEWEST_FILES, group, key=lambda file: file.tick_min or 0):
+            group.remove(newest)
         while len(group) >= SMALL_FILES_MAX and group[-1].bytes > sum(file.bytes for file in group[:-1]):
             group.pop()
         if len(group) >= SMALL_FILES_MAX:
@@ -61,8 +56,8 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
 def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False) -> int:
     """Make one file of the small ones of each partition that has many; return how many files there are less.
 
-    Once `is_stopping`, no further partition is begun. Readers of an older version find its files until `remove_unused` takes
-    them. Blocks; can be killed anywhere.
+    Once `is_stopping`, it begins no other. Readers of an older version find its files until `remove_unused` takes them.
+    Blocks; can be killed anywhere.
     """
     removed = 0
     for files in takewhile(lambda _: not is_stopping(), small_files(table.files())):
