@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache, partial
 from math import ceil
 from pathlib import Path
 from urllib.parse import unquote
@@ -53,7 +54,6 @@ FILE_BYTES_TARGET = 64 << 20
 GROWN_ROWS, GROWN_BYTES = 1 << 16, FILE_BYTES_TARGET // 4
 """A file of a table that has so many rows or bytes takes no others when it is rewritten. Else the one whose keys change now
 would grow into the whole table, and every cut would rewrite all of it."""
-
 APART_MAX = 16
 """So many grown files are rewritten each for itself; more of them, of keys of all ages, become files of the target size."""
 
@@ -314,30 +314,30 @@ def _write_by_spark(
             name: [str(root / each.path) for each in found] for name, found in changes.of_partition(segments).items()
         }
 
-    deletes = _deletes(sessions, node, table, changes) if reached or touched else None
+    deletes = cache(partial(_deletes, sessions, node, table, changes))  # some cuts have none
 
-    def without(files: Sequence[TableFile], segments: Sequence[SegmentFile] = ()) -> DataFrame:
+    def left_of(files: Sequence[TableFile], segments: Sequence[SegmentFile] = ()) -> DataFrame:
         paths = segment_paths(segments)
         for file in files:
             paths.setdefault(file.partition, []).append(str(table.path.resolve() / file.path))
-        rows = read_rows(spark, schema, paths)
-        return rows if deletes is None else without_deleted(rows, deletes, changes.entry.primary_key)
+        return without_deleted(read_rows(spark, schema, paths), deletes(), changes.entry.primary_key)
 
     grown, small = split_by_size(touched)
     rows = read_rows(spark, schema, segment_paths(others))
     if reached or small:
-        left = without(small, reached)
+        left = left_of(small, reached)
         rows = left.unionAll(rows) if others else left
     parts: list[tuple[DataFrame, Sequence[TableFile | SegmentFile]]] = [(rows, [*changes.segments, *small])]
-    parts += [(without(files), files) for files in grown]
+    parts += [(left_of(files), files) for files in grown]
     write_rows([(rows, _files_max(files)) for rows, files in parts if files], attempt.directory)
 
 
 def split_by_size(files: Sequence[TableFile]) -> tuple[list[list[TableFile]], list[TableFile]]:
     """Return which grown files are rewritten together, most of them alone, and the others, with which new rows go."""
-    grown = [file for file in files if file.bytes >= GROWN_BYTES or (file.rows or 0) >= GROWN_ROWS]
-    apart = [[file] for file in grown] if len(grown) <= APART_MAX else [grown]
-    return apart, [file for file in files if file not in grown]
+    grown, small = list[TableFile](), list[TableFile]()
+    for file in files:
+        (grown if file.bytes >= GROWN_BYTES or (file.rows or 0) >= GROWN_ROWS else small).append(file)
+    return [[file] for file in grown] if len(grown) <= APART_MAX else [grown], small
 
 
 def _files_max(files: Sequence[TableFile | SegmentFile]) -> int:

@@ -75,15 +75,9 @@ def verify(
     output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
     damage = len(report.damages)
     verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
-    output.result(
-        f"{verdict}, {format_count(len(report.findings) - damage, 'warning')}",
-        {
-            "verdict": report.worst or "sound",
-            "bytes": report.bytes,
-            "checked": report.counts,
-            "findings": report.findings,
-        },
-    )
+    told = {"verdict": report.worst or "sound", "bytes": report.bytes, "checked": report.counts}
+    warnings = format_count(len(report.findings) - damage, "warning")
+    output.result(f"{verdict}, {warnings}", told | {"findings": report.findings})
     return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
 
 

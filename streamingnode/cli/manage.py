@@ -236,9 +236,8 @@ async def topic(
             await node.mq.destroy_topic(topic)
         kept = f"{format_count(info.end_id + 1 - info.begin_id, 'message')}, {format_bytes(info.bytes)}"
         names = ", ".join(sorted(info.groups)) or "none"
-        _print_change(
-            output, "removed", f"topic {topic} ({kept}, groups: {names})", line_of_topic(topic, info), dry_run
-        )
+        what = f"topic {topic} ({kept}, groups: {names})"
+        _print_change(output, "removed", what, line_of_topic(topic, info), dry_run)
 
 
 @command(

@@ -237,6 +237,7 @@ class Session:
         rights, outcome = self._writes.rights, "done"
         try:
             rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
+            # A reader may be of several collections: whoever moves or removes it needs the right to each.
             for reader in await self._backend.named_readers() if call.name in {"seek_reader", "delete_reader"} else ():
                 if reader.name == request.name and collection in reader.collections:
                     for each in reader.collections:

@@ -189,8 +189,10 @@ class Transaction:
 
     def _buffer(self, pieces: Sequence[Piece], *, first: bool = True) -> bool:
         """Buffer pieces; return False when what is buffered has to be streamed first."""
-        size_bytes = sum([piece.size for piece in pieces])
-        messages = sum([min(len(piece.rows), len(piece.target.vchannels)) for piece in pieces])
+        size_bytes = messages = 0
+        for piece in pieces:
+            size_bytes += piece.size
+            messages += min(len(piece.rows), len(piece.target.vchannels))
         is_full = (
             self._bodies_bytes + size_bytes > self._bodies_bytes_max or self._messages + messages > self._bodies_max
         )

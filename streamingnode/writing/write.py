@@ -122,7 +122,9 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.txn_id:
             return AppendGroup([*messages_of(pieces, self.txn_id)])
         is_transaction = self.kind == "upsert"
-        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction + sum([piece.size for piece in pieces])
+        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
+        for piece in pieces:  # a comprehension would be one call more for each write
+            size_bytes += piece.size
         return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
