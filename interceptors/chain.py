@@ -327,7 +327,7 @@ class LockInterceptor(Interceptor):
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
         """Append under the pack's locks. Groups whose lock is busy come again when others of the pack need not wait."""
         held: list[tuple[str, RWLock]] = []
-        exclusive = pack.first_type in DDL
+        exclusive, count = pack.first_type in DDL, len(pack.groups)
         if pack.come_again is not None and (busy := self._busy_in(pack)):
             freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             freed.set_result(None)
@@ -340,8 +340,8 @@ class LockInterceptor(Interceptor):
                 # Before anybody else gets the vchannels: no transaction spans a change of what it writes to.
                 if exclusive and pack.ticket is not None:
                     self._overtake([name for name, _ in held], pack.time_tick)
-        finally:  # locks of dropped vchannels go: by who drops them, and by who is refused because that was first
-            self._release(held, idle_go=exclusive or pack.ticket is None or pack.refused > 0)
+        finally:  # locks of dropped vchannels go: by who drops them, and by who leaves because that was first
+            self._release(held, idle_go=exclusive or pack.ticket is None or len(pack.groups) < count)
 
     def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
         """Return the groups of a pack whose locks are busy, none when all are."""
@@ -366,7 +366,7 @@ class LockInterceptor(Interceptor):
                 held.append((name, lock))
             if not waited or names == self._names_of(pack):
                 return
-            self._release(held, idle_go=False)  # a transaction grew onto another vchannel meanwhile
+            self._release(held, idle_go=True)  # a transaction grew onto another vchannel meanwhile, or ended
 
     def _names_of(self, pack: Pack) -> Sequence[str]:
         scope = self._scope_of(pack)

@@ -30,8 +30,7 @@ COMMITS_MAX = 4096
 EXPIRY_INTERVAL_S = 0.2
 """How long after its keepalive an idle transaction may still hold things back; also the pause after a refused rollback."""
 
-_ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
-_CONTROL = _ENDS | {MessageType.BEGIN_TXN}
+_CONTROL = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 _IS_TRANSACTION = attrgetter("is_transaction")
 
 
@@ -125,13 +124,13 @@ class TxnInterceptor(Interceptor):
         return self._sessions[txn_id].bodies
 
     def scope_of(self, pack: Pack) -> list[str]:
-        """Return the vchannels a pack concerns: of its rows' collections or its messages, and of the transaction it ends."""
+        """Return the vchannels a pack concerns: of its rows or its messages, and of the transaction it commits."""
         message = pack.message
         if message is None:
             scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
             return [vchannel for scope in scopes for vchannel in scope]
         vchannels = [each.vchannel for each in pack.messages]
-        if message.type in _ENDS and (session := self._sessions.get(message.txn_id)):
+        if message.type is MessageType.COMMIT_TXN and (session := self._sessions.get(message.txn_id)):
             vchannels += session.vchannels
         return vchannels
 
