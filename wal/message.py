@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
-from wal.headers import Header, MessageType
+from wal.headers import CreateCollectionHeader, Header, MessageType
 from wal.position import MessageId, message_id_kind
 
 ALL_VCHANNELS = ""
@@ -49,8 +49,9 @@ class MutableMessage:
 
     @property
     def size_bytes(self) -> int:
-        """The size this message counts for against limits, in bytes."""
-        return len(self.payload) + MESSAGE_OVERHEAD_BYTES
+        """The size this message counts for against limits, in bytes; of headers, only a schema may be large."""
+        schema = self.header.schema if isinstance(self.header, CreateCollectionHeader) else b""
+        return len(self.payload) + len(schema) + MESSAGE_OVERHEAD_BYTES
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
