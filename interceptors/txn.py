@@ -125,12 +125,11 @@ class TxnInterceptor(Interceptor):
 
     def scope_of(self, pack: Pack) -> list[str]:
         """Return the vchannels a pack concerns: of its rows or its messages, and of the transaction it commits."""
-        message = pack.message
-        if message is None:
+        if pack.first_type is None:
             scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
             return [vchannel for scope in scopes for vchannel in scope]
         vchannels = [each.vchannel for each in pack.messages]
-        if message.type is MessageType.COMMIT_TXN and (session := self._sessions.get(message.txn_id)):
+        if pack.first_type is MessageType.COMMIT_TXN and (session := self._sessions.get(pack.messages[0].txn_id)):
             vchannels += session.vchannels
         return vchannels
 
@@ -138,19 +137,17 @@ class TxnInterceptor(Interceptor):
 
     def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
         """Stamp the transaction id and keep the session's books."""
-        head = pack.message
-        if head is None:  # rows that are a whole by themselves: nothing to do afterwards
-            if any(map(_IS_TRANSACTION, pack.groups)):
-                return self._buffered(pack, append)
-            return append(pack)
-        if head.type in _CONTROL:
+        kind = pack.first_type
+        if kind is None:  # rows that are a whole by themselves: nothing to do afterwards
+            return self._buffered(pack, append) if any(map(_IS_TRANSACTION, pack.groups)) else append(pack)
+        if kind in _CONTROL:
             assert [message.vchannel for message in pack.messages] == [ALL_VCHANNELS], "it comes alone"
-            if head.type is MessageType.BEGIN_TXN:
+            if kind is MessageType.BEGIN_TXN:
                 return self._begin(pack, append)
-            return self._commit(pack, append) if head.type is MessageType.COMMIT_TXN else self._rollback(pack, append)
-        if head.txn_id:
+            return self._commit(pack, append) if kind is MessageType.COMMIT_TXN else self._rollback(pack, append)
+        if kind in DML:
             return self._bodies(pack, append)
-        return self._exclusive(pack, append) if head.type in DDL else append(pack)
+        return self._exclusive(pack, append) if kind in DDL else append(pack)
 
     async def _exclusive(self, pack: Pack, append: AppendPack) -> None:
         failpoint("txn.fencing")

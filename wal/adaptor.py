@@ -198,7 +198,9 @@ class Wal:
             if self.state is not LogState.OPEN:  # does the log take this pack? Now, later, or never
                 await self._wait_open()
             term, status, started = self._term, "error", time.perf_counter()
-            detached = pack.has_books_to_close
+            # A streamed transaction's books and an exclusive message's locks wait for the end of the append; rows that are
+            # a whole by themselves need no more than their ticket.
+            detached = pack.first_type is not None
             pack.stamp_wal_term(self.term)
             pack.refused = 0
             self.in_flight[pack] = time.monotonic_ns() // 1_000_000

@@ -3,7 +3,6 @@
 The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import msgspec
@@ -19,8 +18,7 @@ TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
 """What begin and commit add to the bodies between them."""
 
 
-@dataclass(slots=True, eq=False)
-class MutableMessage:
+class MutableMessage(msgspec.Struct, eq=False):
     """A message on its way into the log, built by an appender; the chain stamps it, and again when an append is redone."""
 
     type: MessageType
