@@ -129,7 +129,7 @@ class RoomInterceptor(Interceptor):
         # Rows that go together hold theirs since they came to wait. Appends that hold room wait for those without rows: a
         # segment that is made, a commit or a schema change that ends. If these waited in turn, nobody would go on.
         held_bytes = size_bytes if pack.first_type in DML else 0
-        if held_bytes and not self._memory.try_take(held_bytes):
+        if held_bytes:
             await self._memory.take(held_bytes)
         try:
             await self._admit(size_bytes, makes_room=pack.first_type in MAKES_ROOM)
@@ -138,7 +138,8 @@ class RoomInterceptor(Interceptor):
                 raise OnShutdown("the log closed while the append waited for room — reopen the node")
             await append(pack)
         finally:
-            self._memory.give_back(held_bytes)
+            if held_bytes:
+                self._memory.give_back(held_bytes)
 
     async def close(self) -> None:
         """Send away who waits, each as its turn comes: those before them end by themselves."""

@@ -281,7 +281,8 @@ class Pack(msgspec.Struct, eq=False):
 
     def drop_cancelled(self) -> None:
         """Leave out the groups that nobody wants any more."""
-        for group in [group for group in self.groups if group.cancelled]:
+        # `cancelled`, without a call for each.
+        for group in [each for each in self.groups if (waiter := each.waiter) is not None and waiter.done()]:
             group.release()
             self.leave(group)
 
