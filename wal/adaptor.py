@@ -107,8 +107,10 @@ class Wal:
         self._observer, self._explain = observer, explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
-        self.in_flight: dict[Pack, int] = {}
-        """The appends that have begun and not ended, those without a listener too, and when: in ms of a steady clock."""
+        self.in_flight: set[Pack] = set()
+        """The appends that have begun in this term and not ended, those without a listener too."""
+        self._asked: dict[AppendGroup, int] = {}
+        """The messages whose callers wait, also while the log is lost, and since when: in ms of a steady clock."""
         self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
@@ -144,8 +146,8 @@ class Wal:
         )
 
     def asked_ms(self, txn_id: int) -> int | None:
-        """Return when the oldest append of a transaction began that has not ended, None without one."""
-        return next((at for p, at in self.in_flight.items() if p.messages and p.messages[0].txn_id == txn_id), None)
+        """Return since when somebody waits for an append of a transaction, None when nobody does."""
+        return next((at for group, at in self._asked.items() if group.messages[0].txn_id == txn_id), None)
 
     # --- the append, from end to end --------------------------------------------------------------------------------------
 
@@ -176,7 +178,11 @@ class Wal:
         if size_bytes > (bytes_max := max(limits.group_bytes_max, DDL_BYTES_MAX * is_ddl)):
             smaller = "give it fewer shards, or fewer columns with shorter names" if is_ddl else "split it"
             raise TooLarge(f"{size_bytes} bytes in one append group, {bytes_max} fit — {smaller}")
-        await append(Pack([group]))
+        self._asked[group] = time.monotonic_ns() // 1_000_000
+        try:
+            await append(Pack([group]))
+        finally:
+            del self._asked[group]
         return group.result()
 
     async def _append_pack(self, pack: Pack) -> None:
@@ -203,7 +209,7 @@ class Wal:
             detached = pack.first_type is not None
             pack.stamp_wal_term(self.term)
             pack.refused = 0
-            self.in_flight[pack] = time.monotonic_ns() // 1_000_000
+            self.in_flight.add(pack)
             try:
                 await (self._run_detached(term, pack) if detached else term.append(pack))
                 status = "ok"
@@ -276,7 +282,7 @@ class Wal:
             raise
 
     def _ended(self, pack: Pack) -> None:
-        self.in_flight.pop(pack, None)
+        self.in_flight.discard(pack)
         if not self.in_flight:
             self._drained.set()
 
