@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 
 import msgspec
 
@@ -67,7 +68,7 @@ class TxnInterceptor(Interceptor):
 
     It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels to the tick of their last
     exclusive message. All bodies count against `memory`, which is the node's, until their transactions or the term end. What
-    is open then stays open in the log, and the next term goes on with it.
+    is open then stays open in the log, and the next term goes on with it: as old and as idle as `earlier`, in this process.
     """
 
     name = "txn"
@@ -81,6 +82,7 @@ class TxnInterceptor(Interceptor):
         open_transactions: Iterable[OpenTransaction] = (),
         fences: Mapping[str, int] | None = None,
         commits: Commits | None = None,
+        earlier: Mapping[int, Session] = MappingProxyType({}),
         now_ms: Callable[[], int] = steady_ms,
         asked_ms: Callable[[int], int | None] = lambda _: None,
     ) -> None:
@@ -95,8 +97,10 @@ class TxnInterceptor(Interceptor):
         """By id: where the begin lies, or the pack that has its place once it is in the log's queue."""
         self._drained: dict[int, asyncio.Future[None]] = {}
         """By id: what a commit waits for whose bodies are on their way."""
+        self.open_at_end: Mapping[int, Session] = {}
+        """The sessions that the end of the term found, by id."""
         for begin, bodies in open_transactions:
-            self._recover(begin, bodies, at_tick)
+            self._recover(begin, bodies, at_tick, earlier.get(begin.txn_id))
         self._fences: Mapping[str, int] = fences or {}
         """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
 
@@ -288,7 +292,7 @@ class TxnInterceptor(Interceptor):
     def end(self) -> None:
         """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
         self._memory.give_back(self.size_bytes)
-        self._sessions.clear()
+        self.open_at_end, self._sessions = {**self.open_at_end, **self._sessions}, {}
         self._begins.clear()
 
     # --- inside ---------------------------------------------------------------------------------------------------------
@@ -331,10 +335,10 @@ class TxnInterceptor(Interceptor):
         del self._sessions[session.txn_id], self._begins[session.txn_id]
         self._memory.give_back(session.size_bytes)
 
-    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
+    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int, earlier: Session | None) -> None:
         assert isinstance(begin.header, BeginTxnHeader)
         now_ms, last_tick = self.now_ms(), max(message.time_tick for message in (begin, *bodies))
-        # How long ago that was only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
+        # Over a restart only ticks tell how long ago that was; a client may go on if its keepalive has not passed meanwhile.
         session = Session(
             begin.txn_id,
             begin.header.keepalive_ms,
@@ -342,6 +346,8 @@ class TxnInterceptor(Interceptor):
             begun_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(begin.time_tick)),
             active_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(last_tick)),
         )
+        if earlier is not None:
+            session.begun_ms, session.active_ms = earlier.begun_ms, earlier.active_ms
         if bodies:
             session.add_bodies([Change.of(body) for body in bodies])
             session.bodies_ended(None)
