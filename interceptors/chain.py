@@ -39,10 +39,9 @@ async def repeat(step: Callable[[], Awaitable[object]], wanted: asyncio.Event, i
             await wanted.wait()
         try:
             await step()
-        except FINAL:
-            return
-        except StreamingNodeError:
-            continue
+        except StreamingNodeError as error:
+            if isinstance(error, FINAL):
+                return
 
 
 class Interceptor(ABC):

@@ -97,7 +97,7 @@ class TxnInterceptor(Interceptor):
         """By id: where the begin lies, or the pack that has its place once it is in the log's queue."""
         self._drained: dict[int, asyncio.Future[None]] = {}
         """By id: what a commit waits for whose bodies are on their way."""
-        self.open_at_end: Mapping[int, Session] = {}
+        self.open_at_end: dict[int, Session] = {}
         """The sessions that the end of the term found, by id."""
         for begin, bodies in open_transactions:
             self._recover(begin, bodies, at_tick, earlier.get(begin.txn_id))
@@ -278,10 +278,9 @@ class TxnInterceptor(Interceptor):
             try:
                 await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
                 rolled_back += 1
-            except FINAL:
-                raise
-            except StreamingNodeError:  # the next look tries again
-                continue
+            except StreamingNodeError as error:
+                if isinstance(error, FINAL):  # otherwise the next look tries again
+                    raise
         return rolled_back
 
     def expire(self) -> None:
@@ -292,7 +291,8 @@ class TxnInterceptor(Interceptor):
     def end(self) -> None:
         """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
         self._memory.give_back(self.size_bytes)
-        self.open_at_end, self._sessions = {**self.open_at_end, **self._sessions}, {}
+        self.open_at_end |= self._sessions
+        self._sessions.clear()
         self._begins.clear()
 
     # --- inside ---------------------------------------------------------------------------------------------------------
@@ -337,20 +337,17 @@ class TxnInterceptor(Interceptor):
 
     def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int, earlier: Session | None) -> None:
         assert isinstance(begin.header, BeginTxnHeader)
-        now_ms, last_tick = self.now_ms(), max(message.time_tick for message in (begin, *bodies))
-        # Over a restart only ticks tell how long ago that was; a client may go on if its keepalive has not passed meanwhile.
-        session = Session(
-            begin.txn_id,
-            begin.header.keepalive_ms,
-            self._limits,
-            begun_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(begin.time_tick)),
-            active_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(last_tick)),
-        )
+        now_ms, at_ms, ends = self.now_ms(), physical_ms(at_tick), (begin, bodies[-1] if bodies else begin)
+        # Over a restart only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
+        begun_ms, active_ms = (now_ms - max(0, at_ms - physical_ms(each.time_tick)) for each in ends)
         if earlier is not None:
-            session.begun_ms, session.active_ms = earlier.begun_ms, earlier.active_ms
+            begun_ms, active_ms = earlier.begun_ms, earlier.active_ms
+        session = Session(begin.txn_id, begin.header.keepalive_ms, self._limits, begun_ms, active_ms)
         if bodies:
             session.add_bodies([Change.of(body) for body in bodies])
             session.bodies_ended(None)
             self._memory.keep(session.size_bytes)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = begin.position
+        if earlier is not None and earlier.failure is Failure.TOO_LARGE:  # it lacks rows; other failures show again
+            self._fail(session, Failure.TOO_LARGE)
