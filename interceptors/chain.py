@@ -39,10 +39,9 @@ async def repeat(step: Callable[[], Awaitable[object]], wanted: asyncio.Event, i
             await wanted.wait()
         try:
             await step()
-        except FINAL:
-            return
-        except StreamingNodeError:
-            continue
+        except StreamingNodeError as error:
+            if isinstance(error, FINAL):
+                return
 
 
 class Interceptor(ABC):
@@ -129,7 +128,7 @@ class RoomInterceptor(Interceptor):
         # Rows that go together hold theirs since they came to wait. Appends that hold room wait for those without rows: a
         # segment that is made, a commit or a schema change that ends. If these waited in turn, nobody would go on.
         held_bytes = size_bytes if pack.first_type in DML else 0
-        if held_bytes and not self._memory.try_take(held_bytes):
+        if held_bytes:
             await self._memory.take(held_bytes)
         try:
             await self._admit(size_bytes, makes_room=pack.first_type in MAKES_ROOM)
@@ -138,7 +137,8 @@ class RoomInterceptor(Interceptor):
                 raise OnShutdown("the log closed while the append waited for room — reopen the node")
             await append(pack)
         finally:
-            self._memory.give_back(held_bytes)
+            if held_bytes:
+                self._memory.give_back(held_bytes)
 
     async def close(self) -> None:
         """Send away who waits, each as its turn comes: those before them end by themselves."""
@@ -327,7 +327,7 @@ class LockInterceptor(Interceptor):
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
         """Append under the pack's locks. Groups whose lock is busy come again when others of the pack need not wait."""
         held: list[tuple[str, RWLock]] = []
-        exclusive = pack.first_type in DDL
+        exclusive, count = pack.first_type in DDL, len(pack.groups)
         if pack.come_again is not None and (busy := self._busy_in(pack)):
             freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             freed.set_result(None)
@@ -340,8 +340,8 @@ class LockInterceptor(Interceptor):
                 # Before anybody else gets the vchannels: no transaction spans a change of what it writes to.
                 if exclusive and pack.ticket is not None:
                     self._overtake([name for name, _ in held], pack.time_tick)
-        finally:  # locks of dropped vchannels go: by who drops them, and by who is refused because that was first
-            self._release(held, idle_go=exclusive or pack.ticket is None or pack.refused > 0)
+        finally:  # locks of dropped vchannels go: by who drops them, and by who leaves because that was first
+            self._release(held, idle_go=exclusive or pack.ticket is None or len(pack.groups) < count)
 
     def _busy_in(self, pack: Pack) -> Sequence[AppendGroup]:
         """Return the groups of a pack whose locks are busy, none when all are."""
@@ -366,7 +366,7 @@ class LockInterceptor(Interceptor):
                 held.append((name, lock))
             if not waited or names == self._names_of(pack):
                 return
-            self._release(held, idle_go=False)  # a transaction grew onto another vchannel meanwhile
+            self._release(held, idle_go=True)  # a transaction grew onto another vchannel meanwhile, or ended
 
     def _names_of(self, pack: Pack) -> Sequence[str]:
         scope = self._scope_of(pack)

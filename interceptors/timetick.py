@@ -7,10 +7,10 @@ group that reached the queue its ticket alone decides, whoever still listens.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio
+import msgspec
 
 from interceptors.chain import Interceptor
 from wal.append import Append, AppendPack, Pack
@@ -81,8 +81,7 @@ class MvccManager:
             self.updates += 1
 
 
-@dataclass(slots=True, eq=False)
-class Acker:
+class Acker(msgspec.Struct, eq=False):
     """Ticks on their way to an outcome: those of an append, or a mark, which has no `entry` but is waited for.
 
     An append has one tick for each of its groups, from `first` to `tick`, and they end together.

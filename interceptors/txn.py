@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from types import MappingProxyType
 
 import msgspec
 
@@ -30,8 +31,7 @@ COMMITS_MAX = 4096
 EXPIRY_INTERVAL_S = 0.2
 """How long after its keepalive an idle transaction may still hold things back; also the pause after a refused rollback."""
 
-_ENDS = frozenset({MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
-_CONTROL = _ENDS | {MessageType.BEGIN_TXN}
+_CONTROL = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 _IS_TRANSACTION = attrgetter("is_transaction")
 
 
@@ -68,7 +68,7 @@ class TxnInterceptor(Interceptor):
 
     It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels to the tick of their last
     exclusive message. All bodies count against `memory`, which is the node's, until their transactions or the term end. What
-    is open then stays open in the log, and the next term goes on with it.
+    is open then stays open in the log, and the next term goes on with it: as old and as idle as `earlier`, in this process.
     """
 
     name = "txn"
@@ -82,6 +82,7 @@ class TxnInterceptor(Interceptor):
         open_transactions: Iterable[OpenTransaction] = (),
         fences: Mapping[str, int] | None = None,
         commits: Commits | None = None,
+        earlier: Mapping[int, Session] = MappingProxyType({}),
         now_ms: Callable[[], int] = steady_ms,
         asked_ms: Callable[[int], int | None] = lambda _: None,
     ) -> None:
@@ -96,8 +97,10 @@ class TxnInterceptor(Interceptor):
         """By id: where the begin lies, or the pack that has its place once it is in the log's queue."""
         self._drained: dict[int, asyncio.Future[None]] = {}
         """By id: what a commit waits for whose bodies are on their way."""
+        self.open_at_end: dict[int, Session] = {}
+        """The sessions that the end of the term found, by id."""
         for begin, bodies in open_transactions:
-            self._recover(begin, bodies, at_tick)
+            self._recover(begin, bodies, at_tick, earlier.get(begin.txn_id))
         self._fences: Mapping[str, int] = fences or {}
         """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
 
@@ -125,13 +128,12 @@ class TxnInterceptor(Interceptor):
         return self._sessions[txn_id].bodies
 
     def scope_of(self, pack: Pack) -> list[str]:
-        """Return the vchannels a pack concerns: of its rows' collections or its messages, and of the transaction it ends."""
-        message = pack.message
-        if message is None:
+        """Return the vchannels a pack concerns: of its rows or its messages, and of the transaction it commits."""
+        if pack.first_type is None:
             scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
             return [vchannel for scope in scopes for vchannel in scope]
         vchannels = [each.vchannel for each in pack.messages]
-        if message.type in _ENDS and (session := self._sessions.get(message.txn_id)):
+        if pack.first_type is MessageType.COMMIT_TXN and (session := self._sessions.get(pack.messages[0].txn_id)):
             vchannels += session.vchannels
         return vchannels
 
@@ -139,19 +141,17 @@ class TxnInterceptor(Interceptor):
 
     def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
         """Stamp the transaction id and keep the session's books."""
-        head = pack.message
-        if head is None:  # rows that are a whole by themselves: nothing to do afterwards
-            if any(map(_IS_TRANSACTION, pack.groups)):
-                return self._buffered(pack, append)
-            return append(pack)
-        if head.type in _CONTROL:
+        kind = pack.first_type
+        if kind is None:  # rows that are a whole by themselves: nothing to do afterwards
+            return self._buffered(pack, append) if any(map(_IS_TRANSACTION, pack.groups)) else append(pack)
+        if kind in _CONTROL:
             assert [message.vchannel for message in pack.messages] == [ALL_VCHANNELS], "it comes alone"
-            if head.type is MessageType.BEGIN_TXN:
+            if kind is MessageType.BEGIN_TXN:
                 return self._begin(pack, append)
-            return self._commit(pack, append) if head.type is MessageType.COMMIT_TXN else self._rollback(pack, append)
-        if head.txn_id:
+            return self._commit(pack, append) if kind is MessageType.COMMIT_TXN else self._rollback(pack, append)
+        if kind in DML:
             return self._bodies(pack, append)
-        return self._exclusive(pack, append) if head.type in DDL else append(pack)
+        return self._exclusive(pack, append) if kind in DDL else append(pack)
 
     async def _exclusive(self, pack: Pack, append: AppendPack) -> None:
         failpoint("txn.fencing")
@@ -278,10 +278,9 @@ class TxnInterceptor(Interceptor):
             try:
                 await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
                 rolled_back += 1
-            except FINAL:
-                raise
-            except StreamingNodeError:  # the next look tries again
-                continue
+            except StreamingNodeError as error:
+                if isinstance(error, FINAL):  # otherwise the next look tries again
+                    raise
         return rolled_back
 
     def expire(self) -> None:
@@ -292,6 +291,7 @@ class TxnInterceptor(Interceptor):
     def end(self) -> None:
         """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
         self._memory.give_back(self.size_bytes)
+        self.open_at_end |= self._sessions
         self._sessions.clear()
         self._begins.clear()
 
@@ -335,20 +335,19 @@ class TxnInterceptor(Interceptor):
         del self._sessions[session.txn_id], self._begins[session.txn_id]
         self._memory.give_back(session.size_bytes)
 
-    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
+    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int, earlier: Session | None) -> None:
         assert isinstance(begin.header, BeginTxnHeader)
-        now_ms, last_tick = self.now_ms(), max(message.time_tick for message in (begin, *bodies))
-        # How long ago that was only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
-        session = Session(
-            begin.txn_id,
-            begin.header.keepalive_ms,
-            self._limits,
-            begun_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(begin.time_tick)),
-            active_ms=now_ms - max(0, physical_ms(at_tick) - physical_ms(last_tick)),
-        )
+        now_ms, at_ms, ends = self.now_ms(), physical_ms(at_tick), (begin, bodies[-1] if bodies else begin)
+        # Over a restart only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
+        begun_ms, active_ms = (now_ms - max(0, at_ms - physical_ms(each.time_tick)) for each in ends)
+        if earlier is not None:
+            begun_ms, active_ms = earlier.begun_ms, earlier.active_ms
+        session = Session(begin.txn_id, begin.header.keepalive_ms, self._limits, begun_ms, active_ms)
         if bodies:
             session.add_bodies([Change.of(body) for body in bodies])
             session.bodies_ended(None)
             self._memory.keep(session.size_bytes)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = begin.position
+        if earlier is not None and earlier.failure is Failure.TOO_LARGE:  # it lacks rows; other failures show again
+            self._fail(session, Failure.TOO_LARGE)

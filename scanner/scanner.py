@@ -7,6 +7,7 @@ between two waits is one step without suspension, so a cancelled caller finds th
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import msgspec
@@ -64,6 +65,7 @@ class Scanner:
     """One reader of one log; used by one task at a time, closed by any.
 
     `vchannels` and `types` None means all. Without a tail, new entries are read from the log as soon as they are synced.
+    `told` hears how many messages it delivers, and the bytes of the entries in which it found them.
     Must be created on the event loop: `latest` counts from that moment. Raises `InvalidArgument` for a type list that names
     a system type.
     """
@@ -79,6 +81,7 @@ class Scanner:
         name: str = "scanner",
         batch_bytes: int = BATCH_BYTES,
         batch_messages: int = BATCH_MESSAGES,
+        told: Callable[[int, int], None] = lambda _messages, _bytes: None,
     ) -> None:
         self.name = name
         self._log, self._tail, self._start = log, tail, start
@@ -100,14 +103,8 @@ class Scanner:
         self._failure: Exception | None = None
         self._batches = 0
         self._messages = Rate(time.perf_counter)
-        self.delivered_bytes = 0
-        """Of the entries in which it found what it delivered."""
+        self._told = told
         self._delivery_s = Histogram()
-
-    @property
-    def delivered(self) -> int:
-        """How many messages it has delivered."""
-        return self._messages.total
 
     @property
     def closed(self) -> bool:
@@ -240,7 +237,7 @@ class Scanner:
         if delivered:
             self._batches += 1
             self._messages.add(count)
-            self.delivered_bytes += size_bytes
+            self._told(count, size_bytes)
             if source.tailing:  # before that, the age of what it reads is not its doing
                 self._delivery_s.record(time.time() - physical_ms(delivered[-1].time_tick) / 1000)
         return ScanBatch(delivered, tick, self._resume_position)
@@ -264,17 +261,8 @@ class ScannerRegistry:
         self._log, self._tail = log, tail
         self._scanners: list[Scanner] = []
         self._made, self._closed = 0, False
-        self._delivered = (0, 0)
-        """By scanners that are closed."""
-
-    @property
-    def delivered(self) -> tuple[int, int]:
+        self.delivered = (0, 0)
         """How many messages all scanners have delivered, and the bytes of their entries."""
-        scanners, (messages, size_bytes) = self._open_scanners(), self._delivered
-        return (
-            messages + sum(each.delivered for each in scanners),
-            size_bytes + sum(each.delivered_bytes for each in scanners),
-        )
 
     def statistics(self) -> tuple[ScanStatistics, ...]:
         """Return what each open scanner holds and has met, oldest first."""
@@ -295,7 +283,7 @@ class ScannerRegistry:
             raise Overloaded(f"{len(scanners)} scanners are open on {self._log.name} — close one first")
         self._made += 1
         name = f"{self._log.name}/{self._made}"
-        scanner = Scanner(self._log, self._tail, start, vchannels=vchannels, types=types, name=name)
+        scanner = Scanner(self._log, self._tail, start, vchannels=vchannels, types=types, name=name, told=self._count)
         scanners.append(scanner)
         return scanner
 
@@ -306,10 +294,9 @@ class ScannerRegistry:
         for scanner in scanners:
             await scanner.close()
 
+    def _count(self, messages: int, size_bytes: int) -> None:
+        self.delivered = self.delivered[0] + messages, self.delivered[1] + size_bytes
+
     def _open_scanners(self) -> list[Scanner]:
-        closed = [scanner for scanner in self._scanners if scanner.closed]
-        for scanner in closed:
-            self._scanners.remove(scanner)
-            messages, size_bytes = self._delivered
-            self._delivered = messages + scanner.delivered, size_bytes + scanner.delivered_bytes
+        self._scanners = [scanner for scanner in self._scanners if not scanner.closed]
         return self._scanners

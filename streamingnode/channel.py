@@ -23,6 +23,7 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
 from interceptors.txn import TxnInterceptor
+from interceptors.txn_session import Session
 from interceptors.window import encode_window
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
@@ -48,7 +49,13 @@ class ChannelTerm:
     """What a channel has in one term only: the interceptors around its log and the workers that append to it."""
 
     def __init__(
-        self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: AppendPack
+        self,
+        channel: "Channel",
+        checkpoint: Checkpoint,
+        found: RecoveredChannel,
+        first_tick: LogEntry,
+        end: AppendPack,
+        earlier: Mapping[int, Session],
     ) -> None:
         log, store, config, pending = channel.log, channel.store, channel.config, channel.pending
         confirmed_tick = first_tick.time_tick
@@ -61,6 +68,7 @@ class ChannelTerm:
             open_transactions=found.open_transactions,
             fences=found.fences,
             commits=found.commits,
+            earlier=earlier,
             asked_ms=channel.wal.asked_ms,
         )
         self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments)
@@ -176,7 +184,8 @@ class Channel:
             held=self.producers.places.writes(),
         )
         failpoint("recovery.state_rebuilt")
-        term = ChannelTerm(self, checkpoint, found, first_tick, end)
+        earlier = {} if self._term is None else self._term.transactions.open_at_end
+        term = ChannelTerm(self, checkpoint, found, first_tick, end, earlier)
         if self._term is not None:
             term.shards.skip_ids_below(self._term.shards.next_id)  # one may be on its way in an append that waits
         self._term = term

@@ -15,6 +15,7 @@ from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
+from tests.failing_disk import FailingDisk, Fault
 from tests.parts_of import parts_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -60,6 +61,23 @@ async def test_idle_transaction_ends_although_the_clock_stands_still(tmp_path: P
                 await anyio.lowlevel.checkpoint()
         with pytest.raises(TransactionExpired):
             await node.commit_transaction(txn_id)
+
+
+async def test_clock_that_was_set_ends_no_transaction_when_the_log_is_reopened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, clock = FailingDisk(monkeypatch, Fault.WRITE_LOST), [NOW_MS]
+    async with opened_at(tmp_path, lambda: clock[0]) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key")
+        txn_ids = [await node.begin_transaction() for _ in range(2)]
+        await node.insert("c", [{"key": 1, "value": 1}], txn_id=txn_ids[0])
+        clock[0] += HOUR_MS // 2
+        disk.fail_at(1)
+        await node.insert("c", [{"key": 2, "value": 2}])
+        assert parts_of(node).measure().log.reopened == 1
+        for txn_id in txn_ids:
+            await node.commit_transaction(txn_id)
+        assert (await node.snapshot("c")).num_rows == 2
 
 
 async def test_log_written_under_a_clock_that_was_ahead_is_given_up_after_its_retention(

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
+import anyio.lowlevel
 import pyarrow as pa
 import pytest
 
@@ -75,6 +76,23 @@ async def test_commit_that_was_lost_with_its_write_takes_place_when_it_is_repeat
             await node.commit_transaction(in_doubt)
         await node.commit_transaction(in_doubt)
         assert await keys(node) == [1, 2]
+
+
+async def test_transaction_that_lost_rows_to_its_bound_does_not_commit_over_a_reopened_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
+    async with sn.open_node(tmp_path, config=load_config(arguments={**QUICK, "txn.size_bytes_max": 2_000})) as node:
+        await node.create_collection("a", SCHEMA, primary_key="key")
+        txn_id = await begun(node, 1)
+        disk.fail_at(1)  # the rollback
+        with pytest.raises(TransactionExpired, match="over its maximum size"):
+            await node.insert("a", [{"key": key} for key in range(1_000)], txn_id=txn_id)
+        while not parts_of(node).measure().log.reopened:
+            await anyio.lowlevel.checkpoint()
+        with pytest.raises(TransactionExpired):
+            await node.commit_transaction(txn_id)
+        assert await keys(node) == []
 
 
 async def test_transaction_that_ended_before_what_a_start_reads_is_not_said_to_be_lost(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from wal.errors import (
     TooLarge,
 )
 from wal.failpoint import failpoint
-from wal.headers import MessageType, TimeTickHeader
+from wal.headers import DDL, MessageType, TimeTickHeader
 from wal.lifecycle import OBSTACLES, TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final
 from wal.log import Log, LogStore, log_end
 from wal.message import MutableMessage
@@ -48,6 +48,8 @@ class WalLimits:
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
 
 
+DDL_BYTES_MAX = 64 << 20
+"""A collection's schema goes to each of its shards; a column's name may be long. So much holds the event loop for 0.3 s."""
 PENDING_BYTES_MAX = 64 << 20
 """What rows that wait to be packed, or are on their way, may hold, unless the node says otherwise."""
 
@@ -105,8 +107,10 @@ class Wal:
         self._observer, self._explain = observer, explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
-        self.in_flight: dict[Pack, int] = {}
-        """The appends that have begun and not ended, those without a listener too, and when: in ms of a steady clock."""
+        self.in_flight: set[Pack] = set()
+        """The appends that have begun in this term and not ended, those without a listener too."""
+        self._asked: dict[AppendGroup, int] = {}
+        """The messages whose callers wait, also while the log is lost, and since when: in ms of a steady clock."""
         self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained, self._stopping = asyncio.Event(), asyncio.Event()
@@ -142,8 +146,8 @@ class Wal:
         )
 
     def asked_ms(self, txn_id: int) -> int | None:
-        """Return when the oldest append of a transaction began that has not ended, None without one."""
-        return next((at for p, at in self.in_flight.items() if p.messages and p.messages[0].txn_id == txn_id), None)
+        """Return since when somebody waits for an append of a transaction, None when nobody does."""
+        return next((at for group, at in self._asked.items() if group.messages[0].txn_id == txn_id), None)
 
     # --- the append, from end to end --------------------------------------------------------------------------------------
 
@@ -170,9 +174,15 @@ class Wal:
             raise InvalidArgument("an append group without messages — skip the append")
         if count > limits.group_messages_max:
             raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
-        if size_bytes > limits.group_bytes_max:
-            raise TooLarge(f"{size_bytes} bytes in one append group, {limits.group_bytes_max} fit — split it")
-        await append(Pack([group]))
+        is_ddl = bool(count) and group.messages[0].type in DDL
+        if size_bytes > (bytes_max := max(limits.group_bytes_max, DDL_BYTES_MAX * is_ddl)):
+            smaller = "give it fewer shards, or fewer columns with shorter names" if is_ddl else "split it"
+            raise TooLarge(f"{size_bytes} bytes in one append group, {bytes_max} fit — {smaller}")
+        self._asked[group] = time.monotonic_ns() // 1_000_000
+        try:
+            await append(Pack([group]))
+        finally:
+            del self._asked[group]
         return group.result()
 
     async def _append_pack(self, pack: Pack) -> None:
@@ -194,10 +204,12 @@ class Wal:
             if self.state is not LogState.OPEN:  # does the log take this pack? Now, later, or never
                 await self._wait_open()
             term, status, started = self._term, "error", time.perf_counter()
-            detached = pack.has_books_to_close
+            # A streamed transaction's books and an exclusive message's locks wait for the end of the append; rows that are
+            # a whole by themselves need no more than their ticket.
+            detached = pack.first_type is not None
             pack.stamp_wal_term(self.term)
             pack.refused = 0
-            self.in_flight[pack] = time.monotonic_ns() // 1_000_000
+            self.in_flight.add(pack)
             try:
                 await (self._run_detached(term, pack) if detached else term.append(pack))
                 status = "ok"
@@ -270,7 +282,7 @@ class Wal:
             raise
 
     def _ended(self, pack: Pack) -> None:
-        self.in_flight.pop(pack, None)
+        self.in_flight.discard(pack)
         if not self.in_flight:
             self._drained.set()
 

@@ -12,7 +12,7 @@ import numpy as np
 from wal.codec import encode_entry
 from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
-from wal.headers import DML, Header, MessageType
+from wal.headers import Header, MessageType
 from wal.message import Message, MutableMessage
 from wal.position import MESSAGE_ID_KINDS, MessageId, Place, ProducerStamp
 from wal.queue import Budget
@@ -236,15 +236,17 @@ class Pack(msgspec.Struct, eq=False):
     """How many groups left it with an error."""
     messages: Sequence[MutableMessage] = ()
     """Those of its only group; none for rows."""
+    first_type: MessageType | None = None
+    """The type of the first message, in `DML` that of them all; None for rows."""
     unstamped: Sequence[tuple[Header, int]] = ()
     """The headers and transaction ids that they came with."""
     earlier: "Pack | None" = None
     """The try before this one, as it ended, of which nobody knows whether it is in the log."""
 
     def __post_init__(self) -> None:
-        self.messages = self.groups[0].messages
-        self.unstamped = [(message.header, message.txn_id) for message in self.messages]
-        self.message_count, self.row_offsets = len(self.messages), ({},)
+        if messages := self.groups[0].messages:
+            self.messages, self.first_type, self.row_offsets = messages, messages[0].type, ({},)
+            self.message_count, self.unstamped = len(messages), [(each.header, each.txn_id) for each in messages]
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
             group.pack = self
@@ -264,34 +266,9 @@ class Pack(msgspec.Struct, eq=False):
             message.header, message.txn_id = header, txn_id
 
     @property
-    def has_packed_rows(self) -> bool:
-        """Whether it is rows that go together, not the messages of one group."""
-        return not self.messages
-
-    @property
-    def message(self) -> MutableMessage | None:
-        """The first message; None for rows."""
-        return self.messages[0] if self.messages else None
-
-    @property
-    def first_type(self) -> MessageType | None:
-        """The type of its first message, in `DML` that of them all; None for rows."""
-        return self.messages[0].type if self.messages else None
-
-    @property
     def size_bytes(self) -> int:
         """The groups' sizes added up."""
         return sum([group.rows_bytes for group in self.groups]) or sum([each.size_bytes for each in self.messages])
-
-    @property
-    def has_books_to_close(self) -> bool:
-        """Whether the chain has something to do after its place in the log's queue.
-
-        Rows that are a whole by themselves need nothing more than their ticket; a transaction's session, and who else has
-        an exclusive message's vchannels, wait for the end of the append.
-        """
-        message = self.message
-        return message is not None and (bool(message.txn_id) or message.type not in DML)
 
     def leave(self, group: AppendGroup, outcome: "AppendResult | Exception | None" = None) -> None:
         """Take out a group, settled or to come again, before the pack has its place."""
@@ -304,7 +281,8 @@ class Pack(msgspec.Struct, eq=False):
 
     def drop_cancelled(self) -> None:
         """Leave out the groups that nobody wants any more."""
-        for group in [group for group in self.groups if group.cancelled]:
+        # `cancelled`, without a call for each.
+        for group in [each for each in self.groups if (waiter := each.waiter) is not None and waiter.done()]:
             group.release()
             self.leave(group)
 
@@ -337,6 +315,8 @@ class Pack(msgspec.Struct, eq=False):
         logged = self.messages or self._alone()
         self.entry = LogEntry(
             first_position=first_position,
+            last_position=first_position + self.message_count - 1,
+            first_tick=self.first_tick,
             time_tick=self.time_tick,
             last_confirmed_position=last_confirmed,
             wal_term=self.wal_term,

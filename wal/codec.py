@@ -165,13 +165,12 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
-    entry, count, first_tick, groups, flags = _check_entry(data, previous_crc32c)
+    entry, groups, flags = _check_entry(data, previous_crc32c)
     try:
         if flags & _PACKED:
-            rows = _decode_rows(data, entry, count, first_tick, groups, flags, wal_name)
-            force_setattr(entry, "rows", rows)
+            force_setattr(entry, "rows", _decode_rows(data, entry, groups, flags, wal_name))
         else:
-            force_setattr(entry, "messages", _decode_messages(data, entry, count, wal_name))
+            force_setattr(entry, "messages", _decode_messages(data, entry, wal_name))
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError, ValueError, IndexError) as error:
         raise Corrupt(
             f"entry at position {entry.first_position} passes its checksum but does not decode: {error}"
@@ -179,10 +178,10 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     return entry
 
 
-def _decode_messages(data: bytes, entry: LogEntry, count: int, wal_name: str) -> tuple[Message, ...]:
+def _decode_messages(data: bytes, entry: LogEntry, wal_name: str) -> tuple[Message, ...]:
     view, at = memoryview(data), ENTRY_HEADER_BYTES
     messages: list[Message] = []
-    for position in range(entry.first_position, entry.first_position + count):
+    for position in range(entry.first_position, entry.last_position + 1):
         number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
         vchannel_at = at + MESSAGE_HEADER_BYTES
         vchannel_end = vchannel_at + vchannel_len
@@ -208,10 +207,8 @@ def _decode_messages(data: bytes, entry: LogEntry, count: int, wal_name: str) ->
     return tuple(messages)
 
 
-def _decode_rows(
-    data: bytes, entry: LogEntry, count: int, first_tick: int, group_count: int, flags: int, wal_name: str
-) -> PackedRows:
-    view, at = memoryview(data), ENTRY_HEADER_BYTES
+def _decode_rows(data: bytes, entry: LogEntry, group_count: int, flags: int, wal_name: str) -> PackedRows:
+    view, at, count, first_tick = memoryview(data), ENTRY_HEADER_BYTES, entry.count, entry.first_tick
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
@@ -288,7 +285,7 @@ def _decode_rows(
         batches=tuple(batches),
         producers=producers,
         time_tick=entry.time_tick,
-        position=entry.first_position + count - 1,
+        position=entry.last_position,
     )
 
 
@@ -327,8 +324,8 @@ def check_head(
     return fields
 
 
-def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[LogEntry, int, int, int, int]:
-    """Return an entry without what is in it, and how many messages that is, its first tick, group count and flags."""
+def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[LogEntry, int, int]:
+    """Return an entry without what is in it, its group count and flags."""
     _, count, position, first_tick, tick, last_confirmed, term, *writer, last = check_head(
         data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
     )
@@ -341,6 +338,8 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[LogEntry, in
     producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
     entry = LogEntry(
         first_position=position,
+        last_position=position + count - 1,
+        first_tick=first_tick,
         time_tick=tick,
         last_confirmed_position=last_confirmed,
         wal_term=term,
@@ -348,7 +347,7 @@ def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[LogEntry, in
         size_bytes=len(data),
         producer=producer,
     )
-    return entry, count, first_tick, groups, flags
+    return entry, groups, flags
 
 
 class _Versioned(msgspec.Struct):

@@ -239,11 +239,13 @@ def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     """One atomic entry: the messages of one group at consecutive positions and one tick, or the packed rows of many.
 
-    `time_tick` is that of its last group; `size_bytes` is its stored size; `crc32c` its checksum, which the next entry
-    repeats; `producer` the write it is, where it is one as a whole.
+    `first_tick` is that of its first group and `time_tick` of its last; `size_bytes` is its stored size; `crc32c` its
+    checksum, which the next entry repeats; `producer` the write it is, where it is one as a whole.
     """
 
     first_position: int
+    last_position: int
+    first_tick: int
     time_tick: int
     last_confirmed_position: int
     wal_term: int
@@ -254,19 +256,9 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     producer: ProducerStamp | None = None
 
     @property
-    def last_position(self) -> int:
-        """Position of the entry's last message."""
-        return self.first_position + len(self.messages) - 1 if self.rows is None else self.rows.position
-
-    @property
     def count(self) -> int:
         """How many messages the entry has."""
         return self.last_position - self.first_position + 1
-
-    @property
-    def first_tick(self) -> int:
-        """The tick of the first group."""
-        return self.time_tick if self.rows is None else int(self.rows.ticks[0])
 
     def tick_at(self, position: int) -> int:
         """Return the tick of the group that holds a position."""

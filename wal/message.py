@@ -3,12 +3,11 @@
 The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Self
 
 import msgspec
 
-from wal.headers import Header, MessageType
+from wal.headers import CreateCollectionHeader, Header, MessageType
 from wal.position import MessageId, message_id_kind
 
 ALL_VCHANNELS = ""
@@ -19,8 +18,7 @@ TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
 """What begin and commit add to the bodies between them."""
 
 
-@dataclass(slots=True, eq=False)
-class MutableMessage:
+class MutableMessage(msgspec.Struct, eq=False):
     """A message on its way into the log, built by an appender; the chain stamps it, and again when an append is redone."""
 
     type: MessageType
@@ -49,8 +47,9 @@ class MutableMessage:
 
     @property
     def size_bytes(self) -> int:
-        """The size this message counts for against limits, in bytes."""
-        return len(self.payload) + MESSAGE_OVERHEAD_BYTES
+        """The size this message counts for against limits, in bytes; of headers, only a schema may be large."""
+        schema = self.header.schema if isinstance(self.header, CreateCollectionHeader) else b""
+        return len(self.payload) + len(schema) + MESSAGE_OVERHEAD_BYTES
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):

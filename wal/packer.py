@@ -84,7 +84,7 @@ class Packer:
     async def join(self, group: AppendGroup) -> None:
         """Have a group that has a `waiter` wait for the next pack, once there is room in memory."""
         await self._memory.take(group.rows_bytes)
-        self._join(group)
+        self._append_together(group)
 
     def come_again(self, group: AppendGroup) -> None:
         """Put back a group that left its pack, in front of all that wait."""
@@ -122,16 +122,13 @@ class Packer:
             self._sent()
 
     def _append_together(self, group: AppendGroup) -> asyncio.Future[AppendResult]:
-        group.waiter = told = self._loop.create_future()
-        self._join(group)
-        return told
-
-    def _join(self, group: AppendGroup) -> None:
-        """Have a group wait whose bytes are taken."""
-        group.memory = self._memory
+        """Have a group wait whose bytes are taken; what is returned is its `waiter`, unless it has one."""
+        told: asyncio.Future[AppendResult] = self._loop.create_future()
+        group.waiter, group.memory = group.waiter or told, self._memory
         self._waiting.append(group)
         if not self._starting:
             self._start()
+        return told
 
     def _start(self) -> None:
         """Have what waits sent in the next turn of the event loop, unless it is to wait for packs that are on their way."""
@@ -185,7 +182,7 @@ class Packer:
             if taken and size_bytes > PACK_BYTES_MAX:
                 break
             group = waiting.popleft()
-            if group.cancelled:
+            if (waiter := group.waiter) is not None and waiter.done():  # `cancelled`, without a call for each
                 group.release()
             else:
                 taken.append(group)

@@ -48,7 +48,7 @@ class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
     size: int
 
 
-class Encoded(NamedTuple):
+class Encoded(msgspec.Struct, frozen=True, eq=False, gc=False):
     """An encoded batch: `counts[i]` of its rows are of piece `pieces[i]`, as all pieces of a pack are numbered in order."""
 
     target: RowTarget

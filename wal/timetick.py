@@ -99,7 +99,7 @@ class TickAllocator:
 
     def allocate(self, count: int = 1) -> int:
         """Return the first of so many ticks above all earlier ones, one after the other."""
-        first = max(self.last + 1, compose_tick(self.now_ms()))
+        first = max(self.last + 1, self.now_ms() << LOGICAL_BITS)
         self.last = first + count - 1
         return first
 

@@ -66,7 +66,7 @@ class ShardManager(Interceptor):
         """Check and stamp what is appended; what does not fit, or lacks a segment, changes nothing."""
         if pack.check is not None:
             pack.check(pack)
-        if pack.has_packed_rows:
+        if pack.first_type is None:
             return self._append_rows(pack, append)
         changes, header, offsets, missing = decide(self.state, pack.messages, self._bodies_of, tick=pack.time_tick)
         if missing:

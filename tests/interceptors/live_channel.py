@@ -161,10 +161,11 @@ class LiveChannel:
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
         self.places = Places() if places is None else places
         self.idempotency = IdempotencyInterceptor(recovered.window, self.places)
+        self.lock = LockInterceptor(self.txn.scope_of, self.txn.overtake)
         interceptors: list[Interceptor] = [
             self.idempotency,
             RedoInterceptor(),
-            LockInterceptor(self.txn.scope_of, self.txn.overtake),
+            self.lock,
             Stamp(self.ticks, self.txn.oldest_open_begin),
             self.txn,
             self.shard,

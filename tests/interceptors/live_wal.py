@@ -92,7 +92,7 @@ class LiveWal:
             await opened.wal.close()
             await keeping
 
-    def fail_once(self, fails: Fails, wanted: Callable[[Pack], bool] = lambda pack: pack.has_packed_rows) -> None:
+    def fail_once(self, fails: Fails, wanted: Callable[[Pack], bool] = lambda pack: not pack.messages) -> None:
         """Let the next pack that is wanted fail, and with it the store, until that is reopened."""
 
         def judge(pack: Pack) -> Fails:

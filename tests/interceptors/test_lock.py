@@ -220,15 +220,21 @@ async def test_dropped_vchannels_leave_no_locks_behind() -> None:
     assert not bench.lock._locks
 
 
-@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others that are written"])
-async def test_writes_that_come_after_the_drop_leave_no_locks_of_dropped_vchannels_behind(others: bool) -> None:
+@pytest.mark.parametrize(
+    "others, error",
+    [(False, AlreadyExists("dropped")), (True, AlreadyExists("dropped")), (True, None)],
+    ids=["alone", "beside others that are written", "beside others, and cancelled"],
+)
+async def test_writes_that_come_after_the_drop_leave_no_locks_of_dropped_vchannels_behind(
+    others: bool, error: AlreadyExists | None
+) -> None:
     bench, dropping, late = Bench(), drop(A), rows(A)
     pack = pack_of(late, rows(B)) if others else pack_of(late)
     tasks = [bench.start(dropping), bench.start(pack)]
     await settle()
     bench.rest.let_out(dropping)
     await settle()
-    pack.leave(late, AlreadyExists("dropped"))
+    pack.leave(late, error)
     if not others:
         bench.rest.let_out(pack, AlreadyExists("dropped"))
     else:

@@ -256,7 +256,7 @@ class Journal:
         pack = pack_of(*groups)
         pack.stamp(self.tick, oldest_begin)
         pack.stamp_wal_term(1)
-        if pack.has_packed_rows:
+        if not pack.messages:
             self._lay_out(pack)
         pack.ticket = self._last_ticket = self.log.append(pack)
         entry = pack.entry

@@ -50,7 +50,7 @@ def packed_entry(
 
 def stamped(pack: Pack, *, tick: int, last_confirmed: int | None = None, term: int = 1) -> Pack:
     """Return a pack as the chain gives it to the log: laid out and stamped, the first group with `tick`."""
-    if pack.has_packed_rows:
+    if not pack.messages:
         lay_out(pack)
     pack.stamp(tick + len(pack.groups) - 1, last_confirmed)
     pack.stamp_wal_term(term)

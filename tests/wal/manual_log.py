@@ -49,7 +49,7 @@ class ManualLog:
     def append(self, pack: Pack) -> AppendTicket:
         if self.refusal is not None:
             raise self.refusal
-        if pack.has_packed_rows and not pack.message_counts:  # of a chain without shards
+        if not pack.messages and not pack.message_counts:  # of a chain without shards
             lay_out(pack)
         pack.require_tick_above(self.last_tick)
         data = pack.encode(self.wal_name, first_position=self.next_position, previous_crc32c=0)

@@ -66,7 +66,7 @@ class Gatekeeper(Interceptor):
         if self.refusal is not None:
             raise self.refusal
         last_tick = pack.time_tick
-        if pack.has_packed_rows:
+        if not pack.messages:
             pack.drop_cancelled()
         for group in list(pack.groups):
             if (error := self.refused.get(group)) is not None:

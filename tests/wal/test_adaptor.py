@@ -22,7 +22,7 @@ from wal.errors import (
     StreamingNodeError,
     TooLarge,
 )
-from wal.headers import MessageType, TimeTickHeader
+from wal.headers import CreateCollectionHeader, MessageType, TimeTickHeader
 from wal.lifecycle import LogState, ReopenOptions
 from wal.log import log_end
 from wal.memory_store import MemoryLogStore
@@ -163,6 +163,22 @@ async def test_group_that_does_not_fit_is_refused_and_changes_nothing(
         await steered.wal.append(group)
     assert steered.log.next_position == 2
     assert steered.settled
+
+
+async def test_collection_whose_schema_is_too_much_for_so_many_shards_is_refused() -> None:
+    steered = await SteeredWal(limits=WalLimits(group_bytes_max=200)).open()
+    vchannels = tuple(f"p0_1v{shard}" for shard in range(64))
+
+    def creation(schema_bytes: int) -> AppendGroup:
+        header = CreateCollectionHeader(1, "a", bytes(schema_bytes), 1, "id", vchannels, ((2, "_default"),))
+        return AppendGroup([MutableMessage(MessageType.CREATE_COLLECTION, header, each) for each in vchannels])
+
+    with pytest.raises(TooLarge, match="fewer shards"):
+        await steered.wal.append(creation(1 << 20))
+    assert steered.settled
+    append = await start(steered.wal, creation(1 << 10))
+    steered.log.write()
+    await append
 
 
 async def test_full_queue_holds_appends_back() -> None:

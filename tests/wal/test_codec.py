@@ -1,12 +1,12 @@
 import random
 import struct
-from dataclasses import replace
 
 import google_crc32c
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.wal.entries import comparable, into_entry, stamped
 from wal.append import AppendGroup, Pack

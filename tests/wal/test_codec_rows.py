@@ -32,6 +32,8 @@ def encode_rows(rows: PackedRows) -> bytes:
     """Return rows as an entry."""
     entry = LogEntry(
         first_position=int(rows.positions[0]),
+        last_position=rows.position,
+        first_tick=int(rows.ticks[0]),
         time_tick=rows.time_tick,
         last_confirmed_position=rows.last_confirmed_position,
         wal_term=rows.wal_term,

@@ -6,11 +6,12 @@ refused with `LogReopening` until the database was closed, verified and opened a
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum, unique
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
+import msgspec
 from rocksdict import WriteBatch
 
 from wal.errors import (
@@ -34,8 +35,7 @@ _log = event_log(__name__)
 Outcome = asyncio.Future[None]
 
 
-@dataclass(slots=True, eq=False)
-class EntryWrite:
+class EntryWrite(msgspec.Struct, eq=False):
     """One log entry."""
 
     log_id: int
@@ -47,8 +47,8 @@ class EntryWrite:
     durable: Outcome
     synced: SyncedPosition
 
-    urgent = False
-    meta_version = 0
+    urgent: ClassVar = False
+    meta_version: ClassVar = 0
 
     def stage(self, batch: WriteBatch, _engine: Engine) -> None:
         """Put it into a batch, whose default family is that of the entries."""

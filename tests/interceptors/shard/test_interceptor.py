@@ -260,7 +260,7 @@ async def test_rows_waiting_for_a_segment_of_what_is_dropped_meanwhile_hear_it(c
 
 
 def _refuse_segments(pack: Pack) -> Exception | None:
-    is_segment = pack.message is not None and pack.message.type is MessageType.CREATE_SEGMENT
+    is_segment = pack.first_type is MessageType.CREATE_SEGMENT
     return StorageFull("disk", 1, 2) if is_segment else None
 
 

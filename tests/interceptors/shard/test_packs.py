@@ -197,7 +197,7 @@ async def test_full_segment_takes_a_whole_pack_and_the_next_one_goes_to_another(
 
 
 def refuse_segments(pack: Pack) -> Exception | None:
-    is_segment = pack.message is not None and pack.message.type is MessageType.CREATE_SEGMENT
+    is_segment = pack.first_type is MessageType.CREATE_SEGMENT
     return StorageFull("disk", 1, 2) if is_segment else None
 
 

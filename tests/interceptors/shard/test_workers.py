@@ -27,7 +27,7 @@ class RefuseSegments:
         self.tried: list[Pack] = []
 
     def __call__(self, pack: Pack) -> Exception | None:
-        if pack.message is None or pack.message.type is not MessageType.CREATE_SEGMENT:
+        if pack.first_type is not MessageType.CREATE_SEGMENT:
             return None
         self.tried.append(pack)
         self.left -= 1

@@ -58,6 +58,8 @@ class Bench:
 def entry(tick: int) -> LogEntry:
     return LogEntry(
         first_position=tick,
+        last_position=tick,
+        first_tick=tick,
         time_tick=tick,
         last_confirmed_position=tick,
         wal_term=1,

@@ -214,6 +214,15 @@ async def test_scope_of_a_commit_has_the_vchannels_of_its_bodies(channel: LiveCh
     assert set(scope) == {"", info.vchannels[0], info.vchannels[2]}
 
 
+async def test_rollback_of_what_a_drop_overtook_waits_for_no_vchannel_and_leaves_no_lock(channel: LiveChannel) -> None:
+    info = await channel.create_collection("a", shards=2)
+    txn_id = await channel.begin()
+    await channel.append(insert_body(info, shard=1, txn_id=txn_id))
+    await channel.drop_collection(info)
+    assert await channel.txn.roll_back_due(channel.append_group) == 1
+    assert not set(info.vchannels) & set(channel.lock._locks)
+
+
 # --- after a restart --------------------------------------------------------------------------------------------------
 
 

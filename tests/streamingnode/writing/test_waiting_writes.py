@@ -15,7 +15,7 @@ from interceptors.errors import TransactionExpired
 from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.writing.write import WriteResult
-from tests.failing_disk import FailingDisk
+from tests.failing_disk import FailingDisk, Fault
 from tests.parts_of import parts_of
 from tests.streamingnode.writing.held_node import (
     HANGS_S,
@@ -29,7 +29,9 @@ from tests.streamingnode.writing.held_node import (
     turns,
 )
 from wal.errors import Indeterminate, Overloaded
+from wal.lifecycle import LogState, ReopenOptions
 from wal.packer import PACKS_IN_FLIGHT_MAX
+from wal.runtime import elapsed_ms, unix_ms
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -196,6 +198,38 @@ async def test_transaction_whose_append_waits_for_room_longer_than_its_keepalive
             if ends == "body":
                 await node.commit_transaction(txn_id)
             assert (await contents(node)).keys() >= {1, 2}
+
+
+@pytest.mark.parametrize("ends", ["body", "commit"])
+async def test_transaction_whose_append_waits_for_a_lost_log_longer_than_its_keepalive_goes_on(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
+    quick = {"reopen": ReopenOptions(first_pause_s=0.001, longest_pause_s=0.001), "cut_interval_s": None}
+    with anyio.fail_after(HANGS_S):
+        async with sn.open_node(tmp_path / "node", config=load_config(arguments=quick)) as node:
+            await node.create_collection("c", SCHEMA, primary_key="id")
+            await node.insert("c", rows(1))
+            txn_id = await node.begin_transaction()
+            await node.insert("c", rows(2), txn_id=txn_id)
+            disk.fail_at(1, times=1 << 30)
+            wal, ticks = parts_of(node).channel.wal, parts_of(node).channel.ticks
+            (other,) = await start(node.insert("c", rows(10)))
+            while wal.state is LogState.OPEN:
+                await turns()
+            call = node.insert("c", rows(3), txn_id=txn_id) if ends == "body" else node.commit_transaction(txn_id)
+            (waiting,) = await start(call)
+            later = SimpleNamespace(
+                monotonic_ns=lambda: time.monotonic_ns() + 60_000_000_000, perf_counter=time.perf_counter
+            )
+            monkeypatch.setattr("interceptors.txn.time", later)
+            monkeypatch.setattr("wal.adaptor.time", later)
+            ticks._now_ms, ticks._elapsed_ms = lambda: unix_ms() + 60_000, lambda: elapsed_ms() + 60_000
+            disk.heal()
+            await asyncio.gather(other, waiting)
+            if ends == "body":
+                await node.commit_transaction(txn_id)
+            assert (await contents(node)).keys() >= {1, 2, 10}
 
 
 @pytest.mark.parametrize("ends", ["body", "commit"])
