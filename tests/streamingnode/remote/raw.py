@@ -77,6 +77,16 @@ class Raw:
                 return frame
         raise AssertionError(f"the connection ended before a {kind.name} came")
 
+    async def payload(self, kind: FrameKind) -> bytes:
+        """Return the payload of the next frame of a kind, with the parts that came before it."""
+        payload = b""
+        while (frame := await self.frame()) is not None:
+            if frame.kind in (kind, FrameKind.PART):
+                payload += frame.payload
+            if frame.kind == kind:
+                return payload
+        raise AssertionError(f"the connection ended before a {kind.name} came")
+
     async def error(self) -> WireError:
         """Return the error that comes next."""
         error: WireError = (await self.expect(FrameKind.ERROR)).value(WireError)
