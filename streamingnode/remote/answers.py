@@ -18,19 +18,26 @@ from streamingnode.remote.writes import (
     FIRST_EPOCH,
     Targets,
     WireGroup,
-    WireResult,
     WireTarget,
     WireWrites,
     checked_rows,
     groups_of,
-    result_to_wire,
 )
 from streamingnode.writing.target import BatchTarget
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
 from wal.errors import ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
-from wal.headers import DML, HEADERS, MESSAGE_VERSION, DeleteHeader, InsertHeader, MessageType
+from wal.headers import (
+    DML,
+    HEADERS,
+    MESSAGE_VERSION,
+    BeginTxnHeader,
+    DeleteHeader,
+    InsertHeader,
+    MessageType,
+    RollbackTxnHeader,
+)
 from wal.message import MutableMessage
 from wal.position import CLIENT_PRODUCER_IDS, NODE_PRODUCER_ID, SEQUENCE_MAX, ProducerStamp
 from wal.runtime import mark_heard
@@ -200,7 +207,7 @@ class ClientWrites:
         """Send a result or an error: all of a turn of the event loop together."""
         results, failures = self._results
         if isinstance(outcome, AppendResult):
-            results.append(result_to_wire(frame.number, group, outcome))
+            results.append((frame.number, group, outcome))
         else:
             failures.append((frame.number, group, WireError.of(outcome)))
         if not self._is_sending:
@@ -229,23 +236,20 @@ class ClientWrites:
 
     # --- transactions that are sent before their commit -----------------------------------------------------------------
 
-    async def transaction(self, call: TransactionCall) -> WireResult:
+    async def transaction(self, call: TransactionCall) -> AppendResult:
         """Take one step; a transaction belongs to the connection that began it."""
-        result: AppendResult
-        match call.step:
-            case "begin":
-                result = await asyncio.shield(self._shared.work(self._begin(call.keepalive_ms)))
-            case "bodies":
-                self._check_own(call.txn_id)
-                messages = [self._body(call.txn_id, *body) for body in call.bodies]
-                result = await self._backend.append(AppendGroup(messages))
-            case "commit":
-                result = await self._commit(call)
-            case "rollback":
-                self._check_own(call.txn_id)
-                self._shared.transactions.pop(call.txn_id, None)
-                result = await self._backend.append(rollback_group(call.txn_id, call.reason[:200]))
-        return result_to_wire(0, 0, result)
+        kind, _, header, _ = call.messages[0]
+        if kind is MessageType.BEGIN_TXN:
+            begin: BeginTxnHeader = decode(header, BeginTxnHeader)
+            return await asyncio.shield(self._shared.work(self._begin(begin.keepalive_ms)))
+        if kind is MessageType.COMMIT_TXN:
+            return await self._commit(call)
+        self._check_own(call.txn_id)
+        if kind is MessageType.ROLLBACK_TXN:
+            rollback: RollbackTxnHeader = decode(header, RollbackTxnHeader)
+            self._shared.transactions.pop(call.txn_id, None)
+            return await self._backend.append(rollback_group(call.txn_id, rollback.reason[:200]))
+        return await self._backend.append(AppendGroup([self._body(call.txn_id, *body) for body in call.messages]))
 
     async def _begin(self, keepalive_ms: int) -> AppendResult:
         begun = await self._backend.append(begin_group(keepalive_ms))

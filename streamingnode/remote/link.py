@@ -28,7 +28,7 @@ from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError, TooLarge
 from wal.frames import Frame, FrameKind, encode_frame
-from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
+from wal.position import CLIENT_PRODUCER_IDS, Place
 from wal.queue import Signal
 from wal.runtime import event_log
 
@@ -393,9 +393,8 @@ class Link:
 
     def _on_results(self, frame: Frame) -> None:
         results, failures = calls.decode(frame.payload, WireResults)
-        kind = message_id_kind(self.welcome.wal_name)
-        for result in results:
-            self._settle(result.frame, result.group, result.result(kind))
+        for number, index, result in results:
+            self._settle(number, index, result)
         for number, index, failure in failures:
             self._settle(number, index, failure.error())
 
