@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import anyio
 import msgspec
 
 from interceptors.errors import TransactionExpired
@@ -19,7 +20,7 @@ from streamingnode.care.findings import Report
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import ACK, READ, TRANSACTION, Opened, ReadCall, TransactionCall, WireError
+from streamingnode.remote.calls import ACK, READ, TRANSACTION, Access, Opened, ReadCall, TransactionCall, WireError
 from streamingnode.remote.link import Link, LinkState
 from streamingnode.remote.queue import RemoteChannels, RemoteQueue
 from streamingnode.remote.streams import decode_batch
@@ -38,7 +39,7 @@ from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor
 
 GRACE_S = 3.0
-"""How long closing waits for writes that were sent."""
+"""How long closing waits for answers."""
 FRAMES_IN_FLIGHT_MAX = 2
 """With as many unanswered, writes wait and go together: what a frame costs once, both sides, is paid less often."""
 COMPANY_MIN = 16
@@ -139,8 +140,9 @@ class RemoteBackend:
         return RemoteReading(self.link, request)
 
     async def drain(self) -> None:
-        """Wait for writes that were sent; what was not is refused when the link closes."""
-        await self.link.drain(GRACE_S)
+        """Wait for writes and changes that were begun; what is not answered in time is refused when the link closes."""
+        with anyio.move_on_after(GRACE_S):
+            await self.link.drain(Access.PRODUCE, Access.ADMIN)
 
     # --- writes ---------------------------------------------------------------------------------------------------------
 

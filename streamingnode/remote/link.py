@@ -22,7 +22,7 @@ from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Unauthenticated, Unreachable
 from streamingnode.remote import calls
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import VERSIONS, Call, Welcome, WireError, WireResults
+from streamingnode.remote.calls import VERSIONS, Access, Call, Welcome, WireError, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
@@ -248,10 +248,10 @@ class Link:
             self._end_all(self._refusal())
             await self._close_connection()
 
-    async def drain(self, grace_s: float | None = None) -> None:
-        """Return when every write that was sent was answered, or after so many seconds."""
-        if pending := [each.ended for each in self._sent.values() if each.call is calls.WRITE]:
-            await asyncio.wait(pending, timeout=grace_s)
+    async def drain(self, *accesses: Access) -> None:
+        """Return when nothing that needs these rights waits for its answer, nor what was sent meanwhile."""
+        while pending := [each.ended for each in self._sent.values() if each.call.access in accesses]:
+            await asyncio.wait(pending)
 
     # --- what is sent ---------------------------------------------------------------------------------------------------
 
