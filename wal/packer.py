@@ -29,7 +29,7 @@ class Packer:
     """The writes of one log that wait; lives on the event loop. `send` settles all groups of a pack that do not come again.
 
     What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a write `repeats`. Fewer than
-    `company` writes wait while another pack is on its way.
+    `company` writes wait while another pack is on its way, and for who is told of that.
     """
 
     def __init__(
@@ -164,6 +164,8 @@ class Packer:
                         _log.exception("pack_failed")
                 finally:
                     self._under_way.discard(pack)
+                if self._company > 1:
+                    await asyncio.sleep(0)  # who was told, over this connection or another, writes again: with these
         finally:
             self._sent()
 

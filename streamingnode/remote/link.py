@@ -252,6 +252,7 @@ class Link:
         """Return when nothing that needs these rights waits for its answer, nor what was sent meanwhile."""
         while pending := [each.ended for each in self._sent.values() if each.call.access in accesses]:
             await asyncio.wait(pending)
+            await asyncio.sleep(0)  # what waited for them is sent now
 
     # --- what is sent ---------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,25 @@ async def test_as_many_writes_as_the_company_do_not_wait_and_the_next_few_do() -
     await log.end_all()
 
 
+async def test_who_is_told_of_a_pack_writes_again_in_the_next_one_where_there_is_a_company() -> None:
+    log, waiting = Log(company=4), write()
+
+    async def write_twice() -> None:
+        for _ in range(2):
+            await log.packer.append(write())
+
+    await log.start(write())
+    writers = [asyncio.ensure_future(write_twice()) for _ in range(4)]
+    await settle()
+    await log.start(waiting)
+    await log.end()
+    await log.end()
+    assert [len(groups) for groups in log.packs] == [1, 4, 5]
+    assert log.packs[2][0] is waiting
+    await log.end_all()
+    await asyncio.gather(*writers)
+
+
 async def test_a_large_write_waits_for_no_company() -> None:
     log, groups = Log(company=4), [write(), write(ALONE_BYTES_MIN)]
     await log.start(*groups)
