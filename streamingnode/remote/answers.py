@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from interceptors.errors import InvalidTransactionState
+from interceptors.errors import TransactionExpired
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.remote.calls import Access, TransactionCall, WireError, WireResults, decode, encode
@@ -80,8 +80,17 @@ class Shared:
     def __init__(self, backend: EmbeddedBackend) -> None:
         self.backend, self.targets = backend, Targets(lambda: backend.catalog)
         self.transactions: dict[int, ClientWrites] = {}
-        """The open ones of clients, and whose they are."""
+        """Those of clients, and whose they are; some may have ended."""
         self.tasks: set[asyncio.Task[Any]] = set()
+
+    def open_transactions(self) -> set[int]:
+        """Return which are open, of clients and of this process."""
+        return {session.txn_id for session in self.backend.channel.term.transactions.sessions}
+
+    def forget_ended(self) -> None:
+        """Keep those that are open: others may have expired, and nobody told."""
+        kept = self.transactions.keys() & self.open_transactions()
+        self.transactions = {txn_id: self.transactions[txn_id] for txn_id in kept}
 
     def work(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Do something that the end of a connection does not cut off."""
@@ -247,12 +256,12 @@ class ClientWrites:
         self._check_own(call.txn_id)
         if kind is MessageType.ROLLBACK_TXN:
             rollback: RollbackTxnHeader = decode(header, RollbackTxnHeader)
-            self._shared.transactions.pop(call.txn_id, None)
             return await self._backend.append(rollback_group(call.txn_id, rollback.reason[:200]))
         return await self._backend.append(AppendGroup([self._body(call.txn_id, *body) for body in call.messages]))
 
     async def _begin(self, keepalive_ms: int) -> AppendResult:
         begun = await self._backend.append(begin_group(keepalive_ms))
+        self._shared.forget_ended()
         self._shared.transactions[begun.txn_id] = self
         if not self._connection.is_open:  # nobody hears of it
             self.lost()
@@ -266,18 +275,13 @@ class ClientWrites:
         self._check_own(call.txn_id)
         group = commit_group(call.txn_id)
         group.producer, group.place = stamp, self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
-        result = await self._backend.append(group)
-        if result.txn_id == call.txn_id:  # else an earlier try is in the log, and this one is rolled back
-            self._shared.transactions.pop(call.txn_id, None)
-        return result
+        return await self._backend.append(group)
 
     def _check_own(self, txn_id: int) -> None:
-        """Raise `InvalidTransactionState` unless a transaction is this client's, over this connection or a lost one."""
+        """Raise `TransactionExpired` for an open transaction of others; of one that has ended the log says how."""
         owner = self._shared.transactions.get(txn_id)
-        if owner is None or owner.client_id != self.client_id:
-            raise InvalidTransactionState(
-                f"transaction {txn_id} is not of this connection, or has ended — begin another"
-            )
+        if (owner is None or owner.client_id != self.client_id) and txn_id in self._shared.open_transactions():
+            raise TransactionExpired(f"transaction {txn_id} is not of this connection — begin a new one")
 
     def _body(self, txn_id: int, kind: MessageType, vchannel: str, header: bytes, payload: bytes) -> MutableMessage:
         """Return a body of which nothing is taken for granted: rows that fit, of keys that belong on this vchannel."""
@@ -303,6 +307,7 @@ class ClientWrites:
         """Roll back the transactions that are open: the client is gone. Its writes go on, but for those without room."""
         if self._joining is not None:
             self._joining.cancel()
+        self._shared.forget_ended()
         transactions = self._shared.transactions
         for txn_id in [txn_id for txn_id, client in transactions.items() if client is self]:
             del transactions[txn_id]
