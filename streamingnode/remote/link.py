@@ -324,7 +324,7 @@ class Link:
             del self._sent[number]
 
     def _transmit(self, sent: _Sent) -> None:
-        if self.state is LinkState.READY and self._connection is not None:
+        if self.state is LinkState.READY and self._connection is not None and self._connection.is_open:
             sent.times += 1
             self._connection.send_encoded(sent.parts)
 
@@ -431,9 +431,9 @@ class Link:
         """
         for sent in list(self._sent.values()):
             call, is_late = sent.call, self._loop.time() - sent.since > GIVE_UP_S_MAX  # the node may forget it soon
-            if error is not None and not call.changes:
+            if error is not None and not (call.changes and sent.times):
                 sent.fail(error)
-            elif error is not None or not call.repeats or (is_late and call.changes):
+            elif error is not None or (sent.times and not call.repeats) or (is_late and call.changes):
                 why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
                 sent.fail(Indeterminate(f"the connection to {self.address} was lost{why}"))
         streams, self._streams = self._streams, {}

@@ -220,6 +220,15 @@ async def test_a_request_that_is_too_long_is_refused_and_the_client_survives_a_c
             await client.consistent_tick()
 
 
+async def test_a_call_that_was_not_sent_is_in_no_doubt() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        connection = link_of(client)._connection
+        assert connection is not None
+        connection.abort(OnShutdown("the network"))
+        assert not await client.delete_producer("nobody")  # it may not be repeated, and comes before anybody noticed
+        assert link_of(client).connections == 2
+
+
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
