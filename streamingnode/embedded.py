@@ -169,6 +169,7 @@ class EmbeddedReading:
 
     def __init__(self, channel: Channel, readers: NamedReaders, request: ReadRequest) -> None:
         self._channel, self._readers, self._request = channel, readers, request
+        self.vchannels = frozenset(vchannel for info in request.infos for vchannel in info.vchannels)
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
 
@@ -236,7 +237,6 @@ class EmbeddedReading:
 
     async def _scan(self, start: DeliverPolicy | StartingPoint) -> None:
         request = self._request
-        vchannels = frozenset(vchannel for info in request.infos for vchannel in info.vchannels)
         types = request.types | {MessageType.DROP_COLLECTION}  # the last one ends the reader, delivered or not
-        self._scanner = self._channel.read(request.resume or start, vchannels=vchannels, types=types)
+        self._scanner = self._channel.read(request.resume or start, vchannels=self.vchannels, types=types)
         await self._scanner.open()

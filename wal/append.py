@@ -33,7 +33,7 @@ class AppendTicket(msgspec.Struct, frozen=True):
     durable: asyncio.Future[None]
 
 
-class AppendResult(msgspec.Struct, frozen=True, gc=False):
+class AppendResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What became of an insert, upsert, delete, transaction or other group of messages that is in the log.
 
     Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows

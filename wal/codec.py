@@ -90,6 +90,17 @@ def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
 
 def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
     """Return the bytes of an entry, which has their checksum and size from then on."""
+    checksum, parts = 0, entry_parts(entry, previous_crc32c=previous_crc32c)
+    for part in parts:
+        checksum = crc32c(part, checksum)
+    data = b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), *parts))  # the only copy
+    force_setattr(entry, "crc32c", checksum)
+    force_setattr(entry, "size_bytes", len(data))
+    return data
+
+
+def entry_parts(entry: LogEntry, *, previous_crc32c: int = 0, is_whole: bool = True) -> list[bytes | memoryview]:
+    """Return what the checksum of an entry covers, in parts; one that is not `is_whole` says where its rows begin, too."""
     rows, count, stamp = entry.rows, entry.count, entry.producer
     assert entry.first_tick > 0, "messages are stamped with a tick before they are encoded"
     assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
@@ -105,14 +116,7 @@ def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
         *(_NO_STAMP if stamp is None else (stamp.producer_id, stamp.sequence, stamp.epoch)),
         groups | flags << _FLAGS_SHIFT,
     )
-    parts = _encode_messages(entry.messages) if rows is None else _encode_rows(rows)
-    checksum = crc32c(fixed)
-    for part in parts:
-        checksum = crc32c(part, checksum)
-    data = b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), fixed, *parts))  # the only copy
-    force_setattr(entry, "crc32c", checksum)
-    force_setattr(entry, "size_bytes", len(data))
-    return data
+    return [fixed, *(_encode_messages(entry.messages) if rows is None else _encode_rows(rows, is_whole=is_whole))]
 
 
 def _encode_messages(messages: Sequence[Message]) -> list[bytes | memoryview]:
@@ -126,7 +130,7 @@ def _encode_messages(messages: Sequence[Message]) -> list[bytes | memoryview]:
     return parts
 
 
-def _encode_rows(rows: PackedRows) -> list[bytes | memoryview]:
+def _encode_rows(rows: PackedRows, *, is_whole: bool) -> list[bytes | memoryview]:
     deltas = (rows.ticks - rows.ticks[0]).astype(U4)
     small = [deltas.tobytes(), rows.counts.tobytes(), rows.transactions.tobytes()]
     if rows.producers:
@@ -140,7 +144,8 @@ def _encode_rows(rows: PackedRows) -> list[bytes | memoryview]:
     for batch in rows.batches:
         place = batch.collection_id, batch.partition_id, batch.schema_version, batch.segment_id
         header = _batch_header(batch.type, batch.vchannel, *place)
-        boundaries = batch.groups, batch.places, batch.parts, batch.counts, batch.offsets
+        starts = () if is_whole else (batch.starts,)
+        boundaries = batch.groups, batch.places, batch.parts, batch.counts, batch.offsets, *starts
         small += _BATCH.pack(len(header), len(batch.payload), len(batch.groups)), header
         small += [column.tobytes() for column in boundaries]
         parts += b"".join(small), batch.payload
@@ -165,23 +170,46 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
-    entry, groups, flags = _check_entry(data, previous_crc32c)
+    check_head(data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c)
+    return decode_checked(data, wal_name=wal_name, crc32c=entry_crc32c(data))
+
+
+def decode_checked(data: bytes | memoryview, *, wal_name: str, crc32c: int = 0, is_whole: bool = True) -> LogEntry:
+    """Return the entry of `CHECKSUM_END` bytes and what `entry_parts` gave. Raises `Corrupt` for what is none."""
     try:
-        if flags & _PACKED:
-            force_setattr(entry, "rows", _decode_rows(data, entry, groups, flags, wal_name))
-        else:
-            force_setattr(entry, "messages", _decode_messages(data, entry, wal_name))
+        _, count, position, first_tick, tick, last_confirmed, term, *writer, last = _CHECKED.unpack_from(
+            data, CHECKSUM_END
+        )
+        groups, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
+        if not 0 < groups <= count or not first_tick <= tick:
+            raise Corrupt(
+                f"entry at position {position} has {count} messages of {groups} groups, ticks {first_tick} to {tick}"
+            )
+        placed = {"wal_name": wal_name, "wal_term": term, "last_confirmed_position": last_confirmed, "time_tick": tick}
+        producer_id, sequence, epoch = writer
+        return LogEntry(
+            first_position=position,
+            last_position=position + count - 1,
+            first_tick=first_tick,
+            time_tick=tick,
+            last_confirmed_position=last_confirmed,
+            wal_term=term,
+            crc32c=crc32c,
+            size_bytes=len(data),
+            messages=() if flags & _PACKED else _decode_messages(data, range(position, position + count), placed),
+            rows=_decode_rows(data, (position, count, first_tick, groups), flags, placed, is_whole=is_whole)
+            if flags & _PACKED
+            else None,
+            producer=ProducerStamp(producer_id, epoch, sequence) if producer_id else None,
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError, ValueError, IndexError) as error:
-        raise Corrupt(
-            f"entry at position {entry.first_position} passes its checksum but does not decode: {error}"
-        ) from error
-    return entry
+        raise Corrupt(f"an entry of {len(data)} bytes passes its checksum but does not decode: {error}") from error
 
 
-def _decode_messages(data: bytes, entry: LogEntry, wal_name: str) -> tuple[Message, ...]:
+def _decode_messages(data: bytes | memoryview, positions: range, placed: dict[str, Any]) -> tuple[Message, ...]:
     view, at = memoryview(data), ENTRY_HEADER_BYTES
     messages: list[Message] = []
-    for position in range(entry.first_position, entry.last_position + 1):
+    for position in positions:
         number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
         vchannel_at = at + MESSAGE_HEADER_BYTES
         vchannel_end = vchannel_at + vchannel_len
@@ -196,19 +224,19 @@ def _decode_messages(data: bytes, entry: LogEntry, wal_name: str) -> tuple[Messa
                 vchannel=str(view[vchannel_at:vchannel_end], "utf-8"),
                 payload=view[payload_at:at],
                 txn_id=txn_id,
-                wal_name=wal_name,
                 position=position,
-                last_confirmed_position=entry.last_confirmed_position,
-                time_tick=entry.time_tick,
-                wal_term=entry.wal_term,
+                **placed,
             )
         )
     _check_end(at, data)
     return tuple(messages)
 
 
-def _decode_rows(data: bytes, entry: LogEntry, group_count: int, flags: int, wal_name: str) -> PackedRows:
-    view, at, count, first_tick = memoryview(data), ENTRY_HEADER_BYTES, entry.count, entry.first_tick
+def _decode_rows(
+    data: bytes | memoryview, fixed: tuple[int, int, int, int], flags: int, placed: dict[str, Any], *, is_whole: bool
+) -> PackedRows:
+    first_position, count, first_tick, group_count = fixed
+    view, at = memoryview(data), ENTRY_HEADER_BYTES
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
@@ -230,8 +258,8 @@ def _decode_rows(data: bytes, entry: LogEntry, group_count: int, flags: int, wal
             )
         )
     ends = np.add.accumulate(counts, dtype=U8)
-    if ends.item(-1) != count or since_first.item(-1) != entry.time_tick - first_tick or not _ascend(since_first):
-        raise Corrupt(f"the groups of the entry at position {entry.first_position} do not add up")
+    if ends.item(-1) != count or since_first.item(-1) != placed["time_tick"] - first_tick or not _ascend(since_first):
+        raise Corrupt(f"the groups of the entry at position {first_position} do not add up")
     starts = (ends - counts).astype(U4)
     batches = []
     messages = 0
@@ -239,7 +267,7 @@ def _decode_rows(data: bytes, entry: LogEntry, group_count: int, flags: int, wal
         header_len, payload_len, boundaries = _BATCH.unpack_from(data, at)
         at += _BATCH.size + header_len
         header = _decode_batch_header(view[at - header_len : at])
-        groups, places, parts, rows, offsets = columns(boundaries, *_BOUNDARY)
+        groups, places, parts, rows, offsets, *given = columns(boundaries, *_BOUNDARY, *(() if is_whole else (U4,)))
         payload = view[at : at + payload_len]
         at += payload_len
         kind, _ = _layouts[header.type, header.version]
@@ -250,8 +278,8 @@ def _decode_rows(data: bytes, entry: LogEntry, group_count: int, flags: int, wal
             or np.count_nonzero(places >= counts[groups])
             or not _ascend(starts[groups] + places)
         ):
-            raise Corrupt(f"a batch of the entry at position {entry.first_position} has rows of no group")
-        row_ends = np.add.accumulate(rows, dtype=U4)
+            raise Corrupt(f"a batch of the entry at position {first_position} has rows of no group")
+        (row_starts,) = given or (np.add.accumulate(rows, dtype=U4) - rows,)
         messages += boundaries
         batches.append(
             RowBatch(
@@ -265,27 +293,24 @@ def _decode_rows(data: bytes, entry: LogEntry, group_count: int, flags: int, wal
                 groups=groups,
                 places=places,
                 parts=parts,
-                starts=row_ends - rows,
+                starts=row_starts,
                 counts=rows,
                 offsets=offsets,
                 rows=sum(rows.tolist()),
             )
         )
     _check_end(at, data)
-    if messages != count - 2 * np.count_nonzero(transactions):
-        raise Corrupt(f"the entry at position {entry.first_position} has messages without rows")
+    if is_whole and messages != count - 2 * np.count_nonzero(transactions):
+        raise Corrupt(f"the entry at position {first_position} has messages without rows")
     return PackedRows(
-        wal_name=wal_name,
-        wal_term=entry.wal_term,
-        last_confirmed_position=entry.last_confirmed_position,
         ticks=np.add(since_first, first_tick, dtype=U8),
-        positions=np.add(starts, entry.first_position, dtype=U8),
+        positions=np.add(starts, first_position, dtype=U8),
         counts=counts,
         transactions=transactions.astype(bool),
         batches=tuple(batches),
         producers=producers,
-        time_tick=entry.time_tick,
-        position=entry.last_position,
+        position=first_position + count - 1,
+        **placed,
     )
 
 
@@ -293,7 +318,7 @@ def _ascend(numbers: Numbers) -> bool:
     return not np.count_nonzero(numbers[1:] <= numbers[:-1])
 
 
-def _check_end(at: int, data: bytes) -> None:
+def _check_end(at: int, data: bytes | memoryview) -> None:
     if at != len(data):
         raise Corrupt(f"what is in an entry of {len(data)} bytes ends at byte {at}")
 
@@ -322,32 +347,6 @@ def check_head(
     if not 0 < count <= MESSAGES_PER_ENTRY_MAX:
         raise Corrupt(f"entry at position {position} has {count} messages")
     return fields
-
-
-def _check_entry(data: bytes, previous_crc32c: int | None) -> tuple[LogEntry, int, int]:
-    """Return an entry without what is in it, its group count and flags."""
-    _, count, position, first_tick, tick, last_confirmed, term, *writer, last = check_head(
-        data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
-    )
-    groups, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
-    if not 0 < groups <= count or not first_tick <= tick:
-        raise Corrupt(
-            f"entry at position {position} has {count} messages of {groups} groups, ticks {first_tick} to {tick}"
-        )
-    producer_id, sequence, epoch = writer
-    producer = ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-    entry = LogEntry(
-        first_position=position,
-        last_position=position + count - 1,
-        first_tick=first_tick,
-        time_tick=tick,
-        last_confirmed_position=last_confirmed,
-        wal_term=term,
-        crc32c=entry_crc32c(data),
-        size_bytes=len(data),
-        producer=producer,
-    )
-    return entry, groups, flags
 
 
 class _Versioned(msgspec.Struct):

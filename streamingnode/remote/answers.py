@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from interceptors.errors import InvalidTransactionState
+from interceptors.errors import TransactionExpired
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.remote.calls import Access, TransactionCall, WireError, WireResults, decode, encode
@@ -18,19 +18,26 @@ from streamingnode.remote.writes import (
     FIRST_EPOCH,
     Targets,
     WireGroup,
-    WireResult,
     WireTarget,
     WireWrites,
     checked_rows,
     groups_of,
-    result_to_wire,
 )
 from streamingnode.writing.target import BatchTarget
 from streamingnode.writing.transaction import begin_group, commit_group, rollback_group
 from wal.append import AppendGroup, AppendResult
 from wal.errors import ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
-from wal.headers import DML, HEADERS, MESSAGE_VERSION, DeleteHeader, InsertHeader, MessageType
+from wal.headers import (
+    DML,
+    HEADERS,
+    MESSAGE_VERSION,
+    BeginTxnHeader,
+    DeleteHeader,
+    InsertHeader,
+    MessageType,
+    RollbackTxnHeader,
+)
 from wal.message import MutableMessage
 from wal.position import CLIENT_PRODUCER_IDS, NODE_PRODUCER_ID, SEQUENCE_MAX, ProducerStamp
 from wal.runtime import mark_heard
@@ -73,8 +80,17 @@ class Shared:
     def __init__(self, backend: EmbeddedBackend) -> None:
         self.backend, self.targets = backend, Targets(lambda: backend.catalog)
         self.transactions: dict[int, ClientWrites] = {}
-        """The open ones of clients, and whose they are."""
+        """Those of clients, and whose they are; some may have ended."""
         self.tasks: set[asyncio.Task[Any]] = set()
+
+    def open_transactions(self) -> set[int]:
+        """Return which are open, of clients and of this process."""
+        return {session.txn_id for session in self.backend.channel.term.transactions.sessions}
+
+    def forget_ended(self) -> None:
+        """Keep those that are open: others may have expired, and nobody told."""
+        kept = self.transactions.keys() & self.open_transactions()
+        self.transactions = {txn_id: self.transactions[txn_id] for txn_id in kept}
 
     def work(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Do something that the end of a connection does not cut off."""
@@ -200,7 +216,7 @@ class ClientWrites:
         """Send a result or an error: all of a turn of the event loop together."""
         results, failures = self._results
         if isinstance(outcome, AppendResult):
-            results.append(result_to_wire(frame.number, group, outcome))
+            results.append((frame.number, group, outcome))
         else:
             failures.append((frame.number, group, WireError.of(outcome)))
         if not self._is_sending:
@@ -229,26 +245,23 @@ class ClientWrites:
 
     # --- transactions that are sent before their commit -----------------------------------------------------------------
 
-    async def transaction(self, call: TransactionCall) -> WireResult:
+    async def transaction(self, call: TransactionCall) -> AppendResult:
         """Take one step; a transaction belongs to the connection that began it."""
-        result: AppendResult
-        match call.step:
-            case "begin":
-                result = await asyncio.shield(self._shared.work(self._begin(call.keepalive_ms)))
-            case "bodies":
-                self._check_own(call.txn_id)
-                messages = [self._body(call.txn_id, *body) for body in call.bodies]
-                result = await self._backend.append(AppendGroup(messages))
-            case "commit":
-                result = await self._commit(call)
-            case "rollback":
-                self._check_own(call.txn_id)
-                self._shared.transactions.pop(call.txn_id, None)
-                result = await self._backend.append(rollback_group(call.txn_id, call.reason[:200]))
-        return result_to_wire(0, 0, result)
+        kind, _, header, _ = call.messages[0]
+        if kind is MessageType.BEGIN_TXN:
+            begin: BeginTxnHeader = decode(header, BeginTxnHeader)
+            return await asyncio.shield(self._shared.work(self._begin(begin.keepalive_ms)))
+        if kind is MessageType.COMMIT_TXN:
+            return await self._commit(call)
+        self._check_own(call.txn_id)
+        if kind is MessageType.ROLLBACK_TXN:
+            rollback: RollbackTxnHeader = decode(header, RollbackTxnHeader)
+            return await self._backend.append(rollback_group(call.txn_id, rollback.reason[:200]))
+        return await self._backend.append(AppendGroup([self._body(call.txn_id, *body) for body in call.messages]))
 
     async def _begin(self, keepalive_ms: int) -> AppendResult:
         begun = await self._backend.append(begin_group(keepalive_ms))
+        self._shared.forget_ended()
         self._shared.transactions[begun.txn_id] = self
         if not self._connection.is_open:  # nobody hears of it
             self.lost()
@@ -262,18 +275,13 @@ class ClientWrites:
         self._check_own(call.txn_id)
         group = commit_group(call.txn_id)
         group.producer, group.place = stamp, self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
-        result = await self._backend.append(group)
-        if result.txn_id == call.txn_id:  # else an earlier try is in the log, and this one is rolled back
-            self._shared.transactions.pop(call.txn_id, None)
-        return result
+        return await self._backend.append(group)
 
     def _check_own(self, txn_id: int) -> None:
-        """Raise `InvalidTransactionState` unless a transaction is this client's, over this connection or a lost one."""
+        """Raise `TransactionExpired` for an open transaction of others; of one that has ended the log says how."""
         owner = self._shared.transactions.get(txn_id)
-        if owner is None or owner.client_id != self.client_id:
-            raise InvalidTransactionState(
-                f"transaction {txn_id} is not of this connection, or has ended — begin another"
-            )
+        if (owner is None or owner.client_id != self.client_id) and txn_id in self._shared.open_transactions():
+            raise TransactionExpired(f"transaction {txn_id} is not of this connection — begin a new one")
 
     def _body(self, txn_id: int, kind: MessageType, vchannel: str, header: bytes, payload: bytes) -> MutableMessage:
         """Return a body of which nothing is taken for granted: rows that fit, of keys that belong on this vchannel."""
@@ -299,6 +307,7 @@ class ClientWrites:
         """Roll back the transactions that are open: the client is gone. Its writes go on, but for those without room."""
         if self._joining is not None:
             self._joining.cancel()
+        self._shared.forget_ended()
         transactions = self._shared.transactions
         for txn_id in [txn_id for txn_id, client in transactions.items() if client is self]:
             del transactions[txn_id]

@@ -6,7 +6,7 @@ from enum import Enum, unique
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 import msgspec
 import pyarrow as pa
@@ -17,10 +17,12 @@ from streamingnode.care.findings import Finding, Report
 from streamingnode.collections import READ_COLLECTIONS_MAX
 from streamingnode.ddl import CatalogChanges
 from streamingnode.remote.topics import ClientTopics
-from streamingnode.remote.writes import WireResult, WireWrites
+from streamingnode.remote.writes import WireWrites
 from streamingnode.streams.channels import ChannelService
+from wal.append import AppendResult
 from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.headers import MessageType
+from wal.position import MessageId, message_id_kind
 from wal.rocksmq.contract import MessageQueue
 
 VERSIONS = (1,)
@@ -58,17 +60,15 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
-    """`begin`, `commit` or `rollback` of a transaction that is sent before its commit, or `bodies` of it."""
+    """The begin, commit or rollback of a transaction that is sent before its commit, or bodies of it."""
 
-    step: Literal["begin", "bodies", "commit", "rollback"]
+    messages: Annotated[tuple[tuple[MessageType, str, bytes, bytes], ...], msgspec.Meta(min_length=1)]
+    """Of each its type, vchannel, header and payload, as the log has them."""
     txn_id: int = 0
-    keepalive_ms: int = 0
-    reason: str = ""
     sequence: int = 0
     producer_id: int = 0
     epoch: int = 0
-    bodies: tuple[tuple[MessageType, str, bytes, bytes], ...] = ()
-    """Of each its type, vchannel, header and payload, as the log has them."""
+    """The stamp of a commit."""
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
@@ -163,8 +163,8 @@ _channel_calls = partial(_calls, ChannelService, prefix=CHANNELS)
 
 READ = Call("read", Access.CONSUME, ReadCall, Opened)
 ACK = Call("ack", Access.CONSUME, AckCall, None)
-TRANSACTION = Call("transaction", Access.PRODUCE, TransactionCall, WireResult)
-WRITE = Call("a write", Access.PRODUCE, WireWrites, WireResult, repeats=True)
+TRANSACTION = Call("transaction", Access.PRODUCE, TransactionCall, AppendResult)
+WRITE = Call("a write", Access.PRODUCE, WireWrites, AppendResult, repeats=True)
 CALLS = {
     call.name: call
     for call in chain(
@@ -206,15 +206,19 @@ def _encode_other(value: object) -> object:
             return sink.getvalue().to_pybytes()
         case Path():
             return str(value)
+        case type() if issubclass(value, MessageId):
+            return value.wal_name
         case range():
             return value.start, value.stop
         case _:
             raise NotImplementedError(f"{type(value).__name__} does not cross a connection")
 
 
-def _decode_other(kind: type, value: Any) -> Any:
+def _decode_other(kind: Any, value: Any) -> Any:
     if kind is Path:
         return Path(value)
+    if kind == type[MessageId]:
+        return message_id_kind(value)
     try:
         if kind is range:
             return range(*value)
@@ -281,8 +285,8 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
         return error
 
 
-WireResults = tuple[list[WireResult], list[tuple[int, int, WireError]]]
-"""What became of writes, and why some are refused: number of the frame, index of the group, error."""
+WireResults = tuple[list[tuple[int, int, AppendResult]], list[tuple[int, int, WireError]]]
+"""What became of writes, and why some are refused, behind the number of the frame and the index of the group."""
 
 
 def _classes(kind: type[StreamingNodeError]) -> Iterator[type[StreamingNodeError]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import anyio
 import msgspec
 
 from interceptors.errors import TransactionExpired
@@ -19,26 +20,26 @@ from streamingnode.care.findings import Report
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import ACK, READ, TRANSACTION, Opened, ReadCall, TransactionCall, WireError
+from streamingnode.remote.calls import ACK, READ, TRANSACTION, Access, Opened, ReadCall, TransactionCall, WireError
 from streamingnode.remote.link import Link, LinkState
 from streamingnode.remote.queue import RemoteChannels, RemoteQueue
 from streamingnode.remote.streams import decode_batch
-from streamingnode.remote.writes import FIRST_EPOCH, WireResult, frame_of
+from streamingnode.remote.writes import FIRST_EPOCH, frame_of
 from streamingnode.statistics import SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
-from wal.headers import BeginTxnHeader, CommitTxnHeader, RollbackTxnHeader
+from wal.headers import MessageType
 from wal.packer import Packer
-from wal.position import SEQUENCE_MAX, Place, ProducerStamp, message_id_kind
+from wal.position import SEQUENCE_MAX, Place, ProducerStamp
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor
 
 GRACE_S = 3.0
-"""How long closing waits for writes that were sent."""
+"""How long closing waits for answers."""
 FRAMES_IN_FLIGHT_MAX = 2
 """With as many unanswered, writes wait and go together: what a frame costs once, both sides, is paid less often."""
 COMPANY_MIN = 16
@@ -139,8 +140,9 @@ class RemoteBackend:
         return RemoteReading(self.link, request)
 
     async def drain(self) -> None:
-        """Wait for writes that were sent; what was not is refused when the link closes."""
-        await self.link.drain(GRACE_S)
+        """Wait for writes and changes that were begun; what is not answered in time is refused when the link closes."""
+        with anyio.move_on_after(GRACE_S):
+            await self.link.drain(Access.PRODUCE, Access.ADMIN)
 
     # --- writes ---------------------------------------------------------------------------------------------------------
 
@@ -204,30 +206,18 @@ class RemoteBackend:
 
     async def _transaction(self, group: AppendGroup) -> AppendResult:
         """Take a step of a transaction; only a commit has a stamp, and may be sent again."""
-        first, pack, call = group.messages[0], Pack([group]), TRANSACTION
+        first, pack, encode = group.messages[0], Pack([group]), msgspec.msgpack.encode
+        call = TRANSACTION._replace(repeats=first.type is MessageType.COMMIT_TXN)
         with self._under_way():
-            match first.header:
-                case BeginTxnHeader(keepalive_ms=keepalive_ms):
-                    request = TransactionCall("begin", keepalive_ms=keepalive_ms)
-                case CommitTxnHeader():
-                    stamp, call = self._stamp(group), call._replace(repeats=True)
-                    request = TransactionCall(
-                        "commit", first.txn_id, 0, "", stamp.sequence, stamp.producer_id, stamp.epoch
-                    )
-                case RollbackTxnHeader(reason=reason):
-                    request = TransactionCall("rollback", first.txn_id, reason=reason)
-                case _:
-                    encode = msgspec.msgpack.encode
-                    bodies = [
-                        (each.type, each.vchannel, encode(each.header), bytes(each.payload)) for each in group.messages
-                    ]
-                    request = TransactionCall("bodies", first.txn_id, bodies=tuple(bodies))
+            stamp = self._stamp(group) if call.repeats else ProducerStamp(0, 0, 0)
+            messages = [(each.type, each.vchannel, encode(each.header), bytes(each.payload)) for each in group.messages]
+            request = TransactionCall(tuple(messages), first.txn_id, stamp.sequence, stamp.producer_id, stamp.epoch)
             try:
                 await self.link.wait_ready()
                 pack.sent = True
-                wired: WireResult = await self.link.call(call, request)
-                group.outcome = wired.result(message_id_kind(self.wal_name))
-                return group.outcome
+                result: AppendResult = await self.link.call(call, request)
+                group.outcome = result
+                return result
             except StreamingNodeError as error:
                 group.outcome, pack.sent = error, isinstance(error, Indeterminate)  # else the node has nothing of it
                 if call.repeats or not pack.sent:

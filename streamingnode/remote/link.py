@@ -22,13 +22,13 @@ from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Unauthenticated, Unreachable
 from streamingnode.remote import calls
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import VERSIONS, Call, Welcome, WireError, WireResults
+from streamingnode.remote.calls import VERSIONS, Access, Call, Welcome, WireError, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError, TooLarge
 from wal.frames import Frame, FrameKind, encode_frame
-from wal.position import CLIENT_PRODUCER_IDS, Place, message_id_kind
+from wal.position import CLIENT_PRODUCER_IDS, Place
 from wal.queue import Signal
 from wal.runtime import event_log
 
@@ -248,10 +248,11 @@ class Link:
             self._end_all(self._refusal())
             await self._close_connection()
 
-    async def drain(self, grace_s: float | None = None) -> None:
-        """Return when every write that was sent was answered, or after so many seconds."""
-        if pending := [each.ended for each in self._sent.values() if each.call is calls.WRITE]:
-            await asyncio.wait(pending, timeout=grace_s)
+    async def drain(self, *accesses: Access) -> None:
+        """Return when nothing that needs these rights waits for its answer, nor what was sent meanwhile."""
+        while pending := [each.ended for each in self._sent.values() if each.call.access in accesses]:
+            await asyncio.wait(pending)
+            await asyncio.sleep(0)  # what waited for them is sent now
 
     # --- what is sent ---------------------------------------------------------------------------------------------------
 
@@ -323,7 +324,7 @@ class Link:
             del self._sent[number]
 
     def _transmit(self, sent: _Sent) -> None:
-        if self.state is LinkState.READY and self._connection is not None:
+        if self.state is LinkState.READY and self._connection is not None and self._connection.is_open:
             sent.times += 1
             self._connection.send_encoded(sent.parts)
 
@@ -393,9 +394,8 @@ class Link:
 
     def _on_results(self, frame: Frame) -> None:
         results, failures = calls.decode(frame.payload, WireResults)
-        kind = message_id_kind(self.welcome.wal_name)
-        for result in results:
-            self._settle(result.frame, result.group, result.result(kind))
+        for number, index, result in results:
+            self._settle(number, index, result)
         for number, index, failure in failures:
             self._settle(number, index, failure.error())
 
@@ -431,9 +431,9 @@ class Link:
         """
         for sent in list(self._sent.values()):
             call, is_late = sent.call, self._loop.time() - sent.since > GIVE_UP_S_MAX  # the node may forget it soon
-            if error is not None and not call.changes:
+            if error is not None and not (call.changes and sent.times):
                 sent.fail(error)
-            elif error is not None or not call.repeats or (is_late and call.changes):
+            elif error is not None or (sent.times and not call.repeats) or (is_late and call.changes):
                 why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
                 sent.fail(Indeterminate(f"the connection to {self.address} was lost{why}"))
         streams, self._streams = self._streams, {}

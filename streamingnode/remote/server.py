@@ -318,7 +318,7 @@ class Session:
             while True:
                 await stream.wait()  # and hold nothing of the log meanwhile
                 batch = await reading.next_batch()
-                payload = encode_batch(batch)
+                payload = encode_batch(batch, reading.vchannels)
                 stream.credit_bytes -= sum(map(len, payload))
                 await self.connection.send_long(FrameKind.MESSAGES, number, *payload)
         finally:

@@ -28,7 +28,7 @@ from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import Welcome, decode, encode
+from streamingnode.remote.calls import Access, Welcome, decode, encode
 from streamingnode.remote.client import FRAMES_IN_FLIGHT_MAX, RemoteBackend
 from streamingnode.remote.link import LinkState
 from streamingnode.remote.writes import FIRST_EPOCH, FrameOfWrites, Lane, Unit, WireWrites, frame_of
@@ -350,7 +350,7 @@ class SpoolingBackend(RemoteBackend):
 
     async def _replay_one(self) -> None:
         """Send the oldest record and be done with it, or end the replay when there is none."""
-        await self.link.drain()  # what was sent before the spool comes before it
+        await self.link.drain(Access.PRODUCE)  # what was sent before the spool comes before it
         if (first := self._first) is not None:
             await self._send_again(first)
         async with self._turn:

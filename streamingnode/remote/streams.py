@@ -1,155 +1,86 @@
-"""What a reader gets, as it crosses a connection: a scan's batch, its rows still packed. Pure."""
+"""What a reader gets, as it crosses a connection: entries as the log has them, without what is not for this reader. Pure."""
 
-from operator import attrgetter
-from typing import Any
+import struct
+from collections.abc import Collection, Iterator
 
-import msgspec
-import numpy as np
+from msgspec.structs import replace
 
 from scanner.scanner import ScanBatch
-from wal.entry import BOOL, U2, U4, U8, PackedRows, RowBatch, Visible, transaction_of
-from wal.errors import ProtocolError
-from wal.headers import HEADERS, MESSAGE_VERSION, MessageType
+from wal.codec import CHECKSUM_END, decode_checked, entry_parts
+from wal.entry import LogEntry, PackedRows, Visible, transaction_of
+from wal.errors import Corrupt, ProtocolError
+from wal.headers import CommitTxnHeader, MessageType
 from wal.message import Message, TransactionMessage
 
-_encode = msgspec.msgpack.Encoder().encode
-_headers = {
-    int(kind): msgspec.msgpack.Decoder(header)
-    for (kind, version), header in HEADERS.items()
-    if version == MESSAGE_VERSION
-}
-_FACTS = ("vchannel", "position", "last_confirmed_position", "time_tick", "txn_id", "wal_term", "first_row")
-_PLACE = ("collection_id", "partition_id", "schema_version", "segment_id")
-_ARRAYS: dict[str, np.dtype[Any]] = {"groups": U4, "places": U4, "parts": U2, "starts": U4, "counts": U4, "offsets": U8}
+_HEAD = struct.Struct("<QQI")
+"""confirmed tick, position to go on from, how many messages, transactions and packed rows there are."""
+_LENGTH = struct.Struct("<Q")
+"""In place of what an entry's checksum does not cover: a frame has one of its own."""
+assert _LENGTH.size == CHECKSUM_END, "so an entry is where it is in the log"
 
 
-class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=0):
-    kind: int
-    header: bytes
-    payload_bytes: int
-    facts: tuple[str, int, int, int, int, int, int]
-    """As `_FACTS` names them."""
-
-
-class _Transaction(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=1):
-    bodies: tuple[_Message, ...]
-    commit: _Message
-
-
-class _Rows(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=3):
-    kind: int
-    vchannel: str
-    place: tuple[int, int, int, int]
-    """As `_PLACE` names it."""
-    payload_bytes: int
-    arrays: tuple[bytes, ...]
-    """As `_ARRAYS` names them."""
-
-
-class _Packed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=2):
-    wal_term: int
-    last_confirmed: int
-    ticks: bytes
-    positions: bytes
-    counts: bytes
-    transactions: bytes
-    position: int
-    batches: tuple[_Rows, ...]
-
-
-class _Batch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    confirmed_tick: int
-    resume_position: int
-    visible: tuple[_Message | _Transaction | _Packed, ...]
-
-
-_decode_batch = msgspec.msgpack.Decoder(_Batch).decode
-
-
-def encode_batch(batch: ScanBatch) -> list[bytes | memoryview]:
-    """Return a batch in parts: the length of what describes it and that, and the payloads in order, which are not copied."""
-    payloads: list[bytes | memoryview] = []
-    visible = tuple([_described(each, payloads) for each in batch.visible])
-    head = _encode(_Batch(batch.confirmed_tick, batch.resume_position, visible))
-    return [len(head).to_bytes(4, "little") + head, *payloads]
+def encode_batch(batch: ScanBatch, vchannels: Collection[str]) -> list[bytes | memoryview]:
+    """Return a batch in parts, of which payloads are not copied; of other vchannels no row is in it."""
+    parts: list[bytes | memoryview] = [_HEAD.pack(batch.confirmed_tick, batch.resume_position, len(batch.visible))]
+    for visible in batch.visible:
+        for entry in _entries(visible, vchannels):
+            of_entry = entry_parts(entry, is_whole=False)
+            parts += _LENGTH.pack(sum(map(len, of_entry))), *of_entry
+    return parts
 
 
 def decode_batch(data: memoryview, wal_name: str) -> ScanBatch:
     """Return what was encoded, its payloads as views into it. Raises `ProtocolError`."""
+    visible, bodies = list[Visible](), list[Message]()
     try:
-        payloads = 4 + int.from_bytes(data[:4], "little")
-        batch = _decode_batch(data[4:payloads])
-        made = _Maker(data, payloads, wal_name)
-        return ScanBatch([made.visible(each) for each in batch.visible], batch.confirmed_tick, batch.resume_position)
-    except (msgspec.DecodeError, ValueError, KeyError, IndexError) as error:
+        tick, position, count = _HEAD.unpack_from(data)
+        data = data[_HEAD.size :]
+        while data:
+            end = CHECKSUM_END + _LENGTH.unpack_from(data)[0]
+            entry = decode_checked(data[:end], wal_name=wal_name, is_whole=False)
+            data = data[end:]
+            if entry.rows is not None:
+                visible.append(entry.rows)
+            for message in entry.messages:
+                if message.type is MessageType.COMMIT_TXN:
+                    visible.append(transaction_of(bodies, message))
+                    bodies = []
+                else:
+                    (bodies if message.txn_id else visible).append(message)
+        if bodies or len(visible) != count:
+            raise Corrupt(f"{len(visible)} of {count} things")
+    except (struct.error, Corrupt) as error:
         raise ProtocolError(f"a batch of messages does not decode: {error}") from error
+    return ScanBatch(visible, tick, position)
 
 
-def _described(visible: Visible, payloads: list[bytes | memoryview]) -> _Message | _Transaction | _Packed:
-    if isinstance(visible, Message):
-        return _message(visible, payloads)
-    if isinstance(visible, TransactionMessage):
-        bodies = tuple([_message(body, payloads) for body in visible.bodies])
-        return _Transaction(bodies, _message(visible.commit, payloads))
-    ticks, positions = visible.ticks.tobytes(), visible.positions.tobytes()
-    counts, transactions = visible.counts.tobytes(), visible.transactions.tobytes()
-    confirmed, batches = visible.last_confirmed_position, tuple([_rows(batch, payloads) for batch in visible.batches])
-    return _Packed(visible.wal_term, confirmed, ticks, positions, counts, transactions, visible.position, batches)
-
-
-def _rows(batch: RowBatch, payloads: list[bytes | memoryview]) -> _Rows:
-    payloads.append(batch.payload)
-    place, arrays = attrgetter(*_PLACE)(batch), tuple([getattr(batch, name).tobytes() for name in _ARRAYS])
-    return _Rows(batch.type, batch.vchannel, place, len(batch.payload), arrays)
-
-
-def _message(message: Message, payloads: list[bytes | memoryview]) -> _Message:
-    payloads.append(message.payload)
-    return _Message(message.type, _encode(message.header), len(message.payload), attrgetter(*_FACTS)(message))
-
-
-class _Maker:
-    """Makes what was described, taking payloads one after the other."""
-
-    def __init__(self, data: memoryview, at: int, wal_name: str) -> None:
-        self._data, self._at, self._wal_name = data, at, wal_name
-
-    def visible(self, each: _Message | _Transaction | _Packed) -> Visible:
-        """Return one message, transaction or packed rows."""
-        if isinstance(each, _Message):
-            return self._message(each)
-        if isinstance(each, _Transaction):
-            return transaction_of([self._message(body) for body in each.bodies], self._message(each.commit))
-        ticks = np.frombuffer(each.ticks, U8)
-        return PackedRows(
-            wal_name=self._wal_name,
-            wal_term=each.wal_term,
-            last_confirmed_position=each.last_confirmed,
-            ticks=ticks,
-            positions=np.frombuffer(each.positions, U8),
-            counts=np.frombuffer(each.counts, U4),
-            transactions=np.frombuffer(each.transactions, BOOL),
-            batches=tuple([self._rows(rows) for rows in each.batches]),
-            time_tick=int(ticks[-1]),
-            position=each.position,
+def _entries(visible: Visible, vchannels: Collection[str]) -> Iterator[LogEntry]:
+    """Yield what is visible as entries; of a transaction that was several, its bodies and a commit of these."""
+    if isinstance(visible, PackedRows):
+        batches = tuple([batch for batch in visible.batches if batch.vchannel in vchannels])
+        rows = replace(visible, batches=batches, producers=())
+        yield LogEntry(
+            first_position=rows.positions.item(0),
+            last_position=rows.position,
+            first_tick=rows.ticks.item(0),
+            time_tick=rows.time_tick,
+            last_confirmed_position=rows.last_confirmed_position,
+            wal_term=rows.wal_term,
+            rows=rows,
         )
-
-    def _rows(self, rows: _Rows) -> RowBatch:
-        named: dict[str, Any] = dict(zip(_PLACE, rows.place, strict=True))
-        for (name, kind), array in zip(_ARRAYS.items(), rows.arrays, strict=True):
-            named[name] = np.frombuffer(array, kind)
-        payload = self._payload(rows.payload_bytes)
-        count = int(named["counts"].sum())
-        return RowBatch(type=MessageType(rows.kind), vchannel=rows.vchannel, payload=payload, rows=count, **named)
-
-    def _message(self, message: _Message) -> Message:
-        facts: dict[str, Any] = dict(zip(_FACTS, message.facts, strict=True))
-        header: Any = _headers[message.kind].decode(message.header)
-        payload = self._payload(message.payload_bytes)
-        return Message(type=MessageType(message.kind), header=header, payload=payload, wal_name=self._wal_name, **facts)
-
-    def _payload(self, size_bytes: int) -> memoryview:
-        start, self._at = self._at, self._at + size_bytes
-        if size_bytes < 0 or self._at > len(self._data):
-            raise ValueError("payloads end early")
-        return self._data[start : self._at]
+        return
+    messages: tuple[Message, ...] = visible.bodies
+    if isinstance(visible, TransactionMessage):
+        bodies = [body for body in messages if body.vchannel in vchannels]
+        header = CommitTxnHeader.of([(body.vchannel, body.header) for body in bodies])
+        messages = (*bodies, replace(visible.commit, header=header))
+    for message in messages:
+        yield LogEntry(
+            first_position=message.position,
+            last_position=message.position,
+            first_tick=message.time_tick,
+            time_tick=message.time_tick,
+            last_confirmed_position=message.last_confirmed_position,
+            wal_term=message.wal_term,
+            messages=(message,),
+        )

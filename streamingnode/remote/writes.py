@@ -23,7 +23,7 @@ from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.frames import FrameKind, encode_frame
 from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES
-from wal.position import MessageId, ProducerStamp
+from wal.position import ProducerStamp
 from wal.rows import Piece
 
 _encode_plain = msgspec.msgpack.Encoder().encode
@@ -67,32 +67,6 @@ class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
     settled: int
     targets: Annotated[tuple[WireTarget, ...], msgspec.Meta(max_length=PIECES_MAX)]
     groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=GROUPS_MAX)]
-
-
-class WireResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of write `group` of frame `frame`."""
-
-    frame: int
-    group: int
-    first_position: int
-    count: int
-    time_tick: int
-    last_confirmed: int
-    txn_id: int
-    row_offsets: dict[str, tuple[int, int]]
-    durable: bool
-
-    def result(self, kind: type[MessageId]) -> AppendResult:
-        """Return it as its appender is told."""
-        first, count, tick = self.first_position, self.count, self.time_tick
-        return AppendResult(kind, first, count, tick, self.last_confirmed, self.txn_id, self.row_offsets, self.durable)
-
-
-def result_to_wire(frame: int, group: int, result: AppendResult) -> WireResult:
-    """Return a result for the other side."""
-    first, count, tick = result.first_position, result.count, result.time_tick
-    confirmed, offsets = result.last_confirmed_position, dict(result.row_offsets)
-    return WireResult(frame, group, first, count, tick, confirmed, result.txn_id, offsets, result.durable)
 
 
 # --- the client's side ------------------------------------------------------------------------------------------------

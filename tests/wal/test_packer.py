@@ -8,7 +8,7 @@ from tests.wal.manual_log import settle
 from tests.wal.packs_under_way import Log, result, write
 from wal.append import AppendGroup, AppendTicket
 from wal.errors import TooLarge
-from wal.packer import ALONE_BYTES_MIN, JOINED_MIN, PACK_BYTES_MAX, PACK_GROUPS_MAX, PACKS_IN_FLIGHT_MAX
+from wal.packer import ALONE_BYTES_MIN, PACK_BYTES_MAX, PACK_GROUPS_MAX, PACKS_IN_FLIGHT_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -82,6 +82,25 @@ async def test_as_many_writes_as_the_company_do_not_wait_and_the_next_few_do() -
     await log.end_all()
 
 
+async def test_who_is_told_of_a_pack_writes_again_in_the_next_one_where_there_is_a_company() -> None:
+    log, waiting = Log(company=4), write()
+
+    async def write_twice() -> None:
+        for _ in range(2):
+            await log.packer.append(write())
+
+    await log.start(write())
+    writers = [asyncio.ensure_future(write_twice()) for _ in range(4)]
+    await settle()
+    await log.start(waiting)
+    await log.end()
+    await log.end()
+    assert [len(groups) for groups in log.packs] == [1, 4, 5]
+    assert log.packs[2][0] is waiting
+    await log.end_all()
+    await asyncio.gather(*writers)
+
+
 async def test_a_large_write_waits_for_no_company() -> None:
     log, groups = Log(company=4), [write(), write(ALONE_BYTES_MIN)]
     await log.start(*groups)
@@ -104,24 +123,26 @@ def queued() -> AppendTicket:
 
 
 async def test_writes_of_connections_wait_for_a_pack_that_only_the_disk_keeps_and_for_no_other() -> None:
-    log, groups = Log(), [write() for _ in range(4)]
-    for group in groups[:3]:  # what has no place in the log may wait for a lock, and long
-        await joined(log, group)
-    assert log.packs == [[group] for group in groups[:3]]
+    log, groups = Log(), [write() for _ in range(5)]
+    for pack in (groups[:2], groups[2:3], groups[3:4]):  # what has no place in the log may wait for a lock, and long
+        await joined(log, *pack)
+    assert log.packs == [groups[:2], groups[2:3], groups[3:4]]
     log.under_way[0][0].ticket = queued()
-    await joined(log, groups[3])
+    await joined(log, groups[4])
     assert len(log.packs) == 3
     await log.end()
-    assert log.packs[3:] == [groups[3:]]
+    assert log.packs[3:] == [groups[4:]]
     await log.end_all()
 
 
-async def test_many_writes_of_connections_wait_for_none() -> None:
-    log, groups = Log(), [write() for _ in range(JOINED_MIN + 1)]
-    await joined(log, groups[0])
+async def test_as_many_writes_of_connections_as_the_disk_keeps_wait_for_none_of_them() -> None:
+    log, groups = Log(), [write() for _ in range(6)]
+    await joined(log, *groups[:3])
     log.under_way[0][0].ticket = queued()
-    await joined(log, *groups[1:])
-    assert log.packs == [groups[:1], groups[1:]]
+    await joined(log, *groups[3:5])
+    assert log.packs == [groups[:3]]
+    await joined(log, groups[5])
+    assert log.packs == [groups[:3], groups[3:]]
     await log.end_all()
 
 

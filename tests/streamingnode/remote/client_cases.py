@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from streamingnode.errors import (
@@ -23,6 +24,7 @@ from tests.streamingnode.remote.nodes import (
 )
 from tests.streamingnode.remote.proxy import Passing, Way, until
 from wal.frames import FrameKind
+from wal.headers import MessageType
 
 SMALL: dict[str, Any] = {"writes.pending_bytes_max": 64 << 10, "wal.group_bytes_max": 8 << 10}
 """So that a few KiB of rows fill the node's memory for them."""
@@ -76,10 +78,10 @@ async def streamed(client: Node) -> Transaction:
 
 def without_answers_to_commits(served: Served) -> set[int]:
     """Have commits reach the node, and no answer to them the client; return their numbers as they come."""
-    commits = set[int]()
+    commits, said = set[int](), msgspec.msgpack.encode(MessageType.COMMIT_TXN)
 
     def passes(passing: Passing) -> bool:
-        if passing.way is Way.TO_NODE and passing.kind == FrameKind.CALL and b"\xa6commit" in passing.data[:100]:
+        if passing.way is Way.TO_NODE and passing.kind == FrameKind.CALL and said in passing.data[:100]:
             commits.add(passing.number)
         is_answer = passing.kind in {FrameKind.REPLY, FrameKind.ERROR} and passing.number in commits
         return passing.way is Way.TO_NODE or not is_answer

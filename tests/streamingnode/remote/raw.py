@@ -10,10 +10,11 @@ import msgspec
 import pyarrow as pa
 
 from streamingnode.node import Node
-from streamingnode.remote.calls import VERSIONS, Hello, WireError, encode
-from streamingnode.remote.writes import WireGroup, WireResult, WireTarget, WireWrites
+from streamingnode.remote.calls import VERSIONS, Hello, WireError, WireResults, decode, encode
+from streamingnode.remote.writes import WireGroup, WireTarget, WireWrites
 from streamingnode.writing.target import encoded
 from tests.parts_of import parts_of
+from wal.append import AppendResult
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS
@@ -77,20 +78,26 @@ class Raw:
                 return frame
         raise AssertionError(f"the connection ended before a {kind.name} came")
 
+    async def payload(self, kind: FrameKind) -> bytes:
+        """Return the payload of the next frame of a kind, with the parts that came before it."""
+        payload = b""
+        while (frame := await self.frame()) is not None:
+            if frame.kind in (kind, FrameKind.PART):
+                payload += frame.payload
+            if frame.kind == kind:
+                return payload
+        raise AssertionError(f"the connection ended before a {kind.name} came")
+
     async def error(self) -> WireError:
         """Return the error that comes next."""
         error: WireError = (await self.expect(FrameKind.ERROR)).value(WireError)
         return error
 
-    async def result(self) -> WireResult | WireError:
+    async def result(self) -> AppendResult | WireError:
         """Return what became of the only write of the next results."""
-        payload = (await self.expect(FrameKind.RESULTS)).payload
-        results, failures = msgspec.msgpack.decode(
-            payload, type=tuple[list[WireResult], list[tuple[int, int, WireError]]]
-        )
-        outcomes: list[WireResult | WireError] = [*results]
-        outcomes += [error for _, _, error in failures]
-        (outcome,) = outcomes
+        said: WireResults = decode((await self.expect(FrameKind.RESULTS)).payload, WireResults)
+        outcomes: list[AppendResult | WireError] = [result for _, _, result in said[0]]
+        (outcome,) = outcomes + [error for _, _, error in said[1]]
         return outcome
 
     async def ended(self) -> None:

@@ -7,9 +7,9 @@ import msgspec
 import pyarrow as pa
 
 import streamingnode as sn
-from streamingnode.remote.calls import WireError
+from streamingnode.remote.calls import WireResults, decode
 from streamingnode.remote.server import Session
-from streamingnode.remote.writes import WireResult, WireWrites
+from streamingnode.remote.writes import WireWrites
 from tests.streamingnode.remote.nodes import SCHEMA, Served, contents, rows
 from tests.streamingnode.remote.raw import Raw, frame_bytes, hello, raw_client
 from wal.frames import GREETING_BYTES_MAX, PREFACE, FrameKind
@@ -70,11 +70,8 @@ async def told_of(client: Raw, writes: int) -> tuple[set[int], set[str]]:
     """Return which of so many writes a client is told are in the log, and the codes of what the others are refused with."""
     told, failed = set[int](), list[str]()
     while len(told) + len(failed) < writes:
-        payload = (await client.expect(FrameKind.RESULTS)).payload
-        results, failures = msgspec.msgpack.decode(
-            payload, type=tuple[list[WireResult], list[tuple[int, int, WireError]]]
-        )
-        told |= {each.group for each in results}
+        results, failures = decode((await client.expect(FrameKind.RESULTS)).payload, WireResults)
+        told |= {group for _, group, _ in results}
         failed += [error.code for _, _, error in failures]
     return told, set(failed)
 

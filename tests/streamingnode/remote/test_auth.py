@@ -18,11 +18,18 @@ from streamingnode.node import Node
 from streamingnode.remote.address import parse_address
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.auth import Endpoint, Tokens, server_tls
+from streamingnode.remote.calls import ReadCall
 from streamingnode.remote.server import Server
+from streamingnode.remote.streams import decode_batch
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, link_of, rows
 from tests.streamingnode.remote.proxy import until
+from tests.streamingnode.remote.raw import raw_client
+from tests.streamingnode.remote.session_cases import INSERTS
+from wal.entry import messages_of
 from wal.errors import OnShutdown
+from wal.frames import FrameKind
+from wal.message import TransactionMessage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -163,6 +170,28 @@ async def test_a_reader_reads_its_collection_and_does_nothing_else(tmp_path: Pat
             await large.rollback()
         assert await contents(node) == {1: "tea 1"}
         assert not (tmp_path / "copy").exists()
+
+
+async def test_a_reader_is_sent_no_row_of_another_collection_that_was_written_with_its_own(tmp_path: Path) -> None:
+    async with listening(token_file(tmp_path)) as (node, _, port), raw_client(port) as client:
+        for count, size in ((1, 1), (6, 900_000)):  # one that goes whole with its commit, and one that goes before it
+            async with node.transaction() as txn:
+                for key in range(count):
+                    await txn.insert("c", [{"id": 10 * count + key, "item": "x" * size}])
+                    await txn.insert("other", [{"id": key, "item": f"secret {key}"}])
+        (own,) = [info for info in parts_of(node).catalog.collections() if info.name == "c"]
+        await client.greet(token=TOKENS["reader"])
+        client.call(1, "read", ReadCall(own.id, "all", None, None, None, INSERTS, None, 1 << 30))
+        sent, transactions = b"", list[TransactionMessage]()
+        while len(transactions) < 2:
+            payload = memoryview(await client.payload(FrameKind.MESSAGES))
+            sent += payload
+            visible = decode_batch(payload, "memory").visible
+            transactions += [each for each in messages_of(visible) if isinstance(each, TransactionMessage)]
+        assert [len(each.bodies) for each in transactions] == [1, 6]
+        assert b"secret" not in sent
+        (other,) = [info for info in parts_of(node).catalog.collections() if info.name == "other"]
+        assert not any(vchannel.encode() in sent for vchannel in other.vchannels)
 
 
 async def test_a_writer_writes_its_collection_and_no_other(tmp_path: Path) -> None:

@@ -244,6 +244,21 @@ async def test_many_transactions_with_sequences_may_be_open_at_a_time() -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
+async def test_what_was_begun_when_a_client_is_closed_ends_as_with_a_node_of_this_process() -> None:
+    async with node_behind_proxy() as served:
+        await served.owner.create_collection("other", SCHEMA, primary_key="id")
+        client = await sn.connect(served.proxy.url)
+        txn = await streamed(client)
+        # Few upserts: all but the first wait at the client until that one is answered.
+        begun = [asyncio.ensure_future(client.upsert("c", rows(key))) for key in range(100, 112)]
+        begun.append(asyncio.ensure_future(txn.commit()))
+        dropping = asyncio.ensure_future(client.drop_collection("other"))
+        await asyncio.sleep(0)
+        await client.aclose()
+        await asyncio.gather(*begun, dropping)
+        assert set(range(100, 112)) < (await contents(served.owner)).keys()
+
+
 async def test_nothing_of_a_client_is_left_once_it_is_closed() -> None:
     async with node_behind_proxy() as served:
         async with served.client() as client:

@@ -220,6 +220,15 @@ async def test_a_request_that_is_too_long_is_refused_and_the_client_survives_a_c
             await client.consistent_tick()
 
 
+async def test_a_call_that_was_not_sent_is_in_no_doubt() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        connection = link_of(client)._connection
+        assert connection is not None
+        connection.abort(OnShutdown("the network"))
+        assert not await client.delete_producer("nobody")  # it may not be repeated, and comes before anybody noticed
+        assert link_of(client).connections == 2
+
+
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
@@ -228,13 +237,27 @@ async def test_a_streamed_transaction_over_a_cut_expires_and_leaves_nothing_open
         txn = await streamed(client)
         assert len(served.server.shared.transactions) == 1
         served.proxy.cut()
-        await until(lambda: link_of(client).connections == 2)
-        with pytest.raises((TransactionExpired, Indeterminate, sn.errors.InvalidTransactionState)):
+        await until(lambda: link_of(client).connections == 2 and link_of(client).state is LinkState.READY)
+        with pytest.raises(TransactionExpired):
             await txn.commit()
         await until(lambda: not served.server.shared.transactions)
         txns = parts_of(served.owner).channel.term.transactions
         await until(lambda: not txns.sessions)
         assert await contents(served.owner) == {}
+
+
+async def test_nothing_is_kept_of_transactions_of_a_client_that_expired_or_ended_elsewhere() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        gone = [await client.begin_transaction() for _ in range(3)]
+        for txn_id in gone:
+            await served.owner.abort_transaction(txn_id)
+        txn_id = await client.begin_transaction()
+        assert list(served.server.shared.transactions) == [txn_id]
+        with pytest.raises(TransactionExpired):
+            await client.commit_transaction(gone[0])
+        await client.commit_transaction(txn_id)
+        with pytest.raises(sn.errors.InvalidTransactionState, match="committed already"):
+            await client.commit_transaction(txn_id)
 
 
 async def test_a_transaction_whose_begin_is_cut_off_is_not_left_open(

@@ -13,7 +13,7 @@ from streamingnode.errors import Overloaded
 from streamingnode.remote import server as server_module
 from streamingnode.remote.answers import WRITE_BYTES_MAX
 from streamingnode.remote.calls import AckCall, ReadCall, WireError
-from streamingnode.remote.writes import WireGroup, WireResult
+from streamingnode.remote.writes import WireGroup
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import Served, keys_in_log, rows, serving
 from tests.streamingnode.remote.proxy import until
@@ -27,6 +27,7 @@ from tests.streamingnode.remote.session_cases import (
     serves,
     session_of,
 )
+from wal.append import AppendResult
 from wal.frames import FRAME_HEADER_BYTES, GREETING_BYTES_MAX, PREFACE, FrameKind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -237,11 +238,11 @@ async def test_what_an_older_connection_still_carries_is_not_written_a_second_ti
             await each.greet(client_id=client_id)
         for number, (writes, data) in enumerate((first, second), 1):  # the second says that the first was told
             newer.say(FrameKind.WRITES, number, writes, data)
-            assert isinstance(await newer.result(), WireResult)
+            assert isinstance(await newer.result(), AppendResult)
         older.say(FrameKind.WRITES, 1, *first)
         refused = await older.result()
         assert isinstance(refused, WireError)
         assert refused.code == "SEQUENCE_TOO_OLD"
         older.say(FrameKind.WRITES, 2, *second)
-        assert isinstance(await older.result(), WireResult)
+        assert isinstance(await older.result(), AppendResult)
     assert sorted(await keys_in_log(served.owner)) == [1, 2]

@@ -16,7 +16,7 @@ from streamingnode.collections import READ_COLLECTIONS_MAX, Definition
 from streamingnode.remote import connection as connection_module
 from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
 from streamingnode.remote.connection import SEND_BUFFER_BYTES
-from streamingnode.remote.writes import WireGroup, WireResult, WireWrites
+from streamingnode.remote.writes import WireGroup, WireWrites
 from streamingnode.writing.producer import NOTE_BYTES_MAX
 from streamingnode.writing.target import PLAIN_DECODED_ROWS_MAX
 from tests.parts_of import parts_of
@@ -34,8 +34,9 @@ from tests.streamingnode.remote.session_cases import (
     told_of,
     waiting_bytes,
 )
+from wal.append import AppendResult
 from wal.frames import Frame, FrameKind
-from wal.headers import InsertHeader, MessageType
+from wal.headers import BeginTxnHeader, CommitTxnHeader, Header, InsertHeader, MessageType, RollbackTxnHeader
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -161,12 +162,12 @@ async def test_a_body_that_is_much_more_than_it_says_is_refused(served: Served) 
     (info,) = parts_of(served.owner).catalog.collections()
     header = msgspec.msgpack.encode(InsertHeader(info.id, info.partitions[0].id, info.schema_version, 1))
     async with greeted(served) as client:
-        client.call(1, "transaction", TransactionCall("begin"))
-        begun: WireResult = decode((await client.expect(FrameKind.REPLY)).payload, WireResult)
+        client.call(1, "transaction", step(MessageType.BEGIN_TXN, BeginTxnHeader(0)))
+        begun: AppendResult = decode((await client.expect(FrameKind.REPLY)).payload, AppendResult)
         kinds = []
         for number, vchannel in enumerate(info.vchannels, 2):  # of one of them it is
             body = (MessageType.INSERT, vchannel, header, squeezed(8))
-            client.call(number, "transaction", TransactionCall("bodies", begun.txn_id, bodies=(body,)))
+            client.call(number, "transaction", TransactionCall((body,), begun.txn_id))
             frame = await client.frame()
             kinds.append(frame and frame.kind)
         assert FrameKind.REPLY not in kinds
@@ -201,13 +202,26 @@ async def test_no_client_writes_in_the_name_of_the_node(tmp_path: Path) -> None:
         await node.insert("c", rows(2))
 
 
+@pytest.mark.parametrize("kind", [None, *MessageType])
+async def test_a_step_of_no_messages_or_of_none_of_a_transaction_is_refused(
+    served: Served, kind: MessageType | None
+) -> None:
+    async with greeted(served) as client:
+        client.call(1, "transaction", step(MessageType.BEGIN_TXN, BeginTxnHeader(0)))
+        begun: AppendResult = decode((await client.expect(FrameKind.REPLY)).payload, AppendResult)
+        messages = () if kind is None else ((kind, "", b"\xc1", b""),)
+        client.call(2, "transaction", TransactionCall(messages, begun.txn_id))
+        assert (await client.error()).code == "PROTOCOL_ERROR"
+        await serves(served)
+
+
 async def test_no_client_commits_a_transaction_of_the_process_that_has_the_node(served: Served) -> None:
     txn = served.owner.transaction()
     for key in range(6):
         await txn.insert("c", [{"id": key, "item": "x" * 1_000_000}])
     try:
         async with greeted(served) as client:
-            client.call(1, "transaction", TransactionCall("commit", txn._txn_id, sequence=3))
+            client.call(1, "transaction", step(MessageType.COMMIT_TXN, CommitTxnHeader(), txn._txn_id, 3))
             frame = await client.frame()
             assert frame is not None
             assert frame.kind == FrameKind.ERROR
@@ -229,9 +243,9 @@ async def test_a_sequence_or_epoch_over_the_bound_is_refused(served: Served, num
 async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served: Served, number: int) -> None:
     (info,) = parts_of(served.owner).catalog.collections()
     requests = [
-        ("transaction", TransactionCall("commit", number, sequence=1)),
-        ("transaction", TransactionCall("rollback", number)),
-        ("transaction", TransactionCall("begin", keepalive_ms=number)),
+        ("transaction", step(MessageType.COMMIT_TXN, CommitTxnHeader(), number, 1)),
+        ("transaction", step(MessageType.ROLLBACK_TXN, RollbackTxnHeader(), number)),
+        ("transaction", step(MessageType.BEGIN_TXN, BeginTxnHeader(number))),
         ("read", ReadCall(number, "all", None, None, None, INSERTS, None, 1)),
         ("read", ReadCall(info.id, "from", ("memory", number), None, None, INSERTS, None, 1)),
         ("read", ReadCall(info.id, "all", None, number, None, INSERTS, None, 1)),
@@ -252,6 +266,11 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
                 await other.frame()
         await client.still_served()
         await serves(served)
+
+
+def step(kind: MessageType, header: Header, *stamp: int) -> TransactionCall:
+    """Return the call that has a message of this kind."""
+    return TransactionCall(((kind, "", msgspec.msgpack.encode(header), b""),), *stamp)
 
 
 def array(item: bytes, count: int = 500_000) -> bytes:
