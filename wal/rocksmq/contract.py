@@ -64,7 +64,7 @@ class Consumer:
     It holds what it got and did not acknowledge, until its time is over or the consumer is closed.
     """
 
-    _deliver: Callable[[int, float], Awaitable[list[ConsumerMessage]]]
+    _deliver: Callable[..., Awaitable[list[ConsumerMessage]]]
     _ack: Callable[[Sequence[int]], Awaitable[None]]
     _give_back: Callable[[Sequence[int] | None], Awaitable[None]]
     _closed: bool = False
@@ -78,7 +78,8 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[ConsumerMessage]:
         while not self._closed:
             for message in await self.consume(ITERATED_AT_ONCE, wait_s=ITERATION_WAIT_S):
-                yield message
+                if not self._closed:  # then the rest was given back
+                    yield message
 
     async def consume(self, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
         """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once it is closed.
@@ -87,7 +88,7 @@ class Consumer:
         """
         if self._closed:
             raise OnShutdown("the consumer is closed — register another one")
-        return await self._deliver(count, wait_s)
+        return await self._deliver(count, wait_s=wait_s)
 
     async def ack(self, ids: Sequence[int]) -> None:
         """As `MessageQueue.ack`."""
@@ -118,8 +119,8 @@ class MessageQueue(Protocol):
     async def destroy_topic(self, topic: str) -> None:
         """Remove a topic, its groups and its messages, and give their space back."""
 
-    async def create_consumer_group(self, topic: str, group: str) -> None:
-        """Make a group, which begins at the earliest message kept. Raises `AlreadyExists`."""
+    async def create_consumer_group(self, topic: str, group: str, *, at: int = 0) -> None:
+        """Make a group, which begins at a message, or the nearest one that is kept. Raises `AlreadyExists`."""
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """Remove a group: it keeps nothing from being given up any more."""
@@ -147,7 +148,7 @@ class MessageQueue(Protocol):
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """Acknowledge messages, in any order: the group never gets them again, unless it seeks. Repeating it is fine.
 
-        Raises `Overloaded`, and acknowledges none, when the group would leave too many gaps.
+        Raises `TooLarge`, and `Overloaded` when the group would leave too many gaps; then none is acknowledged.
         """
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:

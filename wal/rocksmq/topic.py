@@ -11,9 +11,10 @@ The records in the state map are in `docs/format.md`, section "Topics": `mq/topi
 """
 
 import math
+import operator
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, islice, pairwise
 from operator import attrgetter, itemgetter
 
@@ -21,7 +22,7 @@ import msgspec
 
 from wal.errors import Overloaded
 from wal.rocksmq.contract import GroupInfo, MqOptions, TopicInfo
-from wal.rocksmq.messages import Body, TopicEntry, encode_entry, parts_of
+from wal.rocksmq.messages import TopicEntry, encode_entry, parts_of
 
 PREFIX = "mq/"
 LOG_ID_FIRST = 1 << 31
@@ -34,13 +35,6 @@ GAPS_MAX = 16_384
 
 _START, _STOP = itemgetter(0), itemgetter(1)
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class IdsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The next log id, and an id that none of a destroyed topic is above."""
-
-    next_log_id: int = LOG_ID_FIRST
-    used: int = 0
 
 
 class Page(msgspec.Struct, array_like=True):
@@ -62,11 +56,10 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     open_bytes: int = 0
 
 
-class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A group on disk: all below `current_id` is acknowledged, and so are the ranges above it."""
-
-    current_id: int
-    acked: tuple[tuple[int, int], ...] = ()
+IdsRecord = tuple[int, int]
+"""The next log id, and an id that none of a destroyed topic is above."""
+GroupRecord = tuple[int, list[tuple[int, int]]]
+"""A group on disk: all below this id is acknowledged, and so are the ranges above it."""
 
 
 class Topic:
@@ -76,7 +69,7 @@ class Topic:
         self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
         self.next_id = self.end_id + 1
         """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
-        self.bodies: list[Body] = []
+        self.bodies: list[bytes] = []
         """Messages that get the next ids when this turn of the event loop is written."""
         self.groups: dict[str, Group] = {}
         self.changed_groups: set[str] = set()
@@ -110,8 +103,8 @@ class Topic:
             entry = TopicEntry(part, data, self.next_id)
             self.crc32c = entry.crc32c
             yield data, entry
-            for payload, properties in part:
-                self.open_bytes += len(payload) + len(properties) or 1  # so that a page of nothing ends, too
+            for size_bytes in map(operator.add, map(len, part[::2]), map(len, part[1::2])):
+                self.open_bytes += size_bytes or 1  # so that a page of nothing ends, too
                 if self.open_bytes > page_bytes:  # it closes with the message that takes it over
                     self._close_page(self.next_id, now_ms)
                 self.next_id += 1
@@ -209,7 +202,7 @@ class Group:
     @property
     def record(self) -> GroupRecord:
         """What is stored of it."""
-        return GroupRecord(self.floor, tuple(self._acked[1:]))
+        return self.floor, self._acked[1:]
 
     def lag(self, end_id: int) -> int:
         """Return how many messages are not acknowledged."""
@@ -224,40 +217,40 @@ class Group:
             bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
             open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
         room = min(count, HELD_MAX - len(held))
-        ids = list(islice(filterfalse(held.__contains__, open_ids), room))
-        for each in ids:
-            held[each] = lease
+        if ids := list(islice(filterfalse(held.__contains__, open_ids), room)):
+            for each in ids:
+                held[each] = lease
+            self.due = min(self.due, lease.deadline)
         if len(ids) < room:
             self._next_id = end_id + 1
         elif ids:
             self._next_id = ids[-1] + 1
-        self.due = min(self.due, lease.deadline)
         return ids
 
-    def give_back(self, ids: Iterable[int], is_meant: Callable[[Lease], bool]) -> None:
-        """Have those messages come again that are held under a lease that is meant."""
+    def give_back(self, ids: Iterable[int], whose: object) -> None:
+        """Have those messages come again that are held under this lease, or by this owner."""
         for each in ids:
-            if each in self.held and is_meant(self.held[each]):
+            if (lease := self.held.get(each)) is not None and whose in (lease, lease.owner):
                 del self.held[each]
                 self._next_id = min(self._next_id, each)
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""
-        if now >= self.due:
-            self.give_back(list(self.held), lambda lease: lease.deadline <= now)
-            self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
+        for each in [each for each, lease in self.held.items() if lease.deadline <= now]:
+            self.give_back([each], self.held[each])
+        self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
 
     def ack(self, ids: Sequence[int]) -> int:
-        """Acknowledge messages, and return how many of them were held.
+        """Acknowledge messages, whose ids ascend, and return how many of them were held.
 
         Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
         """
-        ordered, held_before = sorted(set(ids)), len(self.held)
-        if self._acked == [(0, ordered[0])] and ordered[-1] - ordered[0] < len(ordered):  # all in order, as most are
-            acked = [(0, ordered[-1] + 1)]
+        acked, held_before = self._acked, len(self.held)
+        if len(acked) == 1 and ids[0] <= acked[0][1] and ids[-1] - ids[0] < len(ids):  # all in order, as most are
+            acked = [(0, max(acked[0][1], ids[-1] + 1))]
         else:
-            acked = self._acked.copy()
-            for start, stop in runs_of(ordered):
+            acked = acked.copy()
+            for start, stop in runs_of(ids):
                 low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
                 touched = acked[low:high] or [(start, stop)]
                 acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
@@ -287,7 +280,7 @@ def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:
     """Return the record of what outlives topics, by its key."""
-    return {f"{PREFIX}ids": _encode(IdsRecord(next_log_id, used))}
+    return {f"{PREFIX}ids": _encode((next_log_id, used))}
 
 
 def _group_key(topic: str, group: str) -> str:
@@ -296,13 +289,12 @@ def _group_key(topic: str, group: str) -> str:
 
 def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, Topic]]:
     """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
-    decode, ids = msgspec.msgpack.decode, IdsRecord()
+    decode, ids = msgspec.msgpack.decode, (LOG_ID_FIRST, 0)
     pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
     for key in sorted(records, key=lambda key: (key.startswith(f"{PREFIX}group/"), key)):  # pages, topics, then groups
         (kind, *names), value = key.removeprefix(PREFIX).split("/"), records[key]
         if kind == "group":
-            position = decode(value, type=GroupRecord)
-            topics[names[0]].groups[names[1]] = Group(position.current_id, position.acked)
+            topics[names[0]].groups[names[1]] = Group(*decode(value, type=GroupRecord))
         elif kind == "ids":
             ids = decode(value, type=IdsRecord)
         elif kind == "page":
