@@ -30,6 +30,7 @@ from wal.errors import (
     shown,
 )
 from wal.headers import MessageType
+from wal.position import POSITION_MAX
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.rocksmq.topic import HELD_MAX
@@ -247,9 +248,9 @@ class MsgStream:
             await self._queue.create_topic(channel)
         if not exists:
             with suppress(AlreadyExists):  # of another stream that begins at this moment
-                await self._queue.create_consumer_group(channel, subscription)
-                if position is StartPosition.LATEST:
-                    await self._queue.seek_to_latest(channel, subscription)
+                # One write: a crash between two would leave it at the earliest.
+                at = POSITION_MAX if position is StartPosition.LATEST else 0
+                await self._queue.create_consumer_group(channel, subscription, at=at)
         consumer = await self._queue.register_consumer(channel, subscription, ack_timeout_s=None)
         return _Subscription(channel, consumer, placed=exists or position is not StartPosition.UNKNOWN)
 
