@@ -12,10 +12,8 @@ from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
 ACK_TIMEOUT_S = 30.0
 """When what was delivered and not acknowledged comes again, unless the consumer says otherwise; in seconds."""
-ITERATED_AT_ONCE = 100
-"""Messages that an iterating consumer takes together."""
-ITERATION_WAIT_S = 60.0
-"""How long it waits before it asks again."""
+ITERATED_AT_ONCE, ITERATION_WAIT_S = 100, 60.0
+"""Messages that an iterating consumer takes together, and how long it waits before it asks again."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True):

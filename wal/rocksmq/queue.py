@@ -15,7 +15,7 @@ from time import monotonic
 
 import msgspec
 
-from wal.codec import MESSAGES_PER_ENTRY_MAX, entry_crc32c
+from wal.codec import entry_crc32c
 from wal.errors import (
     AlreadyExists,
     Corrupt,
@@ -23,7 +23,6 @@ from wal.errors import (
     InvalidArgument,
     OnShutdown,
     StreamingNodeError,
-    TooLarge,
     TopicNotFound,
     Truncated,
     shown,
@@ -160,7 +159,7 @@ class RocksMQ(MessageQueue):
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.destroy_consumer_group`."""
-        found, _ = await self._find_group(topic, group, changes=True)
+        found = await self._find(topic, group, changes=True)
         del found.groups[group]
         self._signals[topic].wake()
         await self._write().done(topic, found, group)
@@ -173,7 +172,7 @@ class RocksMQ(MessageQueue):
         self, topic: str, group: str, *, ack_timeout_s: float | None = ACK_TIMEOUT_S
     ) -> Consumer:
         """See `MessageQueue.register_consumer`."""
-        await self._find_group(topic, group)
+        await self._find(topic, group)
         if ack_timeout_s is not None and not ack_timeout_s > 0:
             raise InvalidArgument(f"ack_timeout_s={ack_timeout_s!r} — give seconds above 0, or None for never")
         closed = asyncio.Event()  # is whose a lease is, too
@@ -226,7 +225,7 @@ class RocksMQ(MessageQueue):
         while True:
             if self._next_write is None:
                 await self._ready()
-            found, state = self._group(topic, group)
+            state = (found := self._topic(topic, group)).groups[group]
             if (now := self._elapsed_ms() / 1000) >= state.due:
                 state.expire(now)
             lease = Lease(closed, now + ack_timeout_s)
@@ -253,19 +252,15 @@ class RocksMQ(MessageQueue):
         """See `MessageQueue.ack`."""
         if self._next_write is None:
             await self._ready(changes=True)
-        found, state = self._group(topic, group)
-        if not (ordered := _ordered(ids)):
-            return
-        if ordered[0] < 0 or ordered[-1] > found.end_id:
-            raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
+        state = (found := self._topic(topic, group)).groups[group]
         if len(state.held) >= HELD_MAX:  # others may wait until there is room
             self._signals[topic].wake()
-        found.acked += state.ack(ordered)
+        found.acked += state.ack(ids, end_id=found.end_id)
         await (self._next_write or self._write()).done(topic, found, group)
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.seek`."""
-        found, _ = await self._find_group(topic, group, changes=True)
+        found = await self._find(topic, group, changes=True)
         if type(message_id) is int and message_id < found.begin_id:
             raise Truncated(message_id, found.begin_id)
         if type(message_id) is int and message_id > found.end_id + 1:
@@ -274,7 +269,7 @@ class RocksMQ(MessageQueue):
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.force_seek`."""
-        found, _ = await self._find_group(topic, group, changes=True)
+        found = await self._find(topic, group, changes=True)
         await self._go_to(message_id, topic, found, group)
 
     async def _go_to(self, message_id: int, topic: str, found: Topic, group: str) -> None:
@@ -291,7 +286,7 @@ class RocksMQ(MessageQueue):
 
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""
-        await self._find_group(topic, group)
+        await self._find(topic, group)
         self._signals[topic].wake()
 
     async def info(self) -> dict[str, TopicInfo]:
@@ -345,30 +340,21 @@ class RocksMQ(MessageQueue):
 
     # --- what is in memory, and what is written -------------------------------------------------------------------------
 
-    async def _find(self, topic: str, *, changes: bool = False, damaged: bool = False) -> Topic:
+    async def _find(self, topic: str, *groups: str, changes: bool = False, damaged: bool = False) -> Topic:
         if self._next_write is None:
             await self._ready(changes=changes)
-        return self._topic(topic, damaged=damaged)
+        return self._topic(topic, *groups, damaged=damaged)
 
-    async def _find_group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
-        if self._next_write is None:
-            await self._ready(changes=changes)
-        return self._group(topic, group)
-
-    def _topic(self, topic: str, *, damaged: bool = False) -> Topic:
+    def _topic(self, topic: str, *groups: str, damaged: bool = False) -> Topic:
+        """Return a topic that is sound and has these groups, or raise."""
         if (found := self._topics.get(topic)) is None:
             raise TopicNotFound(f"there is no topic {shown(topic)}")
         if found.damage and not damaged:
             raise Corrupt(found.damage)
+        for group in groups:
+            if group not in found.groups:
+                raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
         return found
-
-    def _group(self, topic: str, group: str) -> tuple[Topic, Group]:
-        found = self._topics.get(topic)
-        if found is None or found.damage:
-            found = self._topic(topic)  # raises
-        if (state := found.groups.get(group)) is None:
-            raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
-        return found, state
 
     async def _ready(self, *, changes: bool = False) -> None:
         """Have the topics of the database that is open, or raise; asked once in a turn: then there is a write of it."""
@@ -458,7 +444,7 @@ class RocksMQ(MessageQueue):
                         # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
                         await carry_on(self._read(topic, found, first_id))
                 except Corrupt as error:
-                    now, _ = await self._find_group(topic, group)
+                    now = await self._find(topic, group)
                     # What lies before damage is delivered first; or retention has come after the group.
                     if messages or now.log_id != found.log_id or now.begin_id > first_id:
                         break
@@ -500,19 +486,6 @@ class RocksMQ(MessageQueue):
                     found.newest_half = range((first + end) // 2, end)
                 if (taken := monotonic()) - began > SLOW_S:
                     _tell_slow("consume", topic, began, turn=turn, taken=taken)
-
-
-def _ordered(ids: Sequence[int]) -> list[int]:
-    """Return ids to acknowledge, ascending and each once. Raises `InvalidArgument`, `TooLarge`."""
-    try:
-        if len(ids) > MESSAGES_PER_ENTRY_MAX:
-            raise TooLarge(f"{len(ids)} ids in one call — acknowledge at most {MESSAGES_PER_ENTRY_MAX}, or seek")
-        ordered = sorted(set(ids))
-        if set(map(type, ordered)) - {int}:
-            raise TypeError
-    except TypeError:
-        raise InvalidArgument(f"ids={shown(ids)} — give a list of message ids, which consume gave") from None
-    return ordered
 
 
 def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:

@@ -15,12 +15,13 @@ import operator
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, filterfalse, islice, pairwise
+from itertools import chain, filterfalse, groupby, islice
 from operator import attrgetter, itemgetter
 
 import msgspec
 
-from wal.errors import Overloaded
+from wal.codec import MESSAGES_PER_ENTRY_MAX
+from wal.errors import InvalidArgument, Overloaded, TooLarge, shown
 from wal.rocksmq.contract import GroupInfo, MqOptions, TopicInfo
 from wal.rocksmq.messages import TopicEntry, encode_entry, parts_of
 
@@ -191,7 +192,9 @@ class Group:
 
     def take_over(self, before: "Group", *, end_id: int) -> None:
         """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
-        self.held = {each: lease for each, lease in before.held.items() if each <= end_id and not self._is_acked(each)}
+        for each, lease in before.held.items():
+            if self._acked[bisect_right(self._acked, each, key=_START) - 1][1] <= each <= end_id:
+                self.held[each] = lease
         self.due = before.due
 
     @property
@@ -240,17 +243,26 @@ class Group:
             self.give_back([each], self.held[each])
         self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
 
-    def ack(self, ids: Sequence[int]) -> int:
-        """Acknowledge messages, whose ids ascend, and return how many of them were held.
+    def ack(self, given: Sequence[int], *, end_id: int) -> int:
+        """Acknowledge messages up to `end_id`, and return how many of them were held.
 
-        Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
+        Raises `InvalidArgument`, `TooLarge`, and `Overloaded` when too many gaps would be left; then none is acknowledged.
         """
+        try:
+            if len(given) > MESSAGES_PER_ENTRY_MAX:
+                raise TooLarge(f"{len(given)} ids in one call — acknowledge at most {MESSAGES_PER_ENTRY_MAX}, or seek")
+            ids = sorted(set(given)) or [0]  # of none, what is acknowledged since ever
+        except TypeError:
+            ids = [-1]
+        if set(map(type, ids)) != {int} or ids[0] < 0 or ids[-1] > end_id:
+            raise InvalidArgument(f"ids={shown(given)} — acknowledge a list of ids up to {end_id}, that consume gave")
         acked, held_before = self._acked, len(self.held)
         if len(acked) == 1 and ids[0] <= acked[0][1] and ids[-1] - ids[0] < len(ids):  # all in order, as most are
             acked = [(0, max(acked[0][1], ids[-1] + 1))]
         else:
             acked = acked.copy()
-            for start, stop in runs_of(ids):
+            for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):  # of ids that follow each other
+                start, stop = (found := list(run))[0][1], found[-1][1] + 1
                 low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
                 touched = acked[low:high] or [(start, stop)]
                 acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
@@ -262,20 +274,6 @@ class Group:
         for each in ids:
             self.held.pop(each, None)
         return held_before - len(self.held)
-
-    def _is_acked(self, message_id: int) -> bool:
-        return message_id < self._acked[bisect_right(self._acked, message_id, key=_START) - 1][1]
-
-
-def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield where each run of ids that follow each other starts and stops; ids ascend, and none comes twice."""
-    start = ids[0]
-    if ids[-1] - start >= len(ids):
-        for each, following in pairwise(ids):
-            if following != each + 1:
-                yield start, each + 1
-                start = following
-    yield start, ids[-1] + 1
 
 
 def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:

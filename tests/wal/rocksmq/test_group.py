@@ -37,7 +37,7 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
                 assert group.take(lease, count, end_id=END) == wanted
                 held |= dict.fromkeys(wanted, lease)
             case "ack", [ids]:
-                assert group.ack(sorted(set(ids))) == len(held.keys() & set(ids))
+                assert group.ack(ids, end_id=END) == len(held.keys() & set(ids))
                 acked |= set(ids)
                 held = {each: lease for each, lease in held.items() if each not in acked}
             case "give back", [owner]:
@@ -62,17 +62,17 @@ def test_no_more_is_held_than_may_be_and_what_comes_again_has_room(monkeypatch: 
     assert group.take(lease, 9, end_id=9) == []
     group.give_back([2], 1)
     assert group.take(lease, 9, end_id=9) == [2]
-    group.ack([1])
+    group.ack([1], end_id=END)
     assert group.take(lease, 9, end_id=9) == [5]
 
 
 def test_an_acknowledgement_that_would_leave_too_many_gaps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic, "GAPS_MAX", 2)
     group = Group(1)
-    group.ack([3, 5])
+    group.ack([3, 5], end_id=END)
     before = group.record
     with pytest.raises(Overloaded, match="earliest first"):
-        group.ack([7, 9])
+        group.ack([7, 9], end_id=END)
     assert group.record == before
-    group.ack([4, 7])
+    group.ack([4, 7], end_id=END)
     assert group.record[1] == [(3, 6), (7, 8)]
