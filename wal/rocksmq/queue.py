@@ -64,22 +64,23 @@ _CHECKS_PER_RETENTION = 10
 class _Write:
     """All that is changed in one turn of the event loop, and who waits for it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.changes, self.topics = dict[str, bytes | None](), dict[str, Topic]()
+    def __init__(self) -> None:
+        self.changes, self.topics = dict[str, bytes | None](), dict[Topic, None]()
         self.dropped: list[tuple[bytes, bytes]] = []
         self.room = 0
         """So many bytes may still be produced in it; 0 until the store was asked for room."""
         self.began = self.admitted = 0.0
         """When it was asked, and when there was some."""
-        self._new, self._waiting = loop.create_future, list[asyncio.Future[None]]()
+        self.produced: list[tuple[Topic, TopicEntry]] = []
+        self._new, self._waiting = asyncio.get_running_loop().create_future, list[asyncio.Future[None]]()
 
-    def done(self, name: str = "", topic: Topic | None = None, group: str = "") -> asyncio.Future[None]:
+    def done(self, topic: Topic | None = None, group: str = "") -> asyncio.Future[None]:
         """Have it bring what has changed of a topic, and of a group of it, too, and return what is done with it.
 
         Each who waits has one, and may cancel it.
         """
         if topic is not None:
-            self.topics[name] = topic
+            self.topics[topic] = None
             if group:
                 topic.changed_groups.add(group)
         self._waiting.append(told := self._new())
@@ -129,8 +130,8 @@ class RocksMQ(MessageQueue):
         write = self._write()
         if topic not in self._topics:
             begin = self.ids.alloc_one()
-            made = Topic(TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
-            self._topics[topic] = write.topics[topic] = made
+            self._topics[topic] = made = Topic(topic, TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
+            write.topics[made] = None
             self._next_log_id += 1
             write.changes |= encode_ids(self._next_log_id, begin)
         await write.done()  # also of a topic that was there: it may be on its way
@@ -142,7 +143,7 @@ class RocksMQ(MessageQueue):
         del self._topics[topic]
         self.ids.update_id(found.next_id)
         write = self._write()
-        write.changes |= found.removal(topic) | encode_ids(self._next_log_id, self.ids.alloc_one())
+        write.changes |= found.removal() | encode_ids(self._next_log_id, self.ids.alloc_one())
         write.dropped.append(dropped := (entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
         self._signals.pop(topic, Signal()).wake()
         await write.done()
@@ -155,14 +156,14 @@ class RocksMQ(MessageQueue):
         found = await self._find(topic, changes=True)
         if group in found.groups:
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
-        await self._go_to(at, topic, found, group)
+        await self._go_to(at, found, group)
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.destroy_consumer_group`."""
         found = await self._find(topic, group, changes=True)
         del found.groups[group]
         self._signals[topic].wake()
-        await self._write().done(topic, found, group)
+        await self._write().done(found, group)
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
         """See `MessageQueue.exist_consumer_group`."""
@@ -201,7 +202,7 @@ class RocksMQ(MessageQueue):
         found = self._topic(topic)
         first = found.next_id + len(found.bodies) // 2
         found.bodies += bodies
-        done = write.done(topic, found)
+        done = write.done(found)
         write.room -= size_bytes
         if write.room <= 0:
             self._flush()
@@ -228,15 +229,15 @@ class RocksMQ(MessageQueue):
             state = (found := self._topic(topic, group)).groups[group]
             if (now := self._elapsed_ms() / 1000) >= state.due:
                 state.expire(now)
-            lease = Lease(closed, now + ack_timeout_s)
+            lease = closed, now + ack_timeout_s
             if ids := state.take(lease, count, end_id=found.end_id):
                 # Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
                 if ids[-1] in found.newest_half and (self._ahead is None or self._ahead.done()):
-                    self._ahead = asyncio.ensure_future(self._read(topic, found, found.newest_half.stop))
+                    self._ahead = asyncio.ensure_future(self._read(found, found.newest_half.stop))
                     self._ahead.add_done_callback(mark_heard)  # who wants it meets it
                 messages = self._cache.messages(found.log_id, ids)
                 if len(messages) < len(ids):
-                    messages = await self._fetch(topic, group, found, lease, ids)
+                    messages = await self._fetch(found, group, lease, ids)
                 found.delivered += len(messages)
                 return messages
             if not (left := until - monotonic()) > 0:  # or is no number, which no timer takes
@@ -256,7 +257,7 @@ class RocksMQ(MessageQueue):
         if len(state.held) >= HELD_MAX:  # others may wait until there is room
             self._signals[topic].wake()
         found.acked += state.ack(ids, end_id=found.end_id)
-        await (self._next_write or self._write()).done(topic, found, group)
+        await (self._next_write or self._write()).done(found, group)
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.seek`."""
@@ -265,20 +266,20 @@ class RocksMQ(MessageQueue):
             raise Truncated(message_id, found.begin_id)
         if type(message_id) is int and message_id > found.end_id + 1:
             raise InvalidArgument(f"{message_id} is yet to come in topic {topic!r} — go to {found.end_id + 1} at most")
-        await self._go_to(message_id, topic, found, group)
+        await self._go_to(message_id, found, group)
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.force_seek`."""
         found = await self._find(topic, group, changes=True)
-        await self._go_to(message_id, topic, found, group)
+        await self._go_to(message_id, found, group)
 
-    async def _go_to(self, message_id: int, topic: str, found: Topic, group: str) -> None:
+    async def _go_to(self, message_id: int, found: Topic, group: str) -> None:
         """Have a group, which may be new, go on at the nearest message that is kept."""
         if type(message_id) is not int:
             raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
         found.groups[group] = Group(min(max(message_id, found.begin_id), found.end_id + 1))
-        self._signals[topic].wake()
-        await self._write().done(topic, found, group)
+        self._signals[found.name].wake()
+        await self._write().done(found, group)
 
     async def get_latest_msg(self, topic: str) -> int:
         """See `MessageQueue.get_latest_msg`."""
@@ -330,8 +331,8 @@ class RocksMQ(MessageQueue):
         """Give up the pages of every topic that retention allows, and their space."""
         await self._ready()
         now_ms, write = self._now_ms(), self._write()
-        for name, topic in self._topics.items():
-            write.topics[name] = topic
+        for topic in self._topics.values():
+            write.topics[topic] = None
             if topic.give_up(now_ms, self._options):
                 write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
         await write.done()
@@ -391,9 +392,8 @@ class RocksMQ(MessageQueue):
     def _write(self) -> _Write:
         """Return the write of this turn."""
         if (write := self._next_write) is None:
-            loop = asyncio.get_running_loop()
-            write = self._next_write = _Write(loop)
-            loop.call_soon(self._flush)
+            write = self._next_write = _Write()
+            asyncio.get_running_loop().call_soon(self._flush)
         return write
 
     def _flush(self) -> None:
@@ -402,38 +402,33 @@ class RocksMQ(MessageQueue):
         if write is None:
             return
         now_ms, stored = self._now_ms(), list[tuple[bytes, bytes]]()
-        produced: list[tuple[str, Topic, TopicEntry]] = []
-        for name, topic in write.topics.items():
+        for topic in write.topics:
             for data, entry in topic.write(page_bytes=self._options.page_bytes, now_ms=now_ms):
                 stored.append((entry_key(topic.log_id, entry.last_position), data))
-                produced.append((name, topic, entry))
-            write.changes |= topic.changes(name, now_ms)
+                write.produced.append((topic, entry))
+            write.changes |= topic.changes(now_ms)
         try:
             outcome = self._store.write_meta(write.changes, entries=stored, dropped=write.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
             write.end(error)
             return
-        outcome.add_done_callback(partial(self._landed, write, produced))
+        outcome.add_done_callback(partial(self._landed, write))
 
-    def _landed(
-        self, write: _Write, produced: Sequence[tuple[str, Topic, TopicEntry]], outcome: asyncio.Future[None]
-    ) -> None:
+    def _landed(self, write: _Write, outcome: asyncio.Future[None]) -> None:
         """The disk has a write: consumers may see it, then who waits for it is told."""
         error = outcome.exception()
-        for name, topic, entry in () if error else produced:
+        for topic, entry in () if error else write.produced:
             topic.produced += entry.last_position - topic.end_id
             topic.end_id = entry.last_position
             self._cache.put(topic.log_id, entry)
-            if name in self._signals:
-                self._signals[name].wake()
+            if topic.name in self._signals:
+                self._signals[topic.name].wake()
         write.end(error)
-        if produced and (written := monotonic()) - write.began > SLOW_S:
-            for name in {name for name, _, _ in produced}:
-                _tell_slow("produce", name, write.began, admitted=write.admitted, written=written)
+        if write.produced and (written := monotonic()) - write.began > SLOW_S:
+            for topic in {topic for topic, _ in write.produced}:
+                _tell_slow("produce", topic, write.began, admitted=write.admitted, written=written)
 
-    async def _fetch(
-        self, topic: str, group: str, found: Topic, lease: Lease, ids: Sequence[int]
-    ) -> list[ConsumerMessage]:
+    async def _fetch(self, found: Topic, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
         messages, size_bytes, taken = list[ConsumerMessage](), 0, 0
         try:
@@ -442,19 +437,19 @@ class RocksMQ(MessageQueue):
                 try:
                     if not (part := self._cache.messages(found.log_id, ids, len(messages))):
                         # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
-                        await carry_on(self._read(topic, found, first_id))
+                        await carry_on(self._read(found, first_id))
                 except Corrupt as error:
-                    now = await self._find(topic, group)
+                    now = await self._find(found.name, group)
                     # What lies before damage is delivered first; or retention has come after the group.
                     if messages or now.log_id != found.log_id or now.begin_id > first_id:
                         break
-                    raise Corrupt(f"topic {topic!r}, read from id {first_id}: {error}") from error
+                    raise Corrupt(f"topic {found.name!r}, read from id {first_id}: {error}") from error
                 messages += part
                 size_bytes += sum(map(size_of, part))
             taken = len(messages)
         finally:
             if taken < len(ids):
-                self._give_back(topic, group, ids[taken:], lease)
+                self._give_back(found.name, group, ids[taken:], lease)
         return messages
 
     def _give_back(self, topic: str, group: str, ids: Sequence[int] | None, whose: object) -> None:
@@ -463,7 +458,7 @@ class RocksMQ(MessageQueue):
             state.give_back(list(state.held) if ids is None else ids, whose)
             self._signals[topic].wake()
 
-    async def _read(self, topic: str, found: Topic, first_id: int) -> None:
+    async def _read(self, found: Topic, first_id: int) -> None:
         """Have a message in memory, and what follows. Raises `Corrupt`, also for what was given up meanwhile."""
         engine, began = self._store.engine, monotonic()
 
@@ -485,12 +480,14 @@ class RocksMQ(MessageQueue):
                 if end <= found.end_id:
                     found.newest_half = range((first + end) // 2, end)
                 if (taken := monotonic()) - began > SLOW_S:
-                    _tell_slow("consume", topic, began, turn=turn, taken=taken)
+                    _tell_slow("consume", found, began, turn=turn, taken=taken)
 
 
-def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:
+def _tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:
     """Log a slow call with the time up to each of its steps."""
-    _log.warning(f"slow_{what}", topic=topic, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()})
+    _log.warning(
+        f"slow_{what}", topic=topic.name, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()}
+    )
 
 
 def _check_ends(engine: Engine, topics: Mapping[str, Topic]) -> None:

@@ -57,16 +57,17 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     open_bytes: int = 0
 
 
-IdsRecord = tuple[int, int]
-"""The next log id, and an id that none of a destroyed topic is above."""
 GroupRecord = tuple[int, list[tuple[int, int]]]
 """A group on disk: all below this id is acknowledged, and so are the ranges above it."""
+Lease = tuple[object, float]
+"""Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
 
 
 class Topic:
     """One topic in memory, ahead of the disk by what is on its way; `changes` is what the disk does not have yet."""
 
-    def __init__(self, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False) -> None:
+    def __init__(self, name: str, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False) -> None:
+        self.name = name
         self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
         self.next_id = self.end_id + 1
         """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
@@ -110,24 +111,24 @@ class Topic:
                     self._close_page(self.next_id, now_ms)
                 self.next_id += 1
 
-    def changes(self, name: str, now_ms: int) -> dict[str, bytes | None]:
+    def changes(self, now_ms: int) -> dict[str, bytes | None]:
         """Return the records that differ from those on the disk by key, None for one that goes; they count as written."""
         self._settle(now_ms)
         changes, self._changes = self._changes, {}
         for each in self.changed_groups:
             group = self.groups.get(each)
-            changes[_group_key(name, each)] = None if group is None else _encode(group.record)
+            changes[self._group_key(each)] = None if group is None else _encode(group.record)
         record = TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
         if record != self._stored:
             self._stored = record
-            changes[f"{PREFIX}topic/{name}"] = _encode(record)
+            changes[f"{PREFIX}topic/{self.name}"] = _encode(record)
         self.changed_groups.clear()
         return changes
 
-    def removal(self, name: str) -> dict[str, bytes | None]:
+    def removal(self) -> dict[str, bytes | None]:
         """Return what removes all its records."""
-        keys = [_group_key(name, group) for group in self.groups] + [*map(self._page_key, self.pages)]
-        return dict.fromkeys([f"{PREFIX}topic/{name}", *keys])
+        keys = *map(self._group_key, self.groups), *map(self._page_key, self.pages)
+        return dict.fromkeys([f"{PREFIX}topic/{self.name}", *keys])
 
     def give_up(self, now_ms: int, options: MqOptions) -> bool:
         """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether any went.
@@ -170,12 +171,8 @@ class Topic:
     def _page_key(self, page: Page) -> str:
         return f"{PREFIX}page/{self.log_id:08x}/{page.end_id:016x}"
 
-
-class Lease(msgspec.Struct, eq=False, gc=False):
-    """Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
-
-    owner: object
-    deadline: float
+    def _group_key(self, group: str) -> str:
+        return f"{PREFIX}group/{self.name}/{group}"
 
 
 class Group:
@@ -213,17 +210,17 @@ class Group:
 
     def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
         """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend."""
-        held = self.held
+        held, room = self.held, min(count, HELD_MAX - len(self.held))
         open_ids: Iterable[int] = range(self._next_id, end_id + 1)
         if self._next_id < self._acked[-1][1]:
             acked = self._acked[bisect_right(self._acked, self._next_id, key=_STOP) :]
             bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
             open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
-        room = min(count, HELD_MAX - len(held))
-        if ids := list(islice(filterfalse(held.__contains__, open_ids), room)):
-            for each in ids:
-                held[each] = lease
-            self.due = min(self.due, lease.deadline)
+        ids = list(islice(filterfalse(held.__contains__, open_ids), room))
+        for each in ids:
+            held[each] = lease
+        if ids and lease[1] < self.due:
+            self.due = lease[1]
         if len(ids) < room:
             self._next_id = end_id + 1
         elif ids:
@@ -233,15 +230,15 @@ class Group:
     def give_back(self, ids: Iterable[int], whose: object) -> None:
         """Have those messages come again that are held under this lease, or by this owner."""
         for each in ids:
-            if (lease := self.held.get(each)) is not None and whose in (lease, lease.owner):
+            if (lease := self.held.get(each)) is not None and (whose is lease or whose is lease[0]):
                 del self.held[each]
                 self._next_id = min(self._next_id, each)
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""
-        for each in [each for each, lease in self.held.items() if lease.deadline <= now]:
+        for each in [each for each, (_, deadline) in self.held.items() if deadline <= now]:
             self.give_back([each], self.held[each])
-        self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
+        self.due = min([deadline for _, deadline in self.held.values()], default=math.inf)
 
     def ack(self, given: Sequence[int], *, end_id: int) -> int:
         """Acknowledge messages up to `end_id`, and return how many of them were held.
@@ -277,15 +274,11 @@ class Group:
 
 
 def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:
-    """Return the record of what outlives topics, by its key."""
+    """Return the record of what outlives topics, by its key: the next log id, and an id that none of those gone is above."""
     return {f"{PREFIX}ids": _encode((next_log_id, used))}
 
 
-def _group_key(topic: str, group: str) -> str:
-    return f"{PREFIX}group/{topic}/{group}"
-
-
-def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, Topic]]:
+def decode_records(records: Mapping[str, bytes]) -> tuple[tuple[int, int], dict[str, Topic]]:
     """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
     decode, ids = msgspec.msgpack.decode, (LOG_ID_FIRST, 0)
     pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
@@ -294,10 +287,10 @@ def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, T
         if kind == "group":
             topics[names[0]].groups[names[1]] = Group(*decode(value, type=GroupRecord))
         elif kind == "ids":
-            ids = decode(value, type=IdsRecord)
+            ids = decode(value, type=tuple[int, int])
         elif kind == "page":
             pages[int(names[0], 16)].append(decode(value, type=Page))
         elif kind == "topic":
             record = decode(value, type=TopicRecord)
-            topics[names[0]] = Topic(record, pages[record.log_id])
+            topics[names[0]] = Topic(names[0], record, pages[record.log_id])
     return ids, topics

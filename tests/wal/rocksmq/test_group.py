@@ -32,7 +32,7 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
         now += 1
         match what, given_:
             case "take", [count, owner]:
-                lease = Lease(owner, now + 5 if owner == 1 else math.inf)
+                lease = (owner, now + 5 if owner == 1 else math.inf)
                 wanted = [each for each in range(END + 1) if each not in acked and each not in held][:count]
                 assert group.take(lease, count, end_id=END) == wanted
                 held |= dict.fromkeys(wanted, lease)
@@ -42,10 +42,10 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
                 held = {each: lease for each, lease in held.items() if each not in acked}
             case "give back", [owner]:
                 group.give_back(list(group.held), owner)
-                held = {each: lease for each, lease in held.items() if lease.owner != owner}
+                held = {each: lease for each, lease in held.items() if lease[0] != owner}
             case "expire", _:
                 group.expire(now)
-                held = {each: lease for each, lease in held.items() if lease.deadline > now}
+                held = {each: lease for each, lease in held.items() if lease[1] > now}
             case _:
                 before, group = group, Group(*group.record)
                 group.take_over(before, end_id=END)
@@ -57,7 +57,7 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
 
 def test_no_more_is_held_than_may_be_and_what_comes_again_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic, "HELD_MAX", 4)
-    group, lease = Group(1), Lease(1, math.inf)
+    group, lease = Group(1), (1, math.inf)
     assert group.take(lease, 9, end_id=9) == [1, 2, 3, 4]
     assert group.take(lease, 9, end_id=9) == []
     group.give_back([2], 1)
