@@ -38,6 +38,10 @@ class RemoteQueue(RemoteCalls):
         ids: range = await self._call_of(f"{TOPICS}produce", topic, messages)
         return ids
 
+    async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
+        """See `MessageQueue.ack`."""
+        await self._call_of(f"{TOPICS}ack", topic, group, list(ids) if isinstance(ids, range) else ids)
+
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
         """See `MessageQueue.consume`."""
         messages: list[ConsumerMessage] = await self.deliver(topic, group, 0, ACK_TIMEOUT_S, count, wait_s)

@@ -6,9 +6,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
+from streamingnode.errors import AccessDenied
 from streamingnode.streams.messages import AS_IT_IS, MsgPack, MsgType, TsMsg, UnmarshalDispatcher, new_proto_dispatcher
 from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions, TtMsgStream
-from wal.errors import GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound
+from wal.errors import GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound, UnsupportedFormat
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import elapsed_ms, event_log, unix_ms
 from wal.timetick import IdAllocator, TickAllocator
@@ -50,8 +51,8 @@ class Ticker:
     """Writes time ticks to all channels of a producer. Used in `async with`; leaving it writes a last one.
 
     A tick says that nothing at or below it follows, so whoever produces takes ticks from here, `with ticker.stamp() as ts:`,
-    and all producers of a channel share one ticker. Ticks follow the clock, or are those that `ticks` hands out. Nothing of
-    them is stored: under a clock that is behind that of an earlier ticker, `ticks` has to begin above its `last_tick`.
+    and all producers of a channel share one ticker. Ticks follow the clock, or are those that `ticks` hands out, and begin
+    above what the channels have when it is entered, whatever clock that came from.
     """
 
     def __init__(
@@ -84,6 +85,11 @@ class Ticker:
         return tick
 
     async def __aenter__(self) -> Self:
+        for channel in self._stream.get_produce_channels():
+            try:
+                self._ids.update_id(await self._stream.last_ts(channel))
+            except (AccessDenied, UnsupportedFormat) as error:  # who may not look, or finds no batch, has the clock
+                _log.warning("last_tick_unknown", channel=channel, error=repr(error))
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self
 

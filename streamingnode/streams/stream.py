@@ -320,6 +320,11 @@ class MsgStream:
         """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
         return await self._queue.get_latest_msg(channel)
 
+    async def last_ts(self, channel: str) -> int:
+        """Return the end tick of the last batch of a channel, 0 when none is kept."""
+        last = await self._queue.get_message(channel, await self._queue.get_latest_msg(channel))
+        return self.dispatcher.decode(last.payload, last.properties).end_ts if last else 0
+
     async def _next_pack(self) -> MsgPack:
         told = False
         while True:

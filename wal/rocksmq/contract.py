@@ -166,6 +166,9 @@ class MessageQueue(Protocol):
     async def get_latest_msg(self, topic: str) -> int:
         """Return the last id, -1 when the topic holds no message."""
 
+    async def get_message(self, topic: str, message_id: int) -> ConsumerMessage | None:
+        """Return a message, whatever groups have had, None for one that is not kept or yet to come."""
+
     async def check_topic_valid(self, topic: str) -> None:
         """Raise `TopicNotFound`, or `AlreadyExists` when it holds messages."""
         if await self.get_latest_msg(topic) >= 0:

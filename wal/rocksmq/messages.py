@@ -172,8 +172,7 @@ class EntryCache:
 
     def messages(self, log_id: int, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
         """Return those of some messages, from a place on, that lie in the entry of the first; none when that is not here."""
-        entry = self.find(log_id, ids[start])
-        if entry is None:
+        if (entry := self.find(log_id, ids[start])) is None:
             return []
         known, first = entry.messages, entry.first_position
         if len(ids) == 1:

@@ -57,8 +57,7 @@ READ_BYTES = 1 << 20
 SLOW_S = 0.2
 """A write of what was produced, or a read for consumers, that takes longer is logged: once, however many wait for it."""
 CHECK_S_MAX = 600.0
-"""How often retention is looked at, unless its time is short, and statistics are logged."""
-_CHECKS_PER_RETENTION = 10
+"""How often retention is looked at, if not ten times within its own time, and statistics are logged."""
 
 
 class _Write:
@@ -285,6 +284,15 @@ class RocksMQ(MessageQueue):
         """See `MessageQueue.get_latest_msg`."""
         return found.end_id if (found := await self._find(topic)).end_id >= found.begin_id else -1
 
+    async def get_message(self, topic: str, message_id: int) -> ConsumerMessage | None:
+        """See `MessageQueue.get_message`."""
+        found = await self._find(topic)
+        while found.begin_id <= message_id <= found.end_id:
+            if messages := self._cache.messages(found.log_id, [message_id]):
+                return messages[0]
+            await carry_on(self._read(found, message_id))
+        return None
+
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""
         await self._find(topic, group)
@@ -313,9 +321,8 @@ class RocksMQ(MessageQueue):
 
     async def keep(self) -> None:
         """Give up pages when they may go, and log statistics, until cancelled."""
-        pause_s, retention_s, logged_s = CHECK_S_MAX, self._options.retention_s, monotonic()
-        if retention_s is not None:
-            pause_s = min(max(retention_s / _CHECKS_PER_RETENTION, 1.0), CHECK_S_MAX)
+        retention_s, logged_s = self._options.retention_s, monotonic()
+        pause_s = CHECK_S_MAX if retention_s is None else min(max(retention_s / 10, 1.0), CHECK_S_MAX)
         while True:
             await asyncio.sleep(pause_s)
             try:
@@ -430,7 +437,7 @@ class RocksMQ(MessageQueue):
 
     async def _fetch(self, found: Topic, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
-        messages, size_bytes, taken = list[ConsumerMessage](), 0, 0
+        messages, size_bytes, left = list[ConsumerMessage](), 0, ids
         try:
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
                 first_id = ids[len(messages)]
@@ -446,15 +453,14 @@ class RocksMQ(MessageQueue):
                     raise Corrupt(f"topic {found.name!r}, read from id {first_id}: {error}") from error
                 messages += part
                 size_bytes += sum(map(size_of, part))
-            taken = len(messages)
+            left = ids[len(messages) :]
         finally:
-            if taken < len(ids):
-                self._give_back(found.name, group, ids[taken:], lease)
+            self._give_back(found.name, group, left, lease)
         return messages
 
     def _give_back(self, topic: str, group: str, ids: Sequence[int] | None, whose: object) -> None:
         """Have messages come again, None: all, in the group of now: a failed write or a seek may have come between."""
-        if topic in self._topics and (state := self._topics[topic].groups.get(group)):
+        if ids != [] and topic in self._topics and (state := self._topics[topic].groups.get(group)):
             state.give_back(list(state.held) if ids is None else ids, whose)
             self._signals[topic].wake()
 

@@ -16,7 +16,6 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, filterfalse, groupby, islice
-from operator import attrgetter, itemgetter
 
 import msgspec
 
@@ -34,7 +33,7 @@ HELD_MAX = 16_384
 GAPS_MAX = 16_384
 """Ranges of acknowledged ids above one that is not, in a group: its record has them all."""
 
-_START, _STOP = itemgetter(0), itemgetter(1)
+_START, _STOP = operator.itemgetter(0), operator.itemgetter(1)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -57,8 +56,6 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     open_bytes: int = 0
 
 
-GroupRecord = tuple[int, list[tuple[int, int]]]
-"""A group on disk: all below this id is acknowledged, and so are the ranges above it."""
 Lease = tuple[object, float]
 """Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
 
@@ -138,9 +135,8 @@ class Topic:
         if self.open_bytes and self._acked_below() - 1 == self.end_id == self.next_id - 1:
             self._close_page(self.end_id, now_ms)
         self._settle(now_ms)
-        limit_s, bytes_max = (
-            math.inf if limit is None else limit for limit in (options.retention_s, options.retention_bytes)
-        )
+        limits = options.retention_s, options.retention_bytes
+        limit_s, bytes_max = (math.inf if limit is None else limit for limit in limits)
         begin_id, acked_bytes = self.begin_id, sum(page.size_bytes for page in self.pages[: self.acked_pages])
         while self.acked_pages and (self.pages[0].acked_ms + limit_s * 1000 <= now_ms or acked_bytes > bytes_max):
             page = self.pages.pop(0)
@@ -162,7 +158,7 @@ class Topic:
         """Mark the pages that all groups have acknowledged, and no others; without a group nothing changes."""
         if not self.groups:
             return
-        count = bisect_left(self.pages, self._acked_below(), key=attrgetter("end_id"))
+        count = bisect_left(self.pages, self._acked_below(), key=operator.attrgetter("end_id"))
         for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
             page.acked_ms = now_ms if count > self.acked_pages else 0  # or a group went back, or is new
             self._changes[self._page_key(page)] = _encode(page)
@@ -200,8 +196,8 @@ class Group:
         return self._acked[0][1]
 
     @property
-    def record(self) -> GroupRecord:
-        """What is stored of it."""
+    def record(self) -> tuple[int, list[tuple[int, int]]]:
+        """What is stored of it: all below this id is acknowledged, and so are the ranges above it."""
         return self.floor, self._acked[1:]
 
     def lag(self, end_id: int) -> int:
@@ -285,7 +281,7 @@ def decode_records(records: Mapping[str, bytes]) -> tuple[tuple[int, int], dict[
     for key in sorted(records, key=lambda key: (key.startswith(f"{PREFIX}group/"), key)):  # pages, topics, then groups
         (kind, *names), value = key.removeprefix(PREFIX).split("/"), records[key]
         if kind == "group":
-            topics[names[0]].groups[names[1]] = Group(*decode(value, type=GroupRecord))
+            topics[names[0]].groups[names[1]] = Group(*decode(value, type=tuple[int, list[tuple[int, int]]]))
         elif kind == "ids":
             ids = decode(value, type=tuple[int, int])
         elif kind == "page":

@@ -299,6 +299,17 @@ async def test_each_of_many_answers_that_cross_their_cancellations_comes_again(s
     served.proxy.go_on()
 
 
+async def test_one_message_is_read_whatever_groups_have_had(node: Node) -> None:
+    ids = await node.mq.produce("t", [ProducerMessage(b"a", {"k": "v"}), b"b"])
+    await node.mq.ack("t", "g", ids)
+    assert await node.mq.get_message("t", ids[0]) == ConsumerMessage(ids[0], b"a", {"k": "v"})
+    assert await node.mq.get_message("t", await node.mq.get_latest_msg("t")) == ConsumerMessage(ids[1], b"b", {})
+    for nowhere in (-1, ids[0] - 1, ids[1] + 1):
+        assert await node.mq.get_message("t", nowhere) is None
+    with pytest.raises(TopicNotFound):
+        await node.mq.get_message("other", ids[0])
+
+
 async def test_a_client_has_every_call_of_a_queue_and_of_the_channel_service_and_no_others(client: Node) -> None:
     for kind, remote in ((MessageQueue, client.mq), (ChannelService, client.channels)):
         names = {name for name in vars(kind) if not name.startswith("_")}

@@ -54,6 +54,20 @@ async def test_no_ticks_are_refused_and_ticks_go_on_ascending(tmp_path: Path, co
         assert await ticker.tick() == 101
 
 
+async def test_ticks_go_on_above_those_of_an_earlier_ticker_whose_clock_was_ahead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b", "raw") as producer:
+        async with Ticker(producer, ticks=ticks_from(100)) as ticker:
+            pass
+        await streams.queue.produce("raw", [b"no batch"])
+        async with Ticker(producer, ticks=ticks_from(1)) as later:
+            with later.stamp() as tick:
+                assert tick > ticker.last_tick >= 100
+        assert "last_tick_unknown" in caplog.text
+        assert [info.groups.keys() - {"g"} for info in (await streams.queue.info()).values()] == [set()] * 3
+
+
 async def test_leaving_a_ticker_writes_a_last_tick_but_not_after_an_error(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         async with Ticker(producer, interval_s=3600, ticks=ticks_from(1)) as ticker:
