@@ -229,6 +229,7 @@ class SyncQueue(Blocking):
     force_seek = blocking(MessageQueue.force_seek)
     seek_to_latest = blocking(MessageQueue.seek_to_latest)
     get_latest_msg = blocking(MessageQueue.get_latest_msg)
+    get_message = blocking(MessageQueue.get_message)
     check_topic_valid = blocking(MessageQueue.check_topic_valid)
     notify = blocking(MessageQueue.notify)
     info = blocking(MessageQueue.info)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -20,9 +20,19 @@ from streamingnode.care.findings import Report
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import ACK, READ, TRANSACTION, Access, Opened, ReadCall, TransactionCall, WireError
+from streamingnode.remote.calls import (
+    ACK,
+    CHANNELS,
+    READ,
+    TRANSACTION,
+    Access,
+    Opened,
+    ReadCall,
+    TransactionCall,
+    WireError,
+)
 from streamingnode.remote.link import Link, LinkState
-from streamingnode.remote.queue import RemoteChannels, RemoteQueue
+from streamingnode.remote.queue import RemoteCalls, RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import FIRST_EPOCH, frame_of
 from streamingnode.statistics import SpoolStatistics
@@ -96,8 +106,8 @@ class RemoteBackend:
 
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
-        self.mq: MessageQueue | None = RemoteQueue(self.link.call_of, self.link.number)
-        self.channels: ChannelService = RemoteChannels(self.link.call_of, self.link.number)
+        self.mq: MessageQueue | None = cast(MessageQueue, RemoteQueue(self.link.call_of, self.link.number))
+        self.channels = cast(ChannelService, RemoteCalls(CHANNELS, self.link.call_of))
         self.catalog = Catalog()
         self._sequence = 0
         self._outstanding: dict[int, int] = {}

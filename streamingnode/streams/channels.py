@@ -13,6 +13,7 @@ import msgspec
 
 from scanner.named_reader import ReaderRecords
 from wal.errors import Corrupt, InvalidArgument, TopicNotFound, shown
+from wal.position import POSITION_MAX
 from wal.rocksmq.contract import MessageQueue
 
 CHANNELS_MAX = 4096
@@ -57,8 +58,9 @@ class ChannelService:
             await self._finish_destroying()
             found = (await self._store.scan_meta(NEXT_KEY)).get(NEXT_KEY)
             number = 0 if found is None else _decode(found, NEXT_KEY, int)
-            # Not a topic of somebody else; an empty one may be what a crash left of a creation.
-            taken = {name for name, topic in (await self._queue.info()).items() if topic.end_id >= topic.begin_id}
+            # Not a topic of somebody else; an empty one without groups may be what a crash left of a creation.
+            topics = await self._queue.info()
+            taken = {name for name, topic in topics.items() if topic.groups or topic.end_id >= topic.begin_id}
             names: list[str] = []
             while len(names) < num_channels:
                 name, number = f"channel_{number}", number + 1
@@ -73,8 +75,10 @@ class ChannelService:
         """Destroy channels, their subscriptions and messages; none of them for an unknown one, which is `TopicNotFound`."""
         async with self._turn:
             await self._finish_destroying()
-            owners = await self._owners(names)
-            changes: dict[str, bytes | None] = {DESTROYED_KEY + name: b"" for name in owners}
+            owners, topics = await self._owners(names), await self._queue.info()
+            changes: dict[str, bytes | None] = {
+                DESTROYED_KEY + name: msgspec.msgpack.encode(topics[name].end_id) for name in owners if name in topics
+            }
             await self._store.put_meta(changes | dict.fromkeys(CHANNEL_KEY + name for name in owners))
             await self._finish_destroying()
 
@@ -94,11 +98,14 @@ class ChannelService:
         return {name: _decode(records[name], name, OwnerDescription) for name in (records if names is None else names)}
 
     async def _finish_destroying(self) -> None:
-        destroyed = await self._store.scan_meta(DESTROYED_KEY)
-        for name in (key.removeprefix(DESTROYED_KEY) for key in destroyed):
-            with suppress(TopicNotFound):
-                await self._queue.destroy_topic(name)
-        if destroyed:
+        if destroyed := await self._store.scan_meta(DESTROYED_KEY):
+            topics = await self._queue.info()
+            for key, record in destroyed.items():
+                # Not one that somebody has made anew meanwhile: its ids are above those that the channel had.
+                name, end_id = key.removeprefix(DESTROYED_KEY), _decode(record, key, int) if record else POSITION_MAX
+                if name in topics and topics[name].begin_id <= end_id + 1:
+                    with suppress(TopicNotFound):
+                        await self._queue.destroy_topic(name)
             await self._store.put_meta(dict.fromkeys(destroyed))
 
 

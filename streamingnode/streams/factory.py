@@ -6,12 +6,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Self
 
+from streamingnode.errors import AccessDenied
 from streamingnode.streams.messages import AS_IT_IS, MsgPack, MsgType, TsMsg, UnmarshalDispatcher, new_proto_dispatcher
 from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions, TtMsgStream
-from wal.errors import GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound
+from wal.errors import GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound, UnsupportedFormat
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import elapsed_ms, event_log, unix_ms
-from wal.timetick import TickAllocator
+from wal.timetick import IdAllocator, TickAllocator
 
 TICK_INTERVAL_S = 0.2
 """How often a ticker writes, in seconds: about how long a tick stream lags behind its producers."""
@@ -50,14 +51,15 @@ class Ticker:
     """Writes time ticks to all channels of a producer. Used in `async with`; leaving it writes a last one.
 
     A tick says that nothing at or below it follows, so whoever produces takes ticks from here, `with ticker.stamp() as ts:`,
-    and all producers of a channel share one ticker. Ticks follow the clock, or are those that `ticks` hands out.
+    and all producers of a channel share one ticker. Ticks follow the clock, or are those that `ticks` hands out, and begin
+    above what the channels have when it is entered, whatever clock that came from.
     """
 
     def __init__(
         self, stream: MsgStream, *, interval_s: float = TICK_INTERVAL_S, ticks: TickAllocator | None = None
     ) -> None:
         self._stream, self._interval_s = stream, interval_s
-        self._ticks = ticks or TickAllocator(unix_ms, elapsed_ms)
+        self._ids = IdAllocator(ticks or TickAllocator(unix_ms, elapsed_ms))
         self._stamped: dict[int, None] = {}  # in the order of ticks
         self._task: asyncio.Task[None] | None = None
         self.last_tick = 0
@@ -66,7 +68,7 @@ class Ticker:
     @contextmanager
     def stamp(self, count: int = 1) -> Iterator[int]:
         """Yield the first of `count` new ticks for messages; until the block ends, no tick at or above it is written."""
-        first = self._ticks.allocate(count)
+        first = self._ids.alloc(count).start
         self._stamped[first] = None
         try:
             yield first
@@ -75,7 +77,7 @@ class Ticker:
 
     async def tick(self) -> int:
         """Write the highest tick that holds now to all channels, and return it; one that is not new is not written."""
-        tick = next(iter(self._stamped)) - 1 if self._stamped else self._ticks.allocate()
+        tick = next(iter(self._stamped)) - 1 if self._stamped else self._ids.alloc_one()
         if tick > self.last_tick:
             message = TsMsg(MsgType.TIME_TICK, tick, tick, b"", template=AS_IT_IS)  # an empty body in any dispatcher
             await self._stream.broadcast(MsgPack([message]))
@@ -83,6 +85,11 @@ class Ticker:
         return tick
 
     async def __aenter__(self) -> Self:
+        for channel in self._stream.get_produce_channels():
+            try:
+                self._ids.update_id(await self._stream.last_ts(channel))
+            except (AccessDenied, UnsupportedFormat) as error:  # who may not look, or finds no batch, has the clock
+                _log.warning("last_tick_unknown", channel=channel, error=repr(error))
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self
 

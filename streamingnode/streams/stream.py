@@ -30,6 +30,7 @@ from wal.errors import (
     shown,
 )
 from wal.headers import MessageType
+from wal.position import POSITION_MAX
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.rocksmq.topic import HELD_MAX
@@ -247,9 +248,9 @@ class MsgStream:
             await self._queue.create_topic(channel)
         if not exists:
             with suppress(AlreadyExists):  # of another stream that begins at this moment
-                await self._queue.create_consumer_group(channel, subscription)
-                if position is StartPosition.LATEST:
-                    await self._queue.seek_to_latest(channel, subscription)
+                # One write: a crash between two would leave it at the earliest.
+                at = POSITION_MAX if position is StartPosition.LATEST else 0
+                await self._queue.create_consumer_group(channel, subscription, at=at)
         consumer = await self._queue.register_consumer(channel, subscription, ack_timeout_s=None)
         return _Subscription(channel, consumer, placed=exists or position is not StartPosition.UNKNOWN)
 
@@ -318,6 +319,11 @@ class MsgStream:
     async def get_latest_msg_id(self, channel: str) -> int:
         """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
         return await self._queue.get_latest_msg(channel)
+
+    async def last_ts(self, channel: str) -> int:
+        """Return the end tick of the last batch of a channel, 0 when none is kept."""
+        last = await self._queue.get_message(channel, await self._queue.get_latest_msg(channel))
+        return self.dispatcher.decode(last.payload, last.properties).end_ts if last else 0
 
     async def _next_pack(self) -> MsgPack:
         told = False

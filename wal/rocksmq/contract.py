@@ -12,10 +12,8 @@ from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
 ACK_TIMEOUT_S = 30.0
 """When what was delivered and not acknowledged comes again, unless the consumer says otherwise; in seconds."""
-ITERATED_AT_ONCE = 100
-"""Messages that an iterating consumer takes together."""
-ITERATION_WAIT_S = 60.0
-"""How long it waits before it asks again."""
+ITERATED_AT_ONCE, ITERATION_WAIT_S = 100, 60.0
+"""Messages that an iterating consumer takes together, and how long it waits before it asks again."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
@@ -64,7 +62,7 @@ class Consumer:
     It holds what it got and did not acknowledge, until its time is over or the consumer is closed.
     """
 
-    _deliver: Callable[[int, float], Awaitable[list[ConsumerMessage]]]
+    _deliver: Callable[..., Awaitable[list[ConsumerMessage]]]
     _ack: Callable[[Sequence[int]], Awaitable[None]]
     _give_back: Callable[[Sequence[int] | None], Awaitable[None]]
     _closed: bool = False
@@ -78,7 +76,8 @@ class Consumer:
     async def __aiter__(self) -> AsyncIterator[ConsumerMessage]:
         while not self._closed:
             for message in await self.consume(ITERATED_AT_ONCE, wait_s=ITERATION_WAIT_S):
-                yield message
+                if not self._closed:  # then the rest was given back
+                    yield message
 
     async def consume(self, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
         """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once it is closed.
@@ -87,7 +86,7 @@ class Consumer:
         """
         if self._closed:
             raise OnShutdown("the consumer is closed — register another one")
-        return await self._deliver(count, wait_s)
+        return await self._deliver(count, wait_s=wait_s)
 
     async def ack(self, ids: Sequence[int]) -> None:
         """As `MessageQueue.ack`."""
@@ -118,8 +117,8 @@ class MessageQueue(Protocol):
     async def destroy_topic(self, topic: str) -> None:
         """Remove a topic, its groups and its messages, and give their space back."""
 
-    async def create_consumer_group(self, topic: str, group: str) -> None:
-        """Make a group, which begins at the earliest message kept. Raises `AlreadyExists`."""
+    async def create_consumer_group(self, topic: str, group: str, *, at: int = 0) -> None:
+        """Make a group, which begins at a message, or the nearest one that is kept. Raises `AlreadyExists`."""
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """Remove a group: it keeps nothing from being given up any more."""
@@ -147,7 +146,7 @@ class MessageQueue(Protocol):
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """Acknowledge messages, in any order: the group never gets them again, unless it seeks. Repeating it is fine.
 
-        Raises `Overloaded`, and acknowledges none, when the group would leave too many gaps.
+        Raises `TooLarge`, and `Overloaded` when the group would leave too many gaps; then none is acknowledged.
         """
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
@@ -166,6 +165,9 @@ class MessageQueue(Protocol):
 
     async def get_latest_msg(self, topic: str) -> int:
         """Return the last id, -1 when the topic holds no message."""
+
+    async def get_message(self, topic: str, message_id: int) -> ConsumerMessage | None:
+        """Return a message, whatever groups have had, None for one that is not kept or yet to come."""
 
     async def check_topic_valid(self, topic: str) -> None:
         """Raise `TopicNotFound`, or `AlreadyExists` when it holds messages."""

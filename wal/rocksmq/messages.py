@@ -4,7 +4,8 @@ import struct
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, count, pairwise
+from typing import Any
 
 import msgspec
 
@@ -32,9 +33,6 @@ ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
-
-Body = tuple[bytes, bytes]
-"""The payload of a message and its encoded properties; no bytes for none."""
 
 
 class ProducerMessage(msgspec.Struct, frozen=True):
@@ -70,24 +68,27 @@ def check_name(kind: str, name: str) -> str:
     raise InvalidArgument(f"{kind} name {shown(name)} {reason}")
 
 
-def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[Body], int]:
-    """Return what of a produce call is stored, and how many bytes. Raises `InvalidArgument`, `TooLarge`."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (bytes, bytearray, memoryview, str)) or not messages:
+def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[bytes], int]:
+    """Return what of a produce call is stored, and how many bytes. Raises `InvalidArgument`, `TooLarge`.
+
+    Of each message in turn that is its payload and its encoded properties, no bytes for none.
+    """
+    # A list is no question of an abstract class, which costs as much as the rest does for one message.
+    is_list = type(messages) is list or isinstance(messages, Sequence)
+    if not is_list or isinstance(messages, (bytes, bytearray, memoryview, str)) or not messages:
         raise InvalidArgument("messages are a list of bytes or of ProducerMessage — pass at least one")
     if len(messages) > MESSAGES_PER_ENTRY_MAX:
         raise TooLarge(f"{len(messages)} messages in one call — produce at most {MESSAGES_PER_ENTRY_MAX} at a time")
-    bodies, size_bytes = list[Body](), 0
-    for message in messages:
-        payload, properties = message, b""
-        if isinstance(message, ProducerMessage):
-            payload = message.payload
-            if message.properties:
-                properties = _encoded(message.properties)
-        if type(payload) is not bytes:
-            raise InvalidArgument(f"a payload is {type(payload).__name__} — pass bytes, or a ProducerMessage of bytes")
-        bodies.append((payload, properties))
-        size_bytes += len(payload) + len(properties)
-    if size_bytes > PRODUCE_BYTES_MAX:
+    bodies: list[Any] = [b""] * (2 * len(messages))
+    bodies[::2] = messages
+    if set(map(type, messages)) != {bytes}:
+        for at, message in enumerate(messages):
+            if isinstance(message, ProducerMessage):
+                bodies[2 * at] = message.payload
+                bodies[2 * at + 1] = _encoded(message.properties) if message.properties else b""
+        if kinds := set(map(type, bodies)) - {bytes}:
+            raise InvalidArgument(f"a payload is {kinds.pop().__name__} — pass bytes, or a ProducerMessage of bytes")
+    if (size_bytes := sum(map(len, bodies))) > PRODUCE_BYTES_MAX:
         raise TooLarge(f"{size_bytes} bytes in one call — produce at most {PRODUCE_BYTES_MAX} at a time")
     return bodies, size_bytes
 
@@ -99,54 +100,52 @@ def _encoded(properties: Mapping[str, str]) -> bytes:
         raise InvalidArgument(f"properties {shown(properties)} are not text — pass names and values as str") from error
 
 
-def parts_of(bodies: Sequence[Body]) -> Iterator[Sequence[Body]]:
-    """Yield the messages of each entry."""
-    start = size_bytes = 0
-    for at, (payload, properties) in enumerate(bodies):
-        if at > start and (size_bytes >= ENTRY_BYTES_TARGET or at - start >= MESSAGES_PER_ENTRY_MAX):
-            yield bodies[start:at]
-            start, size_bytes = at, 0
-        size_bytes += len(payload) + len(properties)
-    if bodies:
-        yield bodies[start:]
+def parts_of(bodies: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Yield what of `bodies_of` is in each entry."""
+    ends, start = list(accumulate(map(len, bodies), initial=0)), 0
+    while start < len(bodies):
+        stop = bisect_left(ends, ends[start] + ENTRY_BYTES_TARGET, start + 2, len(bodies))
+        stop = min(stop + stop % 2, start + 2 * MESSAGES_PER_ENTRY_MAX)
+        yield bodies[start:stop]
+        start = stop
 
 
-def encode_entry(bodies: Sequence[Body], *, first_id: int, previous_crc32c: int) -> bytes:
+def encode_entry(bodies: Sequence[bytes], *, first_id: int, previous_crc32c: int) -> bytes:
     """Return the bytes of messages as one entry; `wal.codec.entry_crc32c` reads its checksum back."""
-    parts = [part for body in bodies for part in body]
-    lengths = struct.pack(f"<{len(parts)}I", *map(len, parts))
-    checked = b"".join([_CHECKED.pack(previous_crc32c, len(bodies), first_id), lengths, *parts])
+    lengths = struct.pack(f"<{len(bodies)}I", *map(len, bodies))
+    checked = b"".join([_CHECKED.pack(previous_crc32c, len(bodies) // 2, first_id), lengths, *bodies])
     return _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, crc32c(checked)) + checked
 
 
 class TopicEntry:
     """An entry of which all is right: it was just written, or read and checked."""
 
-    def __init__(self, bodies: Sequence[Body], data: bytes, first_position: int) -> None:
+    def __init__(self, bodies: Sequence[bytes], data: bytes, first_position: int) -> None:
         self._bodies = bodies
-        self.first_position, self.last_position = first_position, first_position + len(bodies) - 1
+        self.first_position, self.last_position = first_position, first_position + len(bodies) // 2 - 1
         self.crc32c, self.size_bytes = entry_crc32c(data), len(data)
-        self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(bodies)
+        self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(bodies) // 2
 
     @cached_property
     def messages(self) -> list[ConsumerMessage]:
         """Its messages, made when somebody wants them."""
         return [
             ConsumerMessage(message_id, payload, _decode_properties(properties) if properties else {})
-            for message_id, (payload, properties) in enumerate(self._bodies, self.first_position)
+            for message_id, payload, properties in zip(
+                count(self.first_position), self._bodies[::2], self._bodies[1::2], strict=False
+            )
         ]
 
 
 def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
     """Return a checked entry; `previous_crc32c` is None where the one before is not known. Raises as `check_head`."""
-    _, count, first_id = check_head(
+    _, messages, first_id = check_head(
         data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
     )
     try:
-        lengths = struct.unpack_from(f"<{2 * count}I", data, ENTRY_HEADER_BYTES)
+        lengths = struct.unpack_from(f"<{2 * messages}I", data, ENTRY_HEADER_BYTES)
         ends = list(accumulate(lengths, initial=ENTRY_HEADER_BYTES + 4 * len(lengths)))
-        parts = [data[start:end] for start, end in pairwise(ends)]
-        entry = TopicEntry(list(zip(parts[::2], parts[1::2], strict=True)), data, first_id)
+        entry = TopicEntry([data[start:end] for start, end in pairwise(ends)], data, first_id)
         if ends[-1] != len(data) or not entry.messages:
             raise ValueError(f"it has {len(data)} bytes, and its messages end at {ends[-1]}")
     except (struct.error, msgspec.DecodeError, ValueError) as error:
@@ -171,12 +170,13 @@ class EntryCache:
         entry = self._entries[key] = self._entries.pop(key)  # the last to be forgotten
         return entry if entry.first_position <= message_id else None
 
-    def messages(self, log_id: int, ids: Sequence[int], start: int) -> list[ConsumerMessage]:
+    def messages(self, log_id: int, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
         """Return those of some messages, from a place on, that lie in the entry of the first; none when that is not here."""
-        entry = self.find(log_id, ids[start])
-        if entry is None:
+        if (entry := self.find(log_id, ids[start])) is None:
             return []
         known, first = entry.messages, entry.first_position
+        if len(ids) == 1:
+            return [known[ids[0] - first]]
         return [known[each - first] for each in ids[start : bisect_right(ids, entry.last_position, start)]]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:

@@ -34,6 +34,7 @@ from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue, MqOptions, TopicInfo
 from wal.rocksmq.messages import (
+    PRODUCE_BYTES_MAX,
     ConsumerMessage,
     EntryCache,
     ProducerMessage,
@@ -54,24 +55,35 @@ CONSUME_BYTES_MAX = 16 << 20
 READ_BYTES = 1 << 20
 """So much is read at once, and checked: what follows is mostly asked for next."""
 SLOW_S = 0.2
-"""A produce or consume that takes longer is logged."""
+"""A write of what was produced, or a read for consumers, that takes longer is logged: once, however many wait for it."""
 CHECK_S_MAX = 600.0
-"""How often retention is looked at, unless its time is short, and statistics are logged."""
-_CHECKS_PER_RETENTION = 10
+"""How often retention is looked at, if not ten times within its own time, and statistics are logged."""
 
 
 class _Write:
     """All that is changed in one turn of the event loop, and who waits for it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.changes, self.topics = dict[str, bytes | None](), dict[str, Topic]()
+    def __init__(self) -> None:
+        self.changes, self.topics = dict[str, bytes | None](), dict[Topic, None]()
         self.dropped: list[tuple[bytes, bytes]] = []
-        self._new, self._waiting = loop.create_future, list[asyncio.Future[None]]()
+        self.room = 0
+        """So many bytes may still be produced in it; 0 until the store was asked for room."""
+        self.began = self.admitted = 0.0
+        """When it was asked, and when there was some."""
+        self.produced: list[tuple[Topic, TopicEntry]] = []
+        self._new, self._waiting = asyncio.get_running_loop().create_future, list[asyncio.Future[None]]()
 
-    def done(self) -> asyncio.Future[None]:
-        """Return what is done with the write; each who waits has one, and may cancel it."""
-        self._waiting.append(self._new())
-        return self._waiting[-1]
+    def done(self, topic: Topic | None = None, group: str = "") -> asyncio.Future[None]:
+        """Have it bring what has changed of a topic, and of a group of it, too, and return what is done with it.
+
+        Each who waits has one, and may cancel it.
+        """
+        if topic is not None:
+            self.topics[topic] = None
+            if group:
+                topic.changed_groups.add(group)
+        self._waiting.append(told := self._new())
+        return told
 
     def end(self, error: BaseException | None = None) -> None:
         """Tell who waits what became of it."""
@@ -104,7 +116,7 @@ class RocksMQ(MessageQueue):
         self._cache = EntryCache()
         self._next_write: _Write | None = None
         self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
-        self._openings, self._next_log_id, self._closed, self._anybody = 0, 0, False, asyncio.Event()
+        self._openings, self._next_log_id, self._closed = 0, 0, False
         self._ahead: asyncio.Future[None] | None = None
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
@@ -117,8 +129,8 @@ class RocksMQ(MessageQueue):
         write = self._write()
         if topic not in self._topics:
             begin = self.ids.alloc_one()
-            made = Topic(TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
-            self._topics[topic] = write.topics[topic] = made
+            self._topics[topic] = made = Topic(topic, TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
+            write.topics[made] = None
             self._next_log_id += 1
             write.changes |= encode_ids(self._next_log_id, begin)
         await write.done()  # also of a topic that was there: it may be on its way
@@ -130,28 +142,27 @@ class RocksMQ(MessageQueue):
         del self._topics[topic]
         self.ids.update_id(found.next_id)
         write = self._write()
-        write.changes |= found.removal(topic) | encode_ids(self._next_log_id, self.ids.alloc_one())
+        write.changes |= found.removal() | encode_ids(self._next_log_id, self.ids.alloc_one())
         write.dropped.append(dropped := (entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
         self._signals.pop(topic, Signal()).wake()
         await write.done()
         with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
             await self._store.engine.compact(*dropped)
 
-    async def create_consumer_group(self, topic: str, group: str) -> None:
+    async def create_consumer_group(self, topic: str, group: str, *, at: int = 0) -> None:
         """See `MessageQueue.create_consumer_group`."""
         check_name("group", group)
         found = await self._find(topic, changes=True)
         if group in found.groups:
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
-        found.groups[group] = Group(found.begin_id)
-        await self._write(topic, found, group).done()
+        await self._go_to(at, found, group)
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """See `MessageQueue.destroy_consumer_group`."""
-        found, _ = await self._find_group(topic, group, changes=True)
+        found = await self._find(topic, group, changes=True)
         del found.groups[group]
         self._signals[topic].wake()
-        await self._write(topic, found, group).done()
+        await self._write().done(found, group)
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
         """See `MessageQueue.exist_consumer_group`."""
@@ -161,7 +172,7 @@ class RocksMQ(MessageQueue):
         self, topic: str, group: str, *, ack_timeout_s: float | None = ACK_TIMEOUT_S
     ) -> Consumer:
         """See `MessageQueue.register_consumer`."""
-        await self._find_group(topic, group)
+        await self._find(topic, group)
         if ack_timeout_s is not None and not ack_timeout_s > 0:
             raise InvalidArgument(f"ack_timeout_s={ack_timeout_s!r} — give seconds above 0, or None for never")
         closed = asyncio.Event()  # is whose a lease is, too
@@ -169,9 +180,9 @@ class RocksMQ(MessageQueue):
         async def give_back(ids: Sequence[int] | None) -> None:
             if ids is None:
                 closed.set()
-            self._give_back(topic, group, ids, lambda lease: lease.owner is closed)
+            self._give_back(topic, group, ids, closed)
 
-        deliver = partial(self._deliver, topic, group, closed=closed, ack_timeout_s=ack_timeout_s or math.inf)
+        deliver = partial(self.consume, topic, group, closed=closed, ack_timeout_s=ack_timeout_s or math.inf)
         return Consumer(deliver, partial(self.ack, topic, group), give_back)
 
     # --- messages ---------------------------------------------------------------------------------------------------------
@@ -179,85 +190,112 @@ class RocksMQ(MessageQueue):
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         """See `MessageQueue.produce`."""
         bodies, size_bytes = bodies_of(messages)
-        began = monotonic()
-        if not self._is_ready:
+        if (write := self._next_write) is None or not write.room:  # else whoever came first in this turn has asked
+            began = monotonic()
             await self._ready()
-        await self._store.admit(size_bytes)
-        found, admitted = await self._find(topic), monotonic()  # the log may have come back while this waited for room
-        write = self._write(topic, found)
-        first = found.next_id + len(found.bodies)
+            await self._store.admit(size_bytes)
+            await self._find(topic)  # raises; and the log may have come back while this waited for room
+            write = self._write()
+            if not write.room:
+                write.room, write.began, write.admitted = PRODUCE_BYTES_MAX, began, monotonic()
+        found = self._topic(topic)
+        first = found.next_id + len(found.bodies) // 2
         found.bodies += bodies
-        await write.done()
-        if (written := monotonic()) - began > SLOW_S:
-            _tell_slow("produce", topic, began, admitted=admitted, written=written)
-        return range(first, first + len(bodies))
+        done = write.done(found)
+        write.room -= size_bytes
+        if write.room <= 0:
+            self._flush()
+        await done
+        return range(first, first + len(messages))
 
-    async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
-        """See `MessageQueue.consume`."""
-        return await self._deliver(topic, group, count, wait_s, closed=self._anybody, ack_timeout_s=ACK_TIMEOUT_S)
-
-    async def _deliver(
-        self, topic: str, group: str, count: int, wait_s: float, *, closed: asyncio.Event, ack_timeout_s: float
+    async def consume(
+        self,
+        topic: str,
+        group: str,
+        count: int,
+        *,
+        wait_s: float = 0.0,
+        closed: asyncio.Event | None = None,
+        ack_timeout_s: float = ACK_TIMEOUT_S,
     ) -> list[ConsumerMessage]:
+        """See `MessageQueue.consume`; `closed` is whose the messages are then, and ends the wait."""
         if not isinstance(count, int) or count < 1:
             raise InvalidArgument(f"count={count!r} — ask for at least one message")
         until = monotonic() + wait_s
-        while not closed.is_set():
-            found, state = await self._find_group(topic, group)
-            now = self._elapsed_ms() / 1000
-            state.expire(now)
-            lease = Lease(closed, now + ack_timeout_s)
+        while True:
+            if self._next_write is None:
+                await self._ready()
+            state = (found := self._topic(topic, group)).groups[group]
+            if (now := self._elapsed_ms() / 1000) >= state.due:
+                state.expire(now)
+            lease = closed, now + ack_timeout_s
             if ids := state.take(lease, count, end_id=found.end_id):
-                messages = self._cached(found, ids)
+                # Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
+                if ids[-1] in found.newest_half and (self._ahead is None or self._ahead.done()):
+                    self._ahead = asyncio.ensure_future(self._read(found, found.newest_half.stop))
+                    self._ahead.add_done_callback(mark_heard)  # who wants it meets it
+                messages = self._cache.messages(found.log_id, ids)
                 if len(messages) < len(ids):
-                    messages = await self._fetch(topic, group, found, lease, ids)
+                    messages = await self._fetch(found, group, lease, ids)
                 found.delivered += len(messages)
                 return messages
             if not (left := until - monotonic()) > 0:  # or is no number, which no timer takes
-                break
-            left = min(left, max(state.due - now, 0.001))
+                return []
+            left = min(left, max(state.due - now, 0.001), CHECK_S_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):  # not `wait_for`: its task would come too late for what happens now
                     await self._signals[topic].wait()
-        return []
+            if closed is not None and closed.is_set():
+                return []
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
-        found, state = await self._find_group(topic, group, changes=True)
-        if not ids:
-            return
-        if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > found.end_id:
-            raise InvalidArgument(f"topic {topic!r} ends at {found.end_id} — acknowledge ids that consume gave")
+        if self._next_write is None:
+            await self._ready(changes=True)
+        state = (found := self._topic(topic, group)).groups[group]
         if len(state.held) >= HELD_MAX:  # others may wait until there is room
             self._signals[topic].wake()
-        found.acked += state.ack(ids)
-        await self._write(topic, found, group).done()
+        found.acked += state.ack(ids, end_id=found.end_id)
+        await (self._next_write or self._write()).done(found, group)
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.seek`."""
-        found, _ = await self._find_group(topic, group)
-        if type(message_id) is not int:
-            raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
-        if message_id < found.begin_id:
+        found = await self._find(topic, group, changes=True)
+        if type(message_id) is int and message_id < found.begin_id:
             raise Truncated(message_id, found.begin_id)
-        if message_id > found.end_id + 1:
+        if type(message_id) is int and message_id > found.end_id + 1:
             raise InvalidArgument(f"{message_id} is yet to come in topic {topic!r} — go to {found.end_id + 1} at most")
-        await self.force_seek(topic, group, message_id)
+        await self._go_to(message_id, found, group)
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         """See `MessageQueue.force_seek`."""
-        found, _ = await self._find_group(topic, group, changes=True)
+        found = await self._find(topic, group, changes=True)
+        await self._go_to(message_id, found, group)
+
+    async def _go_to(self, message_id: int, found: Topic, group: str) -> None:
+        """Have a group, which may be new, go on at the nearest message that is kept."""
+        if type(message_id) is not int:
+            raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
         found.groups[group] = Group(min(max(message_id, found.begin_id), found.end_id + 1))
-        self._signals[topic].wake()
-        await self._write(topic, found, group).done()
+        self._signals[found.name].wake()
+        await self._write().done(found, group)
 
     async def get_latest_msg(self, topic: str) -> int:
         """See `MessageQueue.get_latest_msg`."""
         return found.end_id if (found := await self._find(topic)).end_id >= found.begin_id else -1
 
+    async def get_message(self, topic: str, message_id: int) -> ConsumerMessage | None:
+        """See `MessageQueue.get_message`."""
+        found = await self._find(topic)
+        while found.begin_id <= message_id <= found.end_id:
+            if messages := self._cache.messages(found.log_id, [message_id]):
+                return messages[0]
+            await carry_on(self._read(found, message_id))
+        return None
+
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""
-        await self._find_group(topic, group)
+        await self._find(topic, group)
         self._signals[topic].wake()
 
     async def info(self) -> dict[str, TopicInfo]:
@@ -283,9 +321,8 @@ class RocksMQ(MessageQueue):
 
     async def keep(self) -> None:
         """Give up pages when they may go, and log statistics, until cancelled."""
-        pause_s, retention_s, logged_s = CHECK_S_MAX, self._options.retention_s, monotonic()
-        if retention_s is not None:
-            pause_s = min(max(retention_s / _CHECKS_PER_RETENTION, 1.0), CHECK_S_MAX)
+        retention_s, logged_s = self._options.retention_s, monotonic()
+        pause_s = CHECK_S_MAX if retention_s is None else min(max(retention_s / 10, 1.0), CHECK_S_MAX)
         while True:
             await asyncio.sleep(pause_s)
             try:
@@ -301,8 +338,8 @@ class RocksMQ(MessageQueue):
         """Give up the pages of every topic that retention allows, and their space."""
         await self._ready()
         now_ms, write = self._now_ms(), self._write()
-        for name, topic in self._topics.items():
-            write.topics[name] = topic
+        for topic in self._topics.values():
+            write.topics[topic] = None
             if topic.give_up(now_ms, self._options):
                 write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
         await write.done()
@@ -311,33 +348,30 @@ class RocksMQ(MessageQueue):
 
     # --- what is in memory, and what is written -------------------------------------------------------------------------
 
-    async def _find(self, topic: str, *, changes: bool = False, damaged: bool = False) -> Topic:
-        if not self._is_ready:
-            await self._ready()
-        if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
-            self._store.check_admitted(makes_room=True)
+    async def _find(self, topic: str, *groups: str, changes: bool = False, damaged: bool = False) -> Topic:
+        if self._next_write is None:
+            await self._ready(changes=changes)
+        return self._topic(topic, *groups, damaged=damaged)
+
+    def _topic(self, topic: str, *groups: str, damaged: bool = False) -> Topic:
+        """Return a topic that is sound and has these groups, or raise."""
         if (found := self._topics.get(topic)) is None:
             raise TopicNotFound(f"there is no topic {shown(topic)}")
         if found.damage and not damaged:
             raise Corrupt(found.damage)
+        for group in groups:
+            if group not in found.groups:
+                raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
         return found
 
-    async def _find_group(self, topic: str, group: str, *, changes: bool = False) -> tuple[Topic, Group]:
-        found = await self._find(topic, changes=changes)
-        if (state := found.groups.get(group)) is None:
-            raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
-        return found, state
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._openings == self._store.openings and self._store.taking_writes and not self._closed
-
-    async def _ready(self) -> None:
-        """Have the topics of the database that is open, or raise."""
-        while not self._is_ready:
+    async def _ready(self, *, changes: bool = False) -> None:
+        """Have the topics of the database that is open, or raise; asked once in a turn: then there is a write of it."""
+        while self._closed or self._openings != self._store.openings or not self._store.taking_writes:
             if self._closed:
                 raise OnShutdown("the queue is closed")
             await self._in_term(self._load)
+        if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
+            self._store.check_admitted(makes_room=True)
 
     async def _load(self) -> None:
         """Read the topics anew, and keep what consumers hold."""
@@ -353,8 +387,8 @@ class RocksMQ(MessageQueue):
             await engine.read(_check_ends, engine, topics)
             if openings != self._store.openings:
                 return
-            self._topics, self._next_log_id, self._openings = topics, ids.next_log_id, openings
-            self.ids.update_id(max(ids.used, *(topic.end_id for topic in topics.values()), 0))
+            self._topics, (self._next_log_id, used), self._openings = topics, ids, openings
+            self.ids.update_id(max(used, *(topic.end_id for topic in topics.values()), 0))
             for name, topic in topics.items():
                 if name in before and before[name].log_id == topic.log_id:  # else it was made anew
                     for group in topic.groups.keys() & before[name].groups.keys():
@@ -362,16 +396,11 @@ class RocksMQ(MessageQueue):
             for signal in self._signals.values():
                 signal.wake()
 
-    def _write(self, name: str = "", topic: Topic | None = None, group: str = "") -> _Write:
-        """Return the write of this turn, in which what has changed of the topic, and of a group of it, is."""
+    def _write(self) -> _Write:
+        """Return the write of this turn."""
         if (write := self._next_write) is None:
-            loop = asyncio.get_running_loop()
-            write = self._next_write = _Write(loop)
-            loop.call_soon(self._flush)
-        if topic is not None:
-            write.topics[name] = topic
-            if group:
-                topic.changed_groups.add(group)
+            write = self._next_write = _Write()
+            asyncio.get_running_loop().call_soon(self._flush)
         return write
 
     def _flush(self) -> None:
@@ -380,82 +409,64 @@ class RocksMQ(MessageQueue):
         if write is None:
             return
         now_ms, stored = self._now_ms(), list[tuple[bytes, bytes]]()
-        produced: list[tuple[str, Topic, TopicEntry]] = []
-        for name, topic in write.topics.items():
+        for topic in write.topics:
             for data, entry in topic.write(page_bytes=self._options.page_bytes, now_ms=now_ms):
                 stored.append((entry_key(topic.log_id, entry.last_position), data))
-                produced.append((name, topic, entry))
-            write.changes |= topic.changes(name, now_ms)
+                write.produced.append((topic, entry))
+            write.changes |= topic.changes(now_ms)
         try:
             outcome = self._store.write_meta(write.changes, entries=stored, dropped=write.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
             write.end(error)
             return
-        outcome.add_done_callback(partial(self._landed, write, produced))
+        outcome.add_done_callback(partial(self._landed, write))
 
-    def _landed(
-        self, write: _Write, produced: Sequence[tuple[str, Topic, TopicEntry]], outcome: asyncio.Future[None]
-    ) -> None:
+    def _landed(self, write: _Write, outcome: asyncio.Future[None]) -> None:
         """The disk has a write: consumers may see it, then who waits for it is told."""
         error = outcome.exception()
-        for name, topic, entry in () if error else produced:
+        for topic, entry in () if error else write.produced:
             topic.produced += entry.last_position - topic.end_id
             topic.end_id = entry.last_position
             self._cache.put(topic.log_id, entry)
-            if name in self._signals:
-                self._signals[name].wake()
+            if topic.name in self._signals:
+                self._signals[topic.name].wake()
         write.end(error)
+        if write.produced and (written := monotonic()) - write.began > SLOW_S:
+            for topic in {topic for topic, _ in write.produced}:
+                _tell_slow("produce", topic, write.began, admitted=write.admitted, written=written)
 
-    async def _fetch(
-        self, topic: str, group: str, found: Topic, lease: Lease, ids: Sequence[int]
-    ) -> list[ConsumerMessage]:
+    async def _fetch(self, found: Topic, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
-        messages, size_bytes = list[ConsumerMessage](), 0
-        taken, read = 0, (began := monotonic())
+        messages, size_bytes, left = list[ConsumerMessage](), 0, ids
         try:
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
                 first_id = ids[len(messages)]
                 try:
-                    if not (part := self._cached(found, ids, len(messages))):
+                    if not (part := self._cache.messages(found.log_id, ids, len(messages))):
                         # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
                         await carry_on(self._read(found, first_id))
-                        read = monotonic()
                 except Corrupt as error:
-                    now, _ = await self._find_group(topic, group)
+                    now = await self._find(found.name, group)
                     # What lies before damage is delivered first; or retention has come after the group.
                     if messages or now.log_id != found.log_id or now.begin_id > first_id:
                         break
-                    raise Corrupt(f"topic {topic!r}, read from id {first_id}: {error}") from error
+                    raise Corrupt(f"topic {found.name!r}, read from id {first_id}: {error}") from error
                 messages += part
                 size_bytes += sum(map(size_of, part))
-            taken = len(messages)
+            left = ids[len(messages) :]
         finally:
-            if taken < len(ids):
-                self._give_back(topic, group, ids[taken:], lambda held: held is lease)
-        if (ended := monotonic()) - began > SLOW_S:
-            _tell_slow("consume", topic, began, read=read, taken=ended)
+            self._give_back(found.name, group, left, lease)
         return messages
 
-    def _give_back(self, topic: str, group: str, ids: Sequence[int] | None, is_meant: Callable[[Lease], bool]) -> None:
+    def _give_back(self, topic: str, group: str, ids: Sequence[int] | None, whose: object) -> None:
         """Have messages come again, None: all, in the group of now: a failed write or a seek may have come between."""
-        if topic in self._topics and (state := self._topics[topic].groups.get(group)):
-            state.give_back(list(state.held) if ids is None else ids, is_meant)
+        if ids != [] and topic in self._topics and (state := self._topics[topic].groups.get(group)):
+            state.give_back(list(state.held) if ids is None else ids, whose)
             self._signals[topic].wake()
-
-    def _cached(self, found: Topic, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
-        """Return those of some messages that lie in the entry of the first one, none when that is not in memory.
-
-        Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
-        """
-        half = found.newest_half
-        if ids[start] in half and half.stop <= found.end_id and (self._ahead is None or self._ahead.done()):
-            self._ahead = asyncio.ensure_future(self._read(found, half.stop))
-            self._ahead.add_done_callback(mark_heard)  # who wants it meets it
-        return self._cache.messages(found.log_id, ids, start)
 
     async def _read(self, found: Topic, first_id: int) -> None:
         """Have a message in memory, and what follows. Raises `Corrupt`, also for what was given up meanwhile."""
-        engine = self._store.engine
+        engine, began = self._store.engine, monotonic()
 
         def read(bytes_max: int) -> list[TopicEntry]:
             kept = min(found.begin_id, first_id), found.end_id
@@ -464,6 +475,7 @@ class RocksMQ(MessageQueue):
         async with self._reading:
             # Others may have read it since it was looked for: consumers want the same at the same time.
             if not self._cache.find(found.log_id, first_id):
+                turn = monotonic()
                 try:
                     entries = await engine.read(read, READ_BYTES)
                 except Corrupt:
@@ -471,12 +483,17 @@ class RocksMQ(MessageQueue):
                 for each in reversed(entries):  # what is asked for is the last to be forgotten
                     self._cache.put(found.log_id, each)
                 first, end = entries[0].first_position, entries[-1].last_position + 1
-                found.newest_half = range((first + end) // 2, end)
+                if end <= found.end_id:
+                    found.newest_half = range((first + end) // 2, end)
+                if (taken := monotonic()) - began > SLOW_S:
+                    _tell_slow("consume", found, began, turn=turn, taken=taken)
 
 
-def _tell_slow(what: str, topic: str, began: float, **steps: float) -> None:
+def _tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:
     """Log a slow call with the time up to each of its steps."""
-    _log.warning(f"slow_{what}", topic=topic, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()})
+    _log.warning(
+        f"slow_{what}", topic=topic.name, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()}
+    )
 
 
 def _check_ends(engine: Engine, topics: Mapping[str, Topic]) -> None:

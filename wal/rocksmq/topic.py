@@ -11,17 +11,18 @@ The records in the state map are in `docs/format.md`, section "Topics": `mq/topi
 """
 
 import math
+import operator
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, filterfalse, islice, pairwise
-from operator import attrgetter, itemgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, filterfalse, groupby, islice
 
 import msgspec
 
-from wal.errors import Overloaded
+from wal.codec import MESSAGES_PER_ENTRY_MAX
+from wal.errors import InvalidArgument, Overloaded, TooLarge, shown
 from wal.rocksmq.contract import GroupInfo, MqOptions, TopicInfo
-from wal.rocksmq.messages import Body, TopicEntry, encode_entry, parts_of
+from wal.rocksmq.messages import TopicEntry, encode_entry, parts_of
 
 PREFIX = "mq/"
 LOG_ID_FIRST = 1 << 31
@@ -32,15 +33,8 @@ HELD_MAX = 16_384
 GAPS_MAX = 16_384
 """Ranges of acknowledged ids above one that is not, in a group: its record has them all."""
 
-_START, _STOP = itemgetter(0), itemgetter(1)
+_START, _STOP = operator.itemgetter(0), operator.itemgetter(1)
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class IdsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The next log id, and an id that none of a destroyed topic is above."""
-
-    next_log_id: int = LOG_ID_FIRST
-    used: int = 0
 
 
 class Page(msgspec.Struct, array_like=True):
@@ -62,21 +56,19 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     open_bytes: int = 0
 
 
-class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A group on disk: all below `current_id` is acknowledged, and so are the ranges above it."""
-
-    current_id: int
-    acked: tuple[tuple[int, int], ...] = ()
+Lease = tuple[object, float]
+"""Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
 
 
 class Topic:
     """One topic in memory, ahead of the disk by what is on its way; `changes` is what the disk does not have yet."""
 
-    def __init__(self, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False) -> None:
+    def __init__(self, name: str, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False) -> None:
+        self.name = name
         self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
         self.next_id = self.end_id + 1
         """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
-        self.bodies: list[Body] = []
+        self.bodies: list[bytes] = []
         """Messages that get the next ids when this turn of the event loop is written."""
         self.groups: dict[str, Group] = {}
         self.changed_groups: set[str] = set()
@@ -110,30 +102,30 @@ class Topic:
             entry = TopicEntry(part, data, self.next_id)
             self.crc32c = entry.crc32c
             yield data, entry
-            for payload, properties in part:
-                self.open_bytes += len(payload) + len(properties) or 1  # so that a page of nothing ends, too
+            for size_bytes in map(operator.add, map(len, part[::2]), map(len, part[1::2])):
+                self.open_bytes += size_bytes or 1  # so that a page of nothing ends, too
                 if self.open_bytes > page_bytes:  # it closes with the message that takes it over
                     self._close_page(self.next_id, now_ms)
                 self.next_id += 1
 
-    def changes(self, name: str, now_ms: int) -> dict[str, bytes | None]:
+    def changes(self, now_ms: int) -> dict[str, bytes | None]:
         """Return the records that differ from those on the disk by key, None for one that goes; they count as written."""
         self._settle(now_ms)
         changes, self._changes = self._changes, {}
         for each in self.changed_groups:
             group = self.groups.get(each)
-            changes[_group_key(name, each)] = None if group is None else _encode(group.record)
+            changes[self._group_key(each)] = None if group is None else _encode(group.record)
         record = TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
         if record != self._stored:
             self._stored = record
-            changes[f"{PREFIX}topic/{name}"] = _encode(record)
+            changes[f"{PREFIX}topic/{self.name}"] = _encode(record)
         self.changed_groups.clear()
         return changes
 
-    def removal(self, name: str) -> dict[str, bytes | None]:
+    def removal(self) -> dict[str, bytes | None]:
         """Return what removes all its records."""
-        keys = [_group_key(name, group) for group in self.groups] + [*map(self._page_key, self.pages)]
-        return dict.fromkeys([f"{PREFIX}topic/{name}", *keys])
+        keys = *map(self._group_key, self.groups), *map(self._page_key, self.pages)
+        return dict.fromkeys([f"{PREFIX}topic/{self.name}", *keys])
 
     def give_up(self, now_ms: int, options: MqOptions) -> bool:
         """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether any went.
@@ -143,9 +135,8 @@ class Topic:
         if self.open_bytes and self._acked_below() - 1 == self.end_id == self.next_id - 1:
             self._close_page(self.end_id, now_ms)
         self._settle(now_ms)
-        limit_s, bytes_max = (
-            math.inf if limit is None else limit for limit in (options.retention_s, options.retention_bytes)
-        )
+        limits = options.retention_s, options.retention_bytes
+        limit_s, bytes_max = (math.inf if limit is None else limit for limit in limits)
         begin_id, acked_bytes = self.begin_id, sum(page.size_bytes for page in self.pages[: self.acked_pages])
         while self.acked_pages and (self.pages[0].acked_ms + limit_s * 1000 <= now_ms or acked_bytes > bytes_max):
             page = self.pages.pop(0)
@@ -167,7 +158,7 @@ class Topic:
         """Mark the pages that all groups have acknowledged, and no others; without a group nothing changes."""
         if not self.groups:
             return
-        count = bisect_left(self.pages, self._acked_below(), key=attrgetter("end_id"))
+        count = bisect_left(self.pages, self._acked_below(), key=operator.attrgetter("end_id"))
         for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
             page.acked_ms = now_ms if count > self.acked_pages else 0  # or a group went back, or is new
             self._changes[self._page_key(page)] = _encode(page)
@@ -176,12 +167,8 @@ class Topic:
     def _page_key(self, page: Page) -> str:
         return f"{PREFIX}page/{self.log_id:08x}/{page.end_id:016x}"
 
-
-class Lease(msgspec.Struct, eq=False, gc=False):
-    """Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
-
-    owner: object
-    deadline: float
+    def _group_key(self, group: str) -> str:
+        return f"{PREFIX}group/{self.name}/{group}"
 
 
 class Group:
@@ -198,7 +185,9 @@ class Group:
 
     def take_over(self, before: "Group", *, end_id: int) -> None:
         """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
-        self.held = {each: lease for each, lease in before.held.items() if each <= end_id and not self._is_acked(each)}
+        for each, lease in before.held.items():
+            if self._acked[bisect_right(self._acked, each, key=_START) - 1][1] <= each <= end_id:
+                self.held[each] = lease
         self.due = before.due
 
     @property
@@ -207,9 +196,9 @@ class Group:
         return self._acked[0][1]
 
     @property
-    def record(self) -> GroupRecord:
-        """What is stored of it."""
-        return GroupRecord(self.floor, tuple(self._acked[1:]))
+    def record(self) -> tuple[int, list[tuple[int, int]]]:
+        """What is stored of it: all below this id is acknowledged, and so are the ranges above it."""
+        return self.floor, self._acked[1:]
 
     def lag(self, end_id: int) -> int:
         """Return how many messages are not acknowledged."""
@@ -217,47 +206,56 @@ class Group:
 
     def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
         """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend."""
-        held = self.held
+        held, room = self.held, min(count, HELD_MAX - len(self.held))
         open_ids: Iterable[int] = range(self._next_id, end_id + 1)
         if self._next_id < self._acked[-1][1]:
             acked = self._acked[bisect_right(self._acked, self._next_id, key=_STOP) :]
             bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
             open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
-        room = min(count, HELD_MAX - len(held))
         ids = list(islice(filterfalse(held.__contains__, open_ids), room))
         for each in ids:
             held[each] = lease
+        if ids and lease[1] < self.due:
+            self.due = lease[1]
         if len(ids) < room:
             self._next_id = end_id + 1
         elif ids:
             self._next_id = ids[-1] + 1
-        self.due = min(self.due, lease.deadline)
         return ids
 
-    def give_back(self, ids: Iterable[int], is_meant: Callable[[Lease], bool]) -> None:
-        """Have those messages come again that are held under a lease that is meant."""
+    def give_back(self, ids: Iterable[int], whose: object) -> None:
+        """Have those messages come again that are held under this lease, or by this owner."""
         for each in ids:
-            if each in self.held and is_meant(self.held[each]):
+            if (lease := self.held.get(each)) is not None and (whose is lease or whose is lease[0]):
                 del self.held[each]
                 self._next_id = min(self._next_id, each)
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""
-        if now >= self.due:
-            self.give_back(list(self.held), lambda lease: lease.deadline <= now)
-            self.due = min([lease.deadline for lease in self.held.values()], default=math.inf)
+        for each in [each for each, (_, deadline) in self.held.items() if deadline <= now]:
+            self.give_back([each], self.held[each])
+        self.due = min([deadline for _, deadline in self.held.values()], default=math.inf)
 
-    def ack(self, ids: Sequence[int]) -> int:
-        """Acknowledge messages, and return how many of them were held.
+    def ack(self, given: Sequence[int], *, end_id: int) -> int:
+        """Acknowledge messages up to `end_id`, and return how many of them were held.
 
-        Raises `Overloaded`, and acknowledges none, when too many gaps would be left.
+        Raises `InvalidArgument`, `TooLarge`, and `Overloaded` when too many gaps would be left; then none is acknowledged.
         """
-        ordered, held_before = sorted(set(ids)), len(self.held)
-        if self._acked == [(0, ordered[0])] and ordered[-1] - ordered[0] < len(ordered):  # all in order, as most are
-            acked = [(0, ordered[-1] + 1)]
+        try:
+            if len(given) > MESSAGES_PER_ENTRY_MAX:
+                raise TooLarge(f"{len(given)} ids in one call — acknowledge at most {MESSAGES_PER_ENTRY_MAX}, or seek")
+            ids = sorted(set(given)) or [0]  # of none, what is acknowledged since ever
+        except TypeError:
+            ids = [-1]
+        if set(map(type, ids)) != {int} or ids[0] < 0 or ids[-1] > end_id:
+            raise InvalidArgument(f"ids={shown(given)} — acknowledge a list of ids up to {end_id}, that consume gave")
+        acked, held_before = self._acked, len(self.held)
+        if len(acked) == 1 and ids[0] <= acked[0][1] and ids[-1] - ids[0] < len(ids):  # all in order, as most are
+            acked = [(0, max(acked[0][1], ids[-1] + 1))]
         else:
-            acked = self._acked.copy()
-            for start, stop in runs_of(ordered):
+            acked = acked.copy()
+            for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):  # of ids that follow each other
+                start, stop = (found := list(run))[0][1], found[-1][1] + 1
                 low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
                 touched = acked[low:high] or [(start, stop)]
                 acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
@@ -270,44 +268,25 @@ class Group:
             self.held.pop(each, None)
         return held_before - len(self.held)
 
-    def _is_acked(self, message_id: int) -> bool:
-        return message_id < self._acked[bisect_right(self._acked, message_id, key=_START) - 1][1]
-
-
-def runs_of(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield where each run of ids that follow each other starts and stops; ids ascend, and none comes twice."""
-    start = ids[0]
-    if ids[-1] - start >= len(ids):
-        for each, following in pairwise(ids):
-            if following != each + 1:
-                yield start, each + 1
-                start = following
-    yield start, ids[-1] + 1
-
 
 def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:
-    """Return the record of what outlives topics, by its key."""
-    return {f"{PREFIX}ids": _encode(IdsRecord(next_log_id, used))}
+    """Return the record of what outlives topics, by its key: the next log id, and an id that none of those gone is above."""
+    return {f"{PREFIX}ids": _encode((next_log_id, used))}
 
 
-def _group_key(topic: str, group: str) -> str:
-    return f"{PREFIX}group/{topic}/{group}"
-
-
-def decode_records(records: Mapping[str, bytes]) -> tuple[IdsRecord, dict[str, Topic]]:
+def decode_records(records: Mapping[str, bytes]) -> tuple[tuple[int, int], dict[str, Topic]]:
     """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
-    decode, ids = msgspec.msgpack.decode, IdsRecord()
+    decode, ids = msgspec.msgpack.decode, (LOG_ID_FIRST, 0)
     pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
     for key in sorted(records, key=lambda key: (key.startswith(f"{PREFIX}group/"), key)):  # pages, topics, then groups
         (kind, *names), value = key.removeprefix(PREFIX).split("/"), records[key]
         if kind == "group":
-            position = decode(value, type=GroupRecord)
-            topics[names[0]].groups[names[1]] = Group(position.current_id, position.acked)
+            topics[names[0]].groups[names[1]] = Group(*decode(value, type=tuple[int, list[tuple[int, int]]]))
         elif kind == "ids":
-            ids = decode(value, type=IdsRecord)
+            ids = decode(value, type=tuple[int, int])
         elif kind == "page":
             pages[int(names[0], 16)].append(decode(value, type=Page))
         elif kind == "topic":
             record = decode(value, type=TopicRecord)
-            topics[names[0]] = Topic(record, pages[record.log_id])
+            topics[names[0]] = Topic(names[0], record, pages[record.log_id])
     return ids, topics

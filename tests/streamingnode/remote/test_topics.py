@@ -17,7 +17,7 @@ from streamingnode.remote.answers import Rights
 from streamingnode.remote.calls import Access
 from streamingnode.remote.server import Server
 from streamingnode.remote.topics import CONSUMERS_MAX
-from streamingnode.streams.channels import ChannelDescription, OwnerDescription
+from streamingnode.streams.channels import ChannelDescription, ChannelService, OwnerDescription
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.client_cases import SOON_S
 from tests.streamingnode.remote.nodes import Served, node_behind_proxy
@@ -33,6 +33,7 @@ from wal.errors import (
     Truncated,
 )
 from wal.frames import FrameKind
+from wal.rocksmq.contract import MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
 pytestmark = pytest.mark.anyio
@@ -296,6 +297,25 @@ async def test_each_of_many_answers_that_cross_their_cancellations_comes_again(s
         while len(found) < 100:
             found += payloads(await served.owner.mq.consume("t", "g", 100, wait_s=20))
     served.proxy.go_on()
+
+
+async def test_one_message_is_read_whatever_groups_have_had(node: Node) -> None:
+    ids = await node.mq.produce("t", [ProducerMessage(b"a", {"k": "v"}), b"b"])
+    await node.mq.ack("t", "g", ids)
+    assert await node.mq.get_message("t", ids[0]) == ConsumerMessage(ids[0], b"a", {"k": "v"})
+    assert await node.mq.get_message("t", await node.mq.get_latest_msg("t")) == ConsumerMessage(ids[1], b"b", {})
+    for nowhere in (-1, ids[0] - 1, ids[1] + 1):
+        assert await node.mq.get_message("t", nowhere) is None
+    with pytest.raises(TopicNotFound):
+        await node.mq.get_message("other", ids[0])
+
+
+async def test_a_client_has_every_call_of_a_queue_and_of_the_channel_service_and_no_others(client: Node) -> None:
+    for kind, remote in ((MessageQueue, client.mq), (ChannelService, client.channels)):
+        names = {name for name in vars(kind) if not name.startswith("_")}
+        assert names & {"create_topic", "create_channels"}
+        assert all(callable(getattr(remote, name)) for name in names)
+        assert not hasattr(remote, "flush")
 
 
 async def test_a_client_of_a_node_in_memory_hears_that_it_has_no_topics() -> None:

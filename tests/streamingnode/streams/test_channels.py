@@ -118,6 +118,27 @@ async def test_a_topic_of_somebody_else_is_no_channel(tmp_path: Path) -> None:
         assert "channel_0" not in await service.create_channels(OWNER, 2)
 
 
+async def test_an_empty_topic_that_somebody_subscribed_to_is_no_channel(tmp_path: Path) -> None:
+    async with parts(tmp_path) as (_, queue, service):
+        await queue.create_topic("channel_0")  # type: ignore[attr-defined]
+        await queue.create_consumer_group("channel_0", "theirs")  # type: ignore[attr-defined]
+        assert "channel_0" not in await service.create_channels(OWNER, 2)
+
+
+async def test_a_topic_made_anew_is_left_alone_by_a_destruction_that_was_cut_off_behind_its_topic(
+    tmp_path: Path,
+) -> None:
+    async with parts(tmp_path) as (store, queue, service):
+        [name] = await service.create_channels(OWNER, 1)
+        with pytest.raises(StorageFailed):
+            failing = Failing(store, fail_at=2, done=False)
+            await ChannelService(failing, queue).destroy_channels([name])  # type: ignore[arg-type]
+        await queue.create_topic(name)  # type: ignore[attr-defined]
+        await queue.produce(name, [b"theirs"])  # type: ignore[attr-defined]
+        assert await service.create_channels(OWNER, 1) != [name]
+        assert (await queue.info())[name].bytes == len(b"theirs")  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
 async def test_a_creation_that_fails_leaves_all_channels_or_none(tmp_path: Path, done: bool) -> None:
     async with parts(tmp_path) as (store, queue, service):

@@ -10,6 +10,7 @@ from streamingnode.streams.messages import MsgPack
 from tests.streamingnode.batching_cases import until
 from tests.streamingnode.streams.messages_of import ends, insert
 from tests.streamingnode.streams.streams_on import streams_in
+from wal.errors import InvalidArgument
 from wal.timetick import TickAllocator
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
@@ -41,6 +42,30 @@ async def test_no_tick_passes_a_message_that_is_stamped_and_not_produced(tmp_pat
             assert await ticker.tick() == 100
             assert ticker.last_tick == 100
         assert await ticker.tick() == 105
+
+
+@pytest.mark.parametrize("count", [0, -5])
+async def test_no_ticks_are_refused_and_ticks_go_on_ascending(tmp_path: Path, count: int) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        ticker = Ticker(producer, ticks=ticks_from(100))
+        assert await ticker.tick() == 100
+        with pytest.raises(InvalidArgument), ticker.stamp(count):
+            pass
+        assert await ticker.tick() == 101
+
+
+async def test_ticks_go_on_above_those_of_an_earlier_ticker_whose_clock_was_ahead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a", "b", "raw") as producer:
+        async with Ticker(producer, ticks=ticks_from(100)) as ticker:
+            pass
+        await streams.queue.produce("raw", [b"no batch"])
+        async with Ticker(producer, ticks=ticks_from(1)) as later:
+            with later.stamp() as tick:
+                assert tick > ticker.last_tick >= 100
+        assert "last_tick_unknown" in caplog.text
+        assert [info.groups.keys() - {"g"} for info in (await streams.queue.info()).values()] == [set()] * 3
 
 
 async def test_leaving_a_ticker_writes_a_last_tick_but_not_after_an_error(tmp_path: Path) -> None:

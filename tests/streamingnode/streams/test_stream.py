@@ -22,6 +22,7 @@ from wal.errors import (
     UnsupportedFormat,
 )
 from wal.rocksmq.messages import ProducerMessage
+from wal.rocksmq.queue import RocksMQ
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
@@ -130,6 +131,20 @@ async def test_new_subscriptions_begin_where_they_are_told(tmp_path: Path) -> No
             await send(producer, inserts(3))
             assert await consumed(early, 3) == [[1], [2], [3]]
             assert await consumed(late, 1) == [[3]]
+
+
+async def test_a_new_subscription_is_at_the_latest_as_soon_as_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cut_off(*_given: object) -> None:
+        raise OnShutdown("the process is gone")
+
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, inserts(1))
+        monkeypatch.setattr(RocksMQ, "force_seek", cut_off)
+        async with streams.consumer("a", position=StartPosition.LATEST) as consumer:
+            await send(producer, inserts(2))
+            assert await consumed(consumer, 1) == [[2]]
 
 
 async def test_a_subscription_that_exists_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.wal.rocksmq.queues import Clock, open_queue, opened
+from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened
+from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import (
     AlreadyExists,
     Corrupt,
@@ -21,11 +23,12 @@ from wal.errors import (
     TopicNotFound,
     Truncated,
 )
+from wal.position import POSITION_MAX
 from wal.rocks.layout import entry_key
 from wal.rocks.log import read_range
 from wal.rocksmq.messages import EntryCache, ProducerMessage
 from wal.rocksmq.queue import CONSUME_BYTES_MAX, READ_BYTES, RocksMQ
-from wal.rocksmq.topic import GAPS_MAX, HELD_MAX
+from wal.rocksmq.topic import GAPS_MAX, HELD_MAX, Group
 
 pytestmark = pytest.mark.anyio
 
@@ -196,6 +199,86 @@ async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     assert half.stop < mq._topics["t"].newest_half.start
     assert mq._cache.find(mq._topics["t"].log_id, half.stop)
     assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_half[-1])
+
+
+async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wal.rocksmq.queue.PRODUCE_BYTES_MAX", 1 << 20)
+    store, mq = await open_queue(tmp_path / "other", rocks=replace(OPTIONS, queue_bytes_max=1 << 20))
+    await mq.create_topic("t")
+    write_meta, written, queued = store.write_meta, list[int](), list[int]()
+
+    def write(changes: Any, *, entries: Any, dropped: Any) -> Any:
+        outcome = write_meta(changes, entries=entries, dropped=dropped)
+        written.append(sum(len(data) for _, data in entries))
+        queued.append(store.queued_bytes)
+        return outcome
+
+    monkeypatch.setattr(store, "write_meta", write)
+    ids = await asyncio.gather(*(mq.produce("t", [bytes(300 << 10)]) for _ in range(40)))
+    assert [each for one in ids for each in one] == list(range(ids[0][0], ids[0][0] + 40))
+    assert max(written) < 2 << 20
+    assert max(queued) < 4 << 20
+    await mq.close()
+    await store.close()
+
+
+async def test_who_waits_with_a_short_time_for_acknowledgements_does_not_ask_again_and_again(
+    mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, asked = Group.take, list[int]()
+
+    def counting(group: Group, *given: Any, **options: Any) -> list[int]:
+        asked.append(1)
+        return take(group, *given, **options)
+
+    monkeypatch.setattr(Group, "take", counting)
+    consumer = await mq.register_consumer("t", "g", ack_timeout_s=0.001)
+    assert await consumer.consume(1, wait_s=0.1) == []
+    assert len(asked) <= 2
+
+
+async def test_iterating_ends_when_the_consumer_is_closed_and_the_rest_comes_to_others(mq: RocksMQ) -> None:
+    await mq.produce("t", [b"0", b"1", b"2"])
+    consumer = await mq.register_consumer("t", "g")
+    got = list[bytes]()
+    async for message in consumer:
+        got.append(message.payload)
+        await consumer.close()
+    assert got == [b"0"]
+    assert [message.payload for message in await mq.consume("t", "g", 9)] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("ids", [7, None, ["7"], [7.0], [True], [[7]], [7, "7"], iter([7])])
+async def test_what_are_no_ids_is_refused(mq: RocksMQ, ids: Any) -> None:
+    with pytest.raises(InvalidArgument):
+        await mq.ack("t", "g", ids)
+    with pytest.raises(InvalidArgument):
+        await mq.force_seek("t", "g", [ids])  # type: ignore[arg-type]
+
+
+async def test_so_many_ids_that_their_acknowledgement_would_hold_the_event_loop_are_refused(mq: RocksMQ) -> None:
+    ids = await mq.produce("t", [b""] * MESSAGES_PER_ENTRY_MAX)
+    with pytest.raises(TooLarge, match="seek"):
+        await mq.ack("t", "g", range(ids[0] - 1, ids[-1] + 1))
+    await mq.ack("t", "g", ids)
+    assert (await mq.info())["t"].groups["g"].lag == 0
+
+
+async def test_a_group_begins_where_it_is_told_with_the_write_that_makes_it(tmp_path: Path) -> None:
+    store, mq = await open_queue(tmp_path / "other")
+    await mq.create_topic("t")
+    ids = await mq.produce("t", [b"0", b"1", b"2"])
+    version = store._meta_version
+    await mq.create_consumer_group("t", "late", at=POSITION_MAX)
+    await mq.create_consumer_group("t", "middle", at=ids[1])
+    assert store._meta_version == version + 2
+    await mq.close()
+    await store.close()
+    async with opened(tmp_path / "other") as mq:
+        groups = (await mq.info())["t"].groups
+        assert (groups["late"].current_id, groups["middle"].current_id) == (ids[-1] + 1, ids[1])
 
 
 async def test_seeking_goes_in_both_directions_and_includes_the_message(mq: RocksMQ) -> None:

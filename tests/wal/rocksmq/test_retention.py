@@ -119,6 +119,18 @@ async def test_what_retention_and_destroying_give_up_leaves_the_disk(tmp_path: P
         assert used() < 0.05 * full
 
 
+async def test_one_message_is_read_from_the_disk_while_it_is_kept(tmp_path: Path) -> None:
+    async with opened(tmp_path / "node", options=SMALL) as mq:
+        ids = await filled(mq)
+        mq._cache = EntryCache()
+        found = await mq.get_message("t", ids[7])
+        assert found
+        assert found.payload == b"message_7"
+        await mq.ack("t", "g", ids[:10])
+        await mq.retain()
+        assert await mq.get_message("t", ids[7]) is None
+
+
 async def test_a_read_that_retention_overtakes_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(tmp_path / "node", options=SMALL) as mq:
         ids = await filled(mq)
