@@ -22,7 +22,7 @@ from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.entry import Visible, row_batches
 from wal.errors import Corrupt, StreamingNodeError, Truncated
-from wal.headers import DropPartitionHeader, MessageType
+from wal.headers import CreatePartitionHeader, DropPartitionHeader, MessageType
 from wal.message import Message
 from wal.timetick import TICK_MAX
 
@@ -69,8 +69,8 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
     info = source.collection
     manifests = _manifests(source)
     drops, names = _partitions(source, manifests)
-    # Some may have gone since `collection` was looked up.
-    live = frozenset(each.id for each in info.partitions if each.id not in drops)
+    made = {each.id for each in info.partitions} | _made_in_tail(source).keys()
+    live = frozenset(made - drops.keys())  # some were dropped since `collection` was looked up
     selected = source.selected
     schema = stored_schema(selected.schema)
     rows, deletes = _tail(source, selected, live)
@@ -160,7 +160,7 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
 def _partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> tuple[dict[int, int], dict[int, str]]:
     """Return the ticks at which partitions were dropped, and all names. Raises `Truncated` for a drop after `as_of`."""
     info = source.collection
-    names = {each.id: each.name for each in info.partitions}
+    names = {each.id: each.name for each in info.partitions} | _made_in_tail(source)
     drops = {each.id: each.dropped_tick for each in info.partitions if each.dropped_tick}
     newest = [source.cuts.read(source.last_cut).manifest] if source.base else []  # names what the tail may drop
     for manifest in (*newest, *manifests):
@@ -179,6 +179,13 @@ def _partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> tup
             f"ask for {max(later)} or later, or read the collection's table at that tick",
         )
     return drops, names
+
+
+def _made_in_tail(source: SnapshotSource) -> dict[int, str]:
+    """Return the partitions that only the log knows, by id: `collection` may have been looked up before they were made."""
+    headers = (message.header for message in source.tail if isinstance(message, Message))
+    made = (header for header in headers if isinstance(header, CreatePartitionHeader))
+    return {each.partition_id: each.name for each in made if each.collection_id == source.collection.id}
 
 
 def _base_rows(base: SnapshotBase, drops: dict[int, int], names: dict[int, str]) -> pa.Table:
