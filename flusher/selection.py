@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.manifest import arrow_schema
+from flusher.manifest import OFFSET, arrow_schema
 from interceptors.shard.catalog import CollectionInfo
 
 Ends = tuple[Any, Any]
@@ -76,3 +76,29 @@ class Selection:
     def rows(self, table: pa.Table) -> pa.Table:
         """Return the rows of a table with these keys."""
         return table if self._keys is None else table.filter(pc.is_in(table.column(self.key), value_set=self._keys))
+
+
+# --- what deletes leave ---------------------------------------------------------------------------------------------
+
+Deleted = tuple["pa.Array[Any]", "pa.Array[Any]"]
+"""Each deleted key, and beside it the offset below which its rows are gone."""
+
+
+def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
+    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
+    return without(rows, deleted_in(deletes, key=key), key=key) if deletes else rows
+
+
+def deleted_in(deletes: Sequence[pa.Table], *, key: str) -> Deleted:
+    """Return what some deletes, one table at least, remove."""
+    found = pa.concat_tables(table.select([key, OFFSET]) for table in deletes)
+    # Arrow would take a key called `.id` for a field inside of another.
+    largest = found.rename_columns(["key", OFFSET]).group_by("key").aggregate([(OFFSET, "max")])
+    return largest.column("key").combine_chunks(), largest.column(f"{OFFSET}_max").combine_chunks()
+
+
+def without(rows: pa.Table, deleted: Deleted, *, key: str) -> pa.Table:
+    """Return the rows that are not deleted."""
+    keys, below = deleted
+    bound = below.take(pc.index_in(rows.column(key), value_set=keys))
+    return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))

@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flusher.data_file import Rows, decode_rows
 from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_path
-from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
-from flusher.selection import Selection
+from flusher.manifest import TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
+from flusher.selection import Selection, apply_deletes
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.entry import Visible, row_batches
@@ -87,18 +86,6 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
     table = _up_to(pa.concat_tables([base, *_read(source, selected, segments, schema), *rows]), source.as_of)
     deletes = [_up_to(each, source.as_of) for each in (*_read(source, selected, delete_files, keys), *deletes)]
     return apply_deletes(selected.rows(table), deletes, key=selected.key).select(selected.columns)
-
-
-def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
-    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
-    if not sum(table.num_rows for table in deletes):
-        return rows
-    deletes_ = pa.concat_tables([table.select([key, OFFSET]) for table in deletes]).combine_chunks()
-    encoded = deletes_.column(key).combine_chunks().dictionary_encode()
-    highest = np.zeros(len(encoded.dictionary), np.int64)
-    np.maximum.at(highest, encoded.indices.to_numpy(), deletes_.column(OFFSET).to_numpy())
-    bound = pc.take(pa.array(highest), pc.index_in(rows.column(key), value_set=encoded.dictionary))
-    return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))
 
 
 def _manifests(source: SnapshotSource) -> list[CutManifest]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -254,9 +253,9 @@ class OpenTable:
         wanted = {key, OFFSET, TICK, VCHANNEL}
         for name in ("min", "max"):  # the ranges of the other columns would take nearly all of the time
             if name in rows.column_names:
-                kept = [field.name for field in rows.schema.field(name).type if field.name in wanted]
-                ranges = pa.table({each: pc.struct_field(rows[name], each) for each in kept})
-                rows = rows.drop([name]).append_column(name, ranges.to_struct_array())
+                ranges = zip(rows.schema.field(name).type, rows[name].flatten(), strict=True)
+                kept = {field.name: values for field, values in ranges if field.name in wanted}
+                rows = rows.drop([name]).append_column(name, pa.table(kept).to_struct_array())
         return [file_in_log(row, key) for row in rows.to_pylist()]
 
     def rows(self, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
