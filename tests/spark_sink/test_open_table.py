@@ -81,8 +81,8 @@ def test_history_names_the_cut_of_each_version_newest_first(table: OpenTable) ->
     for cut in range(1, 80):
         take(table, cut)
     assert [found.note.cut for found in reopened(table).history()] == list(range(79, -1, -1))
-    assert reopened(table).has_attempt("f-3")
-    assert not reopened(table).has_attempt("f-80")
+    assert "f-3" in reopened(table).attempts()
+    assert "f-80" not in reopened(table).attempts()
 
 
 def test_history_of_a_version_is_its_own_whatever_is_committed_meanwhile(table: OpenTable) -> None:
