@@ -6,21 +6,19 @@ their keys in the end, so a range that is too wide, or of another kind of value,
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import suppress
-from datetime import date
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from flusher.manifest import arrow_schema
+from flusher.manifest import OFFSET, arrow_schema
 from interceptors.shard.catalog import CollectionInfo
 
 Ends = tuple[Any, Any]
 """The smallest and the largest value of some rows, or what may be beyond them; None for one that is not known."""
 
-_ORDERED = (int, str, bytes, date)
+_ORDERED = (int, str, bytes)
 """Kinds of keys that Python and Parquet's statistics order alike; others have no ranges."""
 THREADS_FROM_ROWS = 64 << 10
 """Decoding fewer takes less than handing it out to threads."""
@@ -43,7 +41,9 @@ class Selection:
         self.schema = pa.schema([field for field in whole if field.name in {self.key, *self.columns}])
         """Of what is read: with the primary key, which deletes go by."""
         self._keys, self._vchannels = keys, vchannels
-        self._sorted: list[Any] = [] if keys is None else sorted(keys.unique().to_pylist())
+        self._sorted: list[Any] | None = None  # without ranges; Python lacks some days and times
+        if keys is not None and not pa.types.is_temporal(keys.type):
+            self._sorted = sorted(keys.unique().to_pylist())
 
     def may_have(self, keys: Ends | None, vchannels: Ends | None) -> bool:
         """Whether rows between these keys, on shards between these vchannels, may be asked for; None for all there are."""
@@ -51,11 +51,11 @@ class Selection:
             low, high = vchannels
             if not any(low <= each <= high for each in self._vchannels):
                 return False
-        return self._keys is None or self._is_among(*keys or (None, None))
+        return self._is_among(*keys or (None, None))
 
     def _is_among(self, low: Any, high: Any) -> bool:
         if not self._sorted:
-            return False
+            return self._sorted is None
         kind = type(self._sorted[0])
         if kind not in _ORDERED or type(low) is not kind or type(high) is not kind:
             return True
@@ -65,15 +65,40 @@ class Selection:
     def read(self, file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
         """Return at least the columns of `schema`, which has the key, of the row groups that may have rows asked for."""
         groups, footer = list(range(file.num_row_groups)), file.metadata
-        if self._keys is not None:
+        if self._sorted is not None:
             leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
             # The field `b` of a struct `a` has the path of a column `a.b`, and another name.
             at = next(index for index, leaf in enumerate(leaves) if leaf.path == leaf.name == self.key)
             of = [(group, footer.row_group(group).column(at).statistics) for group in groups]
-            with suppress(OverflowError):  # of a day that Python does not have: all groups are read
-                groups = [n for n, s in of if not (s and s.has_min_max) or self._is_among(s.min, s.max)]
+            groups = [n for n, s in of if not (s and s.has_min_max) or self._is_among(s.min, s.max)]
         return file.read_row_groups(groups, schema.names, use_threads=footer.num_rows >= THREADS_FROM_ROWS)
 
     def rows(self, table: pa.Table) -> pa.Table:
         """Return the rows of a table with these keys."""
         return table if self._keys is None else table.filter(pc.is_in(table.column(self.key), value_set=self._keys))
+
+
+# --- what deletes leave ---------------------------------------------------------------------------------------------
+
+Deleted = tuple["pa.Array[Any]", "pa.Array[Any]"]
+"""Each deleted key, and beside it the offset below which its rows are gone."""
+
+
+def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
+    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
+    return without(rows, deleted_in(deletes, key=key), key=key) if deletes else rows
+
+
+def deleted_in(deletes: Sequence[pa.Table], *, key: str) -> Deleted:
+    """Return what some deletes, one table at least, remove."""
+    found = pa.concat_tables(table.select([key, OFFSET]) for table in deletes)
+    # Arrow would take a key called `.id` for a field inside of another.
+    largest = found.rename_columns(["key", OFFSET]).group_by("key").aggregate([(OFFSET, "max")])
+    return largest.column("key").combine_chunks(), largest.column(f"{OFFSET}_max").combine_chunks()
+
+
+def without(rows: pa.Table, deleted: Deleted, *, key: str) -> pa.Table:
+    """Return the rows that are not deleted."""
+    keys, below = deleted
+    bound = below.take(pc.index_in(rows.column(key), value_set=keys))
+    return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))

@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from flusher.data_file import Rows, decode_rows
 from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_path
-from flusher.manifest import OFFSET, TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
-from flusher.selection import Selection
+from flusher.manifest import TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
+from flusher.selection import Selection, apply_deletes
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
 from wal.entry import Visible, row_batches
 from wal.errors import Corrupt, StreamingNodeError, Truncated
-from wal.headers import DropPartitionHeader, MessageType
+from wal.headers import CreatePartitionHeader, DropPartitionHeader, MessageType
 from wal.message import Message
 from wal.timetick import TICK_MAX
 
@@ -69,8 +68,8 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
     info = source.collection
     manifests = _manifests(source)
     drops, names = _partitions(source, manifests)
-    # Some may have gone since `collection` was looked up.
-    live = frozenset(each.id for each in info.partitions if each.id not in drops)
+    made = {each.id for each in info.partitions} | _made_in_tail(source).keys()
+    live = frozenset(made - drops.keys())  # some were dropped since `collection` was looked up
     selected = source.selected
     schema = stored_schema(selected.schema)
     rows, deletes = _tail(source, selected, live)
@@ -87,18 +86,6 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
     table = _up_to(pa.concat_tables([base, *_read(source, selected, segments, schema), *rows]), source.as_of)
     deletes = [_up_to(each, source.as_of) for each in (*_read(source, selected, delete_files, keys), *deletes)]
     return apply_deletes(selected.rows(table), deletes, key=selected.key).select(selected.columns)
-
-
-def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
-    """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
-    if not sum(table.num_rows for table in deletes):
-        return rows
-    deletes_ = pa.concat_tables([table.select([key, OFFSET]) for table in deletes]).combine_chunks()
-    encoded = deletes_.column(key).combine_chunks().dictionary_encode()
-    highest = np.zeros(len(encoded.dictionary), np.int64)
-    np.maximum.at(highest, encoded.indices.to_numpy(), deletes_.column(OFFSET).to_numpy())
-    bound = pc.take(pa.array(highest), pc.index_in(rows.column(key), value_set=encoded.dictionary))
-    return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))
 
 
 def _manifests(source: SnapshotSource) -> list[CutManifest]:
@@ -160,7 +147,7 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
 def _partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> tuple[dict[int, int], dict[int, str]]:
     """Return the ticks at which partitions were dropped, and all names. Raises `Truncated` for a drop after `as_of`."""
     info = source.collection
-    names = {each.id: each.name for each in info.partitions}
+    names = {each.id: each.name for each in info.partitions} | _made_in_tail(source)
     drops = {each.id: each.dropped_tick for each in info.partitions if each.dropped_tick}
     newest = [source.cuts.read(source.last_cut).manifest] if source.base else []  # names what the tail may drop
     for manifest in (*newest, *manifests):
@@ -179,6 +166,13 @@ def _partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> tup
             f"ask for {max(later)} or later, or read the collection's table at that tick",
         )
     return drops, names
+
+
+def _made_in_tail(source: SnapshotSource) -> dict[int, str]:
+    """Return the partitions that only the log knows, by id: `collection` may have been looked up before they were made."""
+    headers = (message.header for message in source.tail if isinstance(message, Message))
+    made = (header for header in headers if isinstance(header, CreatePartitionHeader))
+    return {each.partition_id: each.name for each in made if each.collection_id == source.collection.id}
 
 
 def _base_rows(base: SnapshotBase, drops: dict[int, int], names: dict[int, str]) -> pa.Table:

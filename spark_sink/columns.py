@@ -56,7 +56,7 @@ def stored_type(given: pa.DataType) -> pa.DataType:
     return pa.binary() if pa.types.is_large_binary(given) else given
 
 
-def shaped(rows: pa.Table, schema: pa.Schema, *, partition: str) -> pa.Table:
+def shaped(rows: pa.Table, schema: pa.Schema, *, partition: str = "") -> pa.Table:
     """Return rows of a file of one partition with exactly the columns and types of `schema`, which may have `_partition`.
 
     Raises `Corrupt` when a value is none of the type: no flusher and no ingest wrote it.

@@ -24,21 +24,23 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from math import ceil
 from pathlib import Path
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from flusher.directory import check_file, measure_file
-from flusher.manifest import SegmentFile, arrow_schema, stored_schema
+from flusher.manifest import OFFSET, DataFile, SegmentFile, arrow_schema, stored_schema
+from flusher.selection import deleted_in, without
 from spark_sink.changes import Changes, split_by_delete, verify_file, verify_files
-from spark_sink.columns import PARTITION, TableFile, stats_json
+from spark_sink.columns import PARTITION, TableFile, shaped, stats_json
 from spark_sink.runtime import LazySession
 from spark_sink.table import NewFile, OpenTable
-from spark_sink.tables import paths_with_deleted, read_deletes, read_rows, without_deleted, write_rows
+from spark_sink.tables import read_deletes, read_rows, without_deleted, write_rows
 from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 from wal.files import make_parents, place_beneath, sync_directory, sync_file
@@ -64,6 +66,17 @@ COPIED_FILES_MAX = 64
 """Files that one commit copies; more of them, those of many cuts, are small, and Spark makes few of them."""
 
 _NAME = re.compile(r"cut-\d{16}-[0-9a-f]{8}")
+
+
+class Road(Enum):
+    """How the rows of some cuts get into a table."""
+
+    NONE = "none"
+    """No row of theirs does."""
+    COPY = "copy"
+    """The node's own files become the table's."""
+    SPARK = "spark"
+    """Spark reads the node's files and the table's, and writes new ones."""
 
 
 class Attempt:
@@ -103,23 +116,23 @@ class Attempt:
         return [file for file in sealed if file is not None]
 
     def finish(self) -> None:
-        """Forget the intent; only after the commit is on disk."""
-        self._intent.unlink(missing_ok=True)
-
-    def discard(self) -> None:
-        """Remove what was written; only for an attempt that is known not to be committed."""
-        shutil.rmtree(self.directory, ignore_errors=True)
+        """Forget the intent; only after the commit is on disk, or once nothing is left."""
         self._intent.unlink(missing_ok=True)
 
     @contextmanager
-    def undone_on_error(self, table: OpenTable) -> Iterator[None]:
-        """Remove what was written when the block fails, so that a full disk has the room again; not what is committed."""
+    def undone_on_error(self, table: OpenTable, *, by: Road | None = None) -> Iterator[None]:
+        """Remove what was written when the block fails, so that a full disk has the room again; not what is committed.
+
+        Of Spark the intent stays: its tasks may be at work for a while, and what they write goes once it is old.
+        """
         try:
             yield
         except Exception:
-            with suppress(Exception):  # the log alone tells: where it cannot be read the files stay, and their intent
-                if not table.at_version().has_attempt(self.name):
-                    self.discard()
+            with suppress(Exception):  # the log alone tells: where it cannot be read the files stay
+                if self.name not in table.at_version().attempts():
+                    shutil.rmtree(self.directory, ignore_errors=True)
+                    if by is not Road.SPARK:
+                        self.finish()
             raise
 
     def _seal_file(self, path: Path) -> NewFile | None:
@@ -136,12 +149,14 @@ class Attempt:
 
 def clean_up(table: OpenTable) -> None:
     """Remove what earlier attempts left, as the table above says."""
-    for intent in sorted((table.path / INTENTS).glob("cut-*")):
-        attempt = Attempt(table.path, intent.name)
-        if table.has_attempt(intent.name):  # and its commit on disk: the table's log was synced when it was opened
-            attempt.finish()
-        elif time.time() - intent.stat().st_mtime >= ABANDONED_AGE_S:
-            attempt.discard()
+    intents = sorted((table.path / INTENTS).glob("cut-*"))
+    committed = table.attempts() if intents else frozenset()  # on disk: the table's log was synced when it was opened
+    for intent in intents:
+        if intent.name not in committed:
+            if time.time() - intent.stat().st_mtime < ABANDONED_AGE_S:
+                continue
+            shutil.rmtree(table.path / intent.name, ignore_errors=True)
+        intent.unlink(missing_ok=True)
 
 
 def holds_only_attempts(directory: Path) -> bool:
@@ -160,17 +175,6 @@ def sync_log(table: Path) -> None:
         if (newest := max(log.glob(pattern), default=None)) is not None:
             sync_file(newest)
     sync_directory(log)
-
-
-class Road(Enum):
-    """How the rows of some cuts get into a table."""
-
-    NONE = "none"
-    """No row of theirs does."""
-    COPY = "copy"
-    """The node's own files become the table's."""
-    SPARK = "spark"
-    """Spark reads the node's files and the table's, and writes new ones."""
 
 
 def road_of(table: OpenTable, changes: Changes, *, rewrites: bool) -> Road:
@@ -217,20 +221,19 @@ def write_files(
     kept = [file for file in files if file.partition not in changes.dropped_names]
     rows_in = sum(segment.rows for segment in changes.segments)
     verify_files(node, changes.deletes)
-    touched = _touched(sessions, node, table, changes, kept)
-    reached, others = split_by_delete(changes.segments, changes.deletes)
+    touched, reached, others = _reached(node, table, changes, kept)
     road = road_of(table, changes, rewrites=bool(reached or touched))
     if road is Road.NONE:
         return Written((), dropped, rows_in, None, road)
     if road is Road.SPARK:
-        verify_files(node, changes.segments)
+        verify_files(node, others)
     # Java has the working directory that this process had when it started: relative paths are other ones there.
     attempt = Attempt.begin(table.path.resolve(), changes.last.number)
     failpoint("ingest.intended")
-    if road is Road.SPARK:  # a job that fails removes its files itself, and its tasks may be at work for a while
-        _write_by_spark(sessions, node, table, changes, attempt, reached=reached, others=others, touched=touched)
-    with attempt.undone_on_error(table):
-        if road is Road.COPY:
+    with attempt.undone_on_error(table, by=road):
+        if road is Road.SPARK:
+            _write_by_spark(sessions, node, table, changes, attempt, reached=reached, others=others, touched=touched)
+        else:
             _copy_files(node, attempt, changes, link=link)
         failpoint("ingest.written")
         adds = attempt.seal()
@@ -239,6 +242,36 @@ def write_files(
         if not sum(file.rows for file in others) <= written <= rows_in + before:
             raise StorageFailed(f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again")
     return Written(adds, [*dropped, *touched], rows_in, attempt, road)
+
+
+def _reached(
+    node: Path, table: OpenTable, changes: Changes, kept: Sequence[TableFile]
+) -> tuple[Sequence[TableFile], Sequence[SegmentFile], Sequence[SegmentFile]]:
+    """Return the files of a table that have a deleted row, the node's that may have one, and the node's others.
+
+    Where no row is deleted, all are others. Two columns tell, without Spark: many upserts are of keys that are new.
+    """
+    near, _ = split_by_delete(kept, changes.deletes)
+    new, others = split_by_delete(changes.segments, changes.deletes)
+    if not near and not new:
+        return (), (), others
+    key = changes.entry.primary_key
+    columns = pa.schema([table.schema.field(key), pa.field(OFFSET, pa.int64())])
+
+    def of_node(file: DataFile) -> pa.Table:
+        with pq.ParquetFile(place_beneath(node, file.path)) as content:
+            return shaped(content.read(columns.names), columns)
+
+    deleted = deleted_in([of_node(file) for file in changes.deletes], key=key)
+
+    def is_hit(rows: pa.Table) -> bool:
+        return without(rows, deleted, key=key).num_rows < rows.num_rows
+
+    touched = [file for file in near if is_hit(shaped(table.read_file(file, columns=columns), columns))]
+    verify_files(node, new)
+    if touched or any(is_hit(of_node(file)) for file in new):
+        return touched, new, others
+    return (), (), changes.segments
 
 
 # --- by copying
@@ -276,25 +309,6 @@ def _copy_file(node: Path, file: SegmentFile, target: Path, *, link: bool) -> No
 # --- by Spark
 
 
-def _touched(
-    sessions: LazySession, node: Path, table: OpenTable, changes: Changes, kept: Sequence[TableFile]
-) -> list[TableFile]:
-    """Return the files of a table that hold a row which a delete removes; Spark looks into those that may."""
-    reachable, _ = split_by_delete(kept, changes.deletes)
-    candidates = {str(table.path.resolve() / each.path): each for each in reachable}
-    if not candidates:
-        return []
-    spark, schema, key = sessions.get(), table.spark_schema, changes.entry.primary_key
-    hit = paths_with_deleted(spark, schema, key, list(candidates), _deletes(sessions, node, table, changes))
-    return [file for path, file in candidates.items() if path in hit]
-
-
-def _deletes(sessions: LazySession, node: Path, table: OpenTable, changes: Changes) -> DataFrame:
-    paths = [str(node.resolve() / file.path) for file in changes.deletes]
-    rows = sum(file.rows for file in changes.deletes)
-    return read_deletes(sessions.get(), table.spark_schema, changes.entry.primary_key, paths, rows=rows)
-
-
 def _write_by_spark(
     sessions: LazySession,
     node: Path,
@@ -314,7 +328,11 @@ def _write_by_spark(
             name: [str(root / each.path) for each in found] for name, found in changes.of_partition(segments).items()
         }
 
-    deletes = cache(partial(_deletes, sessions, node, table, changes))  # some cuts have none
+    @cache  # some cuts have none
+    def deletes() -> DataFrame:
+        paths = [str(root / file.path) for file in changes.deletes]
+        count = sum(file.rows for file in changes.deletes)
+        return read_deletes(spark, schema, changes.entry.primary_key, paths, rows=count)
 
     def left_of(files: Sequence[TableFile], segments: Sequence[SegmentFile] = ()) -> DataFrame:
         paths = segment_paths(segments)

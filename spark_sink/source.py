@@ -11,10 +11,8 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -22,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from flusher.directory import CutLog
 from flusher.manifest import OFFSET, DeleteFile, SegmentFile, arrow_schema
+from flusher.selection import Deleted, deleted_in, without
 from spark_sink.changes import Changes, batches, changes_of, first_with, live_collection, split_by_delete, verify_file
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
@@ -130,25 +129,21 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 
     Raises `Corrupt` naming a file that is not what its cut says, `Truncated` when one is gone.
     """
-    deleted, below = _deleted_keys(node, group.key, group.deletes) if group.deletes else (None, None)
+    deleted = _deleted(node, group.key, group.deletes) if group.deletes else None
     wanted = {*target.names, OFFSET} - {PARTITION} | ({group.key} if group.deletes else set())
     for segment in group.segments:
         verify_file(node, segment)
         with pq.ParquetFile(node / segment.path) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=sorted(wanted)):
                 rows = pa.Table.from_batches([batch])
-                if deleted is not None and below is not None:
-                    at = pc.index_in(rows[group.key], value_set=deleted)
-                    rows = rows.filter(pc.or_kleene(pc.is_null(at), pc.greater_equal(rows[OFFSET], below.take(at))))
+                if deleted is not None:
+                    rows = without(rows, deleted, key=group.key)
                 if rows.num_rows:
                     yield from shaped(rows, target, partition=group.partition).to_batches()
 
 
 @lru_cache(maxsize=DELETE_SETS_KEPT)
-def _deleted_keys(node: Path, key: str, files: Sequence[DeleteFile]) -> "tuple[pa.Array[Any], pa.Array[Any]]":
-    """Return each deleted key, and beside it the offset below which its rows are gone."""
+def _deleted(node: Path, key: str, files: Sequence[DeleteFile]) -> Deleted:
     for file in files:
         verify_file(node, file)
-    tables = [pq.read_table(node / file.path, columns=[key, OFFSET]) for file in files]
-    largest = pa.concat_tables(tables).group_by(key).aggregate([(OFFSET, "max")])
-    return largest[key].combine_chunks(), largest[f"{OFFSET}_max"].combine_chunks()
+    return deleted_in([pq.read_table(node / file.path, columns=[key, OFFSET]) for file in files], key=key)

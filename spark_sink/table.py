@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
@@ -254,9 +253,9 @@ class OpenTable:
         wanted = {key, OFFSET, TICK, VCHANNEL}
         for name in ("min", "max"):  # the ranges of the other columns would take nearly all of the time
             if name in rows.column_names:
-                kept = [field.name for field in rows.schema.field(name).type if field.name in wanted]
-                ranges = pa.table({each: pc.struct_field(rows[name], each) for each in kept})
-                rows = rows.drop([name]).append_column(name, ranges.to_struct_array())
+                ranges = zip(rows.schema.field(name).type, rows[name].flatten(), strict=True)
+                kept = {field.name: values for field, values in ranges if field.name in wanted}
+                rows = rows.drop([name]).append_column(name, pa.table(kept).to_struct_array())
         return [file_in_log(row, key) for row in rows.to_pylist()]
 
     def rows(self, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
@@ -280,7 +279,7 @@ class OpenTable:
         return pa.concat_tables([schema.empty_table(), *(table for _, table in tables)])
 
     def read_file(self, file: TableFile, *, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
-        """Return the rows of a data file, with a selection only these columns of it. Raises as `rows`."""
+        """Return at least these columns of the rows of a data file. Raises as `rows`."""
         root = self.path.resolve()
         path = root / file.path
         if not path.resolve().is_relative_to(root):
@@ -292,7 +291,7 @@ class OpenTable:
                 )
             with pq.ParquetFile(path, page_checksum_verification=True) as content:
                 count = content.metadata.num_rows
-                rows = content.read() if selection is None else selection.read(content, columns)
+                rows = content.read(columns.names) if selection is None else selection.read(content, columns)
         except FileNotFoundError:
             raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
         except (pa.ArrowException, OSError) as error:
@@ -425,10 +424,10 @@ class OpenTable:
             if (note := _note(commit)) is not None:
                 yield TableVersion(version, note)
 
-    def has_attempt(self, attempt: str) -> bool:
-        """Whether an attempt was committed: its commit is in the log, or its files, which may outlive that, in the table."""
-        in_log = any(version.note.attempt == attempt for version in self.history())
-        return in_log or any(file.path.startswith(f"{attempt}/") for file in self.files())
+    def attempts(self) -> frozenset[str]:
+        """Return the attempts that were committed, by their commits in the log and their files, which may outlive those."""
+        files = (file.path.partition("/")[0] for file in self.files())
+        return frozenset([*files, *(version.note.attempt for version in self.history())])
 
     def _refuse_unreadable_features(self) -> None:
         features = _UNREADABLE_FEATURES.intersection(self._delta.protocol().reader_features or ())

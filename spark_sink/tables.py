@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import reduce
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -168,18 +167,8 @@ def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Itera
 
 def without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
     """Return the rows that no delete removes: it removes those of its key with a smaller offset."""
-    return rows.join(deletes, _removed(rows, deletes, key), "left_anti")
-
-
-def paths_with_deleted(
-    spark: SparkSession, schema: StructType, key: str, paths: Sequence[str], deletes: DataFrame
-) -> set[str]:
-    """Return those of `paths` that hold at least one row some delete removes; reads two columns."""
-    in_file = StructType([schema[key], StructField(OFFSET, LongType())])
-    found = spark.read.schema(in_file).option(*AS_NAMED).parquet(*paths)
-    rows = found.withColumn("_path", F.col("_metadata.file_path"))
-    hit = rows.join(deletes, _removed(rows, deletes, key), "left_semi").select("_path").distinct()
-    return {unquote(urlsplit(row["_path"]).path) for row in hit.collect()}
+    removed = (rows[_quoted(key)] == deletes[_quoted(key)]) & (rows[OFFSET] < deletes[DELETED_BELOW])
+    return rows.join(deletes, removed, "left_anti")
 
 
 def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
@@ -187,10 +176,6 @@ def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
     rows = reduce(DataFrame.unionAll, [rows.coalesce(files_max) for rows, files_max in parts])
     writer = rows.write.partitionBy(PARTITION).option("compression", "zstd")
     writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(str(directory), mode="error")
-
-
-def _removed(rows: DataFrame, deletes: DataFrame, key: str) -> Column:
-    return (rows[_quoted(key)] == deletes[_quoted(key)]) & (rows[OFFSET] < deletes[DELETED_BELOW])
 
 
 def _quoted(name: str) -> str:

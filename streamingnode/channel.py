@@ -214,12 +214,13 @@ class Channel:
         """Return the names of the collections that exist, by id."""
         return {info.id: info.name for info in self.catalog.collections()}
 
-    def check_live(self, info: CollectionInfo) -> None:
-        """Raise `CollectionNotFound` for a collection that was dropped since it was looked up."""
-        if info.id not in self.live():
-            raise CollectionNotFound(
-                f"collection {info.name!r} was dropped meanwhile — create it again, or read another"
-            )
+    def check_live(self, info: CollectionInfo) -> CollectionInfo:
+        """Return a collection as it is now. Raises `CollectionNotFound` when it was dropped since it was looked up."""
+        try:
+            return self.catalog.live(info.id)
+        except CollectionNotFound:
+            step = "create it again, or read another"
+            raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — {step}") from None
 
     async def consistent_tick(self, collections: Iterable[str] = ()) -> int:
         """Return a tick that no append acknowledged before the call is above; readers reach it without new writes.

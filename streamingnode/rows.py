@@ -89,7 +89,7 @@ def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
         batches, first_row = [], 0
         for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
             if batch.num_rows:
-                batches.append(conform(batch, shape.schema, shape.required, first_row=first_row))
+                batches.append(conform(batch, shape, first_row=first_row))
             first_row += batch.num_rows
         if not batches:
             check_column_names(rows.schema.names, shape.schema)
@@ -318,11 +318,12 @@ def key_hashes(keys: AnyArray) -> Hashes:
 # --- Arrow data -------------------------------------------------------------------------------------------------------
 
 
-def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *, first_row: int = 0) -> pa.RecordBatch:
-    """Return `batch` in exactly `schema`, in sound buffers; `required` are the indexes of columns that take no null.
+def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa.RecordBatch:
+    """Return `batch` in exactly the schema of a shape, in sound buffers.
 
     `first_row` is added to the rows that errors name. Costs no copy when the schema is already the same.
     """
+    schema = shape.schema
     if batch.schema.equals(schema):
         _check_sound(batch)
     else:
@@ -339,8 +340,12 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, required: Sequence[int], *
             for field in schema
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-    for index in required:
+    for index in shape.required:
         check_nulls(batch.column(index), schema.names[index], first_row)
+    for index, each in enumerate(shape.columns):
+        if each.always_wide:  # tables have microseconds: one could never take a time beyond those, nor what follows
+            widen = partial(exact_cast, target=each.wide_type)
+            by_row(widen, batch.column(index), each.name, each.wide_type, first_row)
     return batch
 
 
@@ -406,7 +411,10 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
         return array
     if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
         array = array.cast(with_leaves(target, _widest_decimal))
-    cast = array.cast(target)
+    try:
+        cast = array.cast(target)
+    except pa.ArrowInvalid:  # Arrow casts what is beyond a slice of lists, or under a null, too
+        cast = array.take(np.arange(len(array))).cast(target)
     if has_leaf(target, pt.is_float32):
         for given, made in zip(_leaves(array), _leaves(cast), strict=True):
             if pt.is_floating(given.type):

@@ -57,6 +57,7 @@ async def take_snapshot(
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
     with disk_errors_typed(flusher.cuts.directory.root):
         while True:
+            info = channel.check_live(info)  # as of the checkpoint; partitions made after it are in the tail
             checkpoint, cuts = flusher.checkpoint, flusher.cuts
             now = await channel.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
             tick = now if as_of is None else as_of

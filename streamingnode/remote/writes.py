@@ -317,7 +317,7 @@ def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatc
         batch = pa.ipc.read_record_batch(message, target.shape.schema)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise ProtocolError(f"rows do not decode: {error}") from error
-    return conform(batch, target.shape.schema, target.shape.required)
+    return conform(batch, target.shape)
 
 
 def is_compressed(metadata: pa.Buffer) -> bool:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from flusher.directory import NodeDirectory, file_paths, manifest_path
 from flusher.manifest import decode_manifest
-from flusher.snapshot import SnapshotSource, apply_deletes, read_snapshot
+from flusher.selection import apply_deletes
+from flusher.snapshot import SnapshotSource, read_snapshot
 from interceptors.shard.state import ShardState
 from scanner.deliver_policy import StartingPoint
 from scanner.scanner import Scanner
@@ -311,9 +312,9 @@ KEYS: dict[str, tuple[pa.DataType, list[object]]] = {
 @pytest.mark.parametrize("case", KEYS)
 def test_deletes_remove_smaller_offsets_of_their_key_for_every_key_type(case: str) -> None:
     kind, (first, second, _) = KEYS[case]
-    rows = pa.table({"k": pa.array([first, second, first, second], kind), "_offset": [0, 1, 2, 3]})
+    rows = pa.table({".k": pa.array([first, second, first, second], kind), "_offset": [0, 1, 2, 3]})
     deletes = [
-        pa.table({"k": pa.array([first, first], kind), "_offset": [1, 2]}),
-        pa.table({"k": pa.array([second], kind), "_offset": [1]}),
+        pa.table({".k": pa.array([first, first], kind), "_offset": [1, 2]}),
+        pa.table({".k": pa.array([second], kind), "_offset": [1]}),
     ]
-    assert apply_deletes(rows, deletes, key="k")["_offset"].to_pylist() == [1, 2, 3]
+    assert apply_deletes(rows, deletes, key=".k")["_offset"].to_pylist() == [1, 2, 3]

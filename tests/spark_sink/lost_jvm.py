@@ -23,6 +23,8 @@ def main(node: str, tables: str, losses: int) -> None:
     def write_without_jvm(parts: object, directory: Path) -> None:
         if lost[0] < losses:
             lost[0] += 1
+            (directory / "_partition=_default").mkdir(parents=True)
+            (directory / "_partition=_default" / "part-00000.parquet").write_bytes(b"half a file")
             jvm = sessions.get().sparkContext._jvm
             assert jvm is not None
             os.kill(int(jvm.java.lang.ProcessHandle.current().pid()), signal.SIGKILL)

@@ -87,7 +87,7 @@ class Lefts:
         expected = next((state[bare] for state in reversed(states) if bare in state), [])  # dropped, it stays as it was
         assert rows_of(path) == ordered(expected)
         for attempt in path.glob("cut-*"):
-            known = (path / INTENTS / attempt.name).exists() or table.has_attempt(attempt.name)
+            known = (path / INTENTS / attempt.name).exists() or attempt.name in table.attempts()
             assert known or not any(attempt.rglob("*")), "nobody will ever remove these files"
         return cut
 

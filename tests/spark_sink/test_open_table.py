@@ -68,12 +68,21 @@ def test_files_report_the_ranges_that_pruning_needs(table: OpenTable) -> None:
     assert (file.rows, file.bytes, file.partition) == (3, 10, "eu")
 
 
+@pytest.mark.parametrize("key", [".id", "[0]", "a.b", "`"])
+def test_files_report_the_ranges_of_a_key_whose_name_could_be_a_path(key: str, tmp_path: Path) -> None:
+    table = OpenTable.create(tmp_path / "orders", IDENTITY, pa.schema([pa.field(key, pa.int64())]), at(0))
+    (table.path / "f").touch()
+    stats = STATS.replace('"id"', f'"{key}"')
+    table.commit(at(1), changed=(5, 9), adds=[NewFile("f", 10, 3, "eu", stats)], removes=[], attempt="f-1")
+    assert [file.key_range for file in reopened(table).files(key=key)] == [(1, 9)]
+
+
 def test_history_names_the_cut_of_each_version_newest_first(table: OpenTable) -> None:
     for cut in range(1, 80):
         take(table, cut)
     assert [found.note.cut for found in reopened(table).history()] == list(range(79, -1, -1))
-    assert reopened(table).has_attempt("f-3")
-    assert not reopened(table).has_attempt("f-80")
+    assert "f-3" in reopened(table).attempts()
+    assert "f-80" not in reopened(table).attempts()
 
 
 def test_history_of_a_version_is_its_own_whatever_is_committed_meanwhile(table: OpenTable) -> None:

@@ -63,6 +63,24 @@ def test_cuts_of_inserts_reach_their_tables_without_spark(no_spark: None, node: 
     assert lease_of(node, tables / "orders").cut == 3
 
 
+def test_upserts_of_new_keys_and_deletes_of_keys_that_never_were_need_no_spark(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
+    node.create(shards=1)
+    node.insert("orders", orders(1, 3, 5, 7))
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    for number in (2, 4):
+        node.upsert("orders", orders(number))
+    node.delete("orders", [6])
+    node.cut()
+    node.delete("orders", [0, 6, 9])
+    node.cut()
+    [report] = spark_sink.ingest(None, node.path, tables, request_cut=False, every_cut=True).tables
+    assert (report.rows_added, report.rows_deleted, report.version) == (2, 0, 3)
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
 def test_a_copied_file_has_the_ranges_that_readers_skip_by(no_spark: None, node: NodeBuilder, tables: Path) -> None:
     node.create(shards=1)
     node.insert("orders", orders(3, 7))
@@ -351,6 +369,8 @@ def test_a_lost_jvm_is_made_anew_a_bounded_number_of_times(
     command = [sys.executable, "-m", "tests.spark_sink.lost_jvm", str(node.path), str(tables), str(losses)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == ended
     assert rows_of(tables / "orders") == (node.expected("orders") if ended == 0 else [])
+    left = [path.name for path in (tables / "orders").glob("cut-*")]
+    assert len(left) == (1 if ended == 0 else 0), "what a JVM that is gone has written takes no room"
 
 
 def test_two_at_once_take_every_cut_once(node: NodeBuilder, tables: Path) -> None:

@@ -17,6 +17,7 @@ from spark_sink.table import CommitNote, TableVersion, nearest_states, state_at
 from spark_sink.tables import _states_at, newest_common, read_rows
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, Value, ordered, orders
+from tests.spark_sink.table_reading import rows_of
 from wal.errors import InvalidArgument, Truncated
 from wal.timetick import tick_to_time
 
@@ -180,6 +181,23 @@ def test_the_source_leaves_out_what_was_deleted_or_dropped(spark: SparkSession, 
 
 
 @pytest.mark.spark
+def test_a_key_whose_name_could_be_a_path_is_deleted_by_in_table_and_source(
+    spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    columns: dict[str, pa.DataType] = {".id": pa.int64(), "item": pa.string()}
+    node.create(schema=pa.schema(columns), key=".id")
+    node.insert("orders", [{".id": number, "item": "a"} for number in range(9)])
+    node.cut()
+    ingest()
+    node.upsert("orders", [{".id": 3, "item": "b"}])
+    node.delete("orders", [4])
+    node.cut()
+    ingest()
+    assert rows_of(tables / "orders") == node.expected("orders")
+    source = spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders").load()
+    assert ordered(row.asDict() for row in source.collect()) == node.expected("orders")
+
+
 def test_the_source_says_when_there_is_no_cut_yet(spark: SparkSession, node: NodeBuilder) -> None:
     with pytest.raises(AnalysisException, match="no cut yet"):
         source(spark, node).load()

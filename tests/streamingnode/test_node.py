@@ -279,6 +279,24 @@ async def test_collection_that_others_create_and_drop_again_meanwhile_is_created
     assert node.collection("raced") == created
 
 
+async def test_a_partition_that_is_made_while_a_snapshot_begins_is_in_it_with_the_rest_of_its_transaction(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = parts_of(node).channel
+    real = channel.consistent_tick
+
+    async def overtaken() -> int:
+        monkeypatch.undo()
+        await node.create_partition("orders", "late")
+        async with node.transaction() as txn:
+            await txn.insert("orders", [{"id": 1, "item": "a"}])
+            await txn.insert("orders", [{"id": 2, "item": "b"}], partition="late")
+        return await real()
+
+    monkeypatch.setattr(channel, "consistent_tick", overtaken)
+    assert sorted((await node.snapshot("orders"))["id"].to_pylist()) == [1, 2]
+
+
 @pytest.mark.parametrize("flushed", [False, True], ids=["in the log", "in a cut"])
 async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(node: Node, *, flushed: bool) -> None:
     await node.insert("orders", [{"id": 1, "item": "a"}])

@@ -402,6 +402,25 @@ def test_float_that_overflows_is_refused_in_a_dictionary_as_well(kind: pa.DataTy
     assert (error.column, error.row) == ("value", 1)
 
 
+@pytest.mark.parametrize("kind", [pa.timestamp("ms"), pa.list_(pa.timestamp("ms", "UTC"))], ids=str)
+@pytest.mark.parametrize("given_as", [pa.timestamp("ms"), pa.timestamp("s")], ids=str)
+def test_a_time_beyond_the_microseconds_of_tables_is_refused(kind: pa.DataType, given_as: pa.TimestampType) -> None:
+    last = ((1 << 63) - 1) // 1000 // (1 if given_as.unit == "ms" else 1000)
+
+    def times(*numbers: int) -> pa.Table:
+        cells = pa.array([[number] for number in numbers] if pt.is_list(kind) else numbers)
+        zoned = pa.timestamp(given_as.unit, kind.value_type.tz if isinstance(kind, pa.ListType) else None)
+        values = cells.cast(pa.list_(zoned) if pt.is_list(kind) else zoned)
+        return pa.table({"id": pa.array(range(len(numbers))), "value": values})
+
+    (kept,) = to_batches(times(last, -last), shape_of(kind))
+    assert kept.num_rows == 2
+    rows = times(0, last, last + 1, 1)
+    wrong = refusal(rows, shape_of(kind))
+    assert (wrong.column, wrong.row) == ("value", 2)
+    assert [part.num_rows for part in to_batches(rows.slice(0, 2), shape_of(kind))] == [2]
+
+
 def test_row_of_a_table_is_named_by_its_place_in_the_table() -> None:
     table = pa.concat_tables(
         [pa.Table.from_batches([batch_of()]), pa.Table.from_batches([batch_of(id=pa.array([3, None]))])]
