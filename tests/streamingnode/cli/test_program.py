@@ -66,6 +66,24 @@ def test_typed_error_is_a_document_with_json(tmp_path: Path, capsys: pytest.Capt
     assert error["retryable"] == "no"
 
 
+@pytest.mark.parametrize("words", [["ls"], ["ls", "d", "--nope"], ["tail", "d", "c", "-n", "x"], ["nope"], []])
+def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json"]) == 2
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert printed.err == f"INVALID_ARGUMENT: {error['message']}\n"
+    command = f"streamingnode {words[0]}" if words[1:] or words == ["ls"] else "streamingnode"
+    assert error["message"].endswith(f" — see {command} --help")
+
+
+def test_what_it_takes_to_connect_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, there in ((["ls", "--help"], False), (["--help"], True)):
+        assert main(arguments) == 0
+        assert ("--tls-ca" in capsys.readouterr().out) is there
+
+
 def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "a\udcff"
     place.mkdir()
