@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import streamingnode as sn
-from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
+from streamingnode.cli.command import Place, command, operand, option, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from wal.errors import AlreadyOwned, InvalidArgument, Truncated
 from wal.files import disk_errors_typed
@@ -24,25 +24,15 @@ if TYPE_CHECKING:
 def ls(output: Output, *, place: Place, count: bool = option("count the rows too, which reads all of them")) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
-    Works beside a process that has the node open. When that takes no clients, shows those of its newest cut, and
-    --count ends with exit code 4.
+    Works beside a process that has the node open.
     """
-    as_of_cut = 0
 
-    async def look(node: "sn.Node") -> "list[tuple[sn.Collection, int | None]]":
-        return [(each, (await node.snapshot(each.name)).num_rows if count else None) for each in node.collections()]
+    async def look(node: "sn.Node") -> "list[tuple[sn.Collection, dict[str, int]]]":
+        found = sorted(node.collections(), key=lambda each: each.name)
+        return [(each, {"rows": (await node.snapshot(each.name)).num_rows} if count else {}) for each in found]
 
-    try:
-        found = with_node(place, look)
-    except AlreadyOwned as owned:
-        if count or isinstance(place, NodeUrl):
-            raise
-        collections, as_of_cut = _at_newest_cut(place)
-        found = [(each, None) for each in collections]
-        output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
-    found.sort(key=lambda each: each[0].name)
-    described = [describe_collection(each) | {"rows": rows} for each, rows in found]
-    output.listing("collections", described, directory=str(place), as_of_cut=as_of_cut)
+    described = [describe_collection(each) | rows for each, rows in with_node(place, look)]
+    output.listing("collections", described, directory=str(place))
 
 
 def describe_collection(collection: "sn.Collection") -> dict[str, object]:
@@ -55,20 +45,6 @@ def describe_collection(collection: "sn.Collection") -> dict[str, object]:
         "partitions": collection.partitions,
         "columns": {field.name: str(field.type) for field in collection.schema},
     }
-
-
-def _at_newest_cut(directory: Path) -> "tuple[list[sn.Collection], int]":
-    """Return the collections at the newest cut of a node that another process has open, and its number."""
-    from flusher.directory import CutLog, lives
-    from flusher.manifest import collection_info
-    from streamingnode.collections import collection_of
-
-    cuts = CutLog(directory)
-    if not cuts.numbers:
-        return [], 0
-    newest = cuts.read(cuts.newest).manifest
-    living = (entry for entry in newest.collections if lives(entry, newest.tick))
-    return [collection_of(collection_info(entry)) for entry in living], newest.number
 
 
 TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")

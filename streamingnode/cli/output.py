@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import IOBase
 from pathlib import Path
@@ -75,12 +75,17 @@ class Output:
             self.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
             self.line(f"        {finding.next_step}")
 
-    def show(self, document: Mapping[str, object]) -> None:
-        """Print a document: for people a line for each value, under the names that it has in JSON, and lists as tables."""
+    def show(self, document: Mapping[str, object], only: Container[str] | None = None) -> None:
+        """Print a document: for people a line for each value, under the names that it has in JSON, and lists as tables.
+
+        Of a document that is long, people may be shown `only` some names, where there is something.
+        """
         import msgspec
 
         lines, tables = dict[str, str](), dict[str, Sequence[dict[str, object]]]()
         for name, value in _flat(msgspec.to_builtins(document, enc_hook=str)):
+            if only is not None and (name not in only or (not value and value is not False)):
+                continue
             if value and isinstance(value, list | tuple) and isinstance(value[0], dict):
                 tables[name] = value
             else:
