@@ -56,6 +56,8 @@ class Output:
     def listing(self, name: str, records: Sequence[Any], **more: object) -> None:
         """Print records, for machines as a list of this name beside what else there is."""
         self.records(list(map(fields_of, records)))
+        if not records:
+            self.line(f"no {name}")
         self.document({**more, name: records})
 
     def result(self, text: str, document: object) -> None:
@@ -84,7 +86,7 @@ class Output:
 
         lines, tables = dict[str, str](), dict[str, Sequence[dict[str, object]]]()
         for name, value in _flat(msgspec.to_builtins(document, enc_hook=str)):
-            if only is not None and (name not in only or (not value and value is not False)):
+            if only is not None and (name not in only or value == "-" or not (value or value is False)):
                 continue
             if value and isinstance(value, list | tuple) and isinstance(value[0], dict):
                 tables[name] = value

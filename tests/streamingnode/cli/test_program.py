@@ -144,6 +144,16 @@ def test_an_arrow_stream_that_cannot_be_written_is_an_error_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [["insert", "c", "/dev/null"], ["top"], ["tail", "c", "--follow"], ["ls"]])
+def test_a_node_that_cannot_be_opened_is_told_once(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "backup.json").touch()
+    (tmp_path / "floor").touch()
+    command = [sys.executable, "-m", "streamingnode", words[0], str(tmp_path), *words[1:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("is a backup") == done.stderr.count("\n") == 1
+
+
 def test_program_started_with_its_output_closed_works(tmp_path: Path) -> None:
     command = f"{sys.executable} -m streamingnode ls {tmp_path} --json >&-"
     done = subprocess.run(command, cwd=ROOT, shell=True, stderr=subprocess.PIPE, text=True, check=False)
