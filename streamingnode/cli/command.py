@@ -24,14 +24,13 @@ A = TypeVar("A")
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
-class NodeUrl(str):
-    """The address of a running node, and the files that it takes to connect to it; None where it takes none."""
+class NodeUrl(str):  # noqa: SLOT000 - few are made
+    """The address of a running node, and the files that it takes to connect to it."""
 
-    __slots__ = ("tls_ca", "tls_cert", "tls_key", "token_file")
-    token_file: str | None
-    tls_ca: Path | None
-    tls_cert: Path | None
-    tls_key: Path | None
+    token_file: str | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
     def tls(self) -> "ssl.SSLContext | None":
         """Return how `tls://` is spoken, None for the system's way. Raises `InvalidArgument`; blocks."""

@@ -4,13 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import streamingnode as sn
 from streamingnode.cli.command import Place, command, operand, option, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
-from wal.errors import AlreadyOwned, InvalidArgument, Truncated
+from wal.errors import InvalidArgument, Truncated
 from wal.files import disk_errors_typed
 from wal.timetick import add_ms, tick_given, time_to_tick
 
@@ -272,12 +271,7 @@ def flush(output: Output, *, place: Place) -> None:
     async def cut_it(node: "sn.Node") -> "tuple[int, sn.FlushResult]":
         return (await node.statistics()).flusher.cut_number, await node.flush()
 
-    try:
-        before, cut = with_node(place, cut_it)
-    except AlreadyOwned as owned:
-        if isinstance(place, Path):
-            owned.newest_cut = _newest_cut(place, owned.pid)
-        raise
+    before, cut = with_node(place, cut_it)
     made = cut.number > before
     if not cut.number:
         output.line("nothing to cut: the node has no rows yet")
@@ -289,18 +283,3 @@ def flush(output: Output, *, place: Place) -> None:
     output.document(
         {"made": made, "number": cut.number, "tick": cut.tick, "crc32c": cut.crc32c, "segments": cut.segments}
     )
-
-
-def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:
-    """Return what the owner said last of its newest cut; None when it said nothing yet in this term.
-
-    A pid alone is no proof: where a node is process 1 of its container, every owner before it was, too.
-    """
-    from streamingnode.statistics import read_statistics
-    from wal.rocks.floor import read_floor
-
-    floor, said = read_floor(directory), read_statistics(directory, pid=pid)
-    if floor is None or said is None or said.log.term != floor.term:
-        return None
-    cut = said.flusher
-    return {"number": cut.cut_number, "tick": cut.cut_tick, "crc32c": cut.cut_crc32c}

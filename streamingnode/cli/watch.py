@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Sample = tuple[NodeStatistics, Sequence[ReaderInfo], Sequence[TransactionInfo]]
 
 CLEAR_SCREEN = "\x1b[H\x1b[J"
+ANSWER_S = 5.0
+"""How long `info` waits for the node, beside what its files tell."""
 INTERVAL_S_MIN = 0.1
 """More often a node is not asked."""
 
@@ -38,21 +40,26 @@ IN_SHORT = frozenset(
 def info(output: Output, *, place: Place, everything: bool = option("all there is, as in --json", "--all")) -> None:
     """Show what a node is: its identity, owner, cuts, readers, leases and topics.
 
-    Reads files and changes nothing, so it also works beside a running node; then it shows too what the node
-    counted and measured until a few seconds ago. At an address it asks for that alone. Times are UTC. Without --all
-    what is none or 0 is left out.
+    Reads files and changes nothing, so it also works beside a running node, which is asked for what it counted and
+    measured, too. At an address it asks for that alone. Times are UTC. Without --all what is none or 0 is left out.
     """
     only = None if everything else IN_SHORT
     if isinstance(place, NodeUrl):
         output.show(with_node(place, _asked), only)
         return
     from streamingnode.care.inspect import check_node, holder
-    from streamingnode.statistics import read_statistics
+    from streamingnode.remote.address import SOCKET_NAME
 
     pid = holder(check_node(place))
     document = _describe(place, pid, output)
-    statistics = None if pid is None else read_statistics(place, pid=pid or None)
-    output.show(document | {"statistics": statistics}, only)
+    if pid is not None:
+        try:
+            document |= {
+                "statistics": with_node(NodeUrl(f"unix:{place}/{SOCKET_NAME}"), _asked, within_s=ANSWER_S)["statistics"]
+            }
+        except (StreamingNodeError, TimeoutError) as error:  # it takes no clients, or its disk hangs
+            output.note(f"its owner does not tell what it counts: {error or 'no answer'}")
+    output.show({"statistics": None} | document, only)
 
 
 async def _asked(node: "sn.Node") -> dict[str, object]:

@@ -79,6 +79,16 @@ def test_top_refuses_what_it_cannot_do(data: Path, run: "Run", wrong: list[str])
     assert (refused.code, refused.err.split(":")[0]) == (2, "INVALID_ARGUMENT")
 
 
+def test_info_asks_whoever_has_the_node_what_it_counts_and_opens_none(place: "Place", run: "Run") -> None:
+    term: Any = run("info", place.arguments[0], "--json").document if place.way != "tcp" else {}
+    shown = run("info", *place.arguments, "--json")
+    statistics: Any = shown.document["statistics"]
+    assert (statistics is None) is (place.way == "closed")
+    assert shown.err == ""
+    assert statistics is None or statistics["log"]["state"] == "open"
+    assert term.get("term") == shown.document.get("term")
+
+
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
