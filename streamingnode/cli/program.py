@@ -5,7 +5,6 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
@@ -134,15 +133,25 @@ class _CommandParser(_Parser):
             self._mixing = False
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version  # takes as long as all the rest
+
+        try:
+            release = version("streamingnode")
+        except PackageNotFoundError:
+            release = "(not installed)"
+        parser._print_message(f"streamingnode {release}\n", sys.stdout)  # noqa: SLF001 - which may be None
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
     raw = argparse.RawDescriptionHelpFormatter
-    try:
-        release = version("streamingnode")
-    except PackageNotFoundError:
-        release = "(not installed)"
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"streamingnode {release}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="show program's version number and exit"
+    )
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
     for each in COMMANDS:
         text = inspect.getdoc(each.function) or ""

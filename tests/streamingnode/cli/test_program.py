@@ -5,6 +5,7 @@ import resource
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,11 @@ def test_help_lines_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypat
     for arguments in (["--help"], *([command.name, "--help"] for command in COMMANDS)):
         main(arguments)
     assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 120]
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"streamingnode {version('streamingnode')}\n"
 
 
 def test_unknown_command_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +185,7 @@ def test_file_in_place_of_a_directory_is_called_a_file(tmp_path: Path, capsys: p
 
 
 def test_help_loads_nothing_heavy_and_starts_fast() -> None:
-    heavy = "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark'}"
+    heavy = "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark', 'importlib.metadata'}"
     program = (
         "import sys; from streamingnode.cli import main; main(['--help']); "
         f"print(*{heavy} & set(sys.modules), file=sys.stderr)"
