@@ -62,8 +62,8 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
 def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, bool]:
     """Make a cut of everything acknowledged so far, unless a process owns the node that takes no clients: it makes its own.
 
-    Returns the newest cut as the node tells it (None when it did not tell yet; later ones may be there, too), and whether
-    such a process owns the node. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
+    Returns the newest cut as the node tells it (None from such a process; later ones may be there, too), and whether one
+    owns the node. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
     open node raises what its `flush` does.
     """
     if not isinstance(node, str | Path):
@@ -75,12 +75,12 @@ def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, boo
     except subprocess.TimeoutExpired:
         raise Overloaded(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — {next_step}") from None
     running = done.returncode == AlreadyOwned.exit_code
-    if done.returncode and not running:
+    if running:
+        return None, True
+    if done.returncode:
         said = (done.stderr or done.stdout).strip() or "nothing"
         raise StorageFailed(f"cutting {node} ended with {done.returncode} and said: {said} — {next_step}")
     try:
-        answer = msgspec.json.decode(done.stdout)
-        cut = answer["error"].get("newest_cut") if running else answer
-        return msgspec.convert(cut, AnsweredCut | None), running
-    except (msgspec.MsgspecError, TypeError, KeyError, AttributeError) as error:
+        return msgspec.json.decode(done.stdout, type=AnsweredCut), False
+    except msgspec.MsgspecError as error:
         raise StorageFailed(f"cutting {node} answered what is no cut: {error} — {next_step}") from error

@@ -25,7 +25,7 @@ from streamingnode.embedded import EmbeddedBackend
 from streamingnode.listening import Listener
 from streamingnode.node import Node
 from streamingnode.ownership import assert_sole_owner
-from streamingnode.statistics import AppendMeter, keep_statistics, node_statistics
+from streamingnode.statistics import AppendMeter, node_statistics
 from wal.append import AppendObserver
 from wal.failpoint import failpoint
 from wal.log import Log, LogStore
@@ -134,8 +134,6 @@ async def compose(
     supervisor.spawn(flusher.schedule.run(channel.request_cut))
     supervisor.spawn(flusher.reclaim_space(channel.request_cut))
     supervisor.spawn(channel.wal.keep())
-    if path is not None:
-        supervisor.spawn(keep_statistics(path, statistics))
     node = Node(backend, supervisor, closing)
     if monitor is not None:
         backend.http = monitor.address

@@ -1,17 +1,19 @@
-"""What is going on, for a person who waits, on stderr: one line for each stage, rewritten on a terminal as it goes on."""
+"""What is going on, for a person who waits at a terminal: one line for each stage, rewritten as it goes on."""
 
 import time
 from typing import Self, TextIO
 
 REWRITE_INTERVAL_S = 0.1
-_TO_LINE_START, _CLEAR_REST = "\r", "\x1b[K"
 
 
 class Progress:
-    """Told by a long piece of work, in its block, where it is. Prints a line when a stage ends, with how long it took."""
+    """Told by a long piece of work, in its block, where it is. Ends a stage's line with how long it took.
+
+    Where nobody waits it says nothing: cron would send that as a mail.
+    """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._stream, self._is_seen = stream, stream.isatty()
         self._name = self._text = ""
         self._total: float | None = None
         self._began = self._written = 0.0
@@ -22,8 +24,8 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._close()
-        elif self._name and self._stream.isatty():  # its line is left as it is; what is printed next begins another
-            self._stream.write("\n")
+        elif self._name:  # its line is left as it is; what is printed next begins another
+            self._write("\n")
 
     def stage(self, name: str, total: float | None = None) -> None:
         """Begin a stage of `total` steps, None when nobody knows how many; it ends the one before."""
@@ -41,14 +43,16 @@ class Progress:
 
     def _close(self) -> None:
         if self._name:
-            begin, end = (_TO_LINE_START, _CLEAR_REST) if self._stream.isatty() else ("", "")
-            self._stream.write(f"{begin}{self._text} ({time.monotonic() - self._began:.1f} s){end}\n")
-            self._stream.flush()
+            self._write(f"\r{self._text} ({time.monotonic() - self._began:.1f} s)\x1b[K\n")
             self._name = ""
 
     def _rewrite(self) -> None:
         now = time.monotonic()
-        if self._stream.isatty() and now - self._written > REWRITE_INTERVAL_S:
+        if now - self._written > REWRITE_INTERVAL_S:
             self._written = now
-            self._stream.write(f"{_TO_LINE_START}{self._text}{_CLEAR_REST}")
+            self._write(f"\r{self._text}\x1b[K")
+
+    def _write(self, text: str) -> None:
+        if self._is_seen:
+            self._stream.write(text)
             self._stream.flush()

@@ -1,4 +1,4 @@
-"""What a node counts and measures: as `Node.statistics` returns it, who measures it, and the file beside the data.
+"""What a node counts and measures: as `Node.statistics` returns it, and who measures it.
 
 Every field is explained in docs/metrics.md. Counts go from the opening of the node on and never back; rates are those of the
 last ten seconds; levels are of now. Times are seconds, sizes bytes, unless a name says otherwise.
@@ -8,20 +8,14 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import anyio
 import msgspec
-from anyio import to_thread
 
 from flusher.flusher import Flusher, FlusherStatistics
 from scanner.scanner import ScanStatistics
 from streamingnode.channel import Channel
 from wal.append import AppendObserver, Pack
-from wal.errors import Corrupt
-from wal.files import create_file, read_regular
 from wal.headers import MessageType
 from wal.lifecycle import LogStatus
 from wal.measure import Distribution, Histogram, Rate
@@ -296,40 +290,3 @@ def node_statistics(
         flusher=flusher.statistics(),
         topics=mq[0].statistics() if mq else {},
     )
-
-
-STATISTICS_NAME = "node.statistics"
-STATISTICS_BYTES_MAX = 1 << 20
-INTERVAL_S = 5.0
-
-
-async def keep_statistics(directory: Path, statistics: Callable[[], NodeStatistics]) -> None:
-    """Replace the file in `directory` every `INTERVAL_S` seconds until cancelled; it stays when the owner ends.
-
-    A disk that refuses is tried again.
-    """
-    while True:
-        with suppress(OSError, Corrupt):
-            await to_thread.run_sync(write_statistics, directory, statistics())
-        await anyio.sleep(INTERVAL_S)
-
-
-def write_statistics(directory: Path, statistics: NodeStatistics) -> None:
-    """Replace the file in `directory`; blocks. It is not synced."""
-    temporary = directory / f"{STATISTICS_NAME}.tmp"
-    with create_file(temporary) as file:
-        file.write(msgspec.json.encode(statistics))
-    temporary.replace(directory / STATISTICS_NAME)
-
-
-def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:
-    """Return what process `pid` wrote last, None if it wrote nothing that can be read; blocks.
-
-    Believe it only while that process owns the node.
-    """
-    try:
-        content = read_regular(directory / STATISTICS_NAME, bytes_max=STATISTICS_BYTES_MAX)
-        statistics = msgspec.json.decode(content, type=NodeStatistics)
-    except (OSError, Corrupt, msgspec.DecodeError, UnicodeDecodeError):  # another release's perhaps
-        return None
-    return statistics if statistics.pid == pid else None

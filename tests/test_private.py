@@ -52,9 +52,6 @@ async def make_node(directory: Path, backup: Path | None = None, *, group_may_re
         await node.flush()
         await node.delete("people", [1])
         await node.flush()
-        with anyio.fail_after(30):
-            while not (directory / "node.statistics").exists():
-                await anyio.lowlevel.checkpoint()
         if backup is not None:
             await node.backup(backup)
     write_lease(directory, Lease(table=str(directory.parent / "t"), node_id="n", collection_id=1, cut=1, tick=1))

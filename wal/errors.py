@@ -82,14 +82,10 @@ class ChannelFenced(StreamingNodeError):
 
 
 class AlreadyOwned(StreamingNodeError):
-    """Another process has this directory open, or this one has: then `own` is true. One that is `brief` is a command.
-
-    `newest_cut`, for who asked for a cut, is what that process said last of its newest one: `number`, `tick`, `crc32c`.
-    """
+    """Another process has this directory open, or this one has: then `own` is true. One that is `brief` is a command."""
 
     retryable = "yes"
     exit_code = 4
-    newest_cut: dict[str, int] | None = None
 
     def __init__(self, path: str, pid: int | None, *, own: bool = False, brief: bool = False) -> None:
         self.path, self.pid, self.own, self.brief = path, pid, own, brief

@@ -9,7 +9,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +45,15 @@ from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, flo
 from streamingnode.care.verify import check_cuts, check_leases, verify_unlocked
 from streamingnode.channel import Channel, flush
 from wal.codec import crc32c
-from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
+from wal.errors import (
+    AlreadyExists,
+    AlreadyOwned,
+    Corrupt,
+    InvalidArgument,
+    StorageFailed,
+    StreamingNodeError,
+    Truncated,
+)
 from wal.files import (
     DIRECTORY_MODE,
     READ_BYTES_MAX,
@@ -79,8 +87,8 @@ _NOT_COPIED = ("LOCK", "LOG")
 
 
 @contextmanager
-def new_directory(path: Path, source: Path) -> Iterator[Path]:
-    """Yield where to build the directory `path`, outside of `source`, as a whole or not at all; durable at the end.
+def new_directory(path: Path, source: Path | None) -> Iterator[Path]:
+    """Yield where to build the directory `path`, outside of any `source`, as a whole or not at all; durable at the end.
 
     It does not exist yet, or is empty. Built is `<name>.unfinished` beside it; what a crash leaves there is named and left
     alone. Raises `InvalidArgument` when it is inside, `AlreadyExists`, `StorageFailed` when it cannot be made.
@@ -90,7 +98,7 @@ def new_directory(path: Path, source: Path) -> Iterator[Path]:
         path = path.absolute()
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise AlreadyExists(f"{given} is there and not empty — name a new directory")
-        if Path(os.path.realpath(path)).is_relative_to(source.resolve()):
+        if source is not None and Path(os.path.realpath(path)).is_relative_to(source.resolve()):
             raise InvalidArgument(f"{given} is inside {source} — name a directory outside it")
         building = path.with_name(path.name + UNFINISHED)
         building.mkdir(DIRECTORY_MODE, parents=True)
@@ -244,22 +252,24 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
 
 
 def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
-    """Put back one file of a node that no process has open; `path` is relative to it, as `verify` names files.
+    """Put back one file of a node; `path` is relative to it, as `verify` names files.
 
-    Only a file that the node can vouch for is taken: a segment or delete file by the checksum in its manifest, a manifest by
-    the one after it or by the checkpoint. Raises `InvalidArgument` for what is no backup, no node or no file of a cut that
-    is kept, `AlreadyOwned` while it runs, `Corrupt` when nothing vouches for the file or the backup's is another one,
-    `StorageFailed`. Nothing is changed then.
+    A running node goes on meanwhile. Only a file that the node can vouch for is taken: a segment or delete file by the
+    checksum in its manifest, a manifest by the one after it or by the checkpoint. Raises `InvalidArgument` for what is no
+    backup, no node or no file of a cut that is kept, `Corrupt` when nothing vouches for the file or the backup's is another
+    one, `StorageFailed`. Nothing is changed then.
     """
     with disk_errors_typed(directory):
         record = read_record(backup)
         if (check_node(directory) / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
-        with kept_closed(directory):
-            content = _vouched_for(directory, backup, record.node_id, path)
+        with ExitStack() as held:
+            with suppress(AlreadyOwned):  # its owner opens a file of a cut when it reads it, and writes none anew
+                held.enter_context(kept_closed(directory))
+            number, content = _vouched_for(directory, backup, record.node_id, path)
             for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
-            node, temporary = NodeDirectory(directory, for_group=for_group), path + TEMPORARY_SUFFIX
-            try:  # under a temporary name, which a start removes if this ends here
+            node, temporary = NodeDirectory(directory, for_group=for_group), f"{path}.{os.getpid()}{TEMPORARY_SUFFIX}"
+            try:  # under a name that no other restore has; what a crash leaves of it is for `verify` to name
                 with node.create(temporary) as writing:
                     writing.write(content)
                     node.sync(writing)
@@ -269,11 +279,15 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
                     node.remove(temporary)
                 raise
             node.sync_parents([path])
+            # The owner records that a cut may go before it removes the first file: what it did not see, it will not miss.
+            if read_node_records(directory)[1].first_kept > number:
+                node.remove(path)
+                raise InvalidArgument(f"retention gave up cut {number} meanwhile — nothing needs {path} any more")
     return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
 
-def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) -> bytes:
-    """Return the content that the backup has for a file of a cut, if it is what the node wrote."""
+def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) -> tuple[int, bytes]:
+    """Return the number of the cut that has a file, and its content in the backup, if it is what the node wrote."""
     found, records = read_node_records(directory)
     if found.node_id != backup_node_id:
         raise InvalidArgument(f"the backup is of node {backup_node_id}, {directory} of {found.node_id} — {_OTHER}")
@@ -301,7 +315,7 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
         is_same = (len(content), crc32c(content)) == (file.bytes, file.crc32c)
     if not is_same:
         raise Corrupt(f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}")
-    return content
+    return number, content
 
 
 # --- of a running node ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 In: a directory that nobody has open, sound or damaged; it stays as it is. Out: the rows of each live collection at the
 newest tick there is: the files of the cuts, then the log behind the newest cut, deletes applied. What cannot be read is an
 error, or with `salvage` named and left out; a delete that is left out brings rows back, so that is no state the node ever
-had.
+had. A node that is open is asked for the same (`export_node`).
 
 The log behind the newest cut is read once for damage and schema changes, and once for each collection, so that memory holds
 one collection at a time: the rows of its files and of the log, and its deletes.
@@ -11,17 +11,21 @@ one collection at a time: the rows of its files and of the log, and its deletes.
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
+from anyio import to_thread
 
 from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, manifest_path, refuse_mixed
 from flusher.manifest import NO_CHECKPOINT, Checkpoint, arrow_schema, collection_info
 from flusher.snapshot import SnapshotSource
+from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.state import ShardState
 from scanner.reorder import ScanFilter
@@ -37,6 +41,9 @@ from wal.files import create_file, disk_errors_typed
 from wal.headers import MessageType
 from wal.message import Message
 from wal.rocks.layout import DATABASE_NAME
+
+if TYPE_CHECKING:
+    from streamingnode.node import Node
 
 T = TypeVar("T")
 
@@ -82,6 +89,29 @@ def export_directory(
     """
     with disk_errors_typed(directory), kept_closed(check_node(directory)), new_directory(out, directory) as building:
         return _Export(directory, building, out.absolute(), on_collection, salvage=salvage).write()
+
+
+async def export_node(
+    node: "Node", out: Path, building: Path, *, on_collection: Callable[[str], None] = lambda _name: None
+) -> ExportResult:
+    """Write the same of a node that is open, in `building`, which becomes `out`. Raises as `Node.snapshot` does."""
+    names, tick = sorted(each.name for each in node.collections()), await node.consistent_tick()
+    files = []
+    for name in names:
+        on_collection(name)
+        with suppress(CollectionNotFound):  # dropped meanwhile
+            rows = await node.snapshot(name, as_of=tick)
+            files.append(await to_thread.run_sync(_write_file, building, out, name, rows))
+    return ExportResult(path=str(out), node_id=node.node_id, tick=tick, files=tuple(files), missing=())
+
+
+def _write_file(building: Path, out: Path, name: str, rows: pa.Table) -> ExportedFile:
+    path = f"{check_name('collection', name)}.parquet"  # it becomes a file's
+    with create_file(building / path, exclusive=True) as file:
+        pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
+        file.flush()
+        os.fsync(file.fileno())
+    return ExportedFile(collection=name, path=str(out / path), rows=rows.num_rows)
 
 
 class _Export:
@@ -199,7 +229,6 @@ class _Export:
     def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint) -> ExportedFile | None:
         self._on_collection(info.name)
         try:
-            check_name("collection", info.name)  # it becomes a file's
             source = SnapshotSource(
                 cuts=cuts,
                 collection=info,
@@ -209,12 +238,7 @@ class _Export:
             )
             cuts.anchor(base.cut_number, crc32c=base.manifest_crc32c, tick=base.tick)
             rows = read_rows(source).cast(arrow_schema(info))
+            return _write_file(self._building, self._out, info.name, rows)
         except StreamingNodeError as error:
             self._lose(info.name, "collection", None, error)
             return None
-        name = f"{info.name}.parquet"
-        with create_file(self._building / name, exclusive=True) as file:
-            pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
-            file.flush()
-            os.fsync(file.fileno())
-        return ExportedFile(collection=info.name, path=str(self._out / name), rows=rows.num_rows)

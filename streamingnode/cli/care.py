@@ -2,6 +2,7 @@
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,8 +127,9 @@ def restore(
     Every file is compared with what the backup says, and the node is read to its end, before it gets its name.
     It keeps the node's id and begins a new row of terms. A table that took cuts made after the backup is refused
     by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code 3 when the backup is damaged.
-    With --file one file of a cut comes back into a closed node, when its checksum is the one that the node knows:
-    from the manifest, or for a manifest from the one after it or the log. Of several manifests the newest first.
+    With --file one file of a cut comes back into a node, also while it runs, when its checksum is the one that the
+    node knows: from the manifest, or for a manifest from the one after it or the log. Of several manifests the newest
+    first.
     """
     from streamingnode.care.backup import restore_directory, restore_file
 
@@ -148,23 +150,35 @@ def restore(
 def export(
     output: Output,
     *,
-    directory: Path = operand("the node's directory, or a backup of one"),
+    place: Place,
     out: Path = operand(EMPTY_TARGET),
     salvage: bool = option("go on past damage, and name what is missing"),
 ) -> int:
     """Write the rows of each collection as Parquet, of a damaged node what can be read.
 
     The state at the newest tick there is: the files of the cuts, then the log behind the newest, deletes applied.
-    Dropped collections are left out. The node must be closed, and its directory stays as it is. Without --salvage
-    the first damage is the error and nothing is written; with it, the rest is written and what is missing is named,
-    by file or positions of the log: rows whose delete is missing come back. Exit code 1 when something is missing.
+    Dropped collections are left out. Takes a backup, too. A node's directory stays as it is; a running node is asked
+    for its rows, without --salvage. Otherwise the first damage is the error and nothing is written; with it, the rest
+    is written and what is missing is named, by file or positions of the log: rows whose delete is missing come back.
+    Exit code 1 when something is missing.
     """
-    from streamingnode.care.export import export_directory
+    from streamingnode.care.backup import new_directory
+    from streamingnode.care.export import export_directory, export_node
+    from streamingnode.care.inspect import check_node, holder
 
     with Progress(output.stderr) as progress:
-        result = export_directory(
-            directory, out, salvage=salvage, on_collection=lambda name: progress.stage(f"collection {name}")
-        )
+
+        def on_collection(name: str) -> None:
+            progress.stage(f"collection {name}")
+
+        if isinstance(place, Path) and holder(check_node(place)) is None:
+            result = export_directory(place, out, salvage=salvage, on_collection=on_collection)
+        elif salvage:
+            raise InvalidArgument("a running node has nothing to salvage — leave --salvage out, or close the node")
+        else:
+            with new_directory(out, place if isinstance(place, Path) else None) as building:
+                asked = partial(export_node, out=out.absolute(), building=building, on_collection=on_collection)
+                result = with_node(place, asked)
     output.table(["collection", "rows", "file"], [[file.collection, file.rows, file.path] for file in result.files])
     for each in result.missing:
         rows = "" if each.rows is None else f", {format_count(each.rows, 'row')}"

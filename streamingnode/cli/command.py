@@ -2,6 +2,7 @@
 
 import os
 import time
+from argparse import SUPPRESS
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
@@ -23,14 +24,13 @@ A = TypeVar("A")
 Argument = tuple[tuple[str, ...], dict[str, Any]]
 
 
-class NodeUrl(str):
-    """The address of a running node, and the files that it takes to connect to it; None where it takes none."""
+class NodeUrl(str):  # noqa: SLOT000 - few are made
+    """The address of a running node, and the files that it takes to connect to it."""
 
-    __slots__ = ("tls_ca", "tls_cert", "tls_key", "token_file")
-    token_file: str | None
-    tls_ca: Path | None
-    tls_cert: Path | None
-    tls_key: Path | None
+    token_file: str | None = None
+    tls_ca: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
 
     def tls(self) -> "ssl.SSLContext | None":
         """Return how `tls://` is spoken, None for the system's way. Raises `InvalidArgument`; blocks."""
@@ -109,16 +109,15 @@ PLACE = operand(
 )
 CONNECTION: Mapping[str, Parameter] = {
     "place": option(
-        "in place of the directory: unix:PATH, tcp://HOST:PORT, tls://HOST:PORT or a directory",
+        "the same, in place of it; streamingnode --help has what else an address takes",
         "--node",
         metavar="URL|DIR",
         type=directory_or_address,
     ),
-    "token_file": option("the token for an address (default: what STREAMINGNODE_TOKEN_FILE names)", metavar="FILE"),
-    "tls_ca": option("the authority of tls:// (default: the system's)", type=Path, metavar="FILE"),
-    "tls_cert": option("the certificate to show at tls://", type=Path, metavar="FILE"),
-    "tls_key": option("its key, when that is in another file", type=Path, metavar="FILE"),
+    "token_file": option(SUPPRESS),
+    **dict.fromkeys(("tls_ca", "tls_cert", "tls_key"), option(SUPPRESS, type=Path)),
 }
+"""All but the first are told of once, by the program's own help."""
 
 
 class Command(NamedTuple):
@@ -146,7 +145,7 @@ class Command(NamedTuple):
             there = {name for name, value in known.items() if value is not None and value is not False and value != []}
             if not {_name(word) for word in chosen if word[0] != "["} <= there <= set(map(_name, chosen)):
                 takes = " ".join(chosen) or "nothing more"
-                raise InvalidArgument(f"{given['action']} takes {takes} — see {self.name} --help")
+                raise InvalidArgument(f"{given['action']} takes {takes} — see streamingnode {self.name} --help")
         code: int | None
         if "node" in self.function.__annotations__:
             code = with_node(given.pop("place"), lambda node: self.function(output, node=node, **given))
@@ -173,6 +172,8 @@ def command(*examples: str, fields: type | None = None) -> Callable[[Callable[..
         arguments = [
             parameter.argument("place" if name == "node" else name, kinds[name]) for name, parameter in declared.items()
         ]
+        if not declared.keys().isdisjoint({"node", "place"}):
+            arguments += [parameter.argument(name, str) for name, parameter in CONNECTION.items()]
         takes: Mapping[str, str] = next((parameter.takes for parameter in declared.values() if parameter.takes), {})
         return Command(function, tuple(arguments), examples, takes)
 

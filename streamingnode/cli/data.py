@@ -4,13 +4,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import streamingnode as sn
-from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
+from streamingnode.cli.command import Place, command, operand, option, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
-from wal.errors import AlreadyOwned, InvalidArgument, Truncated
+from wal.errors import InvalidArgument, Truncated
 from wal.files import disk_errors_typed
 from wal.timetick import add_ms, tick_given, time_to_tick
 
@@ -24,25 +23,15 @@ if TYPE_CHECKING:
 def ls(output: Output, *, place: Place, count: bool = option("count the rows too, which reads all of them")) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
-    Works beside a process that has the node open. When that takes no clients, shows those of its newest cut, and
-    --count ends with exit code 4.
+    Works beside a process that has the node open.
     """
-    as_of_cut = 0
 
-    async def look(node: "sn.Node") -> "list[tuple[sn.Collection, int | None]]":
-        return [(each, (await node.snapshot(each.name)).num_rows if count else None) for each in node.collections()]
+    async def look(node: "sn.Node") -> "list[tuple[sn.Collection, dict[str, int]]]":
+        found = sorted(node.collections(), key=lambda each: each.name)
+        return [(each, {"rows": (await node.snapshot(each.name)).num_rows} if count else {}) for each in found]
 
-    try:
-        found = with_node(place, look)
-    except AlreadyOwned as owned:
-        if count or isinstance(place, NodeUrl):
-            raise
-        collections, as_of_cut = _at_newest_cut(place)
-        found = [(each, None) for each in collections]
-        output.note(f"process {owned.pid or '?'} has the node open: these are its collections at cut {as_of_cut}")
-    found.sort(key=lambda each: each[0].name)
-    described = [describe_collection(each) | {"rows": rows} for each, rows in found]
-    output.listing("collections", described, directory=str(place), as_of_cut=as_of_cut)
+    described = [describe_collection(each) | rows for each, rows in with_node(place, look)]
+    output.listing("collections", described, directory=str(place))
 
 
 def describe_collection(collection: "sn.Collection") -> dict[str, object]:
@@ -55,20 +44,6 @@ def describe_collection(collection: "sn.Collection") -> dict[str, object]:
         "partitions": collection.partitions,
         "columns": {field.name: str(field.type) for field in collection.schema},
     }
-
-
-def _at_newest_cut(directory: Path) -> "tuple[list[sn.Collection], int]":
-    """Return the collections at the newest cut of a node that another process has open, and its number."""
-    from flusher.directory import CutLog, lives
-    from flusher.manifest import collection_info
-    from streamingnode.collections import collection_of
-
-    cuts = CutLog(directory)
-    if not cuts.numbers:
-        return [], 0
-    newest = cuts.read(cuts.newest).manifest
-    living = (entry for entry in newest.collections if lives(entry, newest.tick))
-    return [collection_of(collection_info(entry)) for entry in living], newest.number
 
 
 TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")
@@ -296,12 +271,7 @@ def flush(output: Output, *, place: Place) -> None:
     async def cut_it(node: "sn.Node") -> "tuple[int, sn.FlushResult]":
         return (await node.statistics()).flusher.cut_number, await node.flush()
 
-    try:
-        before, cut = with_node(place, cut_it)
-    except AlreadyOwned as owned:
-        if isinstance(place, Path):
-            owned.newest_cut = _newest_cut(place, owned.pid)
-        raise
+    before, cut = with_node(place, cut_it)
     made = cut.number > before
     if not cut.number:
         output.line("nothing to cut: the node has no rows yet")
@@ -313,18 +283,3 @@ def flush(output: Output, *, place: Place) -> None:
     output.document(
         {"made": made, "number": cut.number, "tick": cut.tick, "crc32c": cut.crc32c, "segments": cut.segments}
     )
-
-
-def _newest_cut(directory: Path, pid: int | None) -> dict[str, int] | None:
-    """Return what the owner said last of its newest cut; None when it said nothing yet in this term.
-
-    A pid alone is no proof: where a node is process 1 of its container, every owner before it was, too.
-    """
-    from streamingnode.statistics import read_statistics
-    from wal.rocks.floor import read_floor
-
-    floor, said = read_floor(directory), read_statistics(directory, pid=pid)
-    if floor is None or said is None or said.log.term != floor.term:
-        return None
-    cut = said.flusher
-    return {"number": cut.cut_number, "tick": cut.cut_tick, "crc32c": cut.cut_crc32c}

@@ -65,6 +65,8 @@ def serve(  # noqa: PLR0913 - one for each option
     from streamingnode.remote.auth import Endpoint, server_tls
     from streamingnode.serve import audit_to, log_as_json, serve_node
 
+    if not listen and (tokens or tls_cert or tls_key or tls_client_ca):
+        raise InvalidArgument("--tokens and --tls-... say who may connect at --listen — add that, or leave them out")
     tls = server_tls(tls_cert, tls_key, tls_client_ca)
     endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
     if audit_log is not None:

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import IOBase
 from pathlib import Path
@@ -56,6 +56,8 @@ class Output:
     def listing(self, name: str, records: Sequence[Any], **more: object) -> None:
         """Print records, for machines as a list of this name beside what else there is."""
         self.records(list(map(fields_of, records)))
+        if not records:
+            self.line(f"no {name}")
         self.document({**more, name: records})
 
     def result(self, text: str, document: object) -> None:
@@ -75,12 +77,17 @@ class Output:
             self.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
             self.line(f"        {finding.next_step}")
 
-    def show(self, document: Mapping[str, object]) -> None:
-        """Print a document: for people a line for each value, under the names that it has in JSON, and lists as tables."""
+    def show(self, document: Mapping[str, object], only: Container[str] | None = None) -> None:
+        """Print a document: for people a line for each value, under the names that it has in JSON, and lists as tables.
+
+        Of a document that is long, people may be shown `only` some names, where there is something.
+        """
         import msgspec
 
         lines, tables = dict[str, str](), dict[str, Sequence[dict[str, object]]]()
         for name, value in _flat(msgspec.to_builtins(document, enc_hook=str)):
+            if only is not None and (name not in only or value == "-" or not (value or value is False)):
+                continue
             if value and isinstance(value, list | tuple) and isinstance(value[0], dict):
                 tables[name] = value
             else:

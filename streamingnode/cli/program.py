@@ -3,33 +3,43 @@
 import argparse
 import inspect
 import os
-import shlex
+import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import takewhile
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NoReturn
 
 from streamingnode.cli import care, data, insert, jobs, manage, watch
-from streamingnode.cli.command import CONNECTION, Command, command, locate, operand
+from streamingnode.cli.command import Command, command, locate, operand
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
-from wal.errors import StorageFailed, StreamingNodeError, escaped
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
 from wal.files import disk_errors_typed
 
+_FUNCTION = """\
+_streamingnode() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" words=""
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}:$current" in
+        {cases}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _streamingnode streamingnode
+"""
 
-@command(
-    "streamingnode completion bash",
-    "streamingnode completion fish | source",
-    "streamingnode completion zsh --json",
-)
-def completion(output: Output, *, shell: Literal["bash", "zsh", "fish"] = operand("whose completion")) -> None:
+
+@command("streamingnode completion bash", "streamingnode completion zsh --json")
+def completion(output: Output, *, shell: Literal["bash", "zsh"] = operand("whose completion")) -> None:
     """Print a script that completes commands in a shell.
 
-    Commands, their options, and what those choose from; everything else completes as files. For each new shell:
-    source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind compinit, and
-    streamingnode completion fish | source in ~/.config/fish/config.fish.
+    Commands, their actions and options; everything else completes as files. For each new shell:
+    source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind compinit.
     """
-    words = words_of(build_parser())
-    script = _fish(words) if shell == "fish" else _bash(words)
+    words = {"1:*": [*(each.name for each in COMMANDS), "--help", "--version"]}
+    for each in COMMANDS:
+        flags = [name for names, _ in each.arguments for name in names if name.startswith("-")]
+        chosen = [list(more["choices"]) for names, more in each.arguments if "choices" in more and names[0][0] != "-"]
+        words |= {f"*:{each.name}:-*": [*flags, "--json", "--debug", "--help"]}
+        words |= {f"2:{each.name}:*": actions for actions in chosen}
+    script = _FUNCTION.format(cases="\n        ".join(f'{at}) words="{" ".join(words[at])}" ;;' for at in words))
     if shell == "zsh":
         script = f"autoload -U +X bashcompinit && bashcompinit\n{script}"
     output.document({"shell": shell, "script": script})
@@ -44,6 +54,12 @@ COMMANDS = [*(each for each in VERBS if isinstance(each, Command)), completion]
 DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
 
 EPILOG = """\
+A node is named by its directory, also while a process has it open, or by the address of a running one: unix:PATH,
+tcp://HOST:PORT or tls://HOST:PORT. At an address, every command that takes one also takes
+  --token-file FILE  the token (default: what STREAMINGNODE_TOKEN_FILE names)
+  --tls-ca FILE      the authority of tls:// (default: the system's)
+  --tls-cert FILE    the certificate to show at tls://, and --tls-key FILE its key, when that is in another file
+
 exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the installation is not sound;
 4 another process has the node open and takes no clients, or no node answers; 130 interrupted. Errors go to stderr as
 `CODE: message — next step`.
@@ -68,18 +84,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None, output: Output) -> int:
+    words, debug = sys.argv[1:] if argv is None else argv, False
+    output.as_json = "--json" in words  # what cannot be parsed is told as a document, too
     try:
-        arguments = build_parser().parse_args(argv)
-    except SystemExit as ended:  # --help, --version, or wrong use, which argparse has explained
-        output.flush()
-        return ended.code if isinstance(ended.code, int) else 1
-    own = vars(arguments)
-    chosen, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
-    locate(own)
-    try:
+        own = vars(build_parser().parse_args(words))
+        chosen, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
+        locate(own)
         with disk_errors_typed(chosen.name):
             code: int | None = chosen.run(output, own)
         output.flush()
+    except SystemExit:  # --help or --version
+        output.flush()
+        return EXIT_OK
     except StreamingNodeError as error:
         try:
             output.error(error, debug=debug)
@@ -91,10 +107,10 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with an argument in one line, whatever is in it."""
+    """Raises what is wrong with the arguments."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(escaped(message))
+        raise InvalidArgument(f"{message} — see {self.prog} --help")
 
 
 class _CommandParser(_Parser):
@@ -112,26 +128,31 @@ class _CommandParser(_Parser):
                 self._remove_action(action)  # the option gives it, and the other positionals move up
         self._mixing = True
         try:
-            return self.parse_known_intermixed_args(args, namespace)
+            return self.parse_intermixed_args(args, namespace), []
         finally:
             self._mixing = False
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version  # takes as long as all the rest
+
+        try:
+            release = version("streamingnode")
+        except PackageNotFoundError:
+            release = "(not installed)"
+        parser._print_message(f"streamingnode {release}\n", sys.stdout)  # noqa: SLF001 - which may be None
+        parser.exit()
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
     raw = argparse.RawDescriptionHelpFormatter
-    try:
-        release = version("streamingnode")
-    except PackageNotFoundError:
-        release = "(not installed)"
     parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"streamingnode {release}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="show program's version number and exit"
+    )
     commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
-    node = _CommandParser(add_help=False)
-    connection = node.add_argument_group("the node")
-    for name, parameter in CONNECTION.items():
-        names, options = parameter.argument(name, str)
-        connection.add_argument(*names, **options)
     for each in COMMANDS:
         text = inspect.getdoc(each.function) or ""
         own = commands.add_parser(
@@ -140,7 +161,6 @@ def build_parser() -> argparse.ArgumentParser:
             description=text,
             epilog="\n  ".join(["examples:", *each.examples]),
             formatter_class=raw,
-            parents=[node] if any(names == ("place",) for names, _ in each.arguments) else [],
         )
         for names, options in each.arguments:
             own.add_argument(*names, **options)
@@ -148,72 +168,3 @@ def build_parser() -> argparse.ArgumentParser:
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         own.set_defaults(command=each)
     return parser
-
-
-class Words(NamedTuple):
-    """What may follow a command: its options with their help, the choices of its first argument, and of each option."""
-
-    command: str
-    options: dict[str, str]
-    actions: list[str]
-    values: dict[str, list[str]]
-
-
-def words_of(parser: argparse.ArgumentParser) -> list[Words]:
-    """Return what may follow each command of a parser."""
-    (commands,) = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]  # noqa: SLF001
-    found = []
-    for name, each in commands.choices.items():
-        taken = each._actions  # noqa: SLF001 - argparse has no other way to see what a parser takes
-        flags = [(flag, action) for action in taken for flag in action.option_strings]
-        options = {flag: (action.help or "").partition(";")[0] for flag, action in flags}
-        values = {flag: list(action.choices) for flag, action in flags if action.choices}
-        actions = [list(action.choices) for action in taken if action.choices and not action.option_strings]
-        found.append(Words(name, options, actions[0] if actions else [], values))
-    return found
-
-
-_FUNCTION = """\
-_streamingnode() {{
-    local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" words=""
-    case "$COMP_CWORD:$current" in
-        1:*) words="{commands} --help --version" ;;
-        *:-*) case "${{COMP_WORDS[1]}}" in
-{options}
-        esac ;;
-        *) case "${{COMP_WORDS[1]}}:$previous" in
-{values}
-        esac ;;
-    esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-}}
-complete -o default -F _streamingnode streamingnode
-"""
-
-
-def _bash(words: list[Words]) -> str:
-    options = {each.command: list(each.options) for each in words}
-    values = {
-        f"{each.command}:{previous}": choices
-        for each in words
-        for previous, choices in {each.command: each.actions, **each.values}.items()
-        if choices
-    }
-
-    def cases(found: dict[str, list[str]]) -> str:
-        return "\n".join(f'            {name}) words="{" ".join(words)}" ;;' for name, words in found.items())
-
-    return _FUNCTION.format(commands=" ".join(options), options=cases(options), values=cases(values))
-
-
-def _fish(words: list[Words]) -> str:
-    lines = []
-    for each in words:
-        lines.append(f"complete -c streamingnode -n __fish_use_subcommand -f -a {each.command}")
-        seen = f"complete -c streamingnode -n '__fish_seen_subcommand_from {each.command}'"
-        lines += [f"{seen} -a '{' '.join(each.actions)}'"] if each.actions else []
-        for option, text in each.options.items():
-            kind = "-l" if option.startswith("--") else "-s"
-            choices = f" -x -a '{' '.join(each.values[option])}'" if option in each.values else ""
-            lines.append(f"{seen} {kind} {option.lstrip('-')}{choices} -d {shlex.quote(text)}")
-    return "\n".join([*lines, ""])

@@ -210,6 +210,8 @@ class Link:
             await self._close_connection()
             if isinstance(error, OSError):  # of TLS and of the deadline, too
                 what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
+                if isinstance(error, ssl.SSLCertVerificationError):
+                    what += " — name the authority of its certificate, with tls= or --tls-ca"
                 raise Unreachable(f"no node answers at {address}: {what}") from error
             raise
         self.connections += 1

@@ -51,6 +51,8 @@ class Keeper:
         """Whether the node is open in this process."""
         self.error: Exception | None = None
         """Why this process could not open it last, or had to close it."""
+        self.is_alone = False
+        """Whether nobody is told of that: who opened it has gone on."""
 
     async def run(self) -> None:
         """Own the node, or wait for the one who does to end, in turn."""
@@ -63,7 +65,8 @@ class Keeper:
                 pass  # by another one, who may have been faster just now
             except Exception as error:  # noqa: BLE001 - whatever it was, nobody else may be there to open it again
                 self.error, self._pause_s = error, FAILED_PAUSE_S
-                _log.error("node_not_opened", path=str(self._path), error=f"{type(error).__name__}: {error}")
+                if self.is_alone:
+                    _log.error("node_not_opened", path=str(self._path), error=f"{type(error).__name__}: {error}")
             await anyio.sleep(self._pause_s)
 
     async def _keep(self) -> None:
@@ -115,6 +118,7 @@ async def compose_shared(
                 raise
         else:
             _check_same(config, node.config)
+            keeper.is_alone = True
             return node
         await anyio.sleep(LOOK_PAUSE_S / 4)
 

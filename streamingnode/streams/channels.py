@@ -94,7 +94,7 @@ class ChannelService:
         stored = await self._store.scan_meta(CHANNEL_KEY)
         records = {key.removeprefix(CHANNEL_KEY): record for key, record in stored.items()}
         if unknown := set(names or ()) - records.keys():
-            raise TopicNotFound(f"there is no channel {shown(min(unknown))} — create_channels() says the names it made")
+            raise TopicNotFound(f"there is no channel {shown(min(unknown))} — choose one that is there")
         return {name: _decode(records[name], name, OwnerDescription) for name in (records if names is None else names)}
 
     async def _finish_destroying(self) -> None:

@@ -1,7 +1,6 @@
 """How an ingest gets its cut: from the open node that it is given, or from a process of its own."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,10 +8,8 @@ import pytest
 
 import streamingnode as sn
 from flusher.directory import CutLog
-from spark_sink.cut_request import AnsweredCut, node_directory, request_cut
-from streamingnode.statistics import STATISTICS_NAME, read_statistics
+from spark_sink.cut_request import node_directory, request_cut
 from wal.errors import InvalidArgument, StorageFailed
-from wal.files import DirectoryLock
 
 SCHEMA = pa.schema([("id", pa.int64())])
 
@@ -33,33 +30,9 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
         assert len(CutLog(tmp_path / "data").numbers) == 2
 
 
-def test_a_running_node_without_clients_tells_its_newest_cut_to_who_asks_from_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("streamingnode.statistics.INTERVAL_S", 0.01)
-    with sn.sync.open_node(tmp_path / "data", listen=False) as node:
-        node.create_collection("orders", SCHEMA, primary_key="id")
-        node.insert("orders", [{"id": 1}])
-        cut = node.flush()
-        while (said := read_statistics(tmp_path / "data", pid=os.getpid())) is None or not said.flusher.cut_number:
-            node.consistent_tick()
-        assert request_cut(tmp_path / "data") == (AnsweredCut(cut.number, cut.tick, cut.crc32c), True)
-
-
-def test_what_an_earlier_owner_said_is_not_believed(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with sn.sync.open_node(data) as node:
-        node.create_collection("orders", SCHEMA, primary_key="id")
-    said = (data / STATISTICS_NAME).read_bytes()
-    with sn.sync.open_node(data) as node:
-        node.insert("orders", [{"id": 1}])
-        node.flush()
-    (data / STATISTICS_NAME).write_bytes(said)
-    lock = DirectoryLock(data)
-    try:
-        assert request_cut(data) == (None, True), "the pid is the same, the term is not"
-    finally:
-        lock.release()
+def test_a_running_node_without_clients_tells_nothing_of_its_cuts_to_who_asks_from_outside(tmp_path: Path) -> None:
+    with sn.sync.open_node(tmp_path / "data", listen=False):
+        assert request_cut(tmp_path / "data") == (None, True)
 
 
 def test_a_node_on_an_event_loop_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.care.inspect import check_free, holder
+from streamingnode.cli import main
 from streamingnode.opening import handed_over, open_briefly
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
 from wal.errors import AlreadyOwned
@@ -157,6 +158,15 @@ async def test_a_node_whose_disk_fails_for_good_ends_with_an_error(tmp_path: Pat
     with serving(path, sys.executable, "-c", BROKEN_DISK, "0", str(path)) as process:
         assert process.wait(HANGS_S) != 0
         assert process.ready == ""  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--tls-cert", "--tls-key", "--tls-client-ca"])
+def test_who_may_connect_is_not_passed_over_where_there_is_no_address(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tmp_path / "data"), option, str(tmp_path / "file")]) == 2
+    assert "--listen" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_directory_that_somebody_else_serves_is_refused(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 import asyncio
 import io
-import os
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -15,12 +13,10 @@ import pytest
 
 import streamingnode as sn
 from interceptors.errors import ProducerFenced
-from streamingnode import statistics
 from streamingnode.cli.output import Output
 from streamingnode.config import load_config
 from streamingnode.node import Node
-from streamingnode.statistics import STATISTICS_NAME, NodeStatistics, keep_statistics, read_statistics
-from tests.parts_of import parts_of
+from streamingnode.statistics import NodeStatistics
 from tests.streamingnode.append_double import schema_of
 from wal.append import Pack
 
@@ -166,44 +162,3 @@ async def test_statistics_are_the_same_after_json_and_people_get_lines(node: Nod
     assert shown["statistics.log.state"] == "open"
     assert shown["statistics.appends.succeeded"] == str(told.appends.succeeded)
     assert len(readers.splitlines()) == 1 + len(told.readers)
-
-
-@pytest.mark.may_block
-async def test_file_beside_the_node_says_the_same_while_its_owner_lives(tmp_path: Path) -> None:
-    async with sn.open_node(None) as node, anyio.create_task_group() as tasks:
-        tasks.start_soon(keep_statistics, tmp_path, parts_of(node).measure)
-        while (found := read_statistics(tmp_path, pid=os.getpid())) is None:
-            await anyio.lowlevel.checkpoint()
-        assert found.log == (await node.statistics()).log
-        assert read_statistics(tmp_path, pid=os.getpid() + 1) is None
-        tasks.cancel_scope.cancel()
-
-
-@pytest.mark.may_block
-async def test_disk_that_refuses_the_file_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "INTERVAL_S", 0.001)
-    async with sn.open_node(None) as node, anyio.create_task_group() as tasks:
-        asked = 0
-
-        def ask() -> NodeStatistics:
-            nonlocal asked
-            asked += 1
-            return parts_of(node).measure()
-
-        tasks.start_soon(keep_statistics, tmp_path / "gone", ask)
-        while asked < 2:
-            await anyio.lowlevel.checkpoint()
-        (tmp_path / "gone" / f"{STATISTICS_NAME}.tmp").mkdir(parents=True)
-        asked = 0
-        while asked < 2:
-            await anyio.lowlevel.checkpoint()
-        (tmp_path / "gone" / f"{STATISTICS_NAME}.tmp").rmdir()
-        while not (tmp_path / "gone" / STATISTICS_NAME).is_file():
-            await anyio.lowlevel.checkpoint()
-        tasks.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"\x00"])
-def test_file_that_is_none_counts_as_no_file(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / STATISTICS_NAME).write_bytes(content)
-    assert read_statistics(tmp_path, pid=1) is None

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 import streamingnode as sn
 from flusher.directory import manifest_path
 from flusher.manifest import decode_manifest
 from streamingnode.care.backup import backup_directory, restore_file
+from streamingnode.care.database import NodeRecords, read_node_records
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.care.test_failing_disk import fail_at
 from tests.streamingnode.sample_node import (
@@ -30,7 +32,8 @@ from tests.streamingnode.sample_node import (
     rows_of,
     segment,
 )
-from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
+from wal.errors import Corrupt, InvalidArgument, StreamingNodeError
+from wal.rocks.recovery import Survey
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +139,40 @@ def test_another_node_a_backup_and_a_node_in_use_are_refused(
     with pytest.raises(InvalidArgument, match="no finished backup"):
         restore_file(path, path, CUT_1)
 
-    async def try_it() -> None:
-        async with sn.open_node(path, **SETTINGS):
-            with pytest.raises(AlreadyOwned):
-                restore_file(backup, path, CUT_1)
 
-    anyio.run(try_it)
+def test_files_come_back_beside_the_running_node_which_reads_them(sample: Sample, backup: Path, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    lost = segment(path, 1).relative_to(path).as_posix()
+
+    async def lose_and_restore() -> None:
+        async with sn.open_node(path, **SETTINGS) as node:
+            (path / lost).unlink()
+            with pytest.raises(Corrupt):
+                await node.snapshot("orders")
+            assert (await anyio.to_thread.run_sync(restore_file, backup, path, lost)).path == lost
+            assert (await node.snapshot("orders")).num_rows == len(sample.rows)
+            assert (await node.verify()).worst is None
+
+    anyio.run(lose_and_restore)
+    assert verify_directory(path).worst is None
+
+
+def test_a_file_that_retention_gave_up_meanwhile_does_not_stay(
+    sample: Sample, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    lost, looks = segment(path, 1), itertools.count()
+
+    def given_up_at_the_second_look(directory: Path) -> tuple[Survey, NodeRecords]:
+        found, records = read_node_records(directory)
+        records.first_kept += 100 * next(looks)
+        return found, records
+
+    monkeypatch.setattr("streamingnode.care.backup.read_node_records", given_up_at_the_second_look)
+    lost.unlink()
+    with pytest.raises(InvalidArgument, match="gave up cut"):
+        restore_file(backup, path, lost.relative_to(path).as_posix())
+    assert not lost.exists()
 
 
 def test_a_failing_disk_leaves_the_old_file_or_the_new_one(

@@ -153,11 +153,16 @@ def test_wrong_use_is_refused_with_a_next_step(data: object, run: "Run", wrong: 
     assert " — " in refused.err
 
 
+def test_a_list_of_nothing_says_so(data: object, run: "Run") -> None:
+    for words, said in ((["reader", "ls", data], "no readers\n"), (["txn", "ls", data], "no transactions\n")):
+        assert run(*words).out == said
+
+
 def test_an_action_names_the_arguments_that_it_takes(data: object, run: "Run") -> None:
     for words, takes in (
-        (["reader", "seek", data, "orders"], "seek takes collection reader --to — see reader --help"),
-        (["reader", "ls", data, "orders", "billing"], "ls takes [collection] — see reader --help"),
-        (["txn", "ls", data, "5"], "ls takes nothing more — see txn --help"),
+        (["reader", "seek", data, "orders"], "seek takes collection reader --to — see streamingnode reader --help"),
+        (["reader", "ls", data, "orders", "billing"], "ls takes [collection] — see streamingnode reader --help"),
+        (["txn", "ls", data, "5"], "ls takes nothing more — see streamingnode txn --help"),
     ):
         assert run(*words).err == f"INVALID_ARGUMENT: {takes}\n"
 

@@ -5,6 +5,7 @@ import resource
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ def test_help_lines_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypat
     assert not [line for line in capsys.readouterr().out.splitlines() if len(line) > 120]
 
 
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"streamingnode {version('streamingnode')}\n"
+
+
 def test_unknown_command_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["frobnicate"]) == 2
     assert "frobnicate" in capsys.readouterr().err
@@ -64,6 +70,24 @@ def test_typed_error_is_a_document_with_json(tmp_path: Path, capsys: pytest.Capt
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "INVALID_ARGUMENT"
     assert error["retryable"] == "no"
+
+
+@pytest.mark.parametrize("words", [["ls"], ["ls", "d", "--nope"], ["tail", "d", "c", "-n", "x"], ["nope"], []])
+def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--json"]) == 2
+    printed = capsys.readouterr()
+    error = json.loads(printed.out)["error"]
+    assert printed.err == f"INVALID_ARGUMENT: {error['message']}\n"
+    command = f"streamingnode {words[0]}" if words[1:] or words == ["ls"] else "streamingnode"
+    assert error["message"].endswith(f" — see {command} --help")
+
+
+def test_what_it_takes_to_connect_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, there in ((["ls", "--help"], False), (["--help"], True)):
+        assert main(arguments) == 0
+        assert ("--tls-ca" in capsys.readouterr().out) is there
 
 
 def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,6 +150,16 @@ def test_an_arrow_stream_that_cannot_be_written_is_an_error_without_a_traceback(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [["insert", "c", "/dev/null"], ["top"], ["tail", "c", "--follow"], ["ls"]])
+def test_a_node_that_cannot_be_opened_is_told_once(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "backup.json").touch()
+    (tmp_path / "floor").touch()
+    command = [sys.executable, "-m", "streamingnode", words[0], str(tmp_path), *words[1:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("is a backup") == done.stderr.count("\n") == 1
+
+
 def test_program_started_with_its_output_closed_works(tmp_path: Path) -> None:
     command = f"{sys.executable} -m streamingnode ls {tmp_path} --json >&-"
     done = subprocess.run(command, cwd=ROOT, shell=True, stderr=subprocess.PIPE, text=True, check=False)
@@ -151,7 +185,7 @@ def test_file_in_place_of_a_directory_is_called_a_file(tmp_path: Path, capsys: p
 
 
 def test_help_loads_nothing_heavy_and_starts_fast() -> None:
-    heavy = "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark'}"
+    heavy = "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark', 'importlib.metadata'}"
     program = (
         "import sys; from streamingnode.cli import main; main(['--help']); "
         f"print(*{heavy} & set(sys.modules), file=sys.stderr)"

@@ -79,6 +79,16 @@ def test_top_refuses_what_it_cannot_do(data: Path, run: "Run", wrong: list[str])
     assert (refused.code, refused.err.split(":")[0]) == (2, "INVALID_ARGUMENT")
 
 
+def test_info_asks_whoever_has_the_node_what_it_counts_and_opens_none(place: "Place", run: "Run") -> None:
+    term: Any = run("info", place.arguments[0], "--json").document if place.way != "tcp" else {}
+    shown = run("info", *place.arguments, "--json")
+    statistics: Any = shown.document["statistics"]
+    assert (statistics is None) is (place.way == "closed")
+    assert shown.err == ""
+    assert statistics is None or statistics["log"]["state"] == "open"
+    assert term.get("term") == shown.document.get("term")
+
+
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
@@ -94,11 +104,14 @@ def test_check_finds_a_served_node_well_in_one_line(place: "Place", run: "Run") 
     assert {"log", "flusher", "disk space", "transactions", "readers"} <= document["facts"].keys()
 
 
-def test_check_warns_of_a_directory_that_nobody_has_open(data: Path, run: "Run") -> None:
+def test_check_finds_a_directory_that_nobody_has_open_well_and_a_service_that_is_down_not(
+    data: Path, run: "Run"
+) -> None:
     checked = run("check", data, "--disk-free", "1:0")
-    assert checked.code == 1
-    assert checked.out.startswith("WARNING: owner: no process has the node open")
-    assert "streamingnode serve" in checked.out
+    assert (checked.code, checked.out.partition(":")[0]) == (0, "OK")
+    assert "owner nobody, so this check opened it" in checked.out
+    down = run("check", f"unix:{data}/node.sock", "--disk-free", "1:0")
+    assert (down.code, down.out.partition(":")[0]) == (2, "CRITICAL")
 
 
 @pytest.mark.parametrize("place", ["tcp"], indirect=True)
@@ -146,3 +159,4 @@ def test_check_refuses_thresholds_that_are_none(data: Path, run: "Run", wrong: l
     refused = run("check", data, *wrong)
     assert refused.code == 2
     assert wrong[0] in refused.err
+    assert "limits value" not in refused.err

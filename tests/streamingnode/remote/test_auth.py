@@ -390,6 +390,7 @@ async def test_a_command_shows_its_certificate_and_verifies_that_of_the_node(cer
         for options, code in ((authority + own, 0), (authority, Unreachable.exit_code), (own, Unreachable.exit_code)):
             done = await anyio.run_process(command + options, check=False)
             assert done.returncode == code, done.stderr
+            assert (b"with tls= or --tls-ca" in done.stderr) is (options == own)
 
 
 async def test_nothing_is_left_of_those_whose_handshake_failed(certificates: Path) -> None:
