@@ -141,7 +141,7 @@ class Node:
 
         Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`, `TooLarge`, `StorageFull`,
         `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
-        the groups before.
+        the groups before, and is `Indeterminate` whatever failed.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)

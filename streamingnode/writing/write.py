@@ -25,7 +25,7 @@ from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
 from streamingnode.writing.target import PLAIN_ROWS_MAX, BatchTarget, Kind, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import InvalidArgument, Overloaded, TooLarge
+from wal.errors import Indeterminate, InvalidArgument, Overloaded, StreamingNodeError, TooLarge
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
 from wal.queue import PendingBytes
@@ -234,7 +234,15 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
             return nothing_at(await writes.consistent_tick())
         for batch in write.slices(batches, writes.limits.group_bytes_max):
             last[:] = [write.group(write.pieces(batch))]
-            results.append(await writes.append(last[0]))
+            try:
+                results.append(await writes.append(last[0]))
+            except StreamingNodeError as error:
+                if not results or error.retryable == "indeterminate":
+                    raise
+                raise Indeterminate(
+                    f"{len(results)} groups of the {write.kind} are in the log, those after them are not: {error.happened} — "
+                    "read back which rows are missing"
+                ) from error
         return combined(results)
 
     def begun() -> bool:
