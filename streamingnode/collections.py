@@ -75,6 +75,13 @@ class Definition:
         return replace(self, schema=schema, partitions=names)
 
 
+def check_text(kind: str, name: str) -> str:
+    """Return `name` if it may be looked up as that of a "collection" or whatever it is. Raises `InvalidArgument`."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a {kind} name is text, not {type(name).__name__} — pass a str")
+    return name
+
+
 def check_name(kind: str, name: str) -> str:
     """Return `name` if a new "collection", "partition", "reader" or "producer" may carry it: in paths, URLs and tables.
 

@@ -20,9 +20,9 @@ import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
+from streamingnode.collections import check_text
 from streamingnode.rows import RowShape, key_hashes, key_shape, row_shape
 from streamingnode.schema import check_schema, decode_schema, python_type
-from wal.errors import InvalidArgument
 from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece, RowTarget, ShardRows
@@ -98,8 +98,7 @@ class PlainRows:
         taken, size_bytes, columns = [], 0, self._columns
         try:
             for row in rows:
-                # Before its cells are asked for: a dict may make what it lacks.
-                if not are_keys and len(row) != columns:
+                if not are_keys and (type(row) is not dict or len(row) != columns):  # another may make what it lacks
                     return None
                 cells = (row,) if are_keys else self._cells(row)
                 row_bytes = self._size_of(cells)
@@ -280,9 +279,7 @@ class WriteTarget:
         """Return where a write goes, in order. Raises `PartitionNotFound` or `InvalidArgument`."""
         if kind == "delete":
             return (self.deletes,)
-        if not isinstance(partition, str):
-            raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
-        found = self._partitions.get(partition)
+        found = self._partitions.get(check_text("partition", partition))
         inserts = self.inserts(self.info.partition_by_name(partition).id if found is None else found)  # which raises
         return (self.deletes, inserts) if kind == "upsert" else (inserts,)
 

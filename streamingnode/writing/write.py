@@ -240,8 +240,8 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
                 if not results or error.retryable == "indeterminate":
                     raise
                 raise Indeterminate(
-                    f"{len(results)} groups of the {write.kind} are in the log, those after them are not: {error.happened} — "
-                    "read back which rows are missing"
+                    f"{len(results)} groups of the {write.kind} are in the log, those after them are not, "
+                    f"{error.happened} — read back which rows are missing"
                 ) from error
         return combined(results)
 

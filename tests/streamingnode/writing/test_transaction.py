@@ -266,7 +266,7 @@ async def test_commit_behind_another_task_that_loses_what_it_streams_is_refused(
     transactions.log.hold()
     insert = asyncio.get_running_loop().create_task(txn.insert("orders", [{"id": 2, "item": LARGE}]))
     while not transactions.log.in_flight:  # row 1, whose insert has returned, on its way
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     commit = asyncio.get_running_loop().create_task(txn.commit())
     await asyncio.sleep(0)
     insert.cancel()
