@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.catalog import PARTITIONS_MAX, CollectionInfo
 from streamingnode.schema import check_schema, decode_schema
 from wal.errors import InvalidArgument, shown
 
 SHARDS_MAX = 256
 """Shards of one collection; each costs every insert a message, and every cut a file."""
-PARTITIONS_MAX = 1_024
-"""Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
 READ_COLLECTIONS_MAX = 1_024
 """Collections of one reader; the name of a named reader lists them."""
 NAME_CHARACTERS_MAX = 128

@@ -6,11 +6,11 @@ from functools import partial
 from interceptors.errors import CollectionNotFound, PartitionNotFound
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo, created_collection
 from streamingnode.channel import Channel
-from streamingnode.collections import PARTITIONS_MAX, Definition, check_name
+from streamingnode.collections import Definition, check_name
 from streamingnode.schema import decode_schema, encode_schema
 from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult
-from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
+from wal.errors import AlreadyExists, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -93,13 +93,10 @@ class CatalogChanges:
 
         def create() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(collection)
-            live = [each.name for each in info.partitions if not each.dropped_tick]
-            if not (if_not_exists and partition in live):  # as `_default` is, whose name nobody else may give
+            if partition != DEFAULT_PARTITION:  # which is there already
                 check_name("partition", partition)
             header = CreatePartitionHeader(info.id, self.channel.shards.allocate_id(), partition)
             self.channel.catalog.check_create_partition(header)  # an append would take the lock before it is refused
-            if len(live) >= PARTITIONS_MAX:
-                raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
             return _on_each(info.vchannels, MessageType.CREATE_PARTITION, header, stamp)
 
         await self._change(create, "the partition", timeout, stamp, AlreadyExists if if_not_exists else ())
