@@ -85,7 +85,7 @@ class EmbeddedBackend(CatalogChanges):
     @property
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
-        return self.channel.catalog
+        return self.channel.term.shards.catalog
 
     @cached_property
     def channels(self) -> ChannelService:

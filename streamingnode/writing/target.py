@@ -95,39 +95,37 @@ class PlainRows:
         """
         if not self._is_plain:
             return None
-        taken, size_bytes, columns = [], 0, self._columns
-        try:
-            for row in rows:
-                if not are_keys and (type(row) is not dict or len(row) != columns):  # another may make what it lacks
-                    return None
-                cells = (row,) if are_keys else self._cells(row)
-                row_bytes = self._size_of(cells)
-                if not row_bytes:
-                    return None
-                size_bytes += row_bytes
-                taken.append(cells)
-        except (KeyError, TypeError, AttributeError, IndexError):
+        if are_keys:
+            cells = tuple(zip(rows))
+        elif {dict}.issuperset(map(type, rows)) and {self._columns}.issuperset(map(len, rows)):
+            try:
+                cells = tuple(map(self._cells, rows))
+            except KeyError:
+                return None
+        else:  # another mapping may make what it lacks
             return None
-        return tuple(taken), size_bytes
+        size_bytes = self._size_of(cells)
+        return None if size_bytes is None else (cells, size_bytes)
 
-    def _size_of(self, cells: tuple[Any, ...]) -> int:
-        """Return what cells take at most, 0 when they are not plain."""
-        types = tuple(map(type, cells))
-        if types != self._types and not self._takes_nulls(types):
-            return 0
-        for column, low, high in self._whole:
-            value = cells[column]
-            if value is not None and not low <= value <= high:
-                return 0
-        size_bytes = _CELL_BYTES * self._columns
-        for column in self._texts:
-            text = cells[column]
-            if text is None:
-                continue
-            length = len(text) if type(text) is bytes or text.isascii() else _encoded_length(text)
-            if not 0 <= length <= PLAIN_TEXT_BYTES_MAX:
-                return 0
-            size_bytes += length
+    def _size_of(self, rows: Cells) -> int | None:
+        """Return what rows take at most, None when some value is not plain."""
+        size_bytes = _CELL_BYTES * self._columns * len(rows)
+        for cells in rows:
+            types = tuple(map(type, cells))
+            if types != self._types and not self._takes_nulls(types):
+                return None
+            for column, low, high in self._whole:
+                value = cells[column]
+                if value is not None and not low <= value <= high:
+                    return None
+            for column in self._texts:
+                text = cells[column]
+                if text is None:
+                    continue
+                length = len(text) if type(text) is bytes or text.isascii() else _encoded_length(text)
+                if not 0 <= length <= PLAIN_TEXT_BYTES_MAX:
+                    return None
+                size_bytes += length
         return size_bytes
 
     def _takes_nulls(self, types: tuple[type, ...]) -> bool:
@@ -174,7 +172,7 @@ class BatchTarget:
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
         batch = self.joined(pieces)
-        counts = [len(each) for each in pieces]
+        counts = list(map(len, pieces))
         if len(self.vchannels) == 1:
             return [ShardRows(0, encoded(batch), range(len(pieces)), counts)]
         shards = self.shards(batch)

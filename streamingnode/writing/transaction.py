@@ -123,7 +123,8 @@ class Transaction:
         self._state = TransactionState.COMMITTING
         try:
             async with self._sending:
-                self._check_in(TransactionState.COMMITTING)  # what another task streamed meanwhile may be lost
+                if self._state is TransactionState.BROKEN:  # what another task streamed meanwhile is lost
+                    self._check_in(TransactionState.COMMITTING)
                 self._result = await self._commit()
         except BaseException:
             self._state = TransactionState.FAILED

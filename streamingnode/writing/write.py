@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import anyio
@@ -78,7 +79,7 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         if kind != "upsert":
             return (piece,)
         key_index = into.shape.key_index
-        keys = tuple([(row[key_index],) for row in cells])
+        keys = tuple(zip(map(itemgetter(key_index), cells)))
         if len(keys) > 1 and len(set(keys)) < len(keys):
             return None  # of each key the last row, which Arrow finds
         return Piece(self.into[0], keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
