@@ -354,29 +354,30 @@ class Node:
         """
         self._check_open()
         definition = await to_thread.run_sync(Definition(name, schema, primary_key, shards, partitions).checked)
-        create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists, timeout=timeout)
-        return collection_of(await self._run(create, "the collection"))
+        create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists)
+        return collection_of(await self._run(create, "the collection", timeout))
 
     async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
         """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
         check_text("collection", name)
-        await self._run(partial(self._backend.drop_collection, name, if_exists=if_exists, timeout=timeout), "the drop")
+        await self._run(partial(self._backend.drop_collection, name, if_exists=if_exists), "the drop", timeout)
 
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidArgument`."""
         self._info(collection)
-        create = partial(self._backend.create_partition, collection, partition)
-        await self._run(partial(create, if_not_exists=if_not_exists, timeout=timeout), "the partition")
+        create = partial(self._backend.create_partition, collection, partition, if_not_exists=if_not_exists)
+        await self._run(create, "the partition", timeout)
 
     async def drop_partition(
         self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot be dropped."""
         self._info(collection)
-        drop = partial(self._backend.drop_partition, collection, check_text("partition", partition))
-        await self._run(partial(drop, if_exists=if_exists, timeout=timeout), "the drop")
+        check_text("partition", partition)
+        drop = partial(self._backend.drop_partition, collection, partition, if_exists=if_exists)
+        await self._run(drop, "the drop", timeout)
 
     def collections(self) -> tuple[Collection, ...]:
         """Return the collections that exist now, oldest first."""
