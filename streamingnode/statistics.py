@@ -308,20 +308,19 @@ INTERVAL_S = 5.0
 async def keep_statistics(directory: Path, statistics: Callable[[], NodeStatistics]) -> None:
     """Replace the file in `directory` every `INTERVAL_S` seconds until cancelled; it stays when the owner ends.
 
-    A disk that refuses is tried again.
+    It is not synced, and a disk that refuses is tried again.
     """
+
+    def replace(told: NodeStatistics) -> None:
+        temporary = directory / f"{STATISTICS_NAME}.tmp"
+        with create_file(temporary) as file:
+            file.write(msgspec.json.encode(told))
+        temporary.replace(directory / STATISTICS_NAME)
+
     while True:
         with suppress(OSError, Corrupt):
-            await to_thread.run_sync(write_statistics, directory, statistics())
+            await to_thread.run_sync(replace, statistics())
         await anyio.sleep(INTERVAL_S)
-
-
-def write_statistics(directory: Path, statistics: NodeStatistics) -> None:
-    """Replace the file in `directory`; blocks. It is not synced."""
-    temporary = directory / f"{STATISTICS_NAME}.tmp"
-    with create_file(temporary) as file:
-        file.write(msgspec.json.encode(statistics))
-    temporary.replace(directory / STATISTICS_NAME)
 
 
 def read_statistics(directory: Path, *, pid: int | None) -> NodeStatistics | None:
