@@ -104,20 +104,16 @@ class Backend(Protocol):
     async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
         """As `Node.consistent_tick`."""
 
-    async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None
-    ) -> CollectionInfo:
+    async def create_collection(self, definition: Definition, *, if_not_exists: bool) -> CollectionInfo:
         """As `Node.create_collection`."""
 
-    async def drop_collection(self, name: str, *, if_exists: bool, timeout: float | None) -> None:
+    async def drop_collection(self, name: str, *, if_exists: bool) -> None:
         """As `Node.drop_collection`."""
 
-    async def create_partition(
-        self, collection: str, partition: str, *, if_not_exists: bool, timeout: float | None
-    ) -> None:
+    async def create_partition(self, collection: str, partition: str, *, if_not_exists: bool) -> None:
         """As `Node.create_partition`."""
 
-    async def drop_partition(self, collection: str, partition: str, *, if_exists: bool, timeout: float | None) -> None:
+    async def drop_partition(self, collection: str, partition: str, *, if_exists: bool) -> None:
         """As `Node.drop_partition`."""
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:

@@ -101,23 +101,19 @@ class ChannelTerm:
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
         """Run the workers until the store has failed; raises what a worker raises, as it is."""
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        over = asyncio.Event()
+        workers = Supervisor(lambda _: over.set())
 
         async def watch() -> None:
             await failed()
-            if not over.done():
-                over.set_result(None)
+            over.set()
 
-        def broke(error: BaseException) -> None:
-            if not over.done():
-                over.set_exception(error)
-
-        workers = Supervisor(broke)
         try:
-            workers.spawn(watch())
-            for worker in self._workers:
-                workers.spawn(worker.run(append))
-            await over
+            for work in (watch(), *(worker.run(append) for worker in self._workers)):
+                workers.spawn(work)
+            await over.wait()
+            if workers.failure is not None:
+                raise workers.failure
         finally:
             with anyio.CancelScope(shield=True):
                 await workers.stop()
@@ -163,7 +159,8 @@ class Channel:
             explain=explain,
         )
         self.append, self.read, self.scan_meta = self.wal.append, self.scanners.open, store.scan_meta
-        self._term: ChannelTerm | None = None
+        self.term: ChannelTerm
+        """The present term or the last one."""
         self._cutting = asyncio.Lock()
 
     async def open(self) -> None:
@@ -184,20 +181,15 @@ class Channel:
             held=self.producers.places.writes(),
         )
         failpoint("recovery.state_rebuilt")
-        earlier = {} if self._term is None else self._term.transactions.open_at_end
+        former: ChannelTerm | None = getattr(self, "term", None)
+        earlier = {} if former is None else former.transactions.open_at_end
         term = ChannelTerm(self, checkpoint, found, first_tick, end, earlier)
-        if self._term is not None:
-            term.shards.skip_ids_below(self._term.shards.next_id)  # one may be on its way in an append that waits
-        self._term = term
+        if former is not None:
+            term.shards.skip_ids_below(former.shards.next_id)  # one may be on its way in an append that waits
+        self.term = term
         if self._recovered is not None:
             self._recovered(self.store.term, found.entries, time.perf_counter() - started)
         return term
-
-    @property
-    def term(self) -> ChannelTerm:
-        """The present term or the last one."""
-        assert self._term is not None, "open comes first"
-        return self._term
 
     @property
     def shards(self) -> ShardManager:
@@ -207,8 +199,7 @@ class Channel:
     @property
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
-        assert self._term is not None, "open comes first"
-        return self._term.shards.catalog
+        return self.term.shards.catalog
 
     def live(self) -> dict[int, str]:
         """Return the names of the collections that exist, by id."""

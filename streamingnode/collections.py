@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from interceptors.shard.catalog import CollectionInfo
+from interceptors.shard.catalog import PARTITIONS_MAX, CollectionInfo
 from streamingnode.schema import check_schema, decode_schema
 from wal.errors import InvalidArgument, shown
 
 SHARDS_MAX = 256
 """Shards of one collection; each costs every insert a message, and every cut a file."""
-PARTITIONS_MAX = 1_024
-"""Partitions of one collection; each has a growing segment on every shard that gets rows of it."""
 READ_COLLECTIONS_MAX = 1_024
 """Collections of one reader; the name of a named reader lists them."""
 NAME_CHARACTERS_MAX = 128
@@ -73,6 +71,13 @@ class Definition:
                 f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
             )
         return replace(self, schema=schema, partitions=names)
+
+
+def check_text(kind: str, name: str) -> str:
+    """Return `name` if it may be looked up as that of a "collection" or whatever it is. Raises `InvalidArgument`."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a {kind} name is text, not {type(name).__name__} — pass a str")
+    return name
 
 
 def check_name(kind: str, name: str) -> str:

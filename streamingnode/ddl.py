@@ -1,16 +1,14 @@
 """The changes of a node's catalog: each is one message for each vchannel, all at one tick."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from interceptors.errors import CollectionNotFound, PartitionNotFound
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo, created_collection
 from streamingnode.channel import Channel
-from streamingnode.collections import PARTITIONS_MAX, Definition, check_name
+from streamingnode.collections import Definition, check_name
 from streamingnode.schema import decode_schema, encode_schema
-from streamingnode.writing.write import within
-from wal.append import AppendGroup, AppendResult
-from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
+from wal.append import AppendGroup
+from wal.errors import AlreadyExists, StreamingNodeError
 from wal.headers import (
     CreateCollectionHeader,
     CreatePartitionHeader,
@@ -26,7 +24,7 @@ FIRST_SCHEMA_VERSION = 1
 
 
 class CatalogChanges:
-    """The changes of one node's catalog; lives on its event loop. Timeouts and errors are those of `Node`.
+    """The changes of one node's catalog; lives on its event loop. Errors are those of `Node`.
 
     One message for each vchannel, all at one tick. What a caller was told of is durable: the catalog knows of changes that
     are still on their way to the disk, so whoever finds a change already made waits until it is durable too. Under a
@@ -37,81 +35,60 @@ class CatalogChanges:
     """The node's, set by who inherits the changes."""
 
     async def create_collection(
-        self, definition: Definition, *, if_not_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
+        self, definition: Definition, *, if_not_exists: bool, stamp: ProducerStamp | None = None
     ) -> CollectionInfo:
         """Make a collection, or find one that will do, and return it as it was made or found. Raises `AlreadyExists`."""
-        tried: list[AppendGroup] = []
-
-        async def create() -> CollectionInfo:
-            if (made := await self._first_try(stamp)) is not None:
-                return next(
-                    info
-                    for info in self.channel.catalog.collections(dropped=True)
-                    if (info.name, info.created_tick) == (definition.name, made.time_tick)
+        if stamp is not None and (made := await self.channel.outcome(stamp)) is not None:
+            return next(
+                info
+                for info in self.channel.catalog.collections(dropped=True)
+                if (info.name, info.created_tick) == (definition.name, made.time_tick)
+            )
+        while True:  # once more for each time that others make it and drop it again meanwhile
+            catalog = self.channel.catalog  # a log that was reopened has another
+            existing = next((info for info in catalog.collections() if info.name == definition.name), None)
+            if existing is not None and if_not_exists:
+                _check_same(existing, definition)
+                await self.channel.consistent_tick()
+                return existing
+            header = self._header(definition)
+            catalog.check_create_collection(header)
+            try:
+                made = await self.channel.append(
+                    _on_each(header.vchannels, MessageType.CREATE_COLLECTION, header, stamp)
                 )
-            while True:  # once more for each time that others make it and drop it again meanwhile
-                catalog = self.channel.catalog  # a log that was reopened has another
-                existing = next((info for info in catalog.collections() if info.name == definition.name), None)
-                if existing is not None and if_not_exists:
-                    _check_same(existing, definition)
-                    await self._settle(None)
-                    return existing
-                header = self._header(definition)
-                catalog.check_create_collection(header)
-                tried.append(_on_each(header.vchannels, MessageType.CREATE_COLLECTION, header, stamp))
-                try:
-                    made = await self.channel.append(tried[-1])
-                except AlreadyExists:
-                    if not if_not_exists:
-                        raise
-                else:
-                    return created_collection(header, made.time_tick)  # the catalog may have it no more
+            except AlreadyExists:
+                if not if_not_exists:
+                    raise
+            else:
+                return created_collection(header, made.time_tick)  # the catalog may have it no more
 
-        return await within(timeout, create, "the collection", begun=lambda: any(group.begun for group in tried))
-
-    async def drop_collection(
-        self, name: str, *, if_exists: bool, timeout: float | None, stamp: ProducerStamp | None = None
-    ) -> None:
+    async def drop_collection(self, name: str, *, if_exists: bool, stamp: ProducerStamp | None = None) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
 
         def drop() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(name)
             return _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), stamp)
 
-        await self._change(drop, "the drop", timeout, stamp, CollectionNotFound if if_exists else ())
+        await self._change(drop, stamp, CollectionNotFound if if_exists else ())
 
     async def create_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_not_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, if_not_exists: bool, stamp: ProducerStamp | None = None
     ) -> None:
         """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
 
         def create() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(collection)
-            live = [each.name for each in info.partitions if not each.dropped_tick]
-            if not (if_not_exists and partition in live):  # as `_default` is, whose name nobody else may give
+            if partition != DEFAULT_PARTITION:  # which is there already
                 check_name("partition", partition)
             header = CreatePartitionHeader(info.id, self.channel.shards.allocate_id(), partition)
             self.channel.catalog.check_create_partition(header)  # an append would take the lock before it is refused
-            if len(live) >= PARTITIONS_MAX:
-                raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
             return _on_each(info.vchannels, MessageType.CREATE_PARTITION, header, stamp)
 
-        await self._change(create, "the partition", timeout, stamp, AlreadyExists if if_not_exists else ())
+        await self._change(create, stamp, AlreadyExists if if_not_exists else ())
 
     async def drop_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_exists: bool,
-        timeout: float | None,
-        stamp: ProducerStamp | None = None,
+        self, collection: str, partition: str, *, if_exists: bool, stamp: ProducerStamp | None = None
     ) -> None:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
 
@@ -120,32 +97,18 @@ class CatalogChanges:
             header = DropPartitionHeader(info.id, info.partition_by_name(partition).id)
             return _on_each(info.vchannels, MessageType.DROP_PARTITION, header, stamp)
 
-        await self._change(drop, "the drop", timeout, stamp, PartitionNotFound if if_exists else ())
+        await self._change(drop, stamp, PartitionNotFound if if_exists else ())
 
     async def _change(
-        self,
-        make: Callable[[], AppendGroup],
-        what: str,
-        timeout: float | None,
-        stamp: ProducerStamp | None,
-        passes: type[StreamingNodeError] | tuple[()],
+        self, make: Callable[[], AppendGroup], stamp: ProducerStamp | None, passes: type[StreamingNodeError] | tuple[()]
     ) -> None:
         """Append a change, unless an earlier try did. What an error that `passes` says was made before is durable then."""
-        if await self._first_try(stamp) is not None:
+        if stamp is not None and await self.channel.outcome(stamp) is not None:
             return
         try:
-            group = make()
-            await within(timeout, partial(self.channel.append, group), what, begun=lambda: group.begun)
+            await self.channel.append(make())
         except passes:
-            await self._settle(timeout)
-
-    async def _first_try(self, stamp: ProducerStamp | None) -> AppendResult | None:
-        """Return what an earlier try of this change came to, once that has ended; None when there is none in the log."""
-        return None if stamp is None else await self.channel.outcome(stamp)
-
-    async def _settle(self, timeout: float | None) -> None:
-        """Wait until what the catalog says is durable."""
-        await within(timeout, self.channel.consistent_tick, "the look at the catalog", changes=False)
+            await self.channel.consistent_tick()
 
     def _header(self, definition: Definition) -> CreateCollectionHeader:
         allocate_id = self.channel.shards.allocate_id

@@ -17,7 +17,14 @@ from streamingnode.backend import Backend, ReadRequest
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
-from streamingnode.collections import READ_COLLECTIONS_MAX, Collection, Definition, check_name, collection_of
+from streamingnode.collections import (
+    READ_COLLECTIONS_MAX,
+    Collection,
+    Definition,
+    check_name,
+    check_text,
+    collection_of,
+)
 from streamingnode.config import NodeConfig, check_path
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.reader import CollectionReader, check_types
@@ -141,7 +148,7 @@ class Node:
 
         Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`, `TooLarge`, `StorageFull`,
         `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
-        the groups before.
+        the groups before, and is `Indeterminate` whatever failed.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -224,7 +231,8 @@ class Node:
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
         """Forget a producer and its sequences, and fence it; return whether there was one."""
-        return await self._run(partial(self._backend.delete_producer, name), "forgetting the producer", timeout)
+        forget = partial(self._backend.delete_producer, check_text("producer", name))
+        return await self._run(forget, "forgetting the producer", timeout)
 
     # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -306,7 +314,8 @@ class Node:
         found by any of them.
         """
         self._info(collection)
-        return await self._run(partial(self._backend.delete_reader, collection, name), "forgetting the reader")
+        forget = partial(self._backend.delete_reader, collection, check_text("reader", name))
+        return await self._run(forget, "forgetting the reader")
 
     async def readers(self) -> tuple[ReaderInfo, ...]:
         """Return the named readers of all collections, by collection and name: where they are, and who holds the log."""
@@ -321,7 +330,8 @@ class Node:
         open, `Truncated` for a place below what is kept, and `InvalidArgument` when there is no such reader.
         """
         self._info(collection)
-        seek = partial(self._backend.seek_reader, collection, name, *_checked(policy).plain, dry_run=dry_run)
+        place = _checked(policy).plain
+        seek = partial(self._backend.seek_reader, collection, check_text("reader", name), *place, dry_run=dry_run)
         return await self._run(seek, "moving the reader", changes=not dry_run)
 
     # --- collections ----------------------------------------------------------------------------------------------------
@@ -344,28 +354,30 @@ class Node:
         """
         self._check_open()
         definition = await to_thread.run_sync(Definition(name, schema, primary_key, shards, partitions).checked)
-        create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists, timeout=timeout)
-        return collection_of(await self._run(create, "the collection"))
+        create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists)
+        return collection_of(await self._run(create, "the collection", timeout))
 
     async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
         """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
-        await self._run(partial(self._backend.drop_collection, name, if_exists=if_exists, timeout=timeout), "the drop")
+        check_text("collection", name)
+        await self._run(partial(self._backend.drop_collection, name, if_exists=if_exists), "the drop", timeout)
 
     async def create_partition(
         self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidArgument`."""
         self._info(collection)
-        create = partial(self._backend.create_partition, collection, partition)
-        await self._run(partial(create, if_not_exists=if_not_exists, timeout=timeout), "the partition")
+        create = partial(self._backend.create_partition, collection, partition, if_not_exists=if_not_exists)
+        await self._run(create, "the partition", timeout)
 
     async def drop_partition(
         self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
     ) -> None:
         """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot be dropped."""
         self._info(collection)
-        drop = partial(self._backend.drop_partition, collection, partition)
-        await self._run(partial(drop, if_exists=if_exists, timeout=timeout), "the drop")
+        check_text("partition", partition)
+        drop = partial(self._backend.drop_partition, collection, partition, if_exists=if_exists)
+        await self._run(drop, "the drop", timeout)
 
     def collections(self) -> tuple[Collection, ...]:
         """Return the collections that exist now, oldest first."""
@@ -448,8 +460,8 @@ class Node:
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
-        if not isinstance(collection, str):
-            raise InvalidArgument(f"a collection name is text, not {type(collection).__name__} — pass a str")
+        if not isinstance(collection, str):  # else it would be one call more for each write
+            check_text("collection", collection)
         return self._backend.catalog.collection_by_name(collection)
 
     def _infos(self, collections: str | Sequence[str]) -> tuple[CollectionInfo, ...]:

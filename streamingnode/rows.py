@@ -94,11 +94,10 @@ def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
         if not batches:
             check_column_names(rows.schema.names, shape.schema)
         return batches
-    if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
-        expected = "a list of dicts, a RecordBatch or a Table; pa.Table.from_pandas() and Polars' to_arrow() make one"
-        raise InvalidArgument(f"rows cannot be a {type(rows).__name__} — pass {expected}")
-    starts = range(0, len(rows), DICTS_PER_BATCH)
-    return [dicts_to_batch(rows[start : start + DICTS_PER_BATCH], shape, first_row=start) for start in starts]
+    expected = "a list of dicts, a RecordBatch or a Table; pa.Table.from_pandas() and Polars' to_arrow() make one"
+    dicts = _listed("rows", rows, expected)
+    starts = range(0, len(dicts), DICTS_PER_BATCH)
+    return [dicts_to_batch(dicts[start : start + DICTS_PER_BATCH], shape, first_row=start) for start in starts]
 
 
 def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
@@ -107,14 +106,21 @@ def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
         keys = pa.table({shape.columns[0].name: keys})
     if isinstance(keys, (pa.RecordBatch, pa.Table)):
         return to_batches(keys, shape)
-    if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
-        raise InvalidArgument(f"keys cannot be a {type(keys).__name__} — pass a list of key values, or Arrow data")
-    return [_batch_of_values([keys], shape, 0)] if len(keys) else []
+    values = _listed("keys", keys, "a list of key values, or Arrow data")
+    return [_batch_of_values([values], shape, 0)] if values else []
+
+
+def _listed(what: str, given: object, expected: str) -> list[Any]:
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes, bytearray, memoryview)):
+        raise InvalidArgument(f"{what} cannot be a {type(given).__name__} — pass {expected}")
+    return list(given)
 
 
 def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa.RecordBatch:
     """Return at least one dict as one batch; `first_row` is added to the row an error names."""
     columns = shape.columns
+    if not {dict}.issuperset(map(type, rows)):  # others may make what they lack, and pass over what is no column
+        rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
     try:
         fits = max(map(len, rows)) == len(columns)
         values = [[row[column.name] for row in rows] for column in columns] if fits else None
@@ -409,6 +415,10 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
     """
     if array.type == target:
         return array
+    if isinstance(array, pa.DictionaryArray) and (
+        pt.is_string_view(array.type.value_type) or pt.is_binary_view(array.type.value_type)
+    ):  # as Polars makes them, and Arrow takes none apart
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(target))
     if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
         array = array.cast(with_leaves(target, _widest_decimal))
     try:

@@ -171,8 +171,10 @@ class AppendMeter:
         self._ended[status] += groups
         self._ended["error"] += pack.refused
         if status == "ok" and groups:
-            parts = [(batch.type, len(batch.groups), batch.rows, len(batch.payload)) for batch in pack.batches]
-            parts += [(each.type, 1, getattr(each.header, "rows", 0), len(each.payload)) for each in pack.messages]
+            if pack.messages:
+                parts = [(each.type, 1, getattr(each.header, "rows", 0), len(each.payload)) for each in pack.messages]
+            else:
+                parts = [(batch.type, len(batch.groups), batch.rows, len(batch.payload)) for batch in pack.batches]
             self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes, parts))
             if len(self._uncounted) >= UNCOUNTED_MAX:
                 self._count()

@@ -70,8 +70,8 @@ class BlockingLoop:
         """Enter what lasts as long as the loop, and is left when that is closed; a failure closes the loop."""
         try:
             return self._entered.enter_context(self._portal.wrap_async_context_manager(context))
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(type(error), error, error.__traceback__)  # an interrupt ends what is opening still
             raise
 
     def close(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:

@@ -177,6 +177,16 @@ NAMES: Table = {
     "collection unknown to a drop": (CollectionNotFound, "'nope'", lambda n: n.drop_collection("nope")),
     "collection unknown to a transaction": (CollectionNotFound, "nope", lambda n: n.transaction().delete("nope", [1])),
     "collection that is no text": (InvalidArgument, "text, not list", lambda n: n.insert(wrong(["orders"]), [GOOD])),
+    **{
+        f"no text to {what}": (InvalidArgument, "text, not list", call)
+        for what, call in {
+            "drop_collection": lambda n: n.drop_collection(wrong(["orders"]), if_exists=True),
+            "drop_partition": lambda n: n.drop_partition("orders", wrong(["eu"]), if_exists=True),
+            "delete_producer": lambda n: n.delete_producer(wrong(["p"])),
+            "delete_reader": lambda n: n.delete_reader("orders", wrong(["r"])),
+            "seek_reader": lambda n: n.seek_reader("orders", wrong(["r"]), sn.DeliverPolicy.all()),
+        }.items()
+    },
     "partition unknown": (PartitionNotFound, "'us'", lambda n: n.insert("orders", [GOOD], partition="us")),
     "partition unknown to a drop": (PartitionNotFound, "'us'", lambda n: n.drop_partition("orders", "us")),
     "partition that is no text": (

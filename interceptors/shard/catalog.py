@@ -15,6 +15,7 @@ from wal.headers import CreateCollectionHeader, CreatePartitionHeader, DropColle
 
 DEFAULT_PARTITION = "_default"
 """Every collection is created with it; rows go there when no partition is named, and it cannot be dropped."""
+PARTITIONS_MAX = 1_024  # of one collection; each has a growing segment on every shard that gets rows of it
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -145,12 +146,13 @@ class Catalog:
         assert DEFAULT_PARTITION in [name for _, name in header.partitions], "every collection has it"
 
     def check_create_partition(self, header: CreatePartitionHeader) -> CollectionInfo:
-        """Return the collection. Raises `CollectionNotFound` or `AlreadyExists` unless the partition may be created."""
+        """Return the collection. Raises `CollectionNotFound`, `AlreadyExists`, or `InvalidArgument` where it has enough."""
         info = self.live(header.collection_id)
-        if any(header.name == each.name and not each.dropped_tick for each in info.partitions):
-            raise AlreadyExists(
-                f"partition {header.name!r} of {info.name!r} exists — use it as it is, or choose another name"
-            )
+        live = [each.name for each in info.partitions if not each.dropped_tick]
+        if header.name in live:
+            raise AlreadyExists(f"partition {header.name!r} of {info.name!r} exists — use it, or choose another name")
+        if len(live) >= PARTITIONS_MAX:
+            raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
         assert all(header.partition_id != each.id for each in info.partitions), "a partition gets a new id"
         return info
 
@@ -158,9 +160,7 @@ class Catalog:
         """Return the collection. Raises `CollectionNotFound`, `PartitionNotFound`, or `InvalidArgument` for the default."""
         info = self.live(header.collection_id)
         if info.partition(header.partition_id).name == DEFAULT_PARTITION:
-            raise InvalidArgument(
-                f"the partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead"
-            )
+            raise InvalidArgument(f"partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead")
         return info
 
     # --- taking effect --------------------------------------------------------------------------------------------------

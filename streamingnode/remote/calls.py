@@ -141,7 +141,7 @@ class Call(NamedTuple):
 def _calls(
     of: type, access: Access, names: str, *, prefix: str = "", repeats: bool = True, collection: str = "collection"
 ) -> Iterator[Call]:
-    """Yield the calls of some methods. A `timeout` does not cross: it is the caller's, who cancels."""
+    """Yield the calls of some methods."""
     for name in names.split():
         method: Callable[..., object] = getattr(of, name)
         hints = get_type_hints(method)
@@ -149,7 +149,7 @@ def _calls(
         arguments: list[Any] = [
             (argument, hints[argument], *([] if given.default is inspect.Parameter.empty else [given.default]))
             for argument, given in inspect.signature(method).parameters.items()
-            if argument not in {"self", "timeout"}
+            if argument != "self"
         ]
         request = msgspec.defstruct(f"{name}_request", arguments, array_like=True, frozen=True)
         of_collection = collection if collection in request.__struct_fields__ else ""

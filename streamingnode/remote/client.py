@@ -37,7 +37,6 @@ from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import FIRST_EPOCH, frame_of
 from streamingnode.statistics import SpoolStatistics
 from streamingnode.streams.channels import ChannelService
-from streamingnode.writing.write import within
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
@@ -87,16 +86,16 @@ class _Named(msgspec.Struct):
     outstanding: int = 0
 
 
-def _asked(name: str, *, changes: str = "") -> Any:
+def _asked(name: str, *, changes: bool = False) -> Any:
     """Return the method that makes a call of the table; one that `changes` the catalog does so once, under a stamp."""
 
     async def ask(self: "RemoteBackend", *arguments: object, **options: object) -> Any:
         return await self.link.call_of(name, *arguments, **options)
 
-    async def change(self: "RemoteBackend", *arguments: object, timeout: float | None, **options: bool) -> Any:
+    async def change(self: "RemoteBackend", *arguments: object, **options: bool) -> Any:
         with self._under_way():
             stamp = ProducerStamp(self.link.client_id, FIRST_EPOCH, self._stamp(None).sequence)
-            return await within(timeout, partial(ask, self, *arguments, **options, stamp=stamp), changes)
+            return await ask(self, *arguments, **options, stamp=stamp)
 
     return change if changes else ask
 
@@ -241,10 +240,10 @@ class RemoteBackend:
     # --- calls ----------------------------------------------------------------------------------------------------------
 
     consistent_tick = _asked("consistent_tick")
-    create_collection = _asked("create_collection", changes="the collection")
-    drop_collection = _asked("drop_collection", changes="the drop")
-    create_partition = _asked("create_partition", changes="the partition")
-    drop_partition = _asked("drop_partition", changes="the drop")
+    create_collection = _asked("create_collection", changes=True)
+    drop_collection = _asked("drop_collection", changes=True)
+    create_partition = _asked("create_partition", changes=True)
+    drop_partition = _asked("drop_partition", changes=True)
     put_note = _asked("put_note")
     delete_producer = _asked("delete_producer")
     delete_reader = _asked("delete_reader")

@@ -271,8 +271,6 @@ class Session:
         stamp = arguments.get("stamp")
         if stamp is not None and self._writes.stamp(msgspec.structs.replace(stamp, producer_id=0)) != stamp:
             raise ProtocolError("a change under the stamp of another client")
-        if "stamp" in arguments:
-            arguments["timeout"] = None  # the client has its own, and cancels
         of: object = self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
         reply: object = await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments)
         await self.send_catalog()  # before the reply: who made a change, or asks for a tick after one, finds it made

@@ -185,14 +185,21 @@ class SpoolingBackend(RemoteBackend):
             while found := await counting.consume(COUNTED_AT_ONCE):
                 for each in found:
                     self._count(each)
+        kept = (await mq.info())[WRITES]
+        self._last_id = kept.end_id
+        if (
+            lag := kept.groups[GROUP].lag
+        ) > self._frames:  # more than a consumer may hold: bytes that are not under those
+            self._frames, self._bytes = lag, kept.bytes
         self._consumer = await mq.register_consumer(WRITES, GROUP, ack_timeout_s=None)
         await self._take_first()
-        self._last_id = (await mq.info())[WRITES].end_id
         known = await mq.consume(KNOWN, GROUP, 1)
         return decode(known[0].payload, Known) if known else None
 
     async def _take_first(self) -> None:
         self._first = next(iter(await self._consumer.consume(1)), None)
+        if self._first is None:  # whatever was counted
+            self._frames = self._writes = self._bytes = 0
 
     def _count(self, message: ProducerMessage | ConsumerMessage, sign: int = 1) -> None:
         # Not below 0: what failed while it was kept may be there, uncounted.

@@ -20,9 +20,9 @@ import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
+from streamingnode.collections import check_text
 from streamingnode.rows import RowShape, key_hashes, key_shape, row_shape
 from streamingnode.schema import check_schema, decode_schema, python_type
-from wal.errors import InvalidArgument
 from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece, RowTarget, ShardRows
@@ -95,40 +95,37 @@ class PlainRows:
         """
         if not self._is_plain:
             return None
-        taken, size_bytes, columns = [], 0, self._columns
-        try:
-            for row in rows:
-                # Before its cells are asked for: a dict may make what it lacks.
-                if not are_keys and len(row) != columns:
-                    return None
-                cells = (row,) if are_keys else self._cells(row)
-                row_bytes = self._size_of(cells)
-                if not row_bytes:
-                    return None
-                size_bytes += row_bytes
-                taken.append(cells)
-        except (KeyError, TypeError, AttributeError, IndexError):
+        if are_keys:
+            cells = tuple(zip(rows))
+        elif {dict}.issuperset(map(type, rows)) and {self._columns}.issuperset(map(len, rows)):
+            try:
+                cells = tuple(map(self._cells, rows))
+            except KeyError:
+                return None
+        else:  # another mapping may make what it lacks
             return None
-        return tuple(taken), size_bytes
+        size_bytes = self._size_of(cells)
+        return None if size_bytes is None else (cells, size_bytes)
 
-    def _size_of(self, cells: tuple[Any, ...]) -> int:
-        """Return what cells take at most, 0 when they are not plain."""
-        types = tuple(map(type, cells))
-        if types != self._types and not self._takes_nulls(types):
-            return 0
-        for column, low, high in self._whole:
-            value = cells[column]
-            if value is not None and not low <= value <= high:
-                return 0
-        size_bytes = _CELL_BYTES * self._columns
-        for column in self._texts:
-            text = cells[column]
-            if text is None:
-                continue
-            length = len(text) if type(text) is bytes or text.isascii() else _encoded_length(text)
-            if not 0 <= length <= PLAIN_TEXT_BYTES_MAX:
-                return 0
-            size_bytes += length
+    def _size_of(self, rows: Cells) -> int | None:
+        """Return what rows take at most, None when some value is not plain."""
+        size_bytes = _CELL_BYTES * self._columns * len(rows)
+        for cells in rows:
+            types = tuple(map(type, cells))
+            if types != self._types and not self._takes_nulls(types):
+                return None
+            for column, low, high in self._whole:
+                value = cells[column]
+                if value is not None and not low <= value <= high:
+                    return None
+            for column in self._texts:
+                text = cells[column]
+                if text is None:
+                    continue
+                length = len(text) if type(text) is bytes or text.isascii() else _encoded_length(text)
+                if not 0 <= length <= PLAIN_TEXT_BYTES_MAX:
+                    return None
+                size_bytes += length
         return size_bytes
 
     def _takes_nulls(self, types: tuple[type, ...]) -> bool:
@@ -175,7 +172,7 @@ class BatchTarget:
     def encode(self, pieces: Sequence[Any]) -> Sequence[ShardRows]:
         """Return the rows of pieces, plain or Arrow, in order, for each shard that gets some."""
         batch = self.joined(pieces)
-        counts = [len(each) for each in pieces]
+        counts = list(map(len, pieces))
         if len(self.vchannels) == 1:
             return [ShardRows(0, encoded(batch), range(len(pieces)), counts)]
         shards = self.shards(batch)
@@ -280,9 +277,7 @@ class WriteTarget:
         """Return where a write goes, in order. Raises `PartitionNotFound` or `InvalidArgument`."""
         if kind == "delete":
             return (self.deletes,)
-        if not isinstance(partition, str):
-            raise InvalidArgument(f"a partition name is text, not {type(partition).__name__} — pass a str")
-        found = self._partitions.get(partition)
+        found = self._partitions.get(check_text("partition", partition))
         inserts = self.inserts(self.info.partition_by_name(partition).id if found is None else found)  # which raises
         return (self.deletes, inserts) if kind == "upsert" else (inserts,)
 

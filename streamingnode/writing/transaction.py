@@ -123,6 +123,8 @@ class Transaction:
         self._state = TransactionState.COMMITTING
         try:
             async with self._sending:
+                if self._state is TransactionState.BROKEN:  # what another task streamed meanwhile is lost
+                    self._check_in(TransactionState.COMMITTING)
                 self._result = await self._commit()
         except BaseException:
             self._state = TransactionState.FAILED
@@ -217,13 +219,13 @@ class Transaction:
             try:
                 if not self._txn_id:
                     self._txn_id = (await self._writes.append(begin_group(self._keepalive_ms))).txn_id
-                    self._check_in(TransactionState.OPEN)  # it may have been ended by another task meanwhile
-                await self._send_bodies()
-                self._check_in(TransactionState.OPEN)  # nothing may be added to what ended meanwhile
+                if self._state is TransactionState.OPEN:  # it may have been ended by another task meanwhile
+                    await self._send_bodies()
             except BaseException:
-                if self._state is TransactionState.OPEN:
+                if self._state in {TransactionState.OPEN, TransactionState.COMMITTING}:
                     self._state = TransactionState.BROKEN
                 raise
+            self._check_in(TransactionState.OPEN)  # nothing may be added to what ended meanwhile
 
     async def _send_bodies(self) -> None:
         pieces = self._pieces

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import anyio
@@ -25,7 +26,7 @@ from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
 from streamingnode.writing.target import PLAIN_ROWS_MAX, BatchTarget, Kind, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import InvalidArgument, Overloaded, TooLarge
+from wal.errors import Indeterminate, InvalidArgument, Overloaded, StreamingNodeError, TooLarge
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
 from wal.queue import PendingBytes
@@ -78,7 +79,7 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         if kind != "upsert":
             return (piece,)
         key_index = into.shape.key_index
-        keys = tuple([(row[key_index],) for row in cells])
+        keys = tuple(zip(map(itemgetter(key_index), cells)))
         if len(keys) > 1 and len(set(keys)) < len(keys):
             return None  # of each key the last row, which Arrow finds
         return Piece(self.into[0], keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
@@ -234,7 +235,15 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
             return nothing_at(await writes.consistent_tick())
         for batch in write.slices(batches, writes.limits.group_bytes_max):
             last[:] = [write.group(write.pieces(batch))]
-            results.append(await writes.append(last[0]))
+            try:
+                results.append(await writes.append(last[0]))
+            except StreamingNodeError as error:
+                if not results or error.retryable == "indeterminate":
+                    raise
+                raise Indeterminate(
+                    f"{len(results)} groups of the {write.kind} are in the log, those after them are not, "
+                    f"{error.happened} — read back which rows are missing"
+                ) from error
         return combined(results)
 
     def begun() -> bool:

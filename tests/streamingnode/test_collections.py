@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from streamingnode.collections import PARTITIONS_MAX, Definition, check_name
+from interceptors.shard.catalog import PARTITIONS_MAX
+from streamingnode.collections import Definition, check_name
 from tests.streamingnode.append_double import schema_of
 from wal.errors import InvalidArgument
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ from interceptors.errors import (
     SchemaMismatch,
     TransactionExpired,
 )
+from interceptors.shard.catalog import PARTITIONS_MAX
 from spark_sink.errors import TableAhead
 from streamingnode import snapshot
 from streamingnode.collections import Collection
@@ -225,6 +227,15 @@ async def test_partitions_come_and_go(node: Node) -> None:
         await node.insert("orders", [{"id": 1, "item": "a"}], partition="us")
     with pytest.raises(InvalidArgument, match="cannot be dropped"):
         await node.drop_partition("orders", "_default")
+
+
+async def test_calls_that_come_together_make_no_more_partitions_than_a_collection_may_have(node: Node) -> None:
+    names = [f"p{number}" for number in range(PARTITIONS_MAX - 2)]
+    await node.create_collection("wide", SCHEMA, primary_key="id", partitions=names)
+    calls = [node.create_partition("wide", name) for name in ("one", "two", "three")]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert list(map(type, outcomes)) == [NoneType, InvalidArgument, InvalidArgument]
+    assert len(node.collection("wide").partitions) == PARTITIONS_MAX
 
 
 async def test_changes_somebody_else_makes_meanwhile_will_do_when_asked_so(node: Node) -> None:

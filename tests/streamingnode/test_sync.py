@@ -1,11 +1,13 @@
 """The node without `async` does the same things under the same names."""
 
+import asyncio
 import inspect
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, assert_type, cast
 
@@ -342,6 +344,20 @@ def test_node_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
         with pytest.raises(AlreadyOwned):
             sn.sync.open_node(tmp_path)
         assert loops() == before
+
+
+def test_opening_that_is_interrupted_ends_and_leaves_no_thread() -> None:
+    main, before = threading.get_ident(), loops()
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[None]:
+        signal.pthread_kill(main, signal.SIGINT)
+        await asyncio.Event().wait()
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        sync.BlockingLoop().enter(opening())
+    assert loops() == before
 
 
 def loops() -> list[str]:

@@ -33,6 +33,7 @@ from tests.streamingnode.remote.nodes import (
 from tests.streamingnode.remote.proxy import Way, until
 from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, spool_of
 from wal.headers import MessageType
+from wal.rocksmq import topic
 from wal.rocksmq.queue import RocksMQ
 
 pytestmark = pytest.mark.anyio
@@ -92,6 +93,25 @@ async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it
         await lose(client, served.proxy)
         assert (await client.insert("c", rows(60, item="x" * 3_000))).spooled
         await come_back(client, served.proxy)
+
+
+async def test_a_spool_of_more_messages_than_a_consumer_may_hold_is_as_full_as_it_was_when_it_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic, "HELD_MAX", 3)
+    async with node_behind_proxy() as served:
+        async with served.client(spool=tmp_path / "spool") as client:
+            await lose(client, served.proxy)
+            for key in range(10):
+                await client.insert("c", rows(key, item="x" * 3_000))
+            before = spool_of(client)
+        async with served.client(spool=tmp_path / "spool") as client:
+            after = spool_of(client)
+            assert (after.frames, before.frames) == (10, 10)
+            assert before.bytes <= after.bytes <= before.bytes * 1.1
+            await come_back(client, served.proxy)
+            assert (spool_of(client).frames, spool_of(client).writes, spool_of(client).bytes) == (0, 0, 0)
+        assert await keys_in_log(served.owner) == list(range(10))
 
 
 async def test_a_spool_whose_numbers_are_used_up_refuses_and_what_it_has_takes_place(

@@ -259,6 +259,23 @@ async def test_commit_cancelled_behind_the_rows_of_another_task_leaves_only_a_ro
     assert memory.held_bytes == 0
 
 
+async def test_commit_behind_another_task_that_loses_what_it_streams_is_refused(transactions: Transactions) -> None:
+    txn = transactions.begin()
+    for key in range(2):
+        await txn.insert("orders", [{"id": key, "item": LARGE}])
+    transactions.log.hold()
+    insert = asyncio.get_running_loop().create_task(txn.insert("orders", [{"id": 2, "item": LARGE}]))
+    while not transactions.log.in_flight:  # row 1, whose insert has returned, on its way
+        await anyio.lowlevel.checkpoint()
+    commit = asyncio.get_running_loop().create_task(txn.commit())
+    await asyncio.sleep(0)
+    insert.cancel()
+    transactions.log.let_go()
+    await asyncio.wait([insert, commit])
+    assert isinstance(commit.exception(), InvalidTransactionState)
+    assert types_of(transactions.log.groups[-1]) == ["ROLLBACK_TXN"]
+
+
 async def test_rows_of_a_task_are_refused_when_another_ends_the_transaction_under_it(
     transactions: Transactions,
 ) -> None:

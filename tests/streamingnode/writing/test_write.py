@@ -7,17 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from interceptors.errors import CollectionNotFound
 from streamingnode.writing.target import PLAIN_ROWS_MAX, Kind, messages_of
-from streamingnode.writing.write import Write, last_of_each_key, messages_within
+from streamingnode.writing.write import Write, append_rows, last_of_each_key, messages_within
 from tests.streamingnode.append_double import (
+    AppendDouble,
     Logged,
+    collection_info,
     decoded,
     messages_in,
     schema_of,
     write_target,
+    writes_on,
 )
 from wal.append import AppendGroup
-from wal.errors import TooLarge
+from wal.errors import Indeterminate, StorageFull, StreamingNodeError, TooLarge
 from wal.headers import DML, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES
 
@@ -122,6 +126,19 @@ def test_bodies_that_are_streamed_go_in_groups_that_fit_and_in_order(sizes: list
 async def test_row_over_the_limit_is_refused_when_the_write_is_planned(kind: Kind) -> None:
     with pytest.raises(TooLarge, match="one row takes"):
         writing(kind).slices([batch_of([10, 5000, 10])], 4096)
+
+
+@pytest.mark.parametrize("refusal", [StorageFull("data", 0, 1), CollectionNotFound("orders")])
+async def test_write_of_which_some_groups_are_in_the_log_is_in_doubt_whatever_the_next_is_refused_for(
+    refusal: StreamingNodeError,
+) -> None:
+    log = AppendDouble()
+    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
+    log.refuse = lambda _: refusal if len(log.groups) == 2 else None
+    with pytest.raises(Indeterminate, match="2 groups of the insert are in the log") as caught:
+        await append_rows(writes, writes.write("insert", "orders"), batch_of([3000] * 4), timeout=None)
+    assert caught.value.__cause__ is refusal
+    assert [row["id"] for row in log.rows(SCHEMA)] == [0, 1]
 
 
 async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> None:
