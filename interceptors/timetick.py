@@ -45,8 +45,6 @@ class MvccManager:
     manager says; `updates` counts how often a vchannel moved.
     """
 
-    __slots__ = ("_first_tick", "_ticks", "confirmed_tick", "updates")
-
     def __init__(self, first_tick: int) -> None:
         self._first_tick = self.confirmed_tick = first_tick
         self._ticks: dict[str, int] = {}

@@ -41,8 +41,6 @@ class Commits:
     At or below `known_after` nobody can say any more whether another one committed, and nobody guesses.
     """
 
-    __slots__ = ("_ids", "known_after")
-
     def __init__(self, *, known_after: int = 0) -> None:
         self.known_after = known_after
         self._ids: OrderedDict[int, None] = OrderedDict()

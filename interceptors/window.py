@@ -131,8 +131,8 @@ class KnownProducer:
     floor: int = 0
     sequences: list[int] = field(default_factory=list)
     results: dict[int, AppendResult] = field(default_factory=dict)
-    newest_tick: int = field(default=0, compare=False)
-    """Of its results, those that are forgotten too; only clients without a name go by it."""
+    idle_since_ms: int = field(default=0, compare=False)
+    """Of a client without a name: when a cut first found it without a new result, 0 since it has one."""
 
 
 class Window:
@@ -197,7 +197,7 @@ class Window:
         if sequence in known.results or (sequence <= known.floor and (producer_id, sequence) not in self.held):
             return
         known.results[sequence] = result
-        known.newest_tick = max(known.newest_tick, result.time_tick)
+        known.idle_since_ms = 0
         insort(known.sequences, sequence)
         self.results += 1
         self.producers.move_to_end(producer_id)
@@ -239,29 +239,33 @@ class Window:
             if producer_id < CLIENT_PRODUCER_IDS:
                 self.results -= len(self.producers.pop(producer_id).results)
 
-    def _forget_clients(self, oldest_tick: int) -> None:
-        """Forget clients whose last write was before a tick: none of them sends one again."""
+    def _forget_clients(self, now_ms: int) -> None:
+        """Forget clients that have written nothing for `CLIENT_AGE_MS`: none of them sends a write again."""
         for producer_id, known in list(self.producers.items()):
-            is_old = producer_id >= CLIENT_PRODUCER_IDS and known.newest_tick < oldest_tick
-            if is_old and not any((producer_id, sequence) in self.held for sequence in known.sequences):
-                self.results -= len(self.producers.pop(producer_id).results)
+            if producer_id >= CLIENT_PRODUCER_IDS:
+                known.idle_since_ms = known.idle_since_ms or now_ms
+                is_old = now_ms - known.idle_since_ms >= CLIENT_AGE_MS
+                if is_old and not any((producer_id, sequence) in self.held for sequence in known.sequences):
+                    self.results -= len(self.producers.pop(producer_id).results)
 
-    def freeze(self, tick: int) -> "Window":
+    def freeze(self, tick: int, *, now_ms: int) -> "Window":
         """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched by later changes.
+
+        `now_ms` is of a clock that nobody sets: by ticks a client would be forgotten too early when theirs was set forward.
 
         Results above the tick are left out: they are read from the log again. Those past their age that have no younger one
         below them are forgotten first, so that the floor never passes a sequence that is kept, or one still to come.
         """
         frozen = Window(self.limits, tick=tick)
         oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
-        self._forget_clients(add_ms(tick, -CLIENT_AGE_MS))
+        self._forget_clients(now_ms)
         for producer_id, known in self.producers.items():
             # Here too and not only in the copy: what the window has, one that is rebuilt from checkpoint and log has as
             # well, so a write that is held between the two is in neither or in both.
             while (lowest := self._lowest(producer_id, known)) and known.results[lowest].time_tick < oldest_tick:
                 self._forget(known, lowest)
             kept = {each: known.results[each] for each in known.sequences if known.results[each].time_tick <= tick}
-            frozen.producers[producer_id] = KnownProducer(known.epoch, known.floor, list(kept), kept, known.newest_tick)
+            frozen.producers[producer_id] = KnownProducer(known.epoch, known.floor, list(kept), kept)
             frozen.results += len(kept)
         return frozen
 
@@ -384,5 +388,4 @@ def decode_window(
             window.add(ProducerStamp(producer.producer_id, producer.epoch, each.sequence), result)
         known = window.producers[producer.producer_id]
         known.floor = max(known.floor, producer.floor)
-        known.newest_tick = stored.tick  # at least: a client is rather known too long
     return window

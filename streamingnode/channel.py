@@ -22,7 +22,7 @@ from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
-from interceptors.txn import TxnInterceptor
+from interceptors.txn import TxnInterceptor, steady_ms
 from interceptors.txn_session import Session
 from interceptors.window import encode_window
 from scanner.deliver_policy import DeliverPolicy
@@ -271,7 +271,7 @@ class Channel:
         """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
         await self.wal.wait_back()
         window = self.term.idempotency.window
-        return await to_thread.run_sync(encode_window, window.freeze(tick))
+        return await to_thread.run_sync(encode_window, window.freeze(tick, now_ms=steady_ms()))
 
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
         """Return what a write came to whose first try may be under way; None when it is not in the log."""

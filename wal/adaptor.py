@@ -25,7 +25,7 @@ from wal.errors import (
     TooLarge,
 )
 from wal.failpoint import failpoint
-from wal.headers import DDL, MessageType, TimeTickHeader
+from wal.headers import DML, MessageType, TimeTickHeader
 from wal.lifecycle import OBSTACLES, TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final
 from wal.log import Log, LogStore, log_end
 from wal.message import MutableMessage
@@ -48,8 +48,8 @@ class WalLimits:
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
 
 
-DDL_BYTES_MAX = 64 << 20
-"""A collection's schema goes to each of its shards; a column's name may be long. So much holds the event loop for 0.3 s."""
+CONTROL_BYTES_MAX = 64 << 20
+"""Of messages that are no rows, which nobody can split: a schema goes to each shard. It holds the event loop for 0.3 s."""
 PENDING_BYTES_MAX = 64 << 20
 """What rows that wait to be packed, or are on their way, may hold, unless the node says otherwise."""
 
@@ -174,9 +174,9 @@ class Wal:
             raise InvalidArgument("an append group without messages — skip the append")
         if count > limits.group_messages_max:
             raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
-        is_ddl = bool(count) and group.messages[0].type in DDL
-        if size_bytes > (bytes_max := max(limits.group_bytes_max, DDL_BYTES_MAX * is_ddl)):
-            smaller = "give it fewer shards, or fewer columns with shorter names" if is_ddl else "split it"
+        is_control = bool(count) and group.messages[0].type not in DML
+        if size_bytes > (bytes_max := max(limits.group_bytes_max, CONTROL_BYTES_MAX * is_control)):
+            smaller = "give it fewer shards, or fewer columns with shorter names" if is_control else "split it"
             raise TooLarge(f"{size_bytes} bytes in one append group, {bytes_max} fit — {smaller}")
         self._asked[group] = time.monotonic_ns() // 1_000_000
         try:

@@ -14,6 +14,7 @@ from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import BodiesOf, check_target, decide, open_segments
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.append import Append, AppendGroup, AppendPack, Pack
+from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.message import Change, MutableMessage
@@ -204,8 +205,8 @@ class SegmentAllocator:
             while True:
                 await self._manager.segment_wanted.wait()
                 self._manager.segment_wanted.clear()
-                keys = tuple(self._manager.wanted)
-                self._manager.end_waits(keys, await self._allocate(keys, append))
+                while keys := tuple(self._manager.wanted)[:MESSAGES_PER_ENTRY_MAX]:
+                    self._manager.end_waits(keys, await self._allocate(keys, append))
         finally:
             await self._manager.close()
 
@@ -246,5 +247,5 @@ class SealWorker:
             header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, reason)
             messages.append(MutableMessage(MessageType.FLUSH, header, segment.vchannel))
         if messages:
-            await append(AppendGroup(messages))
+            await append(AppendGroup(messages[:MESSAGES_PER_ENTRY_MAX]))
         return len(messages)

@@ -22,7 +22,7 @@ from wal.errors import (
     StreamingNodeError,
     TooLarge,
 )
-from wal.headers import CreateCollectionHeader, MessageType, TimeTickHeader
+from wal.headers import CreateCollectionHeader, CreateSegmentHeader, InsertHeader, MessageType, TimeTickHeader
 from wal.lifecycle import LogState, ReopenOptions
 from wal.log import log_end
 from wal.memory_store import MemoryLogStore
@@ -149,7 +149,7 @@ async def test_append_gets_the_term_a_tick_and_its_positions() -> None:
         pytest.param(insert(A, B, A, txn_id=1), TooLarge, id="messages"),
         pytest.param(insert_group(data=b"x" * 200), TooLarge, id="bytes of rows"),
         pytest.param(
-            AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader(), payload=b"x" * 200)]),
+            AppendGroup([MutableMessage(MessageType.INSERT, InsertHeader(1, 1, 1, 1), A, b"x" * 200, txn_id=1)]),
             TooLarge,
             id="bytes",
         ),
@@ -179,6 +179,15 @@ async def test_collection_whose_schema_is_too_much_for_so_many_shards_is_refused
     append = await start(steered.wal, creation(1 << 10))
     steered.log.write()
     await append
+
+
+async def test_segments_of_many_shards_are_made_at_once_however_little_rows_may_take() -> None:
+    steered = await SteeredWal(limits=WalLimits(group_bytes_max=200)).open()
+    header = CreateSegmentHeader(1, 2, 3, 1, bytes_max=1, rows_max=0)
+    messages = [MutableMessage(MessageType.CREATE_SEGMENT, header, f"p0_1v{shard}") for shard in range(64)]
+    append = await start(steered.wal, AppendGroup(messages))
+    steered.log.write()
+    assert (await append).count == 64
 
 
 async def test_full_queue_holds_appends_back() -> None:

@@ -197,10 +197,10 @@ def _stamps_of_the_entry_only(right: Right) -> Right:
 def _cancelled_and_written(right: Right) -> Right:
     """A caller who gives up while its write waits is heard by nobody."""
 
-    def join(packer: Packer, group: AppendGroup) -> Any:
+    def append_together(packer: Packer, group: AppendGroup) -> Any:
         return asyncio.shield(right(packer, group))
 
-    return join
+    return append_together
 
 
 def _comes_again_twice(right: Right) -> Right:
@@ -292,7 +292,9 @@ BOUNDARY_OFF_BY_ONE = SeededBug(
     "boundaries off by one", interceptors.shard.interceptor, "lay_out", _boundary_off_by_one
 )
 RESULT_OF_ANOTHER = SeededBug("one caller's result given to another", Pack, "results", _result_of_the_next)
-CANCELLED_AND_WRITTEN = SeededBug("a cancelled caller's rows are written", Packer, "_join", _cancelled_and_written)
+CANCELLED_AND_WRITTEN = SeededBug(
+    "a cancelled caller's rows are written", Packer, "_append_together", _cancelled_and_written
+)
 TORN_ENTRY = SeededBug("a torn entry loses only some of its writes", SimulatedStore, "_fail", _torn_entry)
 OTHERS = (
     SeededBug("stored boundaries off by one", wal.codec, "_decode_rows", _stored_boundary_off_by_one),

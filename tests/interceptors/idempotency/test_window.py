@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
-from interceptors.window import Places, ProducerLimits, Window, decode_window, encode_window
+from interceptors.window import CLIENT_AGE_MS, Places, ProducerLimits, Window, decode_window, encode_window
 from wal.append import AppendResult
 from wal.position import CLIENT_PRODUCER_IDS, MemoryMessageId, Place, ProducerStamp
 from wal.timetick import add_ms, compose_tick, physical_ms
@@ -101,7 +101,7 @@ class WindowMachine(RuleBasedStateMachine):
     def checkpoint(self, back: int) -> tuple[bytes, int]:
         """Save as of a tick that lies some writes back, as a cut does."""
         tick = add_ms(FIRST_TICK, max(0, len(self.written) - back))
-        self.latest = encode_window(self.window.freeze(tick)), tick
+        self.latest = encode_window(self.window.freeze(tick, now_ms=0)), tick
         return self.latest
 
     @rule(saved=saved)
@@ -206,7 +206,7 @@ def test_results_past_their_age_are_not_saved_but_stay_refused() -> None:
     window = Window(ProducerLimits(results_age_s=60))
     window.add(ProducerStamp(1, 3, 2), result_at(1, tick=FIRST_TICK))
     window.add(ProducerStamp(1, 3, 5), result_at(2, tick=add_ms(FIRST_TICK, 60_000)))
-    later = decode_window(encode_window(window.freeze(add_ms(FIRST_TICK, 60_001))), MemoryMessageId)
+    later = decode_window(encode_window(window.freeze(add_ms(FIRST_TICK, 60_001), now_ms=0)), MemoryMessageId)
     with pytest.raises(SequenceTooOld):
         later.find(ProducerStamp(1, 3, 2))
     assert later.find(ProducerStamp(1, 3, 5)) == result_at(2, tick=add_ms(FIRST_TICK, 60_000))
@@ -220,7 +220,7 @@ def test_a_restart_takes_no_sequence_below_a_younger_result_that_was_free_before
     window.add(ProducerStamp(1, 3, 1), result_at(1, tick=FIRST_TICK))
     window.add(ProducerStamp(1, 3, 9), result_at(2, tick=FIRST_TICK))
     window.add(ProducerStamp(1, 3, 4), result_at(3, tick=add_ms(FIRST_TICK, 60_000)))
-    later = decode_window(encode_window(window.freeze(add_ms(FIRST_TICK, 60_001))), MemoryMessageId)
+    later = decode_window(encode_window(window.freeze(add_ms(FIRST_TICK, 60_001), now_ms=0)), MemoryMessageId)
     for sequence in range(2, 12):
         assert later.find(ProducerStamp(1, 3, sequence)) == window.find(ProducerStamp(1, 3, sequence))
     with pytest.raises(SequenceTooOld):
@@ -254,6 +254,19 @@ def test_what_a_client_was_told_of_is_forgotten_once_nobody_sends_it_any_more() 
     assert window.results == 1
     with pytest.raises(SequenceTooOld):
         window.find(stamps[1])
+
+
+def test_client_is_known_for_its_time_since_its_last_write_whatever_the_clock_of_ticks_says() -> None:
+    window, stamps = Window(held=Places()), [ProducerStamp(CLIENT_PRODUCER_IDS + each, 1, 1) for each in range(2)]
+    for stamp in stamps:
+        window.add(stamp, result_at(1, tick=FIRST_TICK))
+    window.freeze(FIRST_TICK, now_ms=5)
+    window.freeze(add_ms(FIRST_TICK, 2 * CLIENT_AGE_MS), now_ms=6)  # the clock was set forward
+    window.add(ProducerStamp(CLIENT_PRODUCER_IDS + 1, 1, 2), result_at(2, tick=FIRST_TICK))
+    assert window.find(stamps[0])
+    window.freeze(add_ms(FIRST_TICK, 2 * CLIENT_AGE_MS), now_ms=5 + CLIENT_AGE_MS)
+    assert list(window.producers) == [CLIENT_PRODUCER_IDS + 1]
+    assert window.results == 2
 
 
 def test_places_keep_nothing_of_clients_whose_writes_nobody_sends_any_more() -> None:
