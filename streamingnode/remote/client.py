@@ -85,8 +85,8 @@ def _asked(name: str, *, changes: str = "") -> Any:
 
     async def change(self: "RemoteBackend", *arguments: object, timeout: float | None, **options: bool) -> Any:
         with self._under_way():
-            stamp = ProducerStamp(self.link.client_id, FIRST_EPOCH, self._stamp(None).sequence)
-            return await within(timeout, partial(ask, self, *arguments, **options, stamp=stamp), changes)
+            stamped = partial(ask, self, *arguments, **options, stamp=self._stamp(None))
+            return await within(timeout, stamped, changes)
 
     return change if changes else ask
 
