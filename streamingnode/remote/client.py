@@ -169,7 +169,7 @@ class RemoteBackend:
                 number,
                 pack.groups,
                 self._stamp,
-                settled=lambda: next(iter(self._outstanding.values())),
+                settled=next(iter(self._outstanding.values())),
                 unit_bytes_max=self.config.wal.group_bytes_max // 2,
             )
             try:
