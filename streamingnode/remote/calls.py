@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from scanner.deliver_policy import PlainPlace, StartingPoint
 from streamingnode.backend import Backend
-from streamingnode.care.findings import Finding, Report
+from streamingnode.care.findings import OnStep, no_progress
 from streamingnode.collections import READ_COLLECTIONS_MAX
 from streamingnode.ddl import CatalogChanges
 from streamingnode.remote.topics import ClientTopics
@@ -43,7 +43,6 @@ class Hello(msgspec.Struct, frozen=True):
     client_id: int
     name: str = ""
     token: str = ""
-    features: tuple[str, ...] = ()
 
 
 class Welcome(msgspec.Struct, frozen=True):
@@ -56,7 +55,6 @@ class Welcome(msgspec.Struct, frozen=True):
     write_bytes_max: int
     """How many bytes of frames of writes may be unanswered."""
     settings: dict[str, Any]
-    features: tuple[str, ...] = ()
 
 
 class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
@@ -102,10 +100,6 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     acknowledged_tick: int = 0
 
 
-WireReport = tuple[list[Finding], dict[str, int], int]
-"""A verification's report, without whom it told of its steps."""
-
-
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +139,6 @@ def _calls(
     for name in names.split():
         method: Callable[..., object] = getattr(of, name)
         hints = get_type_hints(method)
-        reply = WireReport if hints["return"] is Report else hints["return"]
         arguments: list[Any] = [
             (argument, hints[argument], *([] if given.default is inspect.Parameter.empty else [given.default]))
             for argument, given in inspect.signature(method).parameters.items()
@@ -153,7 +146,7 @@ def _calls(
         ]
         request = msgspec.defstruct(f"{name}_request", arguments, array_like=True, frozen=True)
         of_collection = collection if collection in request.__struct_fields__ else ""
-        yield Call(prefix + name, access, request, reply, repeats, of_collection)
+        yield Call(prefix + name, access, request, hints["return"], repeats, of_collection)
 
 
 TOPICS, CHANNELS = "mq.", "channels."
@@ -210,6 +203,8 @@ def _encode_other(value: object) -> object:
             return value.wal_name
         case range():
             return value.start, value.stop
+        case Callable():  # whom a verification tells of its steps
+            return None
         case _:
             raise NotImplementedError(f"{type(value).__name__} does not cross a connection")
 
@@ -217,6 +212,8 @@ def _encode_other(value: object) -> object:
 def _decode_other(kind: Any, value: Any) -> Any:
     if kind is Path:
         return Path(value)
+    if kind == OnStep:
+        return no_progress
     if kind == type[MessageId]:
         return message_id_kind(value)
     try:
@@ -231,17 +228,13 @@ def _decode_other(kind: Any, value: Any) -> Any:
     raise NotImplementedError(f"{kind.__name__} does not cross a connection")
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
+encode = msgspec.msgpack.Encoder(enc_hook=_encode_other).encode
+"""Return the bytes of a value."""
 
 
 @cache
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(kind, dec_hook=_decode_other)
-
-
-def encode(value: object) -> bytes:
-    """Return the bytes of a value."""
-    return _encode((value.findings, value.counts, value.bytes) if isinstance(value, Report) else value)
 
 
 def decode(data: bytes | memoryview, kind: Any) -> Any:

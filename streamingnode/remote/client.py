@@ -16,7 +16,6 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.deliver_policy import ReaderBusy, StartingPoint
 from scanner.scanner import ScanBatch
 from streamingnode.backend import ReadRequest
-from streamingnode.care.findings import Report
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
@@ -94,8 +93,7 @@ def _asked(name: str, *, changes: bool = False) -> Any:
 
     async def change(self: "RemoteBackend", *arguments: object, **options: bool) -> Any:
         with self._under_way():
-            stamp = ProducerStamp(self.link.client_id, FIRST_EPOCH, self._stamp(None).sequence)
-            return await ask(self, *arguments, **options, stamp=stamp)
+            return await ask(self, *arguments, **options, stamp=self._stamp(None))
 
     return change if changes else ask
 
@@ -179,7 +177,7 @@ class RemoteBackend:
                 number,
                 pack.groups,
                 self._stamp,
-                settled=lambda: next(iter(self._outstanding.values())),
+                settled=next(iter(self._outstanding.values())),
                 unit_bytes_max=self.config.wal.group_bytes_max // 2,
             )
             try:
@@ -256,6 +254,7 @@ class RemoteBackend:
     statistics = _asked("statistics")
     hand_over = _asked("hand_over")
     back_up = _asked("back_up")
+    verify = _asked("verify")
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open."""
@@ -274,10 +273,6 @@ class RemoteBackend:
         if waits:
             self.link.hold(place)
         return place
-
-    async def verify(self) -> Report:
-        """As `Node.verify`."""
-        return Report(*await self.link.call_of("verify"))
 
     def _take_catalog(self, collections: tuple[CollectionInfo, ...]) -> None:
         # What has not changed stays the object it was, and with it all that was worked out from it.

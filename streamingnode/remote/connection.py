@@ -1,6 +1,7 @@
 """One connection, either end of it, over Unix sockets, TCP and TLS: bytes to frames, frames to bytes, and back-pressure."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -20,6 +21,8 @@ CLOSE_S_MAX = 1.0
 """How long the other side may take to read what was sent, and with TLS to say that it ends, too."""
 SEND_BUFFER_BYTES = 4 << 20
 """With more waiting for the other side to read, `send_long` waits."""
+SOCKET_BYTES = 1 << 20
+"""What a Unix socket holds, a batch of messages; by default a fifth of that, and both sides would take turns over each."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -58,6 +61,8 @@ class Connection(asyncio.BufferedProtocol):
         """Begin, as each side does."""
         self._transport, self.is_open = cast("asyncio.Transport", transport), True  # uvloop's is none by its class
         self._transport.set_write_buffer_limits(SEND_BUFFER_BYTES)
+        if (of := self.peer("socket")).family == socket.AF_UNIX:  # the system adapts others by itself
+            of.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._transport.write(PREFACE)
         self._on_made()
 

@@ -242,11 +242,9 @@ class Link:
             self._welcomed.exception()  # heard, if nobody waits any more
 
     async def close(self) -> None:
-        """Say goodbye, and fail what is still waiting; idempotent."""
+        """Fail what is still waiting, and close the connection; idempotent."""
         if self.state is not LinkState.CLOSED:
             self._become(LinkState.CLOSED)
-            if self._connection is not None:
-                self._connection.send(FrameKind.LEAVING)
             self._end_all(self._refusal())
             await self._close_connection()
 

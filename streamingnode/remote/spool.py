@@ -280,7 +280,7 @@ class SpoolingBackend(RemoteBackend):
                 return False
             stamps = (ProducerStamp(0, FIRST_EPOCH, sequence) for sequence in count(1))  # others when it is sent
             bytes_max = self.config.wal.group_bytes_max // 2
-            frame = frame_of(0, pack.groups, lambda _: next(stamps), settled=lambda: 0, unit_bytes_max=bytes_max)
+            frame = frame_of(0, pack.groups, lambda _: next(stamps), settled=0, unit_bytes_max=bytes_max)
             self._check_room(frame.size_bytes)
             await self._save()  # whatever becomes of its collection, what is kept can be read
             about = {"writes": len(frame.units), "at_ms": unix_ms(), "salt": self._salt}

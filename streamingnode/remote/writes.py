@@ -123,7 +123,7 @@ def frame_of(
     groups: Sequence[AppendGroup],
     stamp_of: Callable[[AppendGroup | None], ProducerStamp],
     *,
-    settled: Callable[[], int],
+    settled: int,
     unit_bytes_max: int,
 ) -> FrameOfWrites:
     """Return the frame of groups of rows; `stamp_of` gives the stamp of a named producer's write, of None the client's next.
@@ -155,7 +155,7 @@ def frame_of(
         place = target.collection_id, target.partition_id, target.schema_version
         targets.append(WireTarget(target.type, *place, len(payload), is_plain))
         payloads.append(payload)
-    meta = (settled(), targets, wired)  # as `WireWrites` has it, without an object for each
+    meta = (settled, targets, wired)  # as `WireWrites` has it, without an object for each
     whole = payloads[0] if len(payloads) == 1 else memoryview(b"".join(payloads))
     parts = encode_frame(FrameKind.WRITES, number, meta, whole)
     return FrameOfWrites(units, parts, sum(map(len, parts)))

@@ -127,6 +127,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of which each waits until the one before was read."""
     monkeypatch.setattr(connection_module, "PART_BYTES", 64 << 10)
     monkeypatch.setattr(connection_module, "SEND_BUFFER_BYTES", 16 << 10)
+    monkeypatch.setattr(connection_module, "SOCKET_BYTES", 64 << 10)
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -241,6 +241,13 @@ async def test_many_transactions_with_sequences_may_be_open_at_a_time() -> None:
         assert served.proxy.connections == 1
 
 
+async def test_a_node_is_verified_over_a_connection_as_in_its_own_process(tmp_path: Path) -> None:
+    async with node_behind_proxy(tmp_path) as served, served.client() as client:
+        await client.insert("c", rows(1))
+        report = await client.verify()
+        assert report == await served.owner.verify()
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 

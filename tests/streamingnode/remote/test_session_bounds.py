@@ -55,14 +55,15 @@ async def test_a_name_that_comes_a_million_times_is_looked_up_once(
     assert looked_up == ["c"]
 
 
-@pytest.mark.parametrize("epoch, sequence", [(1 << 32, 1), (2, 1), (-1, 1), (1, 0), (1, 1 << 63)])
+@pytest.mark.parametrize(
+    "stamp", [(0, 1 << 32, 1), (0, 2, 1), (0, -1, 1), (0, 1, 0), (0, 1, 1 << 63), ((1 << 62) + 77, 1, 1), (1, 1, 1)]
+)
 async def test_a_change_under_a_stamp_that_no_client_gives_is_refused(
-    served: Served, epoch: int, sequence: int, caplog: pytest.LogCaptureFixture
+    served: Served, stamp: tuple[int, int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    client_id = (1 << 62) + 77
     async with raw_client(served.port) as client:
-        await client.greet(client_id=client_id)
-        client.call(1, "create_partition", ["c", "p", False, ProducerStamp(client_id, epoch, sequence)])
+        await client.greet()
+        client.call(1, "create_partition", ["c", "p", False, ProducerStamp(*stamp)])
         assert (await client.error()).code == "PROTOCOL_ERROR"
     assert served.owner.collection("c").partitions == ("_default",)
     assert "call_failed" not in caplog.text

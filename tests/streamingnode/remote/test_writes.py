@@ -92,7 +92,7 @@ def framed(made: list[Made], target: WriteTarget, *, is_plain: bool = False) -> 
         assert group.producer is not None
         return group.producer
 
-    return frame_of(4, groups(made, target, is_plain=is_plain), stamp, settled=lambda: 1, unit_bytes_max=UNIT_BYTES_MAX)
+    return frame_of(4, groups(made, target, is_plain=is_plain), stamp, settled=1, unit_bytes_max=UNIT_BYTES_MAX)
 
 
 def taken(frame: FrameOfWrites) -> tuple[WireWrites, memoryview]:
@@ -149,7 +149,7 @@ def test_inserts_are_joined_up_to_the_bound_and_those_of_named_producers_never()
     mixed = [*plain[:2], named[0], *plain[2:4], ("delete", 0, (1,)), *plain[4:]]
     assert [len(unit.groups) for unit in framed(mixed, target_of(3)).units] == [2, 1, 2, 1, 2]
     frame = frame_of(
-        1, groups(plain, target_of(1)), lambda _: ProducerStamp(CLIENT, 1, 1), settled=lambda: 1, unit_bytes_max=3_000
+        1, groups(plain, target_of(1)), lambda _: ProducerStamp(CLIENT, 1, 1), settled=1, unit_bytes_max=3_000
     )
     assert [len(unit.groups) for unit in frame.units] == [2, 2, 2]
 
