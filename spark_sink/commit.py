@@ -127,7 +127,7 @@ class Attempt:
         """
         try:
             yield
-        except Exception:
+        except (Exception, KeyboardInterrupt):
             with suppress(Exception):  # the log alone tells: where it cannot be read the files stay
                 if self.name not in table.at_version().attempts():
                     shutil.rmtree(self.directory, ignore_errors=True)
