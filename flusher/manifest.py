@@ -171,25 +171,14 @@ def named_for(path: str) -> tuple[str, int] | None:
 def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) -> tuple[CollectionEntry, ...]:
     """Return what lived at some time after `since_tick`, collections and partitions alike, in the order of their ids."""
     told = range(1, since_tick + 1)  # drops that an earlier cut told
-    return tuple(
-        CollectionEntry(
-            collection_id=info.id,
-            name=info.name,
-            schema=info.schema,
-            schema_version=info.schema_version,
-            primary_key=info.primary_key,
-            partitions=tuple(
-                PartitionEntry(partition_id=each.id, name=each.name, dropped_tick=each.dropped_tick)
-                for each in info.partitions
-                if each.dropped_tick not in told
-            ),
-            vchannels=info.vchannels,
-            created_tick=info.created_tick,
-            dropped_tick=info.dropped_tick,
-        )
-        for info in infos
-        if info.dropped_tick not in told
-    )
+    return tuple(_entry(info, told) for info in infos if info.dropped_tick not in told)
+
+
+def _entry(info: CollectionInfo, told: range) -> CollectionEntry:
+    kept = [each for each in info.partitions if each.dropped_tick not in told]
+    partitions = tuple(PartitionEntry(partition_id=p.id, name=p.name, dropped_tick=p.dropped_tick) for p in kept)
+    fields = msgspec.structs.asdict(info) | {"partitions": partitions}
+    return CollectionEntry(collection_id=fields.pop("id"), **fields)
 
 
 def arrow_schema(info: CollectionInfo | CollectionEntry) -> pa.Schema:
@@ -208,20 +197,10 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 def collection_info(entry: CollectionEntry) -> CollectionInfo:
     """Return a collection as the shard state had it when the manifest was made."""
-    return CollectionInfo(
-        id=entry.collection_id,
-        name=entry.name,
-        schema=entry.schema,
-        schema_version=entry.schema_version,
-        primary_key=entry.primary_key,
-        vchannels=entry.vchannels,
-        partitions=tuple(
-            PartitionInfo(each.partition_id, each.name, entry.created_tick, each.dropped_tick)
-            for each in entry.partitions
-        ),
-        created_tick=entry.created_tick,
-        dropped_tick=entry.dropped_tick,
-    )
+    born = entry.created_tick
+    partitions = tuple(PartitionInfo(p.partition_id, p.name, born, p.dropped_tick) for p in entry.partitions)
+    fields = msgspec.structs.asdict(entry) | {"partitions": partitions}
+    return CollectionInfo(id=fields.pop("collection_id"), **fields)
 
 
 CHECKPOINT_FORMAT = 2

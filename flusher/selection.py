@@ -1,4 +1,4 @@
-"""What of a collection is asked for: all of it, some columns, the rows of some keys; and what need not be read for that.
+"""What of a collection is asked for: all of it, some columns, the rows of some keys; what that reads, what deletes leave.
 
 A file's range of keys, a row group's and the shard of a key tell where rows cannot be. They tell no more: rows are chosen by
 their keys in the end, so a range that is too wide, or of another kind of value, costs time and nothing else. No I/O.
@@ -78,27 +78,19 @@ class Selection:
         return table if self._keys is None else table.filter(pc.is_in(table.column(self.key), value_set=self._keys))
 
 
-# --- what deletes leave ---------------------------------------------------------------------------------------------
-
-Deleted = tuple["pa.Array[Any]", "pa.Array[Any]"]
-"""Each deleted key, and beside it the offset below which its rows are gone."""
-
-
 def apply_deletes(rows: pa.Table, deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
     """Return the rows that no delete of their key with a greater offset removes; any key type Arrow can hash."""
     return without(rows, deleted_in(deletes, key=key), key=key) if deletes else rows
 
 
-def deleted_in(deletes: Sequence[pa.Table], *, key: str) -> Deleted:
-    """Return what some deletes, one table at least, remove."""
+def deleted_in(deletes: Sequence[pa.Table], *, key: str) -> pa.Table:
+    """Return the keys that deletes, one table at least, remove, and beside each the offset below which its rows are gone."""
     found = pa.concat_tables(table.select([key, OFFSET]) for table in deletes)
     # Arrow would take a key called `.id` for a field inside of another.
-    largest = found.rename_columns(["key", OFFSET]).group_by("key").aggregate([(OFFSET, "max")])
-    return largest.column("key").combine_chunks(), largest.column(f"{OFFSET}_max").combine_chunks()
+    return found.rename_columns(["key", OFFSET]).group_by("key").aggregate([(OFFSET, "max")]).combine_chunks()
 
 
-def without(rows: pa.Table, deleted: Deleted, *, key: str) -> pa.Table:
+def without(rows: pa.Table, deleted: pa.Table, *, key: str) -> pa.Table:
     """Return the rows that are not deleted."""
-    keys, below = deleted
-    bound = below.take(pc.index_in(rows.column(key), value_set=keys))
+    bound = deleted.column(f"{OFFSET}_max").take(pc.index_in(rows.column(key), value_set=deleted.column("key")))
     return rows.filter(pc.or_kleene(pc.is_null(bound), pc.greater_equal(rows.column(OFFSET), bound)))

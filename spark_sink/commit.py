@@ -127,7 +127,7 @@ class Attempt:
         """
         try:
             yield
-        except Exception:
+        except (Exception, KeyboardInterrupt):
             with suppress(Exception):  # the log alone tells: where it cannot be read the files stay
                 if self.name not in table.at_version().attempts():
                     shutil.rmtree(self.directory, ignore_errors=True)
@@ -177,14 +177,6 @@ def sync_log(table: Path) -> None:
     sync_directory(log)
 
 
-def road_of(table: OpenTable, changes: Changes, *, rewrites: bool) -> Road:
-    """Return the road of some cuts into a table; `rewrites` says that a delete reaches a row of theirs, or one before."""
-    if not rewrites and not changes.segments:
-        return Road.NONE
-    copies = not rewrites and len(changes.segments) <= COPIED_FILES_MAX and _has_types_of(table, changes)
-    return Road.COPY if copies else Road.SPARK
-
-
 def _has_types_of(table: OpenTable, changes: Changes) -> bool:
     """Whether the files of a collection have the columns of its table; a time in milliseconds, for one, has not."""
     stored = [(field.name, field.type) for field in stored_schema(arrow_schema(changes.entry))]
@@ -213,7 +205,7 @@ def write_files(
 ) -> Written:
     """Write the files that bring a table to the last cut of `changes`; nothing refers to them before the commit.
 
-    Rows move by the one road that `road_of` names. Raises `Corrupt` or `Truncated` naming a file of the node that is not
+    Rows move by one road. Raises `Corrupt` or `Truncated` naming a file of the node that is not
     what its cut says, or not there; the table has nothing of it then.
     """
     files = table.files(key=changes.entry.primary_key) if changes.deletes or changes.dropped_names else []
@@ -222,9 +214,11 @@ def write_files(
     rows_in = sum(segment.rows for segment in changes.segments)
     verify_files(node, changes.deletes)
     touched, reached, others = _reached(node, table, changes, kept)
-    road = road_of(table, changes, rewrites=bool(reached or touched))
-    if road is Road.NONE:
-        return Written((), dropped, rows_in, None, road)
+    rewrites = bool(touched or reached)
+    if not rewrites and not changes.segments:
+        return Written((), dropped, rows_in, None, Road.NONE)
+    copies = not rewrites and len(changes.segments) <= COPIED_FILES_MAX and _has_types_of(table, changes)
+    road = Road.COPY if copies else Road.SPARK
     if road is Road.SPARK:
         verify_files(node, others)
     # Java has the working directory that this process had when it started: relative paths are other ones there.

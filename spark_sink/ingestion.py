@@ -109,9 +109,9 @@ def ingest(
     as many cuts as it can, which hides the states between; with `every_cut` each cut is a version of its own. Can be killed
     at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
-    Files of cuts that only insert are copied, where their types are the table's, and need no Spark: without a session (None)
-    one is made when a cut needs it, and ends with the call. With `link` they are hard links instead, on one file system: no
-    second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
+    Files of cuts that delete no row are copied, where their types are the table's, and need no Spark: without a session
+    (None) one is made when a cut needs it, and ends with the call. With `link` they are hard links instead, on one file
+    system: no second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
 
     Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop,
     `StorageFailed` when the node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
@@ -119,7 +119,7 @@ def ingest(
     directory belongs to another node or to nobody, `TableAhead` when the node is older than its table.
     """
     started = time.monotonic()
-    progress = progress or (lambda _stage, _done, _total: None)
+    progress = progress or IngestJob.progress
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     progress("cut", 0, 1)
@@ -166,7 +166,7 @@ class IngestJob:
     node: Path
     tables: Path
     _: KW_ONLY
-    progress: Progress
+    progress: Progress = lambda _stage, _done, _total: None
     commit_bytes_max: int = COMMIT_BYTES_MAX
     every_cut: bool = False
     link: bool = False

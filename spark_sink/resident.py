@@ -6,8 +6,9 @@ so there is nothing to recover: a round is an ingest, and exactly once rests on 
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from pathlib import Path
 
@@ -94,9 +95,8 @@ def ingest_every(
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     stop = stop or threading.Event()
-    sessions = LazySession(spark, pause=stop.wait)
-    job = {"every_cut": every_cut, "link": link}
-    asked, into = node if request_cut else None, Path(tables)
+    sessions, asked, into = LazySession(spark, pause=stop.wait), node if request_cut else None, Path(tables)
+    job = partial(IngestJob, sessions, directory, into, every_cut=every_cut, link=link, is_stopping=stop.is_set)
     return _Resident(asked, directory, into, sessions, stop, every_s, keep_s, job).rounds()
 
 
@@ -120,7 +120,7 @@ class _Resident:
     stop: threading.Event
     every_s: float
     keep_s: int
-    job: Mapping[str, bool]
+    job: Callable[..., IngestJob]
     report: IngestReport = field(default_factory=lambda: IngestReport(node_id="", cut=0, tick=0))
     paused: dict[str, _Pause] = field(default_factory=dict)
     reached: dict[str, tuple[int, int]] = field(default_factory=dict)  # by table, the cut and the tick it is at
@@ -181,22 +181,14 @@ class _Resident:
         try:
             if CutLog(self.directory).newest == self.report.cut and len(left_alone) == len(self.paused):
                 return None
-            job = IngestJob(
-                self.sessions,
-                self.directory,
-                self.tables,
-                progress=lambda _stage, _done, _total: None,
-                failures=failed,
-                is_stopping=self.stop.is_set,
-                **self.job,
-            )
-            report = job.run(answered)
+            report = self.job(failures=failed).run(answered)
         finally:
             failures |= failed
-        for table in report.tables:
-            self.reached.pop(table.table, None)
-            if not table.dropped:
-                self.reached[table.table] = (table.last_cut, table.tick)
+        # What is not told has failed, or was dropped, and another ingest has retired its table.
+        kept = self.reached if self.stop.is_set() else failed.keys() & self.reached.keys()
+        self.reached = {name: self.reached[name] for name in kept} | {
+            table.table: (table.last_cut, table.tick) for table in report.tables if not table.dropped
+        }
         self.paused = {
             name: self.paused[name] if name in left_alone else self._pause(name, error, now)
             for name, error in failed.items()

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from flusher.directory import CutLog
 from flusher.manifest import OFFSET, DeleteFile, SegmentFile, arrow_schema
-from flusher.selection import Deleted, deleted_in, without
+from flusher.selection import deleted_in, without
 from spark_sink.changes import Changes, batches, changes_of, first_with, live_collection, split_by_delete, verify_file
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
@@ -143,7 +143,7 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 
 
 @lru_cache(maxsize=DELETE_SETS_KEPT)
-def _deleted(node: Path, key: str, files: Sequence[DeleteFile]) -> Deleted:
+def _deleted(node: Path, key: str, files: Sequence[DeleteFile]) -> pa.Table:
     for file in files:
         verify_file(node, file)
     return deleted_in([pq.read_table(node / file.path, columns=[key, OFFSET]) for file in files], key=key)

@@ -21,6 +21,7 @@ from spark_sink.table import OpenTable
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import lease_of, rows_of
+from tests.synced_disk import PowerCut
 from wal.errors import StorageFailed
 
 pytestmark = pytest.mark.spark
@@ -62,9 +63,9 @@ def test_a_table_without_a_lease_ends_when_its_dropped_collection_has_lost_files
 
     def stop(step: str) -> None:
         if step == "ingest.created":
-            raise KeyboardInterrupt
+            raise PowerCut
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(PowerCut):
         ingest(on_step=stop)
     node.drop("orders")
     node.create("stock")
@@ -251,9 +252,9 @@ def test_a_table_that_took_the_drop_is_retired_although_later_cuts_know_nothing_
 
     def stop(step: str) -> None:
         if step == "ingest.finished":
-            raise KeyboardInterrupt
+            raise PowerCut
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(PowerCut):
         ingest(on_step=stop)
     node.create()
     node.insert("orders", orders(2))
@@ -374,9 +375,9 @@ def test_what_a_failed_attempt_left_goes_once_it_is_old(node: NodeBuilder, table
 
     def fail(step: str) -> None:
         if step == "ingest.sealed":
-            raise KeyboardInterrupt
+            raise PowerCut
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(PowerCut):
         ingest(on_step=fail)
     [left] = (tables / "orders").glob("cut-*")
     ingest()
@@ -384,6 +385,24 @@ def test_what_a_failed_attempt_left_goes_once_it_is_old(node: NodeBuilder, table
     os.utime(tables / "orders" / INTENTS / left.name, (0, 0))
     ingest()
     assert not left.exists()
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
+def test_an_ingest_that_is_interrupted_gives_its_room_back_at_once(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+
+    def interrupt(step: str) -> None:
+        if step == "ingest.sealed":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(on_step=interrupt)
+    assert not list((tables / "orders").glob("cut-*"))
+    ingest()
     assert rows_of(tables / "orders") == node.expected("orders")
 
 

@@ -23,7 +23,7 @@ from spark_sink.upkeep import compact, keep_versions
 from tests.spark_sink.conftest import STEPS, Ingest
 from tests.spark_sink.node_builder import NodeBuilder, ordered, orders
 from tests.spark_sink.table_reading import rows_of
-from tests.synced_disk import SyncedDisk, synced_disk
+from tests.synced_disk import PowerCut, SyncedDisk, synced_disk
 
 pytestmark = pytest.mark.spark
 
@@ -97,7 +97,7 @@ def give_up(step: str, lefts: Lefts | None = None) -> None:
     if lefts is not None:
         lefts.at_step(step)
     if step == "ingest.committed":
-        raise KeyboardInterrupt
+        raise PowerCut
 
 
 @pytest.mark.timeout(300)
@@ -152,7 +152,7 @@ def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Le
 
     node.insert("orders", orders(7))
     make_cut(disk, node)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(PowerCut):
         ingest(on_step=lambda step: give_up(step, lefts))
 
     node.upsert("orders", orders(2, 6, amount=2.0))
@@ -166,7 +166,7 @@ def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Le
             shutil.rmtree(node.path.parent / "made" / "tables" / LOCKS)  # as on a machine whose locks we do not see
             node.insert("orders", orders(8))
             make_cut(disk, node)
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(PowerCut):
                 ingest(on_step=give_up)
 
     ingest(on_step=another_job_commits)

@@ -169,6 +169,22 @@ def insert_and_cut(node: NodeBuilder, number: int) -> None:
     node.cut()
 
 
+def test_a_table_that_another_ingest_has_retired_lags_no_more(no_spark: None, node: NodeBuilder, tables: Path) -> None:
+    for name in ("gone", "orders"):
+        node.create(name)
+        node.insert(name, orders(1))
+    node.cut()
+    rounds = spark_sink.ingest_every(node.path, tables, every_s=SOON_S, request_cut=False)
+    assert next(rounds).lag_cuts == 0
+    node.drop("gone")
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    node.insert("orders", orders(2))
+    node.cut()
+    told = next(rounds)
+    assert (told.cut, told.lag_cuts, told.lag_ticks, told.failures) == (3, 0, 0, ())
+
+
 def test_a_table_whose_next_cut_is_gone_fails_alone(no_spark: None, node: NodeBuilder, tables: Path) -> None:
     for name in ("orders", "stock"):
         node.create(name)

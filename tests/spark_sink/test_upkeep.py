@@ -32,6 +32,7 @@ from spark_sink.upkeep import (
 )
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
+from tests.synced_disk import PowerCut
 from wal import failpoint
 from wal.errors import StorageFailed
 from wal.failpoint import ENVIRONMENT_VARIABLE
@@ -148,10 +149,10 @@ def test_a_compaction_that_fails_at_any_step_takes_and_doubles_no_row(
     take(node, tables, 1, 2, 3)
 
     def fail() -> None:
-        raise KeyboardInterrupt
+        raise PowerCut
 
     failpoint.arm(place, fail)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(PowerCut):
         compact(opened(tables / "orders"))
     assert rows_of(tables / "orders") == node.expected("orders")
     take(node, tables, 4, 5)
