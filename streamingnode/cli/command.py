@@ -2,7 +2,7 @@
 
 import os
 import time
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentTypeError
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
@@ -65,7 +65,7 @@ class Parameter(NamedTuple):
         """Return the arguments of `ArgumentParser.add_argument` for a parameter of this name and type."""
         optional = NoneType in (kinds := get_args(kind))
         bare = next(each for each in kinds if each is not NoneType) if optional else kind
-        made: dict[str, Any] = {"type": bare} if bare is not str else {}
+        made: dict[str, Any] = {"type": _path if bare is Path else bare} if bare is not str else {}
         if bare is bool:
             made = {"action": "store_true"}
         elif get_origin(bare) is Literal:
@@ -96,8 +96,14 @@ def directory_or_address(text: str) -> Place:
     """Return the address of a running node, or the path of a directory: that of its socket means the node's."""
     if "://" in text or text.startswith("unix:"):
         return NodeUrl(text)
-    path = Path(text)
+    path = _path(text)
     return path.parent if path.name == "node.sock" else path
+
+
+def _path(text: str) -> Path:
+    if not text:  # an unset variable of a script, which would mean the directory it runs in
+        raise ArgumentTypeError("it is empty, which is no path")
+    return Path(text)
 
 
 NODE = operand("the node's directory")

@@ -114,7 +114,7 @@ def tail(
                     if printed == limit:
                         return
 
-    with_node(place, print_messages, lasting=follow)
+    with_node(place, print_messages, lasting=True)  # for as long as somebody reads, or does not, what is printed
 
 
 def start_policy(text: str, option: str = "--from") -> "sn.DeliverPolicy":

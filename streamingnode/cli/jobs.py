@@ -289,6 +289,8 @@ async def _insert(node: "sn.Node", *, seconds: float, callers: int, rows: int, v
         async with anyio.create_task_group() as tasks:
             for _ in range(callers):
                 tasks.start_soon(insert)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     finally:
         with anyio.move_on_after(DROP_S_MAX, shield=True):
             await node.drop_collection(name)

@@ -1,10 +1,11 @@
 """What is kept in a node, on the command line: collections and partitions, readers, transactions, topics and channels."""
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import streamingnode as sn
-from streamingnode.cli.command import DRY_RUN, actions, command, operand, option
+from streamingnode.cli.command import DRY_RUN, Place, actions, command, operand, option, with_node
 from streamingnode.cli.data import describe_collection, start_policy
 from streamingnode.cli.output import Output, fields_of, format_bytes, format_count
 from streamingnode.progress import Progress
@@ -295,10 +296,10 @@ async def group(
     "streamingnode bridge data events orders --once --json",
     "streamingnode bridge tcp://127.0.0.1:7600 events orders --name orders-2",
 )
-async def bridge(
+def bridge(
     output: Output,
     *,
-    node: "sn.Node",
+    place: Place,
     topic: str = operand("where messages come from"),
     collection: str = operand("where their rows go"),
     name: str | None = option("of the consumer group and producer (default: bridge.TOPIC.COLLECTION)"),
@@ -312,14 +313,15 @@ async def bridge(
     """
     with Progress(output.stderr) as progress:
         progress.stage("bridging")
-        report = await sn.bridge(
-            node,
-            topic,
-            collection,
+        run = partial(
+            sn.bridge,
+            topic=topic,
+            collection=collection,
             name=name,
             once=once,
             on_progress=lambda now: progress.advance(now.messages, f"{now.rows} rows, {now.dead} dead letters"),
         )
+        report = with_node(place, run, lasting=not once)
     rows, dead = format_count(report.rows, "row"), format_count(report.dead, "dead letter")
     output.result(f"{format_count(report.messages, 'message')}: {rows} in {collection}, {dead}", report)
 

@@ -139,13 +139,15 @@ def top(
     if not INTERVAL_S_MIN <= interval < math.inf or (rounds is not None and rounds < 1):
         raise InvalidArgument(f"--interval or --rounds is out of range — give {INTERVAL_S_MIN} s and 1 or more")
     import anyio
+    import anyio.to_thread
 
     async def watch(node: "sn.Node") -> None:
         before = await _ask(node)
         for _ in itertools.count() if rounds is None else range(rounds):
             await anyio.sleep(interval)
             now = await _ask(node)
-            _show(before[0], now, output)
+            # In a thread: a pipe nobody reads from must not hold up the node.
+            await anyio.to_thread.run_sync(_show, before[0], now, output)
             before = now
 
     try:

@@ -213,6 +213,45 @@ async def test_a_command_that_has_the_directory_hands_it_over_to_a_service_and_g
         assert tail.wait(HANGS_S) == 130
 
 
+@pytest.mark.usefixtures("default_interrupt")
+async def test_a_bridge_hands_the_directory_over_to_a_service_and_goes_on_as_its_client(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+        await node.mq.create_topic("events")
+    bridge = await anyio.open_process([*PROGRAM, "bridge", str(tmp_path), "events", "c"], stderr=subprocess.DEVNULL)
+    try:
+        with anyio.fail_after(HANGS_S):
+            while holder(tmp_path) != bridge.pid:
+                await anyio.lowlevel.checkpoint()
+        async with sn.open_node(tmp_path) as node:
+            assert holder(tmp_path) == os.getpid()
+            await node.mq.produce("events", [b'{"id": 1, "item": "tea 1"}'])
+            with anyio.fail_after(HANGS_S):
+                while not await contents(node):
+                    await node.consistent_tick()
+            assert await contents(node) == {1: "tea 1"}
+    finally:
+        bridge.send_signal(signal.SIGINT)
+        with anyio.fail_after(HANGS_S):
+            code = await bridge.wait()
+    assert code == 130
+
+
+async def test_a_command_whose_output_nobody_reads_keeps_no_service_from_the_directory(tmp_path: Path) -> None:
+    """As `tail data c | less` does, with more than a pipe holds."""
+    async with sn.open_node(tmp_path) as node:
+        await node.create_collection("c", SCHEMA, primary_key="id")
+        for key in range(0, 4_000, 400):
+            await node.insert("c", rows(*range(key, key + 400), item="tea " * 20))
+    with serving(tmp_path, *PROGRAM, "tail", str(tmp_path), "c") as tail:
+        assert holder(tmp_path) == tail.pid
+        async with sn.open_node(tmp_path) as node:
+            assert holder(tmp_path) == os.getpid()
+            assert tail.stdout is not None
+            assert len(await asyncio.to_thread(tail.stdout.readlines)) == 10
+            assert tail.wait(HANGS_S) == 0
+
+
 async def test_a_service_waits_for_a_command_that_ends_by_itself(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path):
         pass

@@ -120,6 +120,12 @@ def test_bench_measures_a_node_that_is_there_and_drops_its_collection(place: "Pl
         assert not [each for each in node.collections() if each.name.startswith("bench-")]
 
 
+@pytest.mark.parametrize("place", ["closed"], indirect=True)
+def test_bench_ends_with_what_the_node_refuses(place: "Place", run: "Run") -> None:
+    refused = run("bench", *place.arguments, "--seconds", "0.1", "--outstanding", "2", "--size", "5000000")
+    assert (refused.code, refused.err.partition(":")[0]) == (2, "TOO_LARGE")
+
+
 def test_a_node_is_verified_wherever_it_is_and_a_running_one_takes_no_pace(place: "Place", run: "Run") -> None:
     verified = run("verify", *place.arguments, "--json")
     document: Any = verified.document

@@ -84,6 +84,19 @@ def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
     assert error["message"].endswith(f" — see {command} --help")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["serve", ""], ["ls", ""], ["check", "--node", ""], ["doctor", ""], ["restore", "b", ""], ["export", "d", ""]],
+)
+def test_an_empty_name_is_not_the_directory_it_runs_in(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    assert ": it is empty, which is no path — see " in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_it_takes_to_connect_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, there in ((["ls", "--help"], False), (["--help"], True)):
         assert main(arguments) == 0
