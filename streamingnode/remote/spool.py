@@ -186,11 +186,9 @@ class SpoolingBackend(RemoteBackend):
                 for each in found:
                     self._count(each)
         kept = (await mq.info())[WRITES]
-        self._last_id = kept.end_id
-        if (
-            lag := kept.groups[GROUP].lag
-        ) > self._frames:  # more than a consumer may hold: bytes that are not under those
-            self._frames, self._bytes = lag, kept.bytes
+        self._last_id, frames = kept.end_id, kept.groups[GROUP].lag
+        if frames > self._frames:  # more than a consumer may hold; their bytes are no more than the topic's
+            self._frames, self._bytes = frames, kept.bytes
         self._consumer = await mq.register_consumer(WRITES, GROUP, ack_timeout_s=None)
         await self._take_first()
         known = await mq.consume(KNOWN, GROUP, 1)
