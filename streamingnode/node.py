@@ -456,7 +456,7 @@ class Node:
 
     async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
         self._check_open()
-        return await self._writes.append_within(timeout, group, what)
+        return await within(timeout, partial(self._writes.append, group), what, begun=lambda: group.begun)
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -17,6 +16,7 @@ from scanner.deliver_policy import ReaderBusy, StartingPoint
 from scanner.scanner import ScanBatch
 from streamingnode.backend import ReadRequest
 from streamingnode.config import NodeConfig, load_config
+from streamingnode.errors import Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import (
@@ -172,6 +172,10 @@ class RemoteBackend:
 
     async def _send(self, pack: Pack) -> None:
         await self.link.wait_ready()
+        pack.drop_cancelled()
+        if not pack.groups:
+            return
+        pack.sent = True  # who is cancelled from here on, while it waits for room, must not hear that nothing was done
         with self._under_way() as number:
             frame = frame_of(
                 number,
@@ -181,7 +185,10 @@ class RemoteBackend:
                 unit_bytes_max=self.config.wal.group_bytes_max // 2,
             )
             try:
-                await self.link.send_writes(number, frame, on_sent=partial(setattr, pack, "sent", True))
+                await self.link.send_writes(number, frame)
+            except (Unreachable, OnShutdown):
+                pack.sent = False
+                raise
             finally:
                 self._told(pack.groups)
 

@@ -297,13 +297,15 @@ class Link:
         call = calls.CALLS[name]
         return self.call(call, call.request(*arguments, **options))
 
-    async def send_writes(self, number: int, frame: FrameOfWrites, on_sent: Callable[[], None]) -> None:
-        """Send a frame of writes and return when each of its units was told; cancelling it cancels what was not begun."""
+    async def send_writes(self, number: int, frame: FrameOfWrites) -> None:
+        """Send a frame of writes and return when each of its units was told; cancelling it cancels what was not begun.
+
+        Raises `Unreachable` and `OnShutdown` while it waits for room, when it was not sent.
+        """
         await self.wait_ready()
         while self._writes_bytes and self._writes_bytes + frame.size_bytes > self.welcome.write_bytes_max:
             await self._moved.wait()
             await self.wait_ready()
-        on_sent()
         self._writes_bytes += frame.size_bytes
         try:
             sent = _Sent(frame.parts, self._loop.create_future(), units=dict(enumerate(frame.units)))

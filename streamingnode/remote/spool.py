@@ -186,11 +186,9 @@ class SpoolingBackend(RemoteBackend):
                 for each in found:
                     self._count(each)
         kept = (await mq.info())[WRITES]
-        self._last_id = kept.end_id
-        if (
-            lag := kept.groups[GROUP].lag
-        ) > self._frames:  # more than a consumer may hold: bytes that are not under those
-            self._frames, self._bytes = lag, kept.bytes
+        self._last_id, frames = kept.end_id, kept.groups[GROUP].lag
+        if frames > self._frames:  # more than a consumer may hold; their bytes are no more than the topic's
+            self._frames, self._bytes = frames, kept.bytes
         self._consumer = await mq.register_consumer(WRITES, GROUP, ack_timeout_s=None)
         await self._take_first()
         known = await mq.consume(KNOWN, GROUP, 1)
@@ -267,22 +265,22 @@ class SpoolingBackend(RemoteBackend):
                 await self._moved.wait()
             if self.state != "direct" and await outlast(self._keep(pack)):
                 return None
-            try:
+            with suppress(Unreachable):  # lost while it waited to be sent
                 return await self._send(pack)
-            except Unreachable:  # lost while it waited for room to be sent
-                if pack.sent:
-                    raise
 
     async def _keep(self, pack: Pack) -> bool:
         """Keep the writes of a pack in one record, durably; return False when they are to go to the node, after all."""
         async with self._turn:
             if self.state in {"direct", "closed"}:
                 return False
+            await self._save()  # whatever becomes of its collection, what is kept can be read
+            pack.drop_cancelled()
+            if not pack.groups:
+                return True
             stamps = (ProducerStamp(0, FIRST_EPOCH, sequence) for sequence in count(1))  # others when it is sent
             bytes_max = self.config.wal.group_bytes_max // 2
             frame = frame_of(0, pack.groups, lambda _: next(stamps), settled=0, unit_bytes_max=bytes_max)
             self._check_room(frame.size_bytes)
-            await self._save()  # whatever becomes of its collection, what is kept can be read
             about = {"writes": len(frame.units), "at_ms": unix_ms(), "salt": self._salt}
             message = ProducerMessage(b"".join(frame.parts), {name: str(value) for name, value in about.items()})
             pack.sent = True
@@ -398,7 +396,7 @@ class SpoolingBackend(RemoteBackend):
         number, told = self.link.number(), [AppendGroup() for _ in writes.groups]
         parts = encode_frame(FrameKind.WRITES, number, writes, frame.payload)
         sent = FrameOfWrites([Unit([each]) for each in told], parts, sum(map(len, parts)))
-        await self.link.send_writes(number, sent, lambda: None)
+        await self.link.send_writes(number, sent)
         refused = dict[int, StreamingNodeError]()
         for index, (group, each) in enumerate(zip(writes.groups, told, strict=True)):
             if isinstance(error := each.outcome, StreamingNodeError) and self._is_final(error, group.sequence):

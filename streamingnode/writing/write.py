@@ -216,16 +216,14 @@ class Writes:
         into = target.usual[kind] if partition is None else target.into(kind, partition)
         return Write(kind, into, NO_TXN if txn_id is NO_TXN else check_txn_id(txn_id))
 
-    def append_within(self, timeout: float | None, group: AppendGroup, what: str) -> Awaitable[AppendResult]:
-        """Append one group within `timeout` seconds; to be awaited at once."""
-        return within(timeout, partial(self.append, group), what, begun=lambda: group.begun)
-
 
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
     """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
     group = write.at_once(rows, writes.limits.group_bytes_max)
     if group is not None:
-        return writes.append(group) if timeout is None else writes.append_within(timeout, group, f"the {write.kind}")
+        if timeout is None:
+            return writes.append(group)
+        return within(timeout, partial(writes.append, group), f"the {write.kind}", begun=lambda: group.begun)
     results: list[WriteResult] = []
     last: list[AppendGroup] = []
 

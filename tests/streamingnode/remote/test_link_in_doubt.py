@@ -12,6 +12,7 @@ from streamingnode.errors import (
     DeadlineExceeded,
     Indeterminate,
     OnShutdown,
+    Overloaded,
     PartitionNotFound,
     ProtocolError,
     StreamingNodeError,
@@ -46,6 +47,35 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
 # --- answers in doubt -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps", [False, True], ids=["client", "spool"])
+async def test_a_write_that_is_given_up_before_it_is_sent_or_kept_does_not_take_place(
+    tmp_path: Path, *, keeps: bool
+) -> None:
+    options: dict[str, Any] = {"spool": tmp_path / "spool"} if keeps else {}
+
+    async def several(*keys: int) -> None:  # so that the next one goes in a pack, by a task that no caller can cancel
+        await asyncio.gather(*[client.upsert("c", rows(key)) for key in keys])
+
+    async with node_behind_proxy() as served, served.client(**options) as client:
+        await several(1, 2, 3)
+        served.proxy.is_refusing = True
+        served.proxy.cut()
+        await until(lambda: link_of(client).state is not LinkState.READY)
+        turn = asyncio.Lock()
+        if keeps:
+            await several(4, 5, 6)
+            turn = client._backend._turn  # type: ignore[attr-defined]  # of who changes what is kept
+        async with turn:
+            with pytest.raises(Overloaded, match="did nothing"):
+                await client.upsert("c", rows(7), timeout=SOON_S)
+        served.proxy.is_refusing = False
+        await client.upsert("c", rows(8))
+        async with asyncio.timeout(20):
+            while 8 not in (found := await keys_in_log(served.owner)):  # noqa: ASYNC110 - what it waits for is asked anew
+                await asyncio.sleep(0)
+        assert found == [1, 2, 3, *((4, 5, 6) if keeps else ()), 8]
 
 
 async def test_a_write_in_the_log_is_not_called_refused_because_its_partition_is_gone_when_it_comes_again() -> None:
