@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from types import MappingProxyType
 
 import msgspec
 
@@ -66,7 +65,7 @@ class TxnInterceptor(Interceptor):
 
     It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels to the tick of their last
     exclusive message. All bodies count against `memory`, which is the node's, until their transactions or the term end. What
-    is open then stays open in the log, and the next term goes on with it: as old and as idle as `earlier`, in this process.
+    is open then stays open in the log, and the next term goes on with it (`go_on_from`).
     """
 
     name = "txn"
@@ -80,7 +79,6 @@ class TxnInterceptor(Interceptor):
         open_transactions: Iterable[OpenTransaction] = (),
         fences: Mapping[str, int] | None = None,
         commits: Commits | None = None,
-        earlier: Mapping[int, Session] = MappingProxyType({}),
         now_ms: Callable[[], int] = steady_ms,
         asked_ms: Callable[[int], int | None] = lambda _: None,
     ) -> None:
@@ -95,10 +93,8 @@ class TxnInterceptor(Interceptor):
         """By id: where the begin lies, or the pack that has its place once it is in the log's queue."""
         self._drained: dict[int, asyncio.Future[None]] = {}
         """By id: what a commit waits for whose bodies are on their way."""
-        self.open_at_end: dict[int, Session] = {}
-        """The sessions that the end of the term found, by id."""
         for begin, bodies in open_transactions:
-            self._recover(begin, bodies, at_tick, earlier.get(begin.txn_id))
+            self._recover(begin, bodies, at_tick)
         self._fences: Mapping[str, int] = fences or {}
         """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
 
@@ -287,11 +283,18 @@ class TxnInterceptor(Interceptor):
             self._judge(session, ())
 
     def end(self) -> None:
-        """Hold no memory any more: the term is over, and the next one counts what it finds in the log."""
-        self._memory.give_back(self.size_bytes)
-        self.open_at_end |= self._sessions
-        self._sessions.clear()
-        self._begins.clear()
+        """Hold no memory any more: the term is over, and the next one counts what it finds in the log. Idempotent."""
+        if self._begins:
+            self._memory.give_back(self.size_bytes)
+            self._begins.clear()
+
+    def go_on_from(self, earlier: "TxnInterceptor") -> None:
+        """Have transactions be as old and as idle as the term before in this process knew them, by the same clock."""
+        for known in earlier.sessions:
+            if (session := self._sessions.get(known.txn_id)) is not None:
+                session.begun_ms, session.active_ms = known.begun_ms, known.active_ms
+                if known.failure is Failure.TOO_LARGE:  # it lacks rows; other failures show again
+                    self._fail(session, Failure.TOO_LARGE)
 
     # --- inside ---------------------------------------------------------------------------------------------------------
 
@@ -333,13 +336,11 @@ class TxnInterceptor(Interceptor):
         del self._sessions[session.txn_id], self._begins[session.txn_id]
         self._memory.give_back(session.size_bytes)
 
-    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int, earlier: Session | None) -> None:
+    def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
         assert isinstance(begin.header, BeginTxnHeader)
         now_ms, at_ms, ends = self.now_ms(), physical_ms(at_tick), (begin, bodies[-1] if bodies else begin)
         # Over a restart only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
         begun_ms, active_ms = (now_ms - max(0, at_ms - physical_ms(each.time_tick)) for each in ends)
-        if earlier is not None:
-            begun_ms, active_ms = earlier.begun_ms, earlier.active_ms
         session = Session(begin.txn_id, begin.header.keepalive_ms, self._limits, begun_ms, active_ms)
         if bodies:
             session.add_bodies([Change.of(body) for body in bodies])
@@ -347,5 +348,3 @@ class TxnInterceptor(Interceptor):
             self._memory.keep(session.size_bytes)
         self._sessions[session.txn_id] = session
         self._begins[session.txn_id] = begin.position
-        if earlier is not None and earlier.failure is Failure.TOO_LARGE:  # it lacks rows; other failures show again
-            self._fail(session, Failure.TOO_LARGE)

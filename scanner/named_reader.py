@@ -13,7 +13,7 @@ import msgspec
 
 from scanner.deliver_policy import ReaderBusy, StartingPoint
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
-from wal.runtime import carry_on
+from wal.runtime import carry_on, mark_heard
 
 _PREFIX = "reader/"
 
@@ -232,6 +232,7 @@ class NamedReader:
             self._wanted = msgspec.structs.replace(self._wanted, position=position, tick=tick)
         while self.position.tick < tick:
             writing = self._writing = self._writing or asyncio.get_running_loop().create_task(self._write())
+            writing.add_done_callback(mark_heard)  # this caller may be gone by then
             await asyncio.wait((writing,))
             writing.result()
 

@@ -22,8 +22,7 @@ from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
-from interceptors.txn import TxnInterceptor, steady_ms
-from interceptors.txn_session import Session
+from interceptors.txn import TxnInterceptor
 from interceptors.window import encode_window
 from scanner.deliver_policy import DeliverPolicy
 from scanner.named_reader import ReaderPosition
@@ -49,16 +48,9 @@ class ChannelTerm:
     """What a channel has in one term only: the interceptors around its log and the workers that append to it."""
 
     def __init__(
-        self,
-        channel: "Channel",
-        checkpoint: Checkpoint,
-        found: RecoveredChannel,
-        first_tick: LogEntry,
-        end: AppendPack,
-        earlier: Mapping[int, Session],
+        self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: AppendPack
     ) -> None:
-        log, store, config, pending = channel.log, channel.store, channel.config, channel.pending
-        confirmed_tick = first_tick.time_tick
+        config, pending, confirmed_tick = channel.config, channel.pending, first_tick.time_tick
         self.checkpoint = checkpoint
         """What the term was rebuilt from."""
         self.transactions = TxnInterceptor(
@@ -68,7 +60,6 @@ class ChannelTerm:
             open_transactions=found.open_transactions,
             fences=found.fences,
             commits=found.commits,
-            earlier=earlier,
             asked_ms=channel.wal.asked_ms,
         )
         self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments)
@@ -77,7 +68,7 @@ class ChannelTerm:
         channel.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
         self.mvcc = MvccManager(confirmed_tick)
         self.acks = AckManager(channel.ticks, confirmed_tick=confirmed_tick, tail=channel.tail, mvcc=self.mvcc)
-        self.ticks = TimeTickSyncOperator(self.acks, promise_tick=store.promise_tick)
+        self.ticks = TimeTickSyncOperator(self.acks, promise_tick=channel.store.promise_tick)
         self._workers = (
             SegmentAllocator(self.shards),
             SealWorker(self.shards, last_tick=lambda: channel.ticks.last),
@@ -87,7 +78,7 @@ class ChannelTerm:
         chain = Chain(
             (  # outermost first; ADR 0003 gives the reasons for the order
                 self.idempotency,
-                RoomInterceptor(log.admit, pending.appends),
+                RoomInterceptor(channel.log.admit, pending.appends),
                 RedoInterceptor(),
                 LockInterceptor(self.transactions.scope_of, self.transactions.overtake),
                 TimeTickInterceptor(acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin),
@@ -181,11 +172,10 @@ class Channel:
             held=self.producers.places.writes(),
         )
         failpoint("recovery.state_rebuilt")
-        former: ChannelTerm | None = getattr(self, "term", None)
-        earlier = {} if former is None else former.transactions.open_at_end
-        term = ChannelTerm(self, checkpoint, found, first_tick, end, earlier)
-        if former is not None:
-            term.shards.skip_ids_below(former.shards.next_id)  # one may be on its way in an append that waits
+        term = ChannelTerm(self, checkpoint, found, first_tick, end)
+        if hasattr(self, "term"):
+            term.shards.skip_ids_below(self.term.shards.next_id)  # one may be on its way in an append that waits
+            term.transactions.go_on_from(self.term.transactions)
         self.term = term
         if self._recovered is not None:
             self._recovered(self.store.term, found.entries, time.perf_counter() - started)
@@ -271,7 +261,7 @@ class Channel:
         """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
         await self.wal.wait_back()
         window = self.term.idempotency.window
-        return await to_thread.run_sync(encode_window, window.freeze(tick, now_ms=steady_ms()))
+        return await to_thread.run_sync(encode_window, window.freeze(tick, now_ms=self.term.transactions.now_ms()))
 
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
         """Return what a write came to whose first try may be under way; None when it is not in the log."""

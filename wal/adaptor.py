@@ -44,7 +44,7 @@ class WalLimits:
     """Bounds of one append; a larger insert is split by whoever builds groups."""
 
     group_bytes_max: int = 4 << 20
-    """Payloads and overhead of all messages of a group: what is copied, checksummed and written in one piece."""
+    """Rows of a group, payloads and overhead: what is copied, checksummed and written in one piece."""
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
 
 
@@ -187,7 +187,7 @@ class Wal:
 
     async def _append_pack(self, pack: Pack) -> None:
         """Append a pack; every group of it is settled then, or has left to come again. Raises as `append` does."""
-        if pack.producer is None and not all(group.producer for group in pack.groups):
+        if pack.producer is None and None in [group.producer for group in pack.groups]:
             pack.producer = self._own_next  # so that the log recognises a repeated try
         try:
             try:

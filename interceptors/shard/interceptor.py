@@ -14,7 +14,6 @@ from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import BodiesOf, check_target, decide, open_segments
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.append import Append, AppendGroup, AppendPack, Pack
-from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.errors import OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.message import Change, MutableMessage
@@ -24,6 +23,8 @@ ATTEMPTS_MAX = 100
 RETRY_S = 0.1
 """Together ten seconds: longer than a disk hiccup, shorter than the wait of those who asked."""
 
+AT_ONCE_MAX = 4096
+"""So many segments are made, or sealed, in one entry of the log."""
 SEAL_INTERVAL_S = 1.0
 """Policies count in minutes, except total growing bytes: a second of ingest is what may come on top of its high mark."""
 
@@ -205,7 +206,7 @@ class SegmentAllocator:
             while True:
                 await self._manager.segment_wanted.wait()
                 self._manager.segment_wanted.clear()
-                while keys := tuple(self._manager.wanted)[:MESSAGES_PER_ENTRY_MAX]:
+                while keys := tuple(self._manager.wanted)[:AT_ONCE_MAX]:
                     self._manager.end_waits(keys, await self._allocate(keys, append))
         finally:
             await self._manager.close()
@@ -246,6 +247,6 @@ class SealWorker:
         for segment, reason in due_seals(segments, self._manager.limits, tick=self._last_tick()):
             header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, reason)
             messages.append(MutableMessage(MessageType.FLUSH, header, segment.vchannel))
-        if messages:
-            await append(AppendGroup(messages[:MESSAGES_PER_ENTRY_MAX]))
+        if messages := messages[:AT_ONCE_MAX]:
+            await append(AppendGroup(messages))
         return len(messages)

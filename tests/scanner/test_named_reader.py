@@ -1,6 +1,7 @@
 """A named reader goes on after what it acknowledged, and truncation waits for it."""
 
 import asyncio
+import gc
 from collections.abc import Mapping
 
 import pytest
@@ -154,6 +155,26 @@ async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() 
     await asyncio.gather(*acks)
     assert len(store.writes) <= 2
     assert readers.lease("p0") == 10
+
+
+async def test_write_that_fails_when_nobody_waits_for_it_any_more_leaves_no_traceback() -> None:
+    store, unheard = SlowStore(), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
+    readers = NamedReaders(store, live)
+    store.gate.set()
+    reader = await readers.open({1}, "billing", start=START)
+    store.gate.clear()
+    ack = asyncio.ensure_future(reader.ack(5, 5))
+    await turns()
+    ack.cancel()
+    store.failures.append(Indeterminate("nobody knows"))
+    await turns()
+    store.open_once()
+    await turns()
+    assert ack.cancelled()
+    del ack  # its frame has the write
+    gc.collect()
+    assert not unheard
 
 
 async def test_a_cancelled_ack_leaves_the_others_to_finish() -> None:

@@ -219,7 +219,7 @@ class GroupCommit:
                 write.durable.set_result(None)
         self.acknowledged(writes)
         failpoint("append.acknowledged")
-        self.admission.give_back(sum(write.size_bytes for write in writes))
+        self.admission.give_back(sum([write.size_bytes for write in writes]))
 
     def failed(self, writes: list[Write], error: Exception) -> None:
         """The outcome of these writes is open, and of all later ones; of a `ChannelFenced`, nothing was written."""

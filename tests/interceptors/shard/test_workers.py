@@ -62,6 +62,16 @@ async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error
     assert channel.shard.wanted == {}
 
 
+async def test_more_segments_than_go_into_one_entry_are_made_one_entry_after_the_other(
+    channel: LiveChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interceptors.shard.interceptor.AT_ONCE_MAX", 2)
+    info = await channel.create_collection("a", shards=5)
+    made = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=0)
+    await channel.append(*(insert(info, shard=shard) for shard in range(5)))
+    assert [len(pack.messages) for pack in made.tried] == [2, 2, 1]
+
+
 async def test_insert_after_a_failed_allocation_asks_again(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=ATTEMPTS_MAX)
