@@ -347,6 +347,13 @@ def test_what_holds_no_keys_is_an_invalid_argument(keys: Any) -> None:
         keys_to_batches(keys, key_shape(SHAPE))
 
 
+def test_a_field_with_a_dot_in_its_name_is_that_field() -> None:
+    kind = pa.struct([("a.b", pa.int64()), ("b", pa.string())])
+    values = [{"a.b": 1, "b": "x"}, None]
+    assert values_back(kind, values) == values
+    assert "a.b, b" in str(refusal([{"id": 1, "value": {"b": "x"}}], shape_of(kind)))
+
+
 def test_a_dictionary_of_text_views_goes_in_as_its_texts() -> None:
     views = pa.array(["tea", "milk"]).cast(pa.string_view())
     items = pa.DictionaryArray.from_arrays(pa.array([1, 0, None]), views)
