@@ -182,11 +182,6 @@ class Channel:
         return term
 
     @property
-    def shards(self) -> ShardManager:
-        """The shards as of the last group in the log's queue, in the present term or the last one."""
-        return self.term.shards
-
-    @property
     def catalog(self) -> Catalog:
         """The collections as of the last group in the log's queue."""
         return self.term.shards.catalog

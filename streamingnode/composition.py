@@ -103,10 +103,10 @@ async def compose(
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
         elapsed_ms=elapsed_ms,
         reader_floor=lambda: readers.lease(PCHANNEL),
-        on_kept_tick=lambda tick: channel.shards.state.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+        on_kept_tick=lambda tick: channel.term.shards.state.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,
-        next_id=lambda: channel.shards.next_id,
+        next_id=lambda: channel.term.shards.next_id,
         cut_made=traces.cut_made if traces else None,
     )
     flusher = Flusher(context, channel.term.checkpoint)

@@ -81,7 +81,7 @@ class CatalogChanges:
             info = self.channel.catalog.collection_by_name(collection)
             if partition != DEFAULT_PARTITION:  # which is there already
                 check_name("partition", partition)
-            header = CreatePartitionHeader(info.id, self.channel.shards.allocate_id(), partition)
+            header = CreatePartitionHeader(info.id, self.channel.term.shards.allocate_id(), partition)
             self.channel.catalog.check_create_partition(header)  # an append would take the lock before it is refused
             return _on_each(info.vchannels, MessageType.CREATE_PARTITION, header, stamp)
 
@@ -111,7 +111,7 @@ class CatalogChanges:
             await self.channel.consistent_tick()
 
     def _header(self, definition: Definition) -> CreateCollectionHeader:
-        allocate_id = self.channel.shards.allocate_id
+        allocate_id = self.channel.term.shards.allocate_id
         collection_id = allocate_id()
         return CreateCollectionHeader(
             collection_id=collection_id,

@@ -128,7 +128,7 @@ class NodeMetrics:
         yield from self._of_topics(told)
 
     def _of_channel(self, told: NodeStatistics) -> Iterator[Metric]:
-        segments, limits = self._channel.shards.state.segments.values(), self._channel.config.segments
+        segments, limits = self._channel.term.shards.state.segments.values(), self._channel.config.segments
         collections, tail = self._channel.catalog.collections(), self._channel.tail
         listener = self._backend.listener
         for name, text, value in (

@@ -35,6 +35,8 @@ _log = event_log(__name__)
 
 SPOOL_BYTES_MAX, SPOOL_BYTES_MIN = 64 << 20, 64 << 10
 """What a client may keep on its disk for a node that is away, and the least that makes sense."""
+TEXT_MAX = 8_192
+"""Characters of a client's name, and of its token."""
 OWNER_PAUSE_S = 0.05
 """Between two looks whether who has the directory has let go of it."""
 
@@ -188,6 +190,9 @@ def connect(
 
     address = parse_address(url)
     check_seconds("give_up_s", give_up_s, longest=GIVE_UP_S_MAX)
+    for what, text in {"name": name, "token": token or ""}.items():  # the node ends a connection that begins otherwise
+        if not isinstance(text, str) or len(text) > TEXT_MAX:
+            raise InvalidArgument(f"the {what} is no text of up to {TEXT_MAX} characters — pass a shorter str")
     if token is not None and token_file is not None:
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
     file = None if token_file is None else check_path("token file", token_file)

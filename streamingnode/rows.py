@@ -238,7 +238,7 @@ class ColumnValues:
                 raise self._refused(number, f"has over {digits} digits behind its point — round it")
 
     def _check_fields(self, structs: Sequence[Mapping[str, object]]) -> None:
-        names = {inner.name.rpartition(".")[2]: inner for inner in self.inner}
+        names = dict(zip([field.name for field in child_fields(self.arrow_type)], self.inner, strict=True))
         for struct in structs:
             if struct.keys() != names.keys():
                 raise self._refused(struct, f"has other fields than {', '.join(names)} — give each of these")

@@ -410,12 +410,12 @@ async def test_ids_given_out_before_the_failure_are_given_to_nobody_else_after_i
     disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
     async with opened(tmp_path) as node:
         given = [
-            parts_of(node).channel.shards.allocate_id() for _ in range(5)
+            parts_of(node).channel.term.shards.allocate_id() for _ in range(5)
         ]  # by appends that wait, and come in the next term
         disk.fail_at(1)
         await node.insert("a", [row(1)])
         assert disk.reached
-        assert parts_of(node).channel.shards.allocate_id() > max(given)
+        assert parts_of(node).channel.term.shards.allocate_id() > max(given)
 
 
 async def until(reached: Callable[[], bool]) -> None:

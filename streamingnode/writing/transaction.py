@@ -186,10 +186,19 @@ class Transaction:
 
     async def _add(self, pieces: Sequence[Piece], *, first: bool) -> None:
         """Buffer pieces, behind what is streamed to make room for them; `first` of their call or not."""
-        while not self._buffer(pieces, first=first):
-            await self._stream_bodies()
+        try:
+            while not self._buffer(pieces):
+                await self._stream_bodies()
+        except BaseException:
+            if not first:  # half of the call's rows are in
+                self._break()
+            raise
 
-    def _buffer(self, pieces: Sequence[Piece], *, first: bool = True) -> bool:
+    def _break(self) -> None:
+        if self._state in {TransactionState.OPEN, TransactionState.COMMITTING}:
+            self._state = TransactionState.BROKEN
+
+    def _buffer(self, pieces: Sequence[Piece]) -> bool:
         """Buffer pieces; return False when what is buffered has to be streamed first."""
         size_bytes = messages = 0
         for piece in pieces:
@@ -201,8 +210,6 @@ class Transaction:
         if self._pieces and is_full:
             return False
         if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
-            if not first:
-                self._state = TransactionState.BROKEN  # half of the call's rows are in
             raise Overloaded(
                 f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
                 "end some of them first, or raise writes.pending_bytes_max"
@@ -222,8 +229,7 @@ class Transaction:
                 if self._state is TransactionState.OPEN:  # it may have been ended by another task meanwhile
                     await self._send_bodies()
             except BaseException:
-                if self._state in {TransactionState.OPEN, TransactionState.COMMITTING}:
-                    self._state = TransactionState.BROKEN
+                self._break()
                 raise
             self._check_in(TransactionState.OPEN)  # nothing may be added to what ended meanwhile
 

@@ -234,6 +234,12 @@ def test_ready_made_config_does_not_mix_with_settings() -> None:
         sn.open_node(None, config=NodeConfig(), durability="os")
 
 
+@pytest.mark.parametrize("wrong", [{"name": 5}, {"name": "x" * 100_000}, {"token": 5}, {"token": "x" * 100_000}])
+def test_what_a_node_would_not_take_as_a_client_is_refused_before_it_is_asked(wrong: Any) -> None:
+    with pytest.raises(InvalidArgument, match="is no text of up to"):
+        sn.connect("unix:node.sock", **wrong)
+
+
 def test_importing_prints_nothing_and_loads_no_arrow_and_no_database() -> None:
     program = (
         "import sys, streamingnode\n"

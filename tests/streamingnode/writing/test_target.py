@@ -1,7 +1,8 @@
 """Rows of plain values become what they would be through Arrow, or are left to it; and rows go to the shard of their key."""
 
 import datetime as dt
-from collections.abc import Sequence
+from collections import UserDict, UserList, defaultdict, deque
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from streamingnode.rows import dicts_to_batch, keys_to_batches, row_shape
+from streamingnode.rows import dicts_to_batch, key_shape, keys_to_batches, row_shape, to_batches
 from streamingnode.writing.target import PLAIN_TEXT_BYTES_MAX, BatchTarget, PlainRows, copied
 from tests.streamingnode.append_double import collection_info, schema_of, write_target
 from wal.errors import StreamingNodeError
@@ -19,6 +20,7 @@ from wal.headers import MessageType
 from wal.rows import ShardRows
 from wal.shard_hash import hash_integers, shards_of
 
+SHAPE = row_shape(schema_of(id=pa.int64(), item=pa.string(), amount=pa.float64()), primary_key="id")
 NAIVE = dt.datetime(2024, 2, 29, 1)  # noqa: DTZ001 - a date column must not take it for a date
 LONG = "x" * (PLAIN_TEXT_BYTES_MAX + 1)
 
@@ -236,3 +238,25 @@ def test_rows_of_a_shard_keep_their_order_in_a_large_batch() -> None:
     for part in target.encode([pa.RecordBatch.from_pydict({"id": rows % 97, "row": rows}, schema=schema)]):
         found = pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema).column("row").to_numpy()
         assert (np.diff(found) > 0).all()
+
+
+@pytest.mark.parametrize("many", [tuple, deque, UserList])
+def test_any_sequence_of_rows_or_keys_will_do(many: Callable[[list[Any]], Any]) -> None:
+    rows = [UserDict({"id": key, "item": "tea", "amount": 1.0}) for key in range(3)]
+    (batch,) = to_batches(many(rows), SHAPE)
+    assert batch.column("id").to_pylist() == [0, 1, 2]
+    (batch,) = keys_to_batches(many([0, 1]), key_shape(SHAPE))
+    assert batch.column("id").to_pylist() == [0, 1]
+
+
+def test_a_dictionary_of_text_views_goes_in_as_its_texts() -> None:
+    views = pa.array(["tea", "milk"]).cast(pa.string_view())
+    items = pa.DictionaryArray.from_arrays(pa.array([1, 0, None]), views)
+    (batch,) = to_batches(pa.table({"id": [1, 2, 3], "item": items, "amount": [1.0] * 3}), SHAPE)
+    assert batch.column("item").to_pylist() == ["milk", "tea", None]
+
+
+def test_a_mapping_that_makes_what_it_lacks_is_not_plain() -> None:
+    misspelt = defaultdict(float, {"id": 1, "item": "tea", "amuont": 1.0})
+    assert PlainRows(SHAPE).take([misspelt]) is None
+    assert "amount" not in misspelt

@@ -276,6 +276,26 @@ async def test_commit_behind_another_task_that_loses_what_it_streams_is_refused(
     assert types_of(transactions.log.groups[-1]) == ["ROLLBACK_TXN"]
 
 
+async def test_insert_that_is_cancelled_with_half_of_its_rows_in_leaves_only_a_rollback(
+    transactions: Transactions,
+) -> None:
+    loop, txn = asyncio.get_running_loop(), transactions.begin()
+    for key in range(2):
+        await txn.insert("orders", [{"id": key, "item": LARGE}])
+    transactions.log.hold()
+    other = loop.create_task(txn.insert("orders", [{"id": 2, "item": LARGE}]))
+    while not transactions.log.in_flight:
+        await anyio.lowlevel.checkpoint()
+    insert = loop.create_task(txn.insert("orders", [{"id": key, "item": LARGE} for key in range(3, 6)]))
+    while not txn._pieces:  # the first of its rows, the others wait for those that are sent
+        await anyio.lowlevel.checkpoint()
+    insert.cancel()
+    transactions.log.let_go()
+    await asyncio.gather(other, insert, return_exceptions=True)
+    with pytest.raises(InvalidTransactionState, match="broken"):
+        await txn.commit()
+
+
 async def test_rows_of_a_task_are_refused_when_another_ends_the_transaction_under_it(
     transactions: Transactions,
 ) -> None:
