@@ -5,8 +5,9 @@ is moved, repeated or left out is found as surely as one with a flipped bit.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,6 +51,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _layouts = {
     (int(kind), version): (kind, msgspec.msgpack.Decoder(header).decode) for (kind, version), header in HEADERS.items()
 }
+DAMAGED = (Corrupt, msgspec.DecodeError, struct.error, KeyError, ValueError, IndexError)
+"""What is raised for bytes that do not decode, before somebody says whose they are."""
 COPIED_BYTES_MAX = 4096
 """Up to here copying a view takes less time than wrapping it."""
 _GROUP: tuple[np.dtype[Any], ...] = (U4, U4, np.dtype(np.uint8))
@@ -116,10 +119,11 @@ def entry_parts(entry: LogEntry, *, previous_crc32c: int = 0, is_whole: bool = T
         *(_NO_STAMP if stamp is None else (stamp.producer_id, stamp.sequence, stamp.epoch)),
         groups | flags << _FLAGS_SHIFT,
     )
-    return [fixed, *(_encode_messages(entry.messages) if rows is None else _encode_rows(rows, is_whole=is_whole))]
+    return [fixed, *(encode_messages(entry.messages) if rows is None else _encode_rows(rows, is_whole=is_whole))]
 
 
-def _encode_messages(messages: Sequence[Message]) -> list[bytes | memoryview]:
+def encode_messages(messages: Iterable[Message]) -> list[bytes | memoryview]:
+    """Return messages as an entry has them, in parts, without their places."""
     parts: list[bytes | memoryview] = []
     for message in messages:
         vchannel, header, payload = message.vchannel.encode(), _encode(message.header), message.payload
@@ -170,49 +174,44 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
     range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
-    check_head(data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c)
-    return decode_checked(data, wal_name=wal_name, crc32c=entry_crc32c(data))
-
-
-def decode_checked(data: bytes | memoryview, *, wal_name: str, crc32c: int = 0, is_whole: bool = True) -> LogEntry:
-    """Return the entry of `CHECKSUM_END` bytes and what `entry_parts` gave. Raises `Corrupt` for what is none."""
+    _, count, position, first_tick, tick, last_confirmed, term, producer_id, sequence, epoch, last = check_head(
+        data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
+    )
+    groups, rows, messages = last & _GROUPS_MASK, None, tuple[Message, ...]()
+    if not 0 < groups <= count or not first_tick <= tick:
+        raise Corrupt(
+            f"entry at position {position} has {count} messages of {groups} groups, ticks {first_tick} to {tick}"
+        )
     try:
-        _, count, position, first_tick, tick, last_confirmed, term, *writer, last = _CHECKED.unpack_from(
-            data, CHECKSUM_END
-        )
-        groups, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
-        if not 0 < groups <= count or not first_tick <= tick:
-            raise Corrupt(
-                f"entry at position {position} has {count} messages of {groups} groups, ticks {first_tick} to {tick}"
-            )
-        placed = {"wal_name": wal_name, "wal_term": term, "last_confirmed_position": last_confirmed, "time_tick": tick}
-        producer_id, sequence, epoch = writer
-        return LogEntry(
-            first_position=position,
-            last_position=position + count - 1,
-            first_tick=first_tick,
-            time_tick=tick,
-            last_confirmed_position=last_confirmed,
-            wal_term=term,
-            crc32c=crc32c,
-            size_bytes=len(data),
-            messages=() if flags & _PACKED else _decode_messages(data, range(position, position + count), placed),
-            rows=_decode_rows(data, (position, count, first_tick, groups), flags, placed, is_whole=is_whole)
-            if flags & _PACKED
-            else None,
-            producer=ProducerStamp(producer_id, epoch, sequence) if producer_id else None,
-        )
-    except (msgspec.DecodeError, UnicodeDecodeError, struct.error, KeyError, ValueError, IndexError) as error:
-        raise Corrupt(f"an entry of {len(data)} bytes passes its checksum but does not decode: {error}") from error
+        if last >> _FLAGS_SHIFT & _PACKED:
+            rows = decode_rows(data, wal_name)
+        else:
+            places = zip(range(position, position + count), repeat(last_confirmed), repeat(tick), repeat(term))
+            messages = decode_messages(data, ENTRY_HEADER_BYTES, wal_name, places)
+    except DAMAGED as error:
+        raise Corrupt(f"entry at position {position} passes its checksum but does not decode: {error}") from error
+    return LogEntry(
+        first_position=position,
+        last_position=position + count - 1,
+        first_tick=first_tick,
+        time_tick=tick,
+        last_confirmed_position=last_confirmed,
+        wal_term=term,
+        crc32c=entry_crc32c(data),
+        size_bytes=len(data),
+        messages=messages,
+        rows=rows,
+        producer=ProducerStamp(producer_id, epoch, sequence) if producer_id else None,
+    )
 
 
-def _decode_messages(data: bytes | memoryview, positions: range, placed: dict[str, Any]) -> tuple[Message, ...]:
-    view, at = memoryview(data), ENTRY_HEADER_BYTES
+def decode_messages(data: bytes | memoryview, at: int, wal_name: str, places: Iterable[Any]) -> tuple[Message, ...]:
+    """Return the messages from there on; places are position, last-confirmed position, tick, term. Raises `DAMAGED`."""
+    view = memoryview(data)
     messages: list[Message] = []
-    for position in positions:
+    for position, last_confirmed, tick, term in places:
         number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
-        vchannel_at = at + MESSAGE_HEADER_BYTES
-        vchannel_end = vchannel_at + vchannel_len
+        vchannel_end = at + MESSAGE_HEADER_BYTES + vchannel_len
         header_at = vchannel_end + ignored_len
         payload_at = header_at + header_len
         at = payload_at + payload_len
@@ -221,21 +220,24 @@ def _decode_messages(data: bytes | memoryview, positions: range, placed: dict[st
             Message(
                 type=kind,
                 header=decode_header(view[header_at:payload_at]),
-                vchannel=str(view[vchannel_at:vchannel_end], "utf-8"),
+                vchannel=str(view[vchannel_end - vchannel_len : vchannel_end], "utf-8"),
                 payload=view[payload_at:at],
                 txn_id=txn_id,
+                wal_name=wal_name,
                 position=position,
-                **placed,
+                last_confirmed_position=last_confirmed,
+                time_tick=tick,
+                wal_term=term,
             )
         )
     _check_end(at, data)
     return tuple(messages)
 
 
-def _decode_rows(
-    data: bytes | memoryview, fixed: tuple[int, int, int, int], flags: int, placed: dict[str, Any], *, is_whole: bool
-) -> PackedRows:
-    first_position, count, first_tick, group_count = fixed
+def decode_rows(data: bytes | memoryview, wal_name: str, *, is_whole: bool = True) -> PackedRows:
+    """Return the rows of an entry, checked but for its checksum; see `entry_parts`. Raises `DAMAGED`."""
+    _, count, position, first_tick, tick, last_confirmed, term, *_, last = _CHECKED.unpack_from(data, CHECKSUM_END)
+    group_count, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
     view, at = memoryview(data), ENTRY_HEADER_BYTES
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
@@ -252,17 +254,14 @@ def _decode_rows(
     producers: tuple[ProducerStamp | None, ...] = ()
     if flags & _STAMPED:
         producers = tuple(
-            ProducerStamp(producer_id, epoch, sequence) if producer_id else None
-            for producer_id, sequence, epoch in zip(
-                *[each.tolist() for each in columns(group_count, *_STAMPS)], strict=True
-            )
+            ProducerStamp(of, epoch, sequence) if of else None
+            for of, sequence, epoch in zip(*[each.tolist() for each in columns(group_count, *_STAMPS)], strict=True)
         )
     ends = np.add.accumulate(counts, dtype=U8)
-    if ends.item(-1) != count or since_first.item(-1) != placed["time_tick"] - first_tick or not _ascend(since_first):
-        raise Corrupt(f"the groups of the entry at position {first_position} do not add up")
+    if ends.item(-1) != count or since_first.item(-1) != tick - first_tick or not _ascend(since_first):
+        raise Corrupt(f"the groups of the entry at position {position} do not add up")
     starts = (ends - counts).astype(U4)
-    batches = []
-    messages = 0
+    batches, messages = list[RowBatch](), 0
     while at < len(data):
         header_len, payload_len, boundaries = _BATCH.unpack_from(data, at)
         at += _BATCH.size + header_len
@@ -278,7 +277,7 @@ def _decode_rows(
             or np.count_nonzero(places >= counts[groups])
             or not _ascend(starts[groups] + places)
         ):
-            raise Corrupt(f"a batch of the entry at position {first_position} has rows of no group")
+            raise Corrupt(f"a batch of the entry at position {position} has rows of no group")
         (row_starts,) = given or (np.add.accumulate(rows, dtype=U4) - rows,)
         messages += boundaries
         batches.append(
@@ -301,16 +300,19 @@ def _decode_rows(
         )
     _check_end(at, data)
     if is_whole and messages != count - 2 * np.count_nonzero(transactions):
-        raise Corrupt(f"the entry at position {first_position} has messages without rows")
+        raise Corrupt(f"the entry at position {position} has messages without rows")
     return PackedRows(
         ticks=np.add(since_first, first_tick, dtype=U8),
-        positions=np.add(starts, first_position, dtype=U8),
+        positions=np.add(starts, position, dtype=U8),
         counts=counts,
         transactions=transactions.astype(bool),
         batches=tuple(batches),
         producers=producers,
-        position=first_position + count - 1,
-        **placed,
+        wal_name=wal_name,
+        wal_term=term,
+        last_confirmed_position=last_confirmed,
+        time_tick=tick,
+        position=position + count - 1,
     )
 
 

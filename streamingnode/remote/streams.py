@@ -1,31 +1,40 @@
-"""What a reader gets, as it crosses a connection: entries as the log has them, without what is not for this reader. Pure."""
+"""What a reader gets, as it crosses a connection: messages and packed rows as the log's entries have them. Pure."""
 
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
+from itertools import groupby
+from typing import Any
 
 from msgspec.structs import replace
 
 from scanner.scanner import ScanBatch
-from wal.codec import CHECKSUM_END, decode_checked, entry_parts
+from wal.codec import CHECKSUM_END, DAMAGED, decode_messages, decode_rows, encode_messages, entry_parts
 from wal.entry import LogEntry, PackedRows, Visible, transaction_of
 from wal.errors import Corrupt, ProtocolError
 from wal.headers import CommitTxnHeader, MessageType
-from wal.message import Message, TransactionMessage
+from wal.message import AnyMessage, Message, TransactionMessage
 
 _HEAD = struct.Struct("<QQI")
 """confirmed tick, position to go on from, how many messages, transactions and packed rows there are."""
-_LENGTH = struct.Struct("<Q")
-"""In place of what an entry's checksum does not cover: a frame has one of its own."""
-assert _LENGTH.size == CHECKSUM_END, "so an entry is where it is in the log"
+_ITEM = struct.Struct("<II")
+"""bytes behind this, and of how many messages; 0 for packed rows, which are an entry."""
+_PLACE = struct.Struct("<QQQQ")
+"""position, last-confirmed position, tick and term of a message."""
+assert _ITEM.size == CHECKSUM_END, "in place of what an entry's checksum does not cover: a frame has one of its own"
 
 
 def encode_batch(batch: ScanBatch, vchannels: Collection[str]) -> list[bytes | memoryview]:
     """Return a batch in parts, of which payloads are not copied; of other vchannels no row is in it."""
     parts: list[bytes | memoryview] = [_HEAD.pack(batch.confirmed_tick, batch.resume_position, len(batch.visible))]
-    for visible in batch.visible:
-        for entry in _entries(visible, vchannels):
-            of_entry = entry_parts(entry, is_whole=False)
-            parts += _LENGTH.pack(sum(map(len, of_entry))), *of_entry
+    run: Any
+    for kind, run in groupby(batch.visible, type):
+        if kind is PackedRows:
+            items = [(0, entry_parts(_entry(rows, vchannels), is_whole=False)) for rows in run]
+        else:
+            messages = [message for each in run for message in _messages(each, vchannels)]
+            items = [(len(messages), [b"".join(map(_place, messages)), *encode_messages(messages)])]
+        for count, item in items:
+            parts += _ITEM.pack(sum(map(len, item)), count), *item
     return parts
 
 
@@ -33,54 +42,48 @@ def decode_batch(data: memoryview, wal_name: str) -> ScanBatch:
     """Return what was encoded, its payloads as views into it. Raises `ProtocolError`."""
     visible, bodies = list[Visible](), list[Message]()
     try:
-        tick, position, count = _HEAD.unpack_from(data)
+        tick, position, things = _HEAD.unpack_from(data)
         data = data[_HEAD.size :]
         while data:
-            end = CHECKSUM_END + _LENGTH.unpack_from(data)[0]
-            entry = decode_checked(data[:end], wal_name=wal_name, is_whole=False)
-            data = data[end:]
-            if entry.rows is not None:
-                visible.append(entry.rows)
-            for message in entry.messages:
+            size_bytes, count = _ITEM.unpack_from(data)
+            item, data = data[: _ITEM.size + size_bytes], data[_ITEM.size + size_bytes :]
+            if not count:
+                visible.append(decode_rows(item, wal_name, is_whole=False))
+                continue
+            at = _ITEM.size + count * _PLACE.size
+            for message in decode_messages(item, at, wal_name, _PLACE.iter_unpack(item[_ITEM.size : at])):
                 if message.type is MessageType.COMMIT_TXN:
                     visible.append(transaction_of(bodies, message))
                     bodies = []
                 else:
                     (bodies if message.txn_id else visible).append(message)
-        if bodies or len(visible) != count:
-            raise Corrupt(f"{len(visible)} of {count} things")
-    except (struct.error, Corrupt) as error:
+        if bodies or len(visible) != things:
+            raise Corrupt(f"{len(visible)} of {things} things")
+    except DAMAGED as error:
         raise ProtocolError(f"a batch of messages does not decode: {error}") from error
     return ScanBatch(visible, tick, position)
 
 
-def _entries(visible: Visible, vchannels: Collection[str]) -> Iterator[LogEntry]:
-    """Yield what is visible as entries; of a transaction that was several, its bodies and a commit of these."""
-    if isinstance(visible, PackedRows):
-        batches = tuple([batch for batch in visible.batches if batch.vchannel in vchannels])
-        rows = replace(visible, batches=batches, producers=())
-        yield LogEntry(
-            first_position=rows.positions.item(0),
-            last_position=rows.position,
-            first_tick=rows.ticks.item(0),
-            time_tick=rows.time_tick,
-            last_confirmed_position=rows.last_confirmed_position,
-            wal_term=rows.wal_term,
-            rows=rows,
-        )
-        return
-    messages: tuple[Message, ...] = visible.bodies
-    if isinstance(visible, TransactionMessage):
-        bodies = [body for body in messages if body.vchannel in vchannels]
-        header = CommitTxnHeader.of([(body.vchannel, body.header) for body in bodies])
-        messages = (*bodies, replace(visible.commit, header=header))
-    for message in messages:
-        yield LogEntry(
-            first_position=message.position,
-            last_position=message.position,
-            first_tick=message.time_tick,
-            time_tick=message.time_tick,
-            last_confirmed_position=message.last_confirmed_position,
-            wal_term=message.wal_term,
-            messages=(message,),
-        )
+def _entry(rows: PackedRows, vchannels: Collection[str]) -> LogEntry:
+    return LogEntry(
+        first_position=rows.positions.item(0),
+        last_position=rows.position,
+        first_tick=rows.ticks.item(0),
+        time_tick=rows.time_tick,
+        last_confirmed_position=rows.last_confirmed_position,
+        wal_term=rows.wal_term,
+        rows=replace(rows, batches=tuple([each for each in rows.batches if each.vchannel in vchannels]), producers=()),
+    )
+
+
+def _messages(visible: AnyMessage, vchannels: Collection[str]) -> Iterable[Message]:
+    """Return a message, or the bodies of a transaction and a commit of these."""
+    if not isinstance(visible, TransactionMessage):
+        return visible.bodies
+    bodies = [body for body in visible.bodies if body.vchannel in vchannels]
+    header = CommitTxnHeader.of([(body.vchannel, body.header) for body in bodies])
+    return (*bodies, replace(visible.commit, header=header))
+
+
+def _place(of: Message) -> bytes:
+    return _PLACE.pack(of.position, of.last_confirmed_position, of.time_tick, of.wal_term)

@@ -228,7 +228,7 @@ class Lane:
         self.rows, size_bytes = target.plain.decode(data) if is_plain else (checked_rows(data, target), len(data))
         self._count = len(self.rows)
         self._row_bytes = (size_bytes + MESSAGE_OVERHEAD_BYTES) / max(self._count, 1)
-        self._is_uneven = size_bytes > EXACT_FROM_BYTES and not is_plain
+        self._is_uneven = size_bytes > EXACT_FROM_BYTES
 
     def take(self, count: int) -> Piece:
         """Return the next of its rows. Raises `ProtocolError` for more than it has."""
@@ -238,12 +238,12 @@ class Lane:
         self._at = end
         size_bytes = int(self._row_bytes * count) + MESSAGE_OVERHEAD_BYTES
         size_bytes += (min(count, self.shards) - 1) * self.target.message_bytes
-        if self._is_plain:
-            return Piece(self.target, rows[start:end], size_bytes)
         if count < self._count:
+            taken = rows[start:end] if self._is_plain else BatchSlice(rows, start, count)
             if self._is_uneven:
-                size_bytes += batch_bytes(rows.slice(start, count)) - int(self._row_bytes * count)
-            rows = BatchSlice(rows, start, count)
+                exact = len(_encode_plain(taken)) if self._is_plain else batch_bytes(rows.slice(start, count))
+                size_bytes += exact - int(self._row_bytes * count)
+            rows = taken
         return Piece(self.target, rows, size_bytes)
 
 

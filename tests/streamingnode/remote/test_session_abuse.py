@@ -173,10 +173,15 @@ async def test_a_body_that_is_much_more_than_it_says_is_refused(served: Served) 
         assert FrameKind.REPLY not in kinds
 
 
-async def test_a_row_over_an_append_group_is_refused_although_those_beside_it_are_small(served: Served) -> None:
+@pytest.mark.parametrize("is_plain", [False, True])
+async def test_a_row_over_an_append_group_is_refused_although_those_beside_it_are_small(
+    served: Served, is_plain: bool
+) -> None:
     table = [{"id": 0, "item": "x" * (6 << 20)}, *rows(*range(1, 30))]
     batch = pa.RecordBatch.from_pylist(table, schema=SCHEMA)
-    writes, data = writes_of(served.owner, [], WireGroup(1, False, ((0, 1),)), batch=batch)
+    plain = msgspec.msgpack.encode([list(row.values()) for row in table]) if is_plain else None
+    group = WireGroup(1, False, ((0, 1),))
+    writes, data = writes_of(served.owner, [], group, batch=batch, payload=plain, is_plain=is_plain)
     async with greeted(served) as client:
         client.say(FrameKind.WRITES, 1, writes, data)
         outcome = await client.result()
