@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -237,6 +238,68 @@ async def test_who_waits_with_a_short_time_for_acknowledgements_does_not_ask_aga
     consumer = await mq.register_consumer("t", "g", ack_timeout_s=0.001)
     assert await consumer.consume(1, wait_s=0.1) == []
     assert len(asked) <= 2
+
+
+async def test_a_message_wakes_who_waits_longest_and_nobody_else(mq: RocksMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, asked = Group.take, list[int]()
+
+    def counting(group: Group, *given: Any, **options: Any) -> list[int]:
+        asked.append(1)
+        return take(group, *given, **options)
+
+    waiting = [asyncio.ensure_future(mq.consume("t", "g", 2, wait_s=60)) for _ in range(100)]
+    await asyncio.sleep(0)
+    # The first to take something has all know when its time is over; from then on one is woken for two messages.
+    await mq.produce("t", [b"0"])
+    assert [message.payload for message in await waiting[0]] == [b"0"]
+    for _ in range(3):
+        await asyncio.sleep(0)
+    monkeypatch.setattr(Group, "take", counting)
+    await mq.produce("t", [b"%d" % number for number in range(1, 8)])
+    await asyncio.wait(waiting[1:5])
+    assert [[message.payload for message in each.result()] for each in waiting[1:5]] == [
+        [b"1", b"2"],
+        [b"3", b"4"],
+        [b"5", b"6"],
+        [b"7"],
+    ]
+    assert len(asked) < 8
+    assert not any(each.done() for each in waiting[5:])
+    for each in waiting:
+        each.cancel()
+
+
+async def test_who_is_cancelled_when_it_is_its_turn_leaves_it_to_the_next(mq: RocksMQ) -> None:
+    [held] = await mq.produce("t", [b"0"])
+    holder = await mq.register_consumer("t", "g")
+    await holder.consume(1)
+    waiting = [asyncio.ensure_future(mq.consume("t", "g", 1, wait_s=60)) for _ in range(4)]
+    await asyncio.sleep(0)
+    await holder.give_back([held])  # the first one is told, and has not run yet
+    waiting[0].cancel()
+    waiting[2].cancel()
+    async with asyncio.timeout(20):
+        assert [message.payload for message in await waiting[1]] == [b"0"]
+        await mq.produce("t", [b"1"])
+        assert [message.payload for message in await waiting[3]] == [b"1"]
+
+
+async def test_who_waits_gets_what_another_one_who_waited_held_for_too_long(tmp_path: Path) -> None:
+    async with opened(tmp_path / "other", lambda: int(monotonic() * 1000)) as mq:
+        await mq.create_topic("t")
+        await mq.create_consumer_group("t", "g")
+        holder = await mq.register_consumer("t", "g", ack_timeout_s=0.02)
+        waiting = [asyncio.ensure_future(holder.consume(1, wait_s=60))]
+        await asyncio.sleep(0)
+        waiting += [asyncio.ensure_future(mq.consume("t", "g", 1, wait_s=60)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await mq.produce("t", [b"0"])
+        async with asyncio.timeout(20):
+            assert [message.payload for message in await waiting[0]] == [b"0"]
+            done, left = await asyncio.wait(waiting[1:], return_when=asyncio.FIRST_COMPLETED)
+        assert [message.payload for each in done for message in await each] == [b"0"]
+        for each in left:
+            each.cancel()
 
 
 async def test_iterating_ends_when_the_consumer_is_closed_and_the_rest_comes_to_others(mq: RocksMQ) -> None:
