@@ -59,9 +59,8 @@ SLOW_S = 0.2
 CHECK_S_MAX = 600.0
 """How often retention is looked at, if not ten times within its own time, and statistics are logged."""
 
-Holder = tuple[asyncio.Event, float]
+ANYBODY = asyncio.Event(), ACK_TIMEOUT_S
 """The end of a consumer, which is whose its messages are, and how many seconds it may hold them."""
-ANYBODY: Holder = asyncio.Event(), ACK_TIMEOUT_S
 
 
 class _Write:
@@ -76,10 +75,7 @@ class _Write:
         self._new, self._waiting = asyncio.get_running_loop().create_future, list[asyncio.Future[None]]()
 
     def done(self, topic: Topic | None = None, group: str = "") -> asyncio.Future[None]:
-        """Have it bring what has changed of a topic, and of a group of it, too, and return what is done with it.
-
-        Each who waits has one, and may cancel it.
-        """
+        """Bring what has changed of a topic and a group, too; return what each who waits may wait for, and cancel."""
         if topic is not None:
             self.topics[topic] = None
             if group:
@@ -210,7 +206,7 @@ class RocksMQ(MessageQueue):
         return range(first, first + len(messages))
 
     async def consume(
-        self, topic: str, group: str, count: int, *, wait_s: float = 0.0, by: Holder = ANYBODY
+        self, topic: str, group: str, count: int, *, wait_s: float = 0.0, by: tuple[asyncio.Event, float] = ANYBODY
     ) -> list[ConsumerMessage]:
         """See `MessageQueue.consume`."""
         if not isinstance(count, int) or count < 1:
@@ -490,7 +486,6 @@ class RocksMQ(MessageQueue):
 
 
 def _tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:
-    """Log a slow call with the time up to each of its steps."""
     _log.warning(
         f"slow_{what}", topic=topic.name, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()}
     )
