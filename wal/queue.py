@@ -11,19 +11,27 @@ class Signal:
     """Wakes those who wait at the moment of `wake`, each to look again for what it waits for."""
 
     def __init__(self) -> None:
-        self._next: asyncio.Event | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def wait(self) -> None:
         """Return at the next `wake`."""
-        if self._next is None:
-            self._next = asyncio.Event()
-        await self._next.wait()
+        self._waiting.append(told := asyncio.get_running_loop().create_future())
+        try:
+            await told
+        except asyncio.CancelledError:
+            if not told.cancelled():
+                self.wake(1)  # it was its turn, which is the next one's now
+            elif told in self._waiting:
+                self._waiting.remove(told)
+            raise
 
-    def wake(self) -> None:
-        """End the waits of now; who comes later waits for the next time."""
-        if self._next is not None:
-            now, self._next = self._next, None  # never again: an event goes over all it has woken each time
-            now.set()
+    def wake(self, count: int | None = None) -> None:
+        """End the waits of now, or those of so many, who have waited longest; who comes later waits for the next time."""
+        left = len(self._waiting) if count is None else count
+        while self._waiting and left:
+            if not (told := self._waiting.popleft()).done():
+                told.set_result(None)
+                left -= 1
 
 
 class Budget:

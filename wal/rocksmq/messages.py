@@ -129,12 +129,8 @@ class TopicEntry:
     @cached_property
     def messages(self) -> list[ConsumerMessage]:
         """Its messages, made when somebody wants them."""
-        return [
-            ConsumerMessage(message_id, payload, _decode_properties(properties) if properties else {})
-            for message_id, payload, properties in zip(
-                count(self.first_position), self._bodies[::2], self._bodies[1::2], strict=False
-            )
-        ]
+        bodies = zip(count(self.first_position), self._bodies[::2], self._bodies[1::2], strict=False)
+        return [ConsumerMessage(at, payload, _decode_properties(of) if of else {}) for at, payload, of in bodies]
 
 
 def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
@@ -175,8 +171,6 @@ class EntryCache:
         if (entry := self.find(log_id, ids[start])) is None:
             return []
         known, first = entry.messages, entry.first_position
-        if len(ids) == 1:
-            return [known[ids[0] - first]]
         return [known[each - first] for each in ids[start : bisect_right(ids, entry.last_position, start)]]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:

@@ -59,6 +59,9 @@ SLOW_S = 0.2
 CHECK_S_MAX = 600.0
 """How often retention is looked at, if not ten times within its own time, and statistics are logged."""
 
+ANYBODY = asyncio.Event(), ACK_TIMEOUT_S
+"""The end of a consumer, which is whose its messages are, and how many seconds it may hold them."""
+
 
 class _Write:
     """All that is changed in one turn of the event loop, and who waits for it."""
@@ -66,18 +69,13 @@ class _Write:
     def __init__(self) -> None:
         self.changes, self.topics = dict[str, bytes | None](), dict[Topic, None]()
         self.dropped: list[tuple[bytes, bytes]] = []
-        self.room = 0
-        """So many bytes may still be produced in it; 0 until the store was asked for room."""
-        self.began = self.admitted = 0.0
-        """When it was asked, and when there was some."""
+        self.room, self.began, self.admitted = 0, 0.0, 0.0
+        """How many bytes may still be produced in it, 0 until the store was asked for room; when it was, and had some."""
         self.produced: list[tuple[Topic, TopicEntry]] = []
         self._new, self._waiting = asyncio.get_running_loop().create_future, list[asyncio.Future[None]]()
 
     def done(self, topic: Topic | None = None, group: str = "") -> asyncio.Future[None]:
-        """Have it bring what has changed of a topic, and of a group of it, too, and return what is done with it.
-
-        Each who waits has one, and may cancel it.
-        """
+        """Bring what has changed of a topic and a group, too; return what each who waits may wait for, and cancel."""
         if topic is not None:
             self.topics[topic] = None
             if group:
@@ -111,8 +109,8 @@ class RocksMQ(MessageQueue):
         self._now_ms, self._elapsed_ms = now_ms, elapsed_ms
         self.ids = IdAllocator(TickAllocator(now_ms, elapsed_ms))
         self._topics: dict[str, Topic] = {}
-        self._signals = defaultdict[str, Signal](Signal)
-        """Of each topic: who waits for messages looks again."""
+        self._signals = defaultdict[tuple[str, str], Signal](Signal)
+        """Of each topic and group: who waits for messages looks again; as many as there are for, each wakes the next."""
         self._cache = EntryCache()
         self._next_write: _Write | None = None
         self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
@@ -129,11 +127,10 @@ class RocksMQ(MessageQueue):
         write = self._write()
         if topic not in self._topics:
             begin = self.ids.alloc_one()
-            self._topics[topic] = made = Topic(topic, TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
-            write.topics[made] = None
+            self._topics[topic] = Topic(topic, TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
             self._next_log_id += 1
             write.changes |= encode_ids(self._next_log_id, begin)
-        await write.done()  # also of a topic that was there: it may be on its way
+        await write.done(self._topics[topic])  # also of a topic that was there: it may be on its way
 
     async def destroy_topic(self, topic: str) -> None:
         """See `MessageQueue.destroy_topic`."""
@@ -144,7 +141,8 @@ class RocksMQ(MessageQueue):
         write = self._write()
         write.changes |= found.removal() | encode_ids(self._next_log_id, self.ids.alloc_one())
         write.dropped.append(dropped := (entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
-        self._signals.pop(topic, Signal()).wake()
+        for group in found.groups:
+            self._signals.pop((topic, group), Signal()).wake()
         await write.done()
         with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
             await self._store.engine.compact(*dropped)
@@ -161,7 +159,7 @@ class RocksMQ(MessageQueue):
         """See `MessageQueue.destroy_consumer_group`."""
         found = await self._find(topic, group, changes=True)
         del found.groups[group]
-        self._signals[topic].wake()
+        self._signals.pop((topic, group), Signal()).wake()
         await self._write().done(found, group)
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
@@ -182,7 +180,7 @@ class RocksMQ(MessageQueue):
                 closed.set()
             self._give_back(topic, group, ids, closed)
 
-        deliver = partial(self.consume, topic, group, closed=closed, ack_timeout_s=ack_timeout_s or math.inf)
+        deliver = partial(self.consume, topic, group, by=(closed, ack_timeout_s or math.inf))
         return Consumer(deliver, partial(self.ack, topic, group), give_back)
 
     # --- messages ---------------------------------------------------------------------------------------------------------
@@ -196,8 +194,7 @@ class RocksMQ(MessageQueue):
             await self._store.admit(size_bytes)
             await self._find(topic)  # raises; and the log may have come back while this waited for room
             write = self._write()
-            if not write.room:
-                write.room, write.began, write.admitted = PRODUCE_BYTES_MAX, began, monotonic()
+            write.room, write.began, write.admitted = write.room or PRODUCE_BYTES_MAX, began, monotonic()
         found = self._topic(topic)
         first = found.next_id + len(found.bodies) // 2
         found.bodies += bodies
@@ -209,27 +206,23 @@ class RocksMQ(MessageQueue):
         return range(first, first + len(messages))
 
     async def consume(
-        self,
-        topic: str,
-        group: str,
-        count: int,
-        *,
-        wait_s: float = 0.0,
-        closed: asyncio.Event | None = None,
-        ack_timeout_s: float = ACK_TIMEOUT_S,
+        self, topic: str, group: str, count: int, *, wait_s: float = 0.0, by: tuple[asyncio.Event, float] = ANYBODY
     ) -> list[ConsumerMessage]:
-        """See `MessageQueue.consume`; `closed` is whose the messages are then, and ends the wait."""
+        """See `MessageQueue.consume`."""
         if not isinstance(count, int) or count < 1:
             raise InvalidArgument(f"count={count!r} — ask for at least one message")
-        until = monotonic() + wait_s
-        while True:
+        until, (closed, ack_timeout_s) = monotonic() + wait_s, by
+        while not closed.is_set():
             if self._next_write is None:
                 await self._ready()
             state = (found := self._topic(topic, group)).groups[group]
-            if (now := self._elapsed_ms() / 1000) >= state.due:
+            if (now := self._elapsed_ms() / 1000) >= (due := state.due):
                 state.expire(now)
             lease = closed, now + ack_timeout_s
             if ids := state.take(lease, count, end_id=found.end_id):
+                if (topic, group) in self._signals and (state.due < due or state.first_open <= found.end_id):
+                    # Each has to know until when to wait, or the next one takes what is left.
+                    self._signals[topic, group].wake(None if state.due < due else 1)
                 # Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
                 if ids[-1] in found.newest_half and (self._ahead is None or self._ahead.done()):
                     self._ahead = asyncio.ensure_future(self._read(found, found.newest_half.stop))
@@ -240,13 +233,12 @@ class RocksMQ(MessageQueue):
                 found.delivered += len(messages)
                 return messages
             if not (left := until - monotonic()) > 0:  # or is no number, which no timer takes
-                return []
+                break
             left = min(left, max(state.due - now, 0.001), CHECK_S_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):  # not `wait_for`: its task would come too late for what happens now
-                    await self._signals[topic].wait()
-            if closed is not None and closed.is_set():
-                return []
+                    await self._signals[topic, group].wait()
+        return []
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
@@ -254,7 +246,7 @@ class RocksMQ(MessageQueue):
             await self._ready(changes=True)
         state = (found := self._topic(topic, group)).groups[group]
         if len(state.held) >= HELD_MAX:  # others may wait until there is room
-            self._signals[topic].wake()
+            self._wake(topic, group, 1)
         found.acked += state.ack(ids, end_id=found.end_id)
         await (self._next_write or self._write()).done(found, group)
 
@@ -277,7 +269,7 @@ class RocksMQ(MessageQueue):
         if type(message_id) is not int:
             raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
         found.groups[group] = Group(min(max(message_id, found.begin_id), found.end_id + 1))
-        self._signals[found.name].wake()
+        self._wake(found.name, group)
         await self._write().done(found, group)
 
     async def get_latest_msg(self, topic: str) -> int:
@@ -296,7 +288,7 @@ class RocksMQ(MessageQueue):
     async def notify(self, topic: str, group: str) -> None:
         """See `MessageQueue.notify`."""
         await self._find(topic, group)
-        self._signals[topic].wake()
+        self._wake(topic, group)
 
     async def info(self) -> dict[str, TopicInfo]:
         """See `MessageQueue.info`."""
@@ -428,8 +420,8 @@ class RocksMQ(MessageQueue):
             topic.produced += entry.last_position - topic.end_id
             topic.end_id = entry.last_position
             self._cache.put(topic.log_id, entry)
-            if topic.name in self._signals:
-                self._signals[topic.name].wake()
+            for group in topic.groups:
+                self._wake(topic.name, group, 1)
         write.end(error)
         if write.produced and (written := monotonic()) - write.began > SLOW_S:
             for topic in {topic for topic, _ in write.produced}:
@@ -462,7 +454,11 @@ class RocksMQ(MessageQueue):
         """Have messages come again, None: all, in the group of now: a failed write or a seek may have come between."""
         if ids != [] and topic in self._topics and (state := self._topics[topic].groups.get(group)):
             state.give_back(list(state.held) if ids is None else ids, whose)
-            self._signals[topic].wake()
+            self._wake(topic, group, None if ids is None else 1)
+
+    def _wake(self, topic: str, group: str, count: int | None = None) -> None:
+        if (topic, group) in self._signals:
+            self._signals[topic, group].wake(count)
 
     async def _read(self, found: Topic, first_id: int) -> None:
         """Have a message in memory, and what follows. Raises `Corrupt`, also for what was given up meanwhile."""
@@ -490,7 +486,6 @@ class RocksMQ(MessageQueue):
 
 
 def _tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:
-    """Log a slow call with the time up to each of its steps."""
     _log.warning(
         f"slow_{what}", topic=topic.name, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()}
     )

@@ -156,9 +156,8 @@ class Topic:
 
     def _settle(self, now_ms: int) -> None:
         """Mark the pages that all groups have acknowledged, and no others; without a group nothing changes."""
-        if not self.groups:
-            return
-        count = bisect_left(self.pages, self._acked_below(), key=operator.attrgetter("end_id"))
+        below, count = self._acked_below(), self.acked_pages
+        count = bisect_left(self.pages, below, key=operator.attrgetter("end_id")) if self.groups else count
         for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
             page.acked_ms = now_ms if count > self.acked_pages else 0  # or a group went back, or is new
             self._changes[self._page_key(page)] = _encode(page)
@@ -177,7 +176,7 @@ class Group:
     def __init__(self, current_id: int, acked: Iterable[tuple[int, int]] = ()) -> None:
         self._acked = [(0, current_id), *acked]
         """Ranges of ids, which do not touch, in ascending order; the first one is all below the first open message."""
-        self._next_id = 0
+        self.first_open = 0
         """No message below it is open."""
         self.held: dict[int, Lease] = {}
         self.due = math.inf
@@ -207,10 +206,10 @@ class Group:
     def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
         """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend."""
         held, room = self.held, min(count, HELD_MAX - len(self.held))
-        open_ids: Iterable[int] = range(self._next_id, end_id + 1)
-        if self._next_id < self._acked[-1][1]:
-            acked = self._acked[bisect_right(self._acked, self._next_id, key=_STOP) :]
-            bounds = [self._next_id, *chain.from_iterable(acked), end_id + 1]
+        open_ids: Iterable[int] = range(self.first_open, end_id + 1)
+        if self.first_open < self._acked[-1][1]:
+            acked = self._acked[bisect_right(self._acked, self.first_open, key=_STOP) :]
+            bounds = [self.first_open, *chain.from_iterable(acked), end_id + 1]
             open_ids = chain.from_iterable(map(range, bounds[::2], bounds[1::2]))
         ids = list(islice(filterfalse(held.__contains__, open_ids), room))
         for each in ids:
@@ -218,9 +217,9 @@ class Group:
         if ids and lease[1] < self.due:
             self.due = lease[1]
         if len(ids) < room:
-            self._next_id = end_id + 1
+            self.first_open = end_id + 1
         elif ids:
-            self._next_id = ids[-1] + 1
+            self.first_open = ids[-1] + 1
         return ids
 
     def give_back(self, ids: Iterable[int], whose: object) -> None:
@@ -228,7 +227,7 @@ class Group:
         for each in ids:
             if (lease := self.held.get(each)) is not None and (whose is lease or whose is lease[0]):
                 del self.held[each]
-                self._next_id = min(self._next_id, each)
+                self.first_open = min(self.first_open, each)
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""

@@ -39,7 +39,9 @@ async def open_queue(
 
 
 @asynccontextmanager
-async def opened(path: Path, clock: Clock | None = None, options: MqOptions | None = None) -> AsyncIterator[RocksMQ]:
+async def opened(
+    path: Path, clock: Callable[[], int] | None = None, options: MqOptions | None = None
+) -> AsyncIterator[RocksMQ]:
     store, mq = await open_queue(path, clock, options)
     try:
         yield mq

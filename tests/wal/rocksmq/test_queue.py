@@ -28,7 +28,7 @@ from wal.rocks.layout import entry_key
 from wal.rocks.log import read_range
 from wal.rocksmq.messages import EntryCache, ProducerMessage
 from wal.rocksmq.queue import CONSUME_BYTES_MAX, READ_BYTES, RocksMQ
-from wal.rocksmq.topic import GAPS_MAX, HELD_MAX, Group
+from wal.rocksmq.topic import GAPS_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -97,58 +97,12 @@ async def test_consumers_of_one_group_compete_and_those_of_another_do_not(mq: Ro
     assert [message.message_id for message in await mq.consume("t", "other", 9)] == list(ids)
 
 
-async def test_what_a_closed_consumer_held_comes_to_one_who_waits(mq: RocksMQ) -> None:
-    ids = await mq.produce("t", [b"0", b"1"])
-    consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
-    await consumer.consume(2)
-    await consumer.ack([ids[0]])
-    waiting = asyncio.ensure_future(mq.consume("t", "g", 9, wait_s=60))
-    await asyncio.sleep(0)
-    await consumer.close()
-    assert [message.message_id for message in await waiting] == [ids[1]]
-    with pytest.raises(OnShutdown, match="consumer"):
-        await consumer.consume(1)
-
-
-async def test_closing_a_consumer_ends_its_wait_and_what_is_produced_then_comes_to_others(mq: RocksMQ) -> None:
-    consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
-    waiting = asyncio.ensure_future(consumer.consume(9, wait_s=60))
-    await asyncio.sleep(0)
-    await consumer.close()
-    ids = await mq.produce("t", [b"0"])
-    assert await waiting == []
-    assert [message.message_id for message in await mq.consume("t", "g", 9)] == list(ids)
-
-
-async def test_who_waits_because_no_more_may_be_held_goes_on_at_an_acknowledgement(mq: RocksMQ) -> None:
-    ids = await mq.produce("t", [b""] * (HELD_MAX + 1))
-    holder = await mq.register_consumer("t", "g", ack_timeout_s=None)
-    assert len(await holder.consume(HELD_MAX)) == HELD_MAX
-    waiting = asyncio.ensure_future(mq.consume("t", "g", 9, wait_s=60))
-    await asyncio.sleep(0)
-    await holder.ack([ids[0]])
-    async with asyncio.timeout(20):
-        assert [message.message_id for message in await waiting] == [ids[-1]]
-
-
 async def test_without_a_time_limit_what_a_consumer_holds_is_its_own(mq: RocksMQ, clock: Clock) -> None:
     await mq.produce("t", [b"0"])
     consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
     await consumer.consume(1)
     clock.ms += 10**9
     assert await mq.consume("t", "g", 1) == []
-
-
-async def test_a_waiting_consumer_gets_what_is_produced_then(mq: RocksMQ) -> None:
-    waiting = [asyncio.ensure_future(mq.consume("t", "g", 1, wait_s=60)) for _ in range(3)]
-    await asyncio.sleep(0)
-    await mq.produce("t", [b"0", b"1", b"2"])
-    found = await asyncio.gather(*waiting)
-    assert sorted(message.payload for one in found for message in one) == [b"0", b"1", b"2"]
-
-
-async def test_a_consumer_that_waits_gives_up_after_its_time(mq: RocksMQ) -> None:
-    assert await mq.consume("t", "g", 1, wait_s=0.01) == []
 
 
 async def test_a_cancelled_consume_loses_nothing(mq: RocksMQ) -> None:
@@ -222,32 +176,6 @@ async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_ro
     assert max(queued) < 4 << 20
     await mq.close()
     await store.close()
-
-
-async def test_who_waits_with_a_short_time_for_acknowledgements_does_not_ask_again_and_again(
-    mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    take, asked = Group.take, list[int]()
-
-    def counting(group: Group, *given: Any, **options: Any) -> list[int]:
-        asked.append(1)
-        return take(group, *given, **options)
-
-    monkeypatch.setattr(Group, "take", counting)
-    consumer = await mq.register_consumer("t", "g", ack_timeout_s=0.001)
-    assert await consumer.consume(1, wait_s=0.1) == []
-    assert len(asked) <= 2
-
-
-async def test_iterating_ends_when_the_consumer_is_closed_and_the_rest_comes_to_others(mq: RocksMQ) -> None:
-    await mq.produce("t", [b"0", b"1", b"2"])
-    consumer = await mq.register_consumer("t", "g")
-    got = list[bytes]()
-    async for message in consumer:
-        got.append(message.payload)
-        await consumer.close()
-    assert got == [b"0"]
-    assert [message.payload for message in await mq.consume("t", "g", 9)] == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("ids", [7, None, ["7"], [7.0], [True], [[7]], [7, "7"], iter([7])])
