@@ -269,7 +269,8 @@ class OpenTable:
         schema = stored.append(pa.field(PARTITION, pa.string()))
         order: Any = [(column, "ascending") for column in (TICK, VCHANNEL, OFFSET)]
         files = self.files(key=selection.key if selection else OFFSET)
-        read = partial(self.read_file, columns=stored, selection=selection)
+        # All columns where nothing is selected: who verifies a table wants their pages read.
+        read = partial(self.read_file, columns=stored if selection else None, selection=selection)
         tables = [
             (file.tick_min, shaped(read(file), schema, partition=file.partition).sort_by(order))
             for file in files
@@ -278,8 +279,10 @@ class OpenTable:
         tables.sort(key=lambda found: found[0] or (found[1][TICK][0].as_py() if found[1].num_rows else 0))
         return pa.concat_tables([schema.empty_table(), *(table for _, table in tables)])
 
-    def read_file(self, file: TableFile, *, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
-        """Return at least these columns of the rows of a data file. Raises as `rows`."""
+    def read_file(
+        self, file: TableFile, *, columns: pa.Schema | None = None, selection: Selection | None = None
+    ) -> pa.Table:
+        """Return the rows of a data file, with at least these columns; all of them for None. Raises as `rows`."""
         root = self.path.resolve()
         path = root / file.path
         if not path.resolve().is_relative_to(root):
@@ -291,7 +294,10 @@ class OpenTable:
                 )
             with pq.ParquetFile(path, page_checksum_verification=True) as content:
                 count = content.metadata.num_rows
-                rows = content.read(columns.names) if selection is None else selection.read(content, columns)
+                if selection is not None and columns is not None:
+                    rows = selection.read(content, columns)
+                else:
+                    rows = content.read(None if columns is None else columns.names)
         except FileNotFoundError:
             raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
         except (pa.ArrowException, OSError) as error:

@@ -86,7 +86,7 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
     schema = table.schema.remove(table.schema.get_field_index(PARTITION))
     target.parent.mkdir(parents=True)
     ordered = sorted(files, key=lambda file: (file.offset_min or 0, file.path))
-    given = (shaped(table.read_file(file, columns=schema), schema, partition=file.partition) for file in ordered)
+    given = (shaped(table.read_file(file), schema, partition=file.partition) for file in ordered)
     ranged = [field.name for field in schema if not pa.types.is_floating(field.type)]  # their ranges leave out NaN
     with pq.ParquetWriter(
         target, schema, compression="zstd", write_page_checksum=True, write_statistics=ranged

@@ -117,43 +117,32 @@ def ingest(
     """Bring a node's cuts into Spark tables, each exactly once.
 
     Asks the node for a cut first; where a process has it open and takes no clients, takes the cuts that are there.
-    Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables. Cuts that only insert are
-    copied; Spark is started for others.
+    Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables. Cuts that delete no
+    row are copied; Spark is started for others.
 
     With --every it stays, prints a line for each round, and goes on whatever fails: each table for itself, also without the
     node. SIGTERM and SIGINT end it after the commit it is in, with exit code 0; a second one ends it at once.
     """
     require(SPARK)
     import spark_sink
-    from spark_sink.ingestion import check_place
     from streamingnode.care.inspect import check_node
 
-    check_place(check_node(directory), tables)
+    check_node(directory)
+    how = {"request_cut": cut, "every_cut": every_cut, "link": link}
     if every is not None:
-        rounds = spark_sink.ingest_every(
-            _Asked(directory),
-            tables,
-            every_s=duration(every),
-            stop=_stop_on_signals(),
-            request_cut=cut,
-            every_cut=every_cut,
-            link=link,
-            keep_s=math.ceil(duration(keep)),
-        )
-        for each in rounds:
+        every_s, keep_s = duration(every), math.ceil(duration(keep))
+        for each in spark_sink.ingest_every(
+            _Asked(directory), tables, every_s=every_s, spark=None, stop=_stop_on_signals(), keep_s=keep_s, **how
+        ):
             _show_round(output, each)
         return
     with Progress(output.stderr) as progress:
         progress.stage("ingesting cuts")
-        report = spark_sink.ingest(
-            None,
-            directory,
-            tables,
-            progress=lambda stage, done, total: progress.advance(done, stage, total=total),
-            request_cut=cut,
-            every_cut=every_cut,
-            link=link,
-        )
+
+        def show(stage: str, done: int, total: int) -> None:
+            progress.advance(done, stage, total=total)
+
+        report = spark_sink.ingest(None, directory, tables, progress=show, **how)
     if report.node_was_running:
         output.line("a running process owns the node: took the cuts it has made")
     output.records(

@@ -12,7 +12,7 @@ import spark_sink
 from flusher.directory import CutLog, manifest_path
 from flusher.manifest import decode_manifest, encode_manifest
 from spark_sink.cut_request import AnsweredCut
-from spark_sink.errors import TableAhead
+from spark_sink.errors import TableAhead, typed
 from spark_sink.ingestion import IngestJob
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, orders
@@ -148,3 +148,9 @@ def test_a_pipe_or_a_file_of_holes_in_place_of_a_segment_is_refused_at_once(
     os.mkfifo(segment)
     with pytest.raises(Corrupt, match="no regular file"):
         ingest()
+
+
+def test_of_an_error_of_java_all_is_told_but_its_stack() -> None:
+    said = "calling o3.parquet.\n: SparkException: reading a file\n\tat a.b\n\t... 2 more\nCaused by: overflow\n\tat d"
+    told = str(typed(RuntimeError(said), "table t"))
+    assert told.startswith("table t: calling o3.parquet. : SparkException: reading a file Caused by: overflow — ")

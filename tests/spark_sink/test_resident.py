@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -21,6 +22,8 @@ from flusher.directory import CutLog, manifest_path
 from spark_sink import ingestion, runtime, upkeep
 from spark_sink.commit import ABANDONED_AGE_S
 from spark_sink.table import OpenTable
+from streamingnode.care.findings import Report
+from streamingnode.care.tables import check_tables
 from streamingnode.errors import Unreachable
 from tests.spark_sink.lost_jvm import GAVE_UP
 from tests.spark_sink.node_builder import NodeBuilder, orders
@@ -88,6 +91,24 @@ def test_a_copied_file_has_the_ranges_that_readers_skip_by(no_spark: None, node:
     spark_sink.ingest(None, node.path, tables, request_cut=False)
     [stats] = pa.table(DeltaTable(str(tables / "orders")).get_add_actions()).to_pylist()
     assert (stats["num_records"], stats["min"]["id"], stats["max"]["id"], stats["null_count"]["id"]) == (2, 3, 7, 0)
+
+
+@pytest.mark.parametrize("column", range(6))
+def test_all_columns_are_looked_at_when_a_table_is_verified(
+    column: int, no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
+    node.create(shards=1)
+    node.insert("orders", orders(3, 7))
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    [path] = (tables / "orders").rglob("cut-*/**/*.parquet")
+    content = bytearray(path.read_bytes())
+    at = pq.read_metadata(path).row_group(0).column(column).data_page_offset
+    content[at : at + 8] = b"\xff" * 8
+    path.write_bytes(content)
+    report = Report()
+    check_tables(node.path, tables, (), "node-1", report)
+    assert "cannot be read" in str(report)
 
 
 @pytest.mark.parametrize("link", [False, True])
