@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import anyio
 import msgspec
@@ -268,7 +269,7 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
                 held.enter_context(kept_closed(directory))
             number, content = _vouched_for(directory, backup, record.node_id, path)
             for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
-            node, temporary = NodeDirectory(directory, for_group=for_group), f"{path}.{os.getpid()}{TEMPORARY_SUFFIX}"
+            node, temporary = NodeDirectory(directory, for_group=for_group), f"{path}.{uuid4().hex}{TEMPORARY_SUFFIX}"
             try:  # under a name that no other restore has; what a crash leaves of it is for `verify` to name
                 with node.create(temporary) as writing:
                     writing.write(content)
