@@ -9,10 +9,11 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import anyio
 import msgspec
@@ -45,15 +46,7 @@ from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, flo
 from streamingnode.care.verify import check_cuts, check_leases, verify_unlocked
 from streamingnode.channel import Channel, flush
 from wal.codec import crc32c
-from wal.errors import (
-    AlreadyExists,
-    AlreadyOwned,
-    Corrupt,
-    InvalidArgument,
-    StorageFailed,
-    StreamingNodeError,
-    Truncated,
-)
+from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
 from wal.files import (
     DIRECTORY_MODE,
     READ_BYTES_MAX,
@@ -263,26 +256,24 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
         record = read_record(backup)
         if (check_node(directory) / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
-        with ExitStack() as held:
-            with suppress(AlreadyOwned):  # its owner opens a file of a cut when it reads it, and writes none anew
-                held.enter_context(kept_closed(directory))
-            number, content = _vouched_for(directory, backup, record.node_id, path)
-            for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
-            node, temporary = NodeDirectory(directory, for_group=for_group), f"{path}.{os.getpid()}{TEMPORARY_SUFFIX}"
-            try:  # under a name that no other restore has; what a crash leaves of it is for `verify` to name
-                with node.create(temporary) as writing:
-                    writing.write(content)
-                    node.sync(writing)
-                node.rename(temporary, path)
-            except BaseException:
-                with suppress(OSError, StreamingNodeError):
-                    node.remove(temporary)
-                raise
-            node.sync_parents([path])
-            # The owner records that a cut may go before it removes the first file: what it did not see, it will not miss.
-            if read_node_records(directory)[1].first_kept > number:
-                node.remove(path)
-                raise InvalidArgument(f"retention gave up cut {number} meanwhile — nothing needs {path} any more")
+        # A running owner, or one that comes now: it opens a file of a cut when it reads it, and writes none anew.
+        number, content = _vouched_for(directory, backup, record.node_id, path)
+        for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
+        node, temporary = NodeDirectory(directory, for_group=for_group), f"{path}.{uuid4().hex}{TEMPORARY_SUFFIX}"
+        try:  # under a name that no other restore has; what a crash leaves of it is for `verify` to name
+            with node.create(temporary) as writing:
+                writing.write(content)
+                node.sync(writing)
+            node.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError, StreamingNodeError):
+                node.remove(temporary)
+            raise
+        node.sync_parents([path])
+        # The owner records that a cut may go before it removes the first file: what it did not see, it will not miss.
+        if read_node_records(directory)[1].first_kept > number:
+            node.remove(path)
+            raise InvalidArgument(f"retention gave up cut {number} meanwhile — nothing needs {path} any more")
     return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
 

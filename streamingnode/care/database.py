@@ -50,6 +50,9 @@ STEP_BYTES = 1 << 20
 PROBES_MAX = 1 << 20
 """Positions tried behind damage, about 20 us each; a damaged block holds a few entries."""
 
+LOOKS_AGAIN = 4
+"""How often a database is opened again that looks damaged: its owner may just have removed a file that it does without."""
+
 Stored = tuple[int, bytes] | Exception
 """The last position of an entry and its bytes, or why reading failed here."""
 
@@ -385,9 +388,16 @@ def check_records(state_map: Mapping[str, bytes], report: Report) -> NodeRecords
 def read_node_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     """Return how far the logs of a node go, and its records.
 
-    Beside a running owner they may be a moment old, or not be read at all when files go away meanwhile. Raises `Corrupt`,
-    `StorageFailed` or `UnsupportedFormat`.
+    Beside a running owner they may be a moment old, or not be read at all when files go away again and again. Raises
+    `Corrupt`, `StorageFailed` or `UnsupportedFormat`.
     """
+    for _ in range(LOOKS_AGAIN):
+        with suppress(Corrupt):
+            return _look_at_records(directory)
+    return _look_at_records(directory)
+
+
+def _look_at_records(directory: Path) -> tuple[recovery.Survey, NodeRecords]:
     path, report = directory / DATABASE_NAME, Report()
     with classified(path), closing(open_read_only(path)) as rows:
         database = ClosedDatabase(rows, recovery.survey(rows), None)

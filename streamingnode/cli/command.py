@@ -251,6 +251,8 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
                     node = await enter(sn.connect(f"unix:{place}/{SOCKET_NAME}", name=name))
                 except Unreachable:
                     if not owned.brief or time.monotonic() > until:
+                        step = "try again if it is just opening or closing, else stop it"
+                        owned.args = (f"{owned.happened}, which takes no clients — {step}",)
                         raise owned from None
                     await anyio.sleep(OWNER_PAUSE_S)  # another command, which is opening or closing it
         yield node

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from io import IOBase
+from io import IOBase, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -35,6 +35,9 @@ class Output:
         # A program started with its output closed has None there; what it prints then goes nowhere.
         self.stdout = stdout or sys.stdout or _nowhere()
         self.stderr = stderr or sys.stderr or _nowhere()
+        if isinstance(self.stdout, TextIOWrapper):  # whatever the locale: JSON is UTF-8, and no dash ends the program
+            encoding, errors = (None, "backslashreplace") if self.stdout.isatty() else ("utf-8", None)
+            self.stdout.reconfigure(encoding=encoding, errors=errors)
 
     def line(self, text: str = "") -> None:
         """Print a line for people; nothing with `--json`. What is no text in a name or path is escaped."""

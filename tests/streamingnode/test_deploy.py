@@ -76,3 +76,9 @@ def test_an_event_is_one_json_object_with_its_own_fields(caplog: pytest.LogCaptu
     assert failed["component"] == "elsewhere"
     assert "ValueError: broken" in failed["exception"]
     assert (plain["event"], plain["component"]) == ("plain text", "txn-manager")
+
+
+def test_the_unit_lets_the_node_write_backups_where_the_crontab_of_the_documents_puts_them() -> None:
+    found = re.search(r"streamingnode backup \S+ (/\w+)/", (ROOT / "docs" / "production.md").read_text("utf-8"))
+    assert found is not None
+    assert f"ReadWritePaths=-{found[1]}\n" in UNIT.read_text("utf-8")

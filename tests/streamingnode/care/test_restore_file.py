@@ -10,12 +10,13 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
+from rocksdict import Rdict
 
 import streamingnode as sn
 from flusher.directory import manifest_path
 from flusher.manifest import decode_manifest
 from streamingnode.care.backup import backup_directory, restore_file
-from streamingnode.care.database import NodeRecords, read_node_records
+from streamingnode.care.database import NodeRecords, open_read_only, read_node_records
 from streamingnode.care.verify import verify_directory
 from tests.streamingnode.care.test_failing_disk import fail_at
 from tests.streamingnode.sample_node import (
@@ -155,6 +156,21 @@ def test_files_come_back_beside_the_running_node_which_reads_them(sample: Sample
 
     anyio.run(lose_and_restore)
     assert verify_directory(path).worst is None
+
+
+def test_a_database_of_which_files_go_while_it_is_read_is_read_again(
+    sample: Sample, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner flushes and compacts: one look in thirty failed beside one that was written to as fast as it took."""
+    path, looks = copy_of(sample.closed, tmp_path / "node"), itertools.count()
+
+    def open_once_gone(database: Path) -> Rdict:
+        if next(looks) % 3 < 2:
+            raise Corrupt("While opening a file for sequentially reading: 000083.log: No such file or directory")
+        return open_read_only(database)
+
+    monkeypatch.setattr("streamingnode.care.database.open_read_only", open_once_gone)
+    assert restore_file(backup, path, CUT_1).path == CUT_1
 
 
 def test_a_file_that_retention_gave_up_meanwhile_does_not_stay(

@@ -245,7 +245,7 @@ def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers
             assert owner.stdout.readline() == "open\n"
             for refused in (run("flush", data), run("tail", data, "orders"), run("ls", data)):
                 assert refused.code == 4
-                assert f"process {owner.pid}" in refused.err
+                assert f"process {owner.pid}, which takes no clients — try again" in refused.err
             shown = run("info", data, "--json")
             information = shown.document
             assert (information["open"], information["pid"], information["statistics"]) == (True, owner.pid, None)

@@ -1,6 +1,7 @@
 """The program as a whole: parsing, help, exit codes, errors, and readers that go away."""
 
 import json
+import os
 import resource
 import shlex
 import subprocess
@@ -161,6 +162,16 @@ def test_an_arrow_stream_that_cannot_be_written_is_an_error_without_a_traceback(
     assert done.returncode == 1
     assert done.stderr.startswith("STORAGE_FAILED: the output: No space left")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["check", "tée"], ["info", "té€", "--json"]])
+def test_output_is_utf_8_whatever_the_locale(words: list[str]) -> None:
+    command = [sys.executable, "-m", "streamingnode", *words]
+    locale = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, env=locale)
+    assert done.returncode == (0 if words == ["--help"] else 2)
+    assert "—" in done.stdout.decode("utf-8")
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [["insert", "c", "/dev/null"], ["top"], ["tail", "c", "--follow"], ["ls"]])
