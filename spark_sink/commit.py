@@ -59,6 +59,9 @@ would grow into the whole table, and every cut would rewrite all of it."""
 APART_MAX = 16
 """So many grown files are rewritten each for itself; more of them, of keys of all ages, become files of the target size."""
 
+DELETES_LOOKED_UP_MAX = 4 << 20
+"""Deleted keys whose rows are looked for by this process; of more, every file that may have one of them is rewritten."""
+
 FILE_THREADS = 4
 """Threads that read footers and sync files; more wait on the same disk."""
 
@@ -247,8 +250,11 @@ def _reached(
     """
     near, _ = split_by_delete(kept, changes.deletes)
     new, others = split_by_delete(changes.segments, changes.deletes)
+    verify_files(node, new)
     if not near and not new:
         return (), (), others
+    if sum(file.rows for file in changes.deletes) > DELETES_LOOKED_UP_MAX:
+        return near, new, others
     key = changes.entry.primary_key
     columns = pa.schema([table.schema.field(key), pa.field(OFFSET, pa.int64())])
 
@@ -262,7 +268,6 @@ def _reached(
         return without(rows, deleted, key=key).num_rows < rows.num_rows
 
     touched = [file for file in near if is_hit(shaped(table.read_file(file, columns=columns), columns))]
-    verify_files(node, new)
     if touched or any(is_hit(of_node(file)) for file in new):
         return touched, new, others
     return (), (), changes.segments

@@ -144,6 +144,21 @@ def test_only_files_that_hold_a_deleted_row_are_rewritten(node: NodeBuilder, tab
     assert rows_of(tables / "orders") == node.expected("orders")
 
 
+def test_more_deleted_keys_than_are_looked_up_leave_the_same_rows(
+    node: NodeBuilder, tables: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "DELETES_LOOKED_UP_MAX", 2)
+    node.create(shards=1)
+    node.insert("orders", orders(1, 3, 5, 7))
+    node.cut()
+    ingest()
+    node.delete("orders", [2, 4, 6])  # which lie between the keys of the file, and are in none
+    node.upsert("orders", orders(4, 5, 9))
+    node.cut()
+    ingest()
+    assert rows_of(tables / "orders") == node.expected("orders")
+
+
 def test_keys_that_are_changed_while_they_are_new_do_not_have_the_whole_table_rewritten(
     node: NodeBuilder, tables: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -305,12 +305,7 @@ async def test_a_partition_that_is_made_while_a_snapshot_begins_is_in_it_with_th
         return await real()
 
     monkeypatch.setattr(channel, "consistent_tick", overtaken)
-<<<<<<< HEAD
     assert (await node.snapshot("orders")).sort_by("id")["id"].to_pylist() == [1, 2]
-=======
-    found = await node.snapshot("orders")
-    assert found.sort_by("id").column("id").to_pylist() == [1, 2]
->>>>>>> h-spark
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["in the log", "in a cut"])
