@@ -30,7 +30,7 @@ from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError
 from wal.frames import Frame, FrameKind, encode_frame
 from wal.position import CLIENT_PRODUCER_IDS, Place
 from wal.queue import Signal
-from wal.runtime import event_log
+from wal.runtime import elapsed_ms, event_log
 
 _log = event_log(__name__)
 
@@ -73,7 +73,7 @@ class _Sent(msgspec.Struct, eq=False):
     units: dict[int, Unit] = {}
     times: int = 0
     since: float = 0.0
-    """How often it was sent, and when first, by the loop's clock."""
+    """How often it was sent, and when first, by a clock that goes on while the machine sleeps."""
 
     def end(self, frame: Frame | None) -> None:
         """Pass an answer on; the first one stands."""
@@ -152,6 +152,7 @@ class Link:
             # A node that closes each connection at once must not be asked without end.
             await asyncio.sleep(PAUSE_FIRST_S)
             await self._connect_again()
+            self._end_all(None)  # once more: the machine may have slept meanwhile, which no timer here has seen
             self._become(LinkState.READY)
             for number, held in self._held.items():  # first: what is sent again may be among them
                 self.send(FrameKind.HOLD, number, held)
@@ -315,7 +316,7 @@ class Link:
             self._moved.wake()
 
     async def _answer(self, number: int, sent: _Sent) -> Frame | None:
-        self._sent[number], sent.since = sent, self._loop.time()
+        self._sent[number], sent.since = sent, elapsed_ms() / 1000
         self._transmit(sent)
         try:
             return await sent.ended
@@ -432,10 +433,10 @@ class Link:
         With an error the connection is gone for good, and nobody waits any more.
         """
         for sent in list(self._sent.values()):
-            call, is_late = sent.call, self._loop.time() - sent.since > GIVE_UP_S_MAX  # the node may forget it soon
+            call, is_late = sent.call, elapsed_ms() / 1000 - sent.since > GIVE_UP_S_MAX  # the node may forget it soon
             if error is not None and not (call.changes and sent.times):
                 sent.fail(error)
-            elif error is not None or (sent.times and not call.repeats) or (is_late and call.changes):
+            elif error is not None or (sent.times and (not call.repeats or (is_late and call.changes))):
                 why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
                 sent.fail(Indeterminate(f"the connection to {self.address} was lost{why}"))
         streams, self._streams = self._streams, {}

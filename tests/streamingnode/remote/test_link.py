@@ -44,6 +44,7 @@ from tests.streamingnode.remote.nodes import (
 )
 from tests.streamingnode.remote.proxy import Passing, Way, kinds, no_more, proxied, until
 from wal.frames import FrameKind
+from wal.runtime import elapsed_ms
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -368,6 +369,26 @@ async def test_a_write_is_not_sent_again_when_the_node_may_have_forgotten_its_cl
             return passing.kind != FrameKind.RESULTS
 
         served.proxy.on_frame = cut_off
+        with pytest.raises(Indeterminate):
+            async with asyncio.timeout(SOON_S):
+                await client.insert("c", rows(1))
+        served.proxy.on_frame = pass_all
+        await client.insert("c", rows(2))
+        assert await keys_in_log(served.owner) == [1, 2]
+
+
+async def test_a_write_is_not_sent_again_when_the_machine_has_slept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+
+        def cut_off_and_sleep(passing: Passing) -> bool:
+            if passing.kind == FrameKind.RESULTS:
+                served.proxy.cut()
+            if passing.kind == FrameKind.HELLO:  # over the next connection
+                slept_ms = elapsed_ms() + 1000 * (int(link_module.GIVE_UP_S_MAX) + 1)
+                monkeypatch.setattr(link_module, "elapsed_ms", lambda: slept_ms)
+            return passing.kind != FrameKind.RESULTS
+
+        served.proxy.on_frame = cut_off_and_sleep
         with pytest.raises(Indeterminate):
             async with asyncio.timeout(SOON_S):
                 await client.insert("c", rows(1))
