@@ -60,6 +60,8 @@ PAUSE_S = 0.5
 DONE_PER_RECORD = 2
 """Messages that are done before one more is kept behind them: so a replay ends, however much is written meanwhile."""
 COUNTED_AT_ONCE = 1_000
+UNACKED_MAX = 8_192
+"""Messages that are done and not acknowledged, on a disk that refuses; a group of a topic holds twice as many."""
 INDEX_BITS, SALT_BITS = 10, 21
 """Of a sequence: which write of its message it is, of `PACK_GROUPS_MAX` at most, and a number that each opening draws: so
 of two copies of a directory none takes the other's sequences. The bits above are the message's number."""
@@ -359,15 +361,16 @@ class SpoolingBackend(RemoteBackend):
         if (first := self._first) is not None:
             await self._send_again(first)
         async with self._turn:
-            if first is not None:
+            if first is not None and self._unacked[-1:] != [first.message_id]:
                 self._count(first, -1)
                 self._unacked.append(first.message_id)
-            if self._first is first:  # also where there was none: one that failed while it was kept may be there
-                await self._take_first()
             if self._unacked:
-                with suppress(StorageFull, StorageFailed):  # it stays for as long: what is done is known to the node
+                # It stays where the disk refuses: what is done is known to the node. But who holds too many gets no more.
+                with suppress(*(StorageFull, StorageFailed) if len(self._unacked) < UNACKED_MAX else ()):
                     await self._kept.ack(WRITES, GROUP, self._unacked)
                     self._unacked = []
+            if self._first is first:  # also where there was none: one that failed while it was kept may be there
+                await self._take_first()
             if self._first is None and self.state == "replaying":
                 self._is_behind = False
             self._step(int(first is not None))

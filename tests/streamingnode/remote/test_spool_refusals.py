@@ -19,6 +19,7 @@ from streamingnode.errors import (
     StorageFull,
     Unreachable,
 )
+from streamingnode.remote import spool
 from streamingnode.remote.answers import ClientWrites
 from streamingnode.remote.calls import Welcome
 from streamingnode.remote.spool import LETTERS_NAME, SALT_BITS, Known, letters_of
@@ -250,6 +251,30 @@ async def test_a_spool_that_was_replayed_on_a_full_disk_is_not_replayed_again(
                 await in_state(client, "direct")
                 assert spool_of(client).dead_letters == 0
         assert await keys_in_log(served.owner) == list(range(40))
+
+
+async def test_a_spool_on_a_full_disk_is_not_taken_for_empty_when_its_consumer_holds_all_that_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic, "HELD_MAX", 4)
+    monkeypatch.setattr(spool, "UNACKED_MAX", 2)
+    monkeypatch.setattr(spool, "PAUSE_S", 0.01)
+    real, refusals = RocksMQ.ack, iter(range(10))
+
+    async def refuse_at_first(mq: RocksMQ, *arguments: Any) -> None:
+        if next(refusals, None) is not None:
+            raise StorageFull("spool", 0, 1)
+        await real(mq, *arguments)
+
+    monkeypatch.setattr(RocksMQ, "ack", refuse_at_first)
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        await lose(client, served.proxy)
+        for key in range(7):
+            await client.insert("c", rows(key))
+        served.proxy.is_refusing = False
+        await in_state(client, "direct")
+        assert spool_of(client).frames == 0
+        assert await keys_in_log(served.owner) == list(range(7))
 
 
 @pytest.mark.parametrize("salts", [(5, 9), (9, 5)], ids=["more", "less"])
