@@ -79,7 +79,7 @@ class CatalogChanges:
 
         def create() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(collection)
-            if partition != DEFAULT_PARTITION:  # which is there already
+            if not (if_not_exists and partition == DEFAULT_PARTITION):  # which is always there, and no name to give
                 check_name("partition", partition)
             header = CreatePartitionHeader(info.id, self.channel.term.shards.allocate_id(), partition)
             self.channel.catalog.check_create_partition(header)  # an append would take the lock before it is refused

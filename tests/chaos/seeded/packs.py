@@ -52,8 +52,8 @@ def _with_counts_moved(batch: RowBatch) -> RowBatch:
 def _stored_boundary_off_by_one(right: Right) -> Right:
     """Writes that are read from the log begin where the one before them does."""
 
-    def decode(*arguments: Any) -> PackedRows:
-        rows: PackedRows = right(*arguments)
+    def decode(*arguments: Any, **options: bool) -> PackedRows:
+        rows: PackedRows = right(*arguments, **options)
         shifted = [
             replace(batch, starts=np.concatenate((batch.starts[:1], batch.starts[:-1]))) for batch in rows.batches
         ]
@@ -175,8 +175,8 @@ def _window_of_another(right: Right) -> Right:
 
 
 def _stamps_of_the_next(right: Right) -> Right:
-    def encode(rows: PackedRows) -> Any:
-        return right(replace(rows, producers=rows.producers[1:] + rows.producers[:1]))
+    def encode(rows: PackedRows, **options: bool) -> Any:
+        return right(replace(rows, producers=rows.producers[1:] + rows.producers[:1]), **options)
 
     return encode
 
@@ -184,8 +184,8 @@ def _stamps_of_the_next(right: Right) -> Right:
 def _stamps_of_the_entry_only(right: Right) -> Right:
     """What is read from the log knows which write the entry is, not which ones are in it."""
 
-    def decode(*arguments: Any) -> PackedRows:
-        rows: PackedRows = right(*arguments)
+    def decode(*arguments: Any, **options: bool) -> PackedRows:
+        rows: PackedRows = right(*arguments, **options)
         return replace(rows, producers=())
 
     return decode
@@ -297,7 +297,7 @@ CANCELLED_AND_WRITTEN = SeededBug(
 )
 TORN_ENTRY = SeededBug("a torn entry loses only some of its writes", SimulatedStore, "_fail", _torn_entry)
 OTHERS = (
-    SeededBug("stored boundaries off by one", wal.codec, "_decode_rows", _stored_boundary_off_by_one),
+    SeededBug("stored boundaries off by one", wal.codec, "decode_rows", _stored_boundary_off_by_one),
     SeededBug("a delete among others has no place", interceptors.shard.interceptor, "lay_out", _offsets_by_batch),
     SeededBug("two writes of one entry turned round", interceptors.shard.interceptor, "lay_out", _offsets_turned_round),
     SeededBug("an entry is delivered batch by batch", PackedRows, "_bodies", _delivered_by_batch),
@@ -312,7 +312,7 @@ OTHERS = (
     ),
     SeededBug("a stamp checked against another's window", IdempotencyInterceptor, "_look", _window_of_another),
     SeededBug("stamps of an entry given to the next write", wal.codec, "_encode_rows", _stamps_of_the_next),
-    SeededBug("stamps in an entry forgotten", wal.codec, "_decode_rows", _stamps_of_the_entry_only),
+    SeededBug("stamps in an entry forgotten", wal.codec, "decode_rows", _stamps_of_the_entry_only),
     SeededBug("what comes again comes twice", Packer, "come_again", _comes_again_twice),
     SeededBug("the rest of an entry is skipped", PackedRows, "within", _rest_of_an_entry_skipped),
     SeededBug("an entry comes again from its begin", ScanFilter, "_select_rows", _entry_again_from_its_begin),
