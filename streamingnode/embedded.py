@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 import pyarrow as pa
@@ -33,11 +33,19 @@ from wal.headers import MessageType
 from wal.position import Place
 from wal.rocksmq.contract import MessageQueue
 
-if TYPE_CHECKING:
-    from streamingnode.listening import Listener
-
 GRACE_S = 3.0
 """How long closing lets the appends under way end by themselves."""
+
+
+class StopsListening(Protocol):
+    """Who takes the connections of clients."""
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+
+    async def close(self) -> None:
+        """Take no more, and end those there are."""
 
 
 class EmbeddedBackend(CatalogChanges):
@@ -61,7 +69,7 @@ class EmbeddedBackend(CatalogChanges):
         self.named_readers = partial(list_readers, channel, readers)
         self.seek_reader = partial(seek_reader, channel, readers)
         self.open_transactions = partial(list_transactions, channel)
-        self.listener: Listener | None = None
+        self.listener: StopsListening | None = None
         self.http: str | None = None
         """Where monitors ask, as a URL."""
         self.spool: SpoolStatistics | None = None

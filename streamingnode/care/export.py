@@ -43,7 +43,7 @@ from wal.message import Message
 from wal.rocks.layout import DATABASE_NAME
 
 if TYPE_CHECKING:
-    from streamingnode.node import Node
+    import streamingnode as sn
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def export_directory(
 
 
 async def export_node(
-    node: "Node", out: Path, building: Path, *, on_collection: Callable[[str], None] = lambda _name: None
+    node: "sn.Node", out: Path, building: Path, *, on_collection: Callable[[str], None] = lambda _name: None
 ) -> ExportResult:
     """Write the same of a node that is open, in `building`, which becomes `out`. Raises as `Node.snapshot` does."""
     names, tick = sorted(each.name for each in node.collections()), await node.consistent_tick()
