@@ -313,7 +313,8 @@ class LazySession:
         except StreamingNodeError:
             raise
         except Exception as error:
-            if self._job is None or _answers(self._job):
+            known = self._job or self._given or self._made  # it may have gone before its first use here
+            if known is None or _answers(known):
                 raise
             raise StorageFailed(
                 "the Java process of Spark is gone — run it again in a new process; what is committed stays"

@@ -41,10 +41,10 @@ LINES = {
     "interceptors": Budget(3_086, 3_086),
     "scanner": Budget(1_117, 1_117),
     "flusher": Budget(2_585, 2_500),
-    "spark_sink": Budget(2_802, 2_802),
+    "spark_sink": Budget(2_803, 2_803),
     "streamingnode": Budget(16_423, 13_500),
 }
-LINES_IN_ALL = Budget(33_959, 32_000)
+LINES_IN_ALL = Budget(33_960, 32_000)
 FILES = Budget(159, 159)
 SETTINGS = Budget(55, 55)
 ERROR_CLASSES = Budget(34, 34)
