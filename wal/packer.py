@@ -19,6 +19,8 @@ PACK_BYTES_MAX = 1 << 20
 """As writes count; larger packs hold the log's writer. A larger write goes alone."""
 PACK_GROUPS_MAX = 512
 """About 2 ms of the event loop, which is held from their ticks to the log's queue."""
+JOINED_MIN = 64
+"""So many writes of connections do not wait for a pack that is on its way."""
 ALONE_BYTES_MIN = 64 << 10
 """A write of so many bytes does not wait for others."""
 
@@ -65,8 +67,8 @@ class Packer:
     def try_join(self, groups: Sequence[AppendGroup]) -> bool:
         """Have groups that have a `waiter` wait for the next pack; return False when there is no room in memory for all.
 
-        They wait until they are as many as are in the log's queue, which the disk alone keeps: over connections writes come
-        a handful at a time, and what a pack costs once is as much as ten writes.
+        Few of them wait for a pack that is in the log's queue, which the disk alone keeps: over connections writes come a
+        handful at a time, and what a pack costs once is as much as ten writes.
         """
         size_bytes = sum([group.rows_bytes for group in groups])
         if not self._memory.has_room(size_bytes):
@@ -75,7 +77,7 @@ class Packer:
         for group in groups:
             group.memory = self._memory
         self._waiting += groups
-        if len(self._waiting) >= sum([len(pack.groups) for pack in self._under_way if pack.ticket is not None]):
+        if len(self._waiting) >= JOINED_MIN or not any(pack.ticket is not None for pack in self._under_way):
             self._start()
         return True
 

@@ -8,7 +8,7 @@ from tests.wal.manual_log import settle
 from tests.wal.packs_under_way import Log, result, write
 from wal.append import AppendGroup, AppendTicket
 from wal.errors import TooLarge
-from wal.packer import ALONE_BYTES_MIN, PACK_BYTES_MAX, PACK_GROUPS_MAX, PACKS_IN_FLIGHT_MAX
+from wal.packer import ALONE_BYTES_MIN, JOINED_MIN, PACK_BYTES_MAX, PACK_GROUPS_MAX, PACKS_IN_FLIGHT_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -135,14 +135,12 @@ async def test_writes_of_connections_wait_for_a_pack_that_only_the_disk_keeps_an
     await log.end_all()
 
 
-async def test_as_many_writes_of_connections_as_the_disk_keeps_wait_for_none_of_them() -> None:
-    log, groups = Log(), [write() for _ in range(6)]
-    await joined(log, *groups[:3])
+async def test_many_writes_of_connections_wait_for_none() -> None:
+    log, groups = Log(), [write() for _ in range(JOINED_MIN + 1)]
+    await joined(log, groups[0])
     log.under_way[0][0].ticket = queued()
-    await joined(log, *groups[3:5])
-    assert log.packs == [groups[:3]]
-    await joined(log, groups[5])
-    assert log.packs == [groups[:3], groups[3:]]
+    await joined(log, *groups[1:])
+    assert log.packs == [groups[:1], groups[1:]]
     await log.end_all()
 
 
