@@ -75,6 +75,7 @@ class EmbeddedBackend(CatalogChanges):
         self.spool: SpoolStatistics | None = None
         self.on_wanted: Callable[[], object] = lambda: None
         """Gives the directory up, where a command has it for long."""
+        self.is_wanted = False
         self._directory, self._make_topics = path, make_topics
 
     @cached_property
@@ -161,6 +162,7 @@ class EmbeddedBackend(CatalogChanges):
 
     async def hand_over(self) -> None:
         """Give the directory to who wants to own it."""
+        self.is_wanted = True
         self.on_wanted()
 
 

@@ -74,6 +74,8 @@ class Keeper:
             backend = node._backend  # noqa: SLF001 - this is the other half of the node
             assert isinstance(backend, EmbeddedBackend), "it was opened here"
             backend.on_wanted = partial(self._hand_over, node)
+            if backend.is_wanted:  # by who came between the node's listening and here, and asks once
+                self._hand_over(node)
             self.owns, self.error = True, None
             _log.info("node_owned", path=str(self._path), pid=os.getpid())
             try:

@@ -17,7 +17,8 @@ import pytest
 import streamingnode as sn
 from streamingnode.care.inspect import check_free, holder
 from streamingnode.cli import main
-from streamingnode.opening import handed_over, open_briefly
+from streamingnode.embedded import EmbeddedBackend
+from streamingnode.opening import OpenNode, handed_over, open_briefly
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
 from wal.errors import AlreadyOwned
 from wal.files import DirectoryLock
@@ -300,6 +301,39 @@ async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directo
         await second.insert("c", rows(2))
         assert holder(tmp_path) == os.getpid()
         assert (await second.snapshot("c")).num_rows == 2
+
+
+async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_hands_it_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node listens before the command knows that it is open."""
+    async with sn.open_node(tmp_path):
+        pass
+    enter, ask = OpenNode.__aenter__, EmbeddedBackend.hand_over
+    is_open, is_asked, is_served = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def open_late(opening: OpenNode) -> sn.Node:
+        node = await enter(opening)
+        if isinstance(node._backend, EmbeddedBackend) and not is_open.is_set():
+            is_open.set()
+            await is_asked.wait()
+        return node
+
+    async def hand_over(backend: EmbeddedBackend) -> None:
+        await ask(backend)
+        is_asked.set()
+
+    async def run_command() -> None:
+        async with open_briefly(tmp_path, lasting=True):
+            await is_served.wait()
+
+    monkeypatch.setattr(OpenNode, "__aenter__", open_late)
+    monkeypatch.setattr(EmbeddedBackend, "hand_over", hand_over)
+    command = asyncio.create_task(run_command())
+    await is_open.wait()
+    async with sn.open_node(tmp_path):
+        is_served.set()
+        await command
 
 
 async def test_opening_asks_every_command_that_has_the_directory_once(
