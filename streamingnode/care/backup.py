@@ -59,9 +59,8 @@ from wal.files import (
     sync_directory,
     write_file,
 )
-from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
+from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.store import RocksStore
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.topic import PREFIX, Topic, decode_records
