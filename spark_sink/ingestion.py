@@ -32,6 +32,7 @@ from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
 from wal.errors import AlreadyExists, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError, Truncated
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory
+from wal.rocks.floor import BACKUP_RECORD_NAME
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -113,7 +114,7 @@ def ingest(
     (None) one is made when a cut needs it, and ends with the call. With `link` they are hard links instead, on one file
     system: no second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
 
-    Raises `InvalidArgument` for tables inside the node's directory and for a node that lives on an event loop,
+    Raises `InvalidArgument` for tables inside the node's directory, for a backup and for a node that lives on an event loop,
     `StorageFailed` when the node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
     meanwhile, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's
     directory belongs to another node or to nobody, `TableAhead` when the node is older than its table.
@@ -135,9 +136,11 @@ def ingest(
 
 
 def check_place(node: Path, tables: Path) -> None:
-    """Raise `InvalidArgument` for tables in the node's own directory, which takes what it does not know for a stranger's."""
+    """Raise `InvalidArgument` for tables inside the node, which takes them for a stranger's, and for a backup."""
     if tables.resolve().is_relative_to(node.resolve()):
         raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
+    if (node / BACKUP_RECORD_NAME).exists():  # its leases would not be what the backup had any more
+        raise InvalidArgument(f"{node} is a backup, which stays as it was made — restore it, and ingest from that node")
 
 
 @contextmanager
@@ -319,8 +322,11 @@ class IngestJob:
             sync_log(path)  # of a job that was killed after its commit, or runs on another machine
             return table
         # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
+        if not (self._is_living(entry) and lives(entry, run[-1].tick)):
+            return None
         retired = OpenTable.load(path.with_name(f"{path.name}@{entry.collection_id}"))
-        if not (self._is_living(entry) and lives(entry, run[-1].tick)) or (retired and retired.identity == wanted):
+        if retired and retired.identity == wanted:
+            self._check_descent(retired)  # another job has seen its drop, unless this node was restored from before it
             return None
         if table is not None:
             raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
@@ -359,9 +365,7 @@ class IngestJob:
         name = written.attempt.name if written.attempt else ""
         at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
         with written.attempt.undone_on_error(table) if written.attempt else nullcontext():
-            version = table.commit(
-                at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name
-            )
+            table.commit(at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name)
         failpoint("ingest.committed")
         sync_log(table.path)
         if written.attempt is not None:
@@ -371,9 +375,6 @@ class IngestJob:
         self._reports[changes.entry.collection_id] = replace(
             before,
             first_cut=before.first_cut or changes.cuts[0].number,
-            last_cut=at.cut,
-            tick=at.tick,
-            version=version,
             rows_added=before.rows_added + written.rows_in,
             rows_deleted=before.rows_deleted + written.rows_deleted,
             road=written.road.value,
@@ -399,7 +400,7 @@ class IngestJob:
         retired = table.path.with_name(f"{table.path.name}@{collection_id}")
         if retired.exists():  # of another node, whose tables were here before
             retired = retired.with_name(f"{retired.name}@{table.owner().node_id}")
-        release(self.node, table.path)  # first: once renamed, no ingest looks for it
+        release(self.node, table.path.resolve())  # as its lease says; first: once renamed, no ingest looks for it
         failpoint("ingest.released")
         table.path.rename(retired)
         sync_directory(retired.parent)
@@ -407,16 +408,11 @@ class IngestJob:
         self._reports[collection_id] = replace(report, path=str(retired), dropped=True)
 
     def _report_of(self, table: OpenTable) -> TableReport:
-        """Return what this job did to a table so far."""
+        """Return what this job did to a table so far, and where that is."""
         identity, mark = table.owner(), table.watermark
-        return self._reports.get(identity.collection_id) or TableReport(
-            table=identity.collection,
-            path=str(table.path),
-            first_cut=0,
-            last_cut=mark.cut,
-            tick=mark.tick,
-            version=table.version,
-        )
+        new = TableReport(table=identity.collection, path=str(table.path), first_cut=0, last_cut=0, tick=0, version=0)
+        before = self._reports.get(identity.collection_id, new)
+        return replace(before, last_cut=mark.cut, tick=mark.tick, version=table.version)
 
     def _is_living(self, entry: CollectionEntry) -> bool:
         return entry.collection_id in living(self._cuts.read(self._cuts.newest).manifest)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -37,7 +37,8 @@ _COMMIT_KEY = "streamingnode"
 
 CHECKPOINT_COMMITS = 16
 """Commits between two checkpoints of the log: whoever opens a table reads one of those and no more commits than this."""
-_CHECKPOINTS = "delta.checkpointInterval"
+_SETTINGS = {"delta.checkpointInterval": str(CHECKPOINT_COMMITS), "delta.dataSkippingNumIndexedCols": "-1"}
+"""Delta keeps the ranges of 32 columns unless told otherwise: in a wide table not those of `_tick` and `_offset`."""
 _CLEANED = "delta.enableExpiredLogCleanup"
 _LOG_KEPT, _FILES_KEPT = "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
 _KEPT_FOR = "interval {} seconds"
@@ -58,8 +59,7 @@ class TableIdentity:
     collection: str
 
 
-@dataclass(frozen=True, slots=True)
-class Watermark:
+class Watermark(NamedTuple):
     """The newest cut a table has taken; cut 0 is before all."""
 
     cut: int
@@ -146,18 +146,13 @@ class OpenTable:
 
     @classmethod
     def load(cls, path: Path, *, version: int | None = None) -> "OpenTable | None":
-        """Return the table at `path`, None when there is none.
-
-        Raises `UnsupportedFormat` when another tool turned on a Delta feature under which files are not rows.
-        """
+        """Return the table at `path`, whoever made it; None when there is none."""
         if not (path / "_delta_log").is_dir():
             return None
         try:
-            table = cls(path, DeltaTable(str(path), version=version))
+            return cls(path, DeltaTable(str(path), version=version))
         except TableNotFoundError:  # a crash before the first commit
             return None
-        table._refuse_unreadable_features()
-        return table
 
     @classmethod
     def create(cls, path: Path, identity: TableIdentity, collection: pa.Schema, before: Watermark) -> "OpenTable":
@@ -174,10 +169,7 @@ class OpenTable:
                 mode="error",
                 partition_by=[PARTITION],
                 name=identity.collection,
-                configuration={
-                    **dict(zip(_PROPERTIES, properties, strict=True)),
-                    _CHECKPOINTS: str(CHECKPOINT_COMMITS),
-                },
+                configuration=dict(zip(_PROPERTIES, properties, strict=True)) | _SETTINGS,
                 commit_properties=_commit_properties(identity, before, changed=(before.tick, before.tick), attempt=""),
                 raise_if_key_not_exists=False,
             )
@@ -218,13 +210,12 @@ class OpenTable:
         """The newest cut this version has taken. Raises `Corrupt` when the table does not say."""
         if self._mark is not None and self._mark[0] == self.version:
             return self._mark[1]
-        identity = self.owner()
-        values = [self._delta.transaction_version(app) for app in _apps(identity)]
-        cut, tick, crc32c = (-1 if value is None else value for value in values)
-        if min(cut, tick, crc32c) < 0:
+        versions = map(self._delta.transaction_version, _apps(self.owner()))
+        mark = Watermark(*(-1 if version is None else version for version in versions))
+        if min(mark) < 0:
             raise Corrupt(f"table {self.path} does not say which cuts it has taken — ingest into another directory")
-        self._mark = self.version, Watermark(cut, tick, crc32c)
-        return self._mark[1]
+        self._mark = self.version, mark
+        return mark
 
     @property
     def spark_schema(self) -> "StructType":
@@ -234,12 +225,13 @@ class OpenTable:
         return StructType.fromJson(msgspec.json.decode(self._delta.schema().to_json()))
 
     def owner(self) -> TableIdentity:
-        """Return whose table this is. Raises `AlreadyExists` when no ingest made it."""
+        """Return whose table this is. Raises `AlreadyExists` when no ingest made it, `UnsupportedFormat` as `files`."""
         identity = self.identity
         if identity is None:
             raise AlreadyExists(
                 f"{self.path} is a Delta table that no ingest made — move it, or ingest into another directory"
             )
+        self._refuse_unreadable_features()
         return identity
 
     @property
@@ -248,14 +240,20 @@ class OpenTable:
         return pa.schema(self._delta.schema().to_arrow())  # type: ignore[arg-type]  # it gives what Arrow's C interface takes
 
     def files(self, *, key: str = OFFSET) -> list[TableFile]:
-        """Return the active files; `key` is the column whose range they report."""
+        """Return the active files; `key` is the column whose range they report.
+
+        Raises `UnsupportedFormat` when another tool turned on a Delta feature under which files are not rows.
+        """
+        self._refuse_unreadable_features()
         rows = pa.table(self._delta.get_add_actions(flatten=False))
         wanted = {key, OFFSET, TICK, VCHANNEL}
         for name in ("min", "max"):  # the ranges of the other columns would take nearly all of the time
             if name in rows.column_names:
                 ranges = zip(rows.schema.field(name).type, rows[name].flatten(), strict=True)
                 kept = {field.name: values for field, values in ranges if field.name in wanted}
-                rows = rows.drop([name]).append_column(name, pa.table(kept).to_struct_array())
+                rows = rows.drop([name])
+                if kept:  # else the log has no range of any of them
+                    rows = rows.append_column(name, pa.table(kept).to_struct_array())
         return [file_in_log(row, key) for row in rows.to_pylist()]
 
     def rows(self, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
@@ -343,7 +341,7 @@ class OpenTable:
         A vacuum of another tool goes by `unused_s`: it would take the files of an attempt that is under way for longer.
         """
         ages = {_LOG_KEPT: seconds, _FILES_KEPT: unused_s}
-        wanted = {name: _KEPT_FOR.format(age) for name, age in ages.items()} | {_CHECKPOINTS: str(CHECKPOINT_COMMITS)}
+        wanted = {name: _KEPT_FOR.format(age) for name, age in ages.items()} | _SETTINGS
         if not wanted.items() <= self._delta.metadata().configuration.items():
             self._delta.alter.set_table_properties(wanted, post_commithook_properties=_BARE)
 
@@ -358,8 +356,7 @@ class OpenTable:
         last = f"{self.version:020}"
         if self.version - int(first or -1) < CHECKPOINT_COMMITS:
             return
-        newest = next(self.history(), None)
-        if newest is None or newest.version < self.version:
+        if next(self.history()).version < self.version:
             return  # it waits for an ingest, whose commit then stays in the log
         shutil.rmtree(building, ignore_errors=True)  # of a job that was killed
         made = building / log.name
@@ -403,10 +400,9 @@ class OpenTable:
         now_ms = int(time.time() * 1000)
         removed = [RemoveAction(f.path, changes, now_ms, f.bytes, {PARTITION: f.partition}) for f in removes]
         added = [AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, changes, f.stats) for f in adds]
-        actions: list[AddAction | RemoveAction] = [*removed, *added]
         try:
             self._delta.create_write_transaction(
-                actions,
+                [*removed, *added],
                 "append",
                 self._delta.schema(),
                 [PARTITION],
@@ -414,21 +410,29 @@ class OpenTable:
                 post_commithook_properties=_BARE,
             )
         except CommitFailedError as error:
-            raise CommitConflict(str(error)) from error
+            if self.at_version().version > self.version:
+                raise CommitConflict(str(error)) from error
+            raise UnsupportedFormat(f"{self.path} refuses this: {error} — undo what another tool set on it") from error
         self.refresh()
 
     def history(self) -> Iterator[TableVersion]:
         """Yield the versions that an ingest committed and the log still names, newest first; reads only as far as asked.
 
-        Delta's own numbers all there are downwards from the loaded version: a commit made meanwhile moves every number.
+        Where other tools, who change no row, gave up all of these, it is the loaded one. Delta's own history numbers all
+        there are downwards from the loaded version: a commit made meanwhile moves every number.
         """
+        is_told = False
         for version in range(self.version, -1, -1):
             try:
                 commit = (self.path / "_delta_log" / f"{version:020}.json").read_bytes()
             except FileNotFoundError:
-                return
+                break
             if (note := _note(commit)) is not None:
+                is_told = True
                 yield TableVersion(version, note)
+        if not is_told:
+            at = self.watermark
+            yield TableVersion(self.version, _note_at(self.owner(), at, changed=(at.tick, at.tick)))
 
     def attempts(self) -> frozenset[str]:
         """Return the attempts that were committed, by their commits in the log and their files, which may outlive those."""
@@ -445,28 +449,28 @@ class OpenTable:
             )
 
 
-def _apps(identity: TableIdentity) -> tuple[str, str, str]:
-    prefix = f"streamingnode/{identity.node_id}"
-    return f"{prefix}/cut", f"{prefix}/tick", f"{prefix}/crc32c"
+def _apps(identity: TableIdentity) -> list[str]:
+    return [f"streamingnode/{identity.node_id}/{name}" for name in Watermark._fields]
+
+
+def _note_at(identity: TableIdentity, at: Watermark, *, changed: tuple[int, int], attempt: str = "") -> CommitNote:
+    return CommitNote(
+        node_id=identity.node_id,
+        collection_id=identity.collection_id,
+        first_tick=changed[0],
+        last_tick=changed[1],
+        attempt=attempt,
+        **at._asdict(),
+    )
 
 
 def _commit_properties(
     identity: TableIdentity, at: Watermark, *, changed: tuple[int, int], attempt: str
 ) -> CommitProperties:
-    note = CommitNote(
-        node_id=identity.node_id,
-        collection_id=identity.collection_id,
-        first_tick=changed[0],
-        last_tick=changed[1],
-        cut=at.cut,
-        tick=at.tick,
-        crc32c=at.crc32c,
-        attempt=attempt,
-    )
-    values = (at.cut, at.tick, at.crc32c)
+    note = _note_at(identity, at, changed=changed, attempt=attempt)
     return CommitProperties(
         custom_metadata={_COMMIT_KEY: msgspec.to_builtins(note)},
-        app_transactions=[Transaction(app, value) for app, value in zip(_apps(identity), values, strict=True)],
+        app_transactions=[Transaction(app, value) for app, value in zip(_apps(identity), at, strict=True)],
         max_commit_retries=0,  # Delta lets a commit follow one that has removed the same files: a rewrite that doubles rows
     )
 

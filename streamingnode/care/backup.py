@@ -59,9 +59,8 @@ from wal.files import (
     sync_directory,
     write_file,
 )
-from wal.rocks.floor import FLOOR_NAME, Floor, write_floor
+from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocks.store import RocksStore
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.topic import PREFIX, Topic, decode_records
@@ -88,10 +87,12 @@ def new_directory(path: Path, source: Path | None) -> Iterator[Path]:
     """
     given = path
     try:
-        path = path.absolute()
+        path = Path(os.path.realpath(path))  # what a link leads to: the link itself gives its name to no directory
+        if path.is_mount():
+            raise InvalidArgument(f"{given} is where a disk is mounted — name a new directory on it")
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise AlreadyExists(f"{given} is there and not empty — name a new directory")
-        if source is not None and Path(os.path.realpath(path)).is_relative_to(source.resolve()):
+        if source is not None and path.is_relative_to(source.resolve()):
             raise InvalidArgument(f"{given} is inside {source} — name a directory outside it")
         building = path.with_name(path.name + UNFINISHED)
         building.mkdir(DIRECTORY_MODE, parents=True)

@@ -30,10 +30,9 @@ from wal.position import RocksMessageId
 from wal.rocks import floor as parts
 from wal.rocks import layout, recovery
 from wal.rocks.database import classified, open_rocksdb
-from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
+from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME, meta_key
 from wal.rocks.log import current_entry, decode_rocks_entry, first_kept, last_position, read_range
-from wal.rocks.opening import BACKUP_RECORD_NAME
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.messages import decode_entry as decode_topic_entry
 from wal.rocksmq.topic import PREFIX as TOPICS

@@ -17,9 +17,8 @@ from flusher.manifest import checked_document
 from wal.codec import decode_versioned
 from wal.errors import AlreadyOwned, Corrupt, InvalidArgument
 from wal.files import LOCK_NAME, disk_errors_typed, open_regular, read_owner, read_regular
-from wal.rocks.floor import FLOOR_NAME, Floor, read_floor
+from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, read_floor
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.opening import BACKUP_RECORD_NAME
 
 
 def is_node(directory: Path) -> bool:

@@ -40,8 +40,8 @@ from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import check_node, kept_closed, read_record
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated
 from wal.files import place_beneath
+from wal.rocks.floor import BACKUP_RECORD_NAME
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY
-from wal.rocks.opening import BACKUP_RECORD_NAME
 
 _OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
 _OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")

@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 import spark_sink
 from spark_sink.table import CommitConflict, NewFile, OpenTable, TableIdentity, Watermark
 from tests.spark_sink.node_builder import ORDERS, NodeBuilder, orders
-from wal.errors import AlreadyExists, UnsupportedFormat
+from wal.errors import AlreadyExists, Truncated, UnsupportedFormat
 
 IDENTITY = TableIdentity("node-1", 7, "orders")
 STATS = '{"numRecords":3,"minValues":{"id":1,"_offset":5,"_vchannel":"v0"},"maxValues":{"id":9,"_vchannel":"v1"}}'
@@ -66,6 +66,27 @@ def test_files_report_the_ranges_that_pruning_needs(table: OpenTable) -> None:
     [file] = reopened(table).files(key="id")
     assert (file.key_range, file.offset_min, file.vchannel_range) == ((1, 9), 5, ("v0", "v1"))
     assert (file.rows, file.bytes, file.partition) == (3, 10, "eu")
+
+
+def test_files_of_a_table_of_many_columns_report_the_ranges_of_the_last_too(tmp_path: Path) -> None:
+    columns = [pa.field(f"c{number}", pa.int64()) for number in range(40)]
+    table = OpenTable.create(tmp_path / "orders", IDENTITY, pa.schema([*columns, pa.field("id", pa.int64())]), at(0))
+    take(table, 1)
+    [file] = reopened(table).files(key="id")
+    assert (file.key_range, file.offset_min, file.vchannel_range) == ((1, 9), 5, ("v0", "v1"))
+
+
+def test_a_table_whose_log_keeps_no_range_that_is_needed_is_read_all_the_same(node: NodeBuilder, tables: Path) -> None:
+    """As that of a table of an earlier release, which Delta keeps of the first 32 columns."""
+    node.create()
+    node.insert("orders", orders(1, 2))
+    node.cut()
+    spark_sink.ingest(None, node.path, tables, request_cut=False)
+    table = OpenTable.load(tables / "orders")
+    assert table is not None
+    DeltaTable(str(table.path)).alter.set_table_properties({"delta.dataSkippingStatsColumns": "item"})
+    assert {(file.rows, file.key_range) for file in reopened(table).files()} == {(2, None)}
+    assert sorted(reopened(table).rows(ORDERS)["id"].to_pylist()) == [1, 2]
 
 
 @pytest.mark.parametrize("key", [".id", "[0]", "a.b", "`"])
@@ -124,6 +145,29 @@ def test_a_file_that_another_tool_has_rewritten_meanwhile_is_not_rewritten_again
         )
 
 
+def test_a_commit_that_the_table_refuses_is_not_taken_for_one_that_another_writer_has_won(table: OpenTable) -> None:
+    take(table, 1)
+    DeltaTable(str(table.path)).alter.set_table_properties({"delta.appendOnly": "true"})
+    newest = reopened(table)
+    with pytest.raises(UnsupportedFormat, match=r"append-only.* undo what another tool set"):
+        newest.commit(at(2), changed=(15, 19), adds=[], removes=newest.files(), attempt="")
+
+
+def test_a_table_whose_ingests_other_tools_have_given_up_in_its_log_is_at_its_watermark(table: OpenTable) -> None:
+    take(table, 1)
+    delta = DeltaTable(str(table.path))
+    delta.alter.set_table_properties({"delta.logRetentionDuration": "interval 30 days"})
+    delta = DeltaTable(str(table.path))
+    delta.create_checkpoint()
+    for entry in (table.path / "_delta_log").glob("*.json"):
+        if entry.name < f"{delta.version():020d}":
+            entry.unlink()
+    [found] = reopened(table).history()
+    assert (found.version, found.note.cut, found.note.first_tick, found.note.last_tick) == (2, 1, 10, 10)
+    with pytest.raises(Truncated, match="ask for 10 "):
+        spark_sink.read_table(None, table.path, as_of_tick=9)  # type: ignore[arg-type]  # refused before Spark is asked
+
+
 def test_a_watermark_survives_log_checkpoint_and_clean_up(table: OpenTable) -> None:
     for cut in range(1, 5):
         take(table, cut)
@@ -157,4 +201,4 @@ def test_a_column_that_another_tool_renamed_is_refused_also_under_a_protocol_wit
     upgrade = [{"protocol": protocol}, {"metaData": metadata}]
     (log / f"{1:020}.json").write_bytes(b"\n".join(map(msgspec.json.encode, upgrade)))
     with pytest.raises(UnsupportedFormat, match="uses columnMapping, turned on by another tool"):
-        reopened(table)
+        reopened(table).files()

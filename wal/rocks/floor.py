@@ -19,6 +19,7 @@ from wal.errors import ChannelFenced, Corrupt, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import open_regular, read_regular, write_file
 
+BACKUP_RECORD_NAME = "backup.json"  # marks a directory as a backup; to open it as a node would change it
 FLOOR_NAME = "floor"
 FLOOR_TEMPORARY_NAME = f"{FLOOR_NAME}.tmp"
 FLOOR_FORMAT = 1

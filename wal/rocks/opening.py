@@ -17,6 +17,7 @@ from wal.failpoint import failpoint
 from wal.files import BRIEF, LOCK_NAME, DirectoryLock, disk_errors_typed, make_directory, read_regular, sync_directory
 from wal.rocks.database import classified, open_rocksdb
 from wal.rocks.floor import (
+    BACKUP_RECORD_NAME,
     FLOOR_BYTES,
     FLOOR_NAME,
     FLOOR_TEMPORARY_NAME,
@@ -32,8 +33,6 @@ from wal.rocks.space import SpaceWatch
 
 TEMPORARY_SUFFIX = ".tmp"
 NAMED_MAX = 5
-BACKUP_RECORD_NAME = "backup.json"
-"""Marks a directory as a backup; opening it as a node would change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,6 +194,24 @@ def test_an_empty_directory_will_do_as_a_target(sample: Sample, tmp_path: Path) 
     assert rows_of(tmp_path / "restored") == sample.rows
 
 
+@pytest.mark.parametrize("leads_to", ["an empty directory", "nothing"])
+def test_a_link_stands_for_where_it_leads_to(sample: Sample, tmp_path: Path, leads_to: str) -> None:
+    path, disk, link = copy_of(sample.closed, tmp_path / "node"), tmp_path / "disk", tmp_path / "link"
+    link.symlink_to(disk)
+    if leads_to == "an empty directory":
+        disk.mkdir()
+    backup_directory(path, tmp_path / "backup")
+    restore_directory(tmp_path / "backup", link)
+    assert link.is_symlink()
+    assert rows_of(disk) == sample.rows
+
+
+def test_the_mount_of_a_disk_is_refused_before_anything_is_copied(sample: Sample, tmp_path: Path) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    with pytest.raises(InvalidArgument, match="is where a disk is mounted — name a new directory on it"):
+        backup_directory(path, Path("/proc"))
+
+
 def test_what_a_crashed_run_left_is_named_and_not_removed(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     (tmp_path / "backup.unfinished").mkdir()

@@ -1,0 +1,71 @@
+"""What an ingest finds where it is sent: tables of others, links, what is left of a dropped collection, a backup."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+import spark_sink
+from spark_sink.errors import TableAhead
+from spark_sink.ingestion import IngestReport
+from tests.spark_sink.node_builder import NodeBuilder, orders
+from tests.spark_sink.table_reading import lease_of
+from wal.errors import InvalidArgument
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def one_row(node: NodeBuilder) -> NodeBuilder:
+    node.create()
+    node.insert("orders", orders(1))
+    node.cut()
+    return node
+
+
+def ingest(node: Path, tables: Path) -> IngestReport:
+    return spark_sink.ingest(None, node, tables, request_cut=False)
+
+
+def test_a_table_of_somebody_else_holds_no_ingest_up_whatever_features_it_has(
+    one_row: NodeBuilder, tables: Path
+) -> None:
+    features = {"delta.enableDeletionVectors": "true"}
+    write_deltalake(str(tables / "mine"), pa.table({"a": [1]}), configuration=features)
+    assert ingest(one_row.path, tables).rows_added == 1
+
+
+def test_the_lease_of_a_table_behind_a_link_goes_with_its_collection(one_row: NodeBuilder, tables: Path) -> None:
+    large = tables.with_name("large")
+    large.mkdir()
+    tables.mkdir()
+    (tables / "orders").symlink_to(large)
+    ingest(one_row.path, tables)
+    assert lease_of(one_row, large).cut == 1
+    one_row.drop("orders")
+    one_row.cut()
+    ingest(one_row.path, tables)
+    assert not list((one_row.path / "leases").iterdir())
+
+
+def test_a_collection_that_a_restored_node_has_again_is_told_when_its_table_was_retired(
+    one_row: NodeBuilder, tables: Path, tmp_path: Path
+) -> None:
+    """It had no table from then on, and nobody heard of it."""
+    ingest(one_row.path, tables)
+    one_row.copy(tmp_path / "restored")
+    one_row.drop("orders")
+    one_row.cut()
+    [retired] = ingest(one_row.path, tables).tables
+    with pytest.raises(TableAhead, match="has taken cut 2, the node's newest is 1"):
+        ingest(tmp_path / "restored", tables)
+    Path(retired.path).rename(tmp_path / "away")
+    assert ingest(tmp_path / "restored", tables).rows_added == 1
+
+
+def test_a_backup_is_refused_because_a_lease_would_change_it(one_row: NodeBuilder, tables: Path) -> None:
+    (one_row.path / "backup.json").touch()
+    with pytest.raises(InvalidArgument, match="is a backup, which stays as it was made — restore it"):
+        ingest(one_row.path, tables)
+    assert not (one_row.path / "leases").exists()
