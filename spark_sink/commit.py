@@ -346,7 +346,8 @@ def _write_by_spark(
         rows = left.unionAll(rows) if others else left
     parts: list[tuple[DataFrame, Sequence[TableFile | SegmentFile]]] = [(rows, [*changes.segments, *small])]
     parts += [(left_of(files), files) for files in grown]
-    write_rows([(rows, _files_max(files)) for rows, files in parts if files], attempt.directory)
+    sized = [(rows, ceil(sum(file.bytes for file in files) / FILE_BYTES_TARGET)) for rows, files in parts if files]
+    write_rows(sized, attempt.directory)
 
 
 def split_by_size(files: Sequence[TableFile]) -> tuple[list[list[TableFile]], list[TableFile]]:
@@ -355,7 +356,3 @@ def split_by_size(files: Sequence[TableFile]) -> tuple[list[list[TableFile]], li
     for file in files:
         (grown if file.bytes >= GROWN_BYTES or (file.rows or 0) >= GROWN_ROWS else small).append(file)
     return [[file] for file in grown] if len(grown) <= APART_MAX else [grown], small
-
-
-def _files_max(files: Sequence[TableFile | SegmentFile]) -> int:
-    return ceil(sum(file.bytes for file in files) / FILE_BYTES_TARGET)

@@ -38,7 +38,8 @@ TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, no
 """Names the file with the token of commands for a node at an address."""
 
 _NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, TOKEN_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # also with the one slash that a `Path` makes of two
+# Also with the one slash that a `Path` makes of two; and the socket of a node.
+_ADDRESS = re.compile(r"unix:|[A-Za-z][A-Za-z0-9+.-]+:/|(.*/)?node\.sock/*$", re.DOTALL)
 
 DEFAULT_ORIGIN = "default"
 
@@ -218,8 +219,8 @@ def check_path(what: str, path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str) or not text or "\0" in text:
         raise InvalidArgument(f"{path!r} names no {what} — give a path")
-    if _URL.match(text):
-        raise InvalidArgument(f"{text!r} is a URL — give a path on a disk of this machine, without a scheme")
+    if _ADDRESS.match(text):
+        raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine, or connect to it")
     return Path(text)
 
 
@@ -249,8 +250,11 @@ def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") ->
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
     keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in _names().items()}
+    # Kubernetes tells each container where services are, one that is called as this is, too.
+    services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
+    others = tuple(f"{service}{each}" for service in services for each in ("SERVICE_", "PORT"))
     for variable, text in sorted(environment.items()):
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _NO_SETTINGS:
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _NO_SETTINGS and not variable.startswith(others):
             yield _setting(variable, keys, text, f"environment {variable}")
 
 

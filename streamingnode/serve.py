@@ -80,11 +80,7 @@ def audit_to(file: Path) -> None:
 
 COMPONENTS = {
     "flusher": "flusher",
-    "interceptors.recovery": "recovery-storage",
-    "interceptors.shard": "shard-manager",
     "interceptors.timetick": "timetick-sync",
-    "interceptors.txn": "txn-manager",
-    "scanner": "scanner",
     "streamingnode": "node",
     "streamingnode.audit": "audit",
     "streamingnode.remote": "server",

@@ -143,10 +143,14 @@ async def test_files_that_a_node_never_wrote_stay_in_its_directories(tmp_path: P
     assert [name for name in mine if (tmp_path / name).read_bytes() != b"mine"] == []
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/node", "file:///srv/node", Path("gs://bucket/node")], ids=str)
-async def test_a_url_is_no_directory(tmp_path: Path, path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "path",
+    ["s3://bucket/node", "file:///srv/node", Path("gs://bucket/node"), "unix:data/node.sock", "data/node.sock"],
+    ids=str,
+)
+async def test_an_address_is_no_directory(tmp_path: Path, path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidArgument, match="is a URL — "):
+    with pytest.raises(InvalidArgument, match="is an address — "):
         await open_and_close(path)
     assert contents(tmp_path) == {}
 

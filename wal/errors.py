@@ -5,6 +5,7 @@ be tried again, and carries typed fields. Its text says what happened and, after
 for a program and on the command line. Violated contracts inside the system are `AssertionError`s and are never caught.
 """
 
+import copyreg
 import re
 from typing import ClassVar, Literal
 
@@ -57,6 +58,10 @@ class StreamingNodeError(Exception):
 
     def __str__(self) -> str:
         return escaped(super().__str__())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # To another process, as a pool's: of its text and fields, which a class mostly makes of other arguments.
+        return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
     @property
     def happened(self) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from argparse import SUPPRESS, ArgumentTypeError
+from argparse import SUPPRESS
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
@@ -93,17 +93,16 @@ def actions(**takes: str) -> Any:
 
 
 def directory_or_address(text: str) -> Place:
-    """Return the address of a running node, or the path of a directory: that of its socket means the node's."""
+    """Return the address of a running node, as its socket is, or the path of a directory."""
     if "://" in text or text.startswith("unix:"):
         return NodeUrl(text)
-    path = _path(text)
-    return path.parent if path.name == "node.sock" else path
+    return NodeUrl(f"unix:{text}") if Path(text).name == "node.sock" else _path(text)
 
 
 def _path(text: str) -> Path:
-    if not text:  # an unset variable of a script, which would mean the directory it runs in
-        raise ArgumentTypeError("it is empty, which is no path")
-    return Path(text)
+    from streamingnode.config import check_path  # loads the parts of a node, which have the settings
+
+    return check_path("file or directory", text)  # none is '', as of an unset variable of a script, and none a URL
 
 
 NODE = operand("the node's directory")
@@ -241,7 +240,7 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
         node = None
         if isinstance(place, NodeUrl):
             tls = await anyio.to_thread.run_sync(place.tls)
-            token_file = place.token_file or os.environ.get(TOKEN_FILE_VARIABLE)
+            token_file = place.token_file or os.environ.get(TOKEN_FILE_VARIABLE) or None
             node = await enter(sn.connect(place, name=name, token_file=token_file, tls=tls))
         while node is None:
             try:

@@ -50,7 +50,6 @@ SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 _BLOCK_BYTES = 1 << 18
 """More than a buffered reader holds, so that nothing stays in it that `select` does not see."""
 
-
 Line = tuple[int, bytes]
 
 

@@ -6,7 +6,6 @@ Secrets come from files, are kept as digests, and are never part of an error or 
 
 import hashlib
 import hmac
-import os
 import re
 import ssl
 import stat
@@ -158,5 +157,5 @@ def _check_private(file: Path, what: str) -> None:
         mode = file.stat().st_mode
     except OSError as error:
         raise InvalidArgument(f"{what} {file} cannot be read: {error.strerror} — name another") from error
-    if mode & (stat.S_IRWXG | stat.S_IRWXO) and hasattr(os, "getuid"):
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidArgument(f"{what} {file} is readable by others — run: chmod 600 {file}")

@@ -213,6 +213,8 @@ class Link:
                 what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
                 if isinstance(error, ssl.SSLCertVerificationError):
                     what += " — name the authority of its certificate, with tls= or --tls-ca"
+                elif isinstance(error, PermissionError):
+                    what += " — connect as the user who runs the node, or where it listens for others"
                 raise Unreachable(f"no node answers at {address}: {what}") from error
             raise
         self.connections += 1

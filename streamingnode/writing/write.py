@@ -43,7 +43,6 @@ INLINE_ROWS_MAX = 4_096
 INLINE_BYTES_MAX = 4 << 20
 """More Arrow data than this is checked in a thread."""
 
-
 _FILL = 0.9
 """How full slices are planned: rows differ in size."""
 

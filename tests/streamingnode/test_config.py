@@ -156,6 +156,19 @@ def test_wrong_environment_variable_is_an_error_with_a_suggestion() -> None:
         load_config(environment={"STREAMINGNODE_FLUSH_THREAD": "1"})
 
 
+def test_what_kubernetes_says_of_services_is_no_setting_and_no_mistake_is_taken_for_it() -> None:
+    of_service = {"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "7070", "SERVICE_PORT_NODE": "7070"}
+    of_service |= {"PORT": "tcp://10.0.0.1:7070", "PORT_7070_TCP": "tcp://10.0.0.1:7070", "PORT_7070_TCP_PROTO": "tcp"}
+    for service in ("STREAMINGNODE", "STREAMINGNODE_ORDERS"):
+        environment = {f"{service}_{name}": value for name, value in of_service.items()}
+        assert load_config(environment=environment) == NodeConfig()
+        for mistake in ("STREAMINGNODE_HTTP_PORT", "STREAMINGNODE_DURABILTY"):
+            with pytest.raises(InvalidArgument, match=mistake):
+                load_config(environment=environment | {mistake: "1"})
+    with pytest.raises(InvalidArgument, match="STREAMINGNODE_PORT"):
+        load_config(environment={"STREAMINGNODE_PORT": "7070"})
+
+
 @pytest.mark.parametrize("content", ["[flush", "\xff"])
 def test_file_that_is_not_toml_is_named(tmp_path: Path, content: str) -> None:
     file = tmp_path / "node.toml"

@@ -66,7 +66,7 @@ def test_an_event_is_one_json_object_with_its_own_fields(caplog: pytest.LogCaptu
         raise ValueError("broken")
     except ValueError:
         event_log("elsewhere").error("failed", exc_info=True)
-    logging.getLogger("interceptors.txn").info("plain %s", "text")
+    logging.getLogger("streamingnode.remote.server").info("plain %s", "text")
     lines = [JsonLines().format(record) for record in caplog.records]
     assert not [line for line in lines if "\n" in line]
     torn, failed, plain = map(json.loads, lines)
@@ -75,7 +75,7 @@ def test_an_event_is_one_json_object_with_its_own_fields(caplog: pytest.LogCaptu
     assert torn["time"].endswith("+00:00")
     assert failed["component"] == "elsewhere"
     assert "ValueError: broken" in failed["exception"]
-    assert (plain["event"], plain["component"]) == ("plain text", "txn-manager")
+    assert (plain["event"], plain["component"]) == ("plain text", "server")
 
 
 def test_the_unit_lets_the_node_write_backups_where_the_crontab_of_the_documents_puts_them() -> None:

@@ -1,6 +1,8 @@
 """The errors as callers meet them: few, importable from one place, told apart by their codes, each with a next step."""
 
 import ast
+import copy
+import pickle
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -109,3 +111,23 @@ def test_a_position_that_is_gone_is_answered_with_the_earliest() -> None:
     error = Truncated("rocks/1", "rocks/5")
     assert str(error) == "rocks/1 is no longer kept — start from rocks/5 or later"
     assert error.fields() == {"requested": "rocks/1", "earliest": "rocks/5"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AlreadyOwned("data", 7, brief=True),
+        StorageFull("data", 1, 2),
+        Truncated(1, 2, "start later"),
+        SchemaMismatch("it is no int64 — convert it", column="id", row=3),
+        ProducerFenced(1, 2),
+        SequenceTooOld(1, 2),
+        PackageMissing("pyspark", "spark"),
+        sn.errors.DeadlineExceeded("the insert took longer"),
+    ],
+    ids=lambda error: error.code,
+)
+def test_an_error_crosses_to_another_process_with_its_text_and_its_fields(error: StreamingNodeError) -> None:
+    for made in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(made) is type(error)
+        assert (str(made), made.fields()) == (str(error), error.fields())

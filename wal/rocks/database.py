@@ -4,6 +4,7 @@ Two of them read and one compacts. Their calls cannot be abandoned, so that no i
 """
 
 import ctypes
+import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -39,7 +40,7 @@ def open_rocksdb(
         if create:
             path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
         return Rdict(
-            str(path),
+            os.fsencode(path).decode(),  # RocksDB is told it in UTF-8, whatever the locale
             database_options(options, recovery=recovery, create=create),
             column_families=families(options),
             access_type=AccessType.read_write() if writable else AccessType.read_only(),
@@ -155,6 +156,8 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
     def says(*patterns: str) -> bool:
         return any(pattern in text for pattern in patterns)
 
+    if isinstance(error, UnicodeError):
+        return StorageFailed(f"{path} is no UTF-8, which RocksDB takes paths in — choose another one")
     if says("While lock file", "lock hold by current process"):
         return AlreadyOwned(str(path), None)
     if says("DB instance already closed", "DB already closed") or type(error).__name__ == "DbClosedError":

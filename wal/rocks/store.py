@@ -177,7 +177,7 @@ class RocksStore:
             # First, as it lets the event loop run; what the checkpoint flushes while it does not is then next to nothing.
             self.engine.entries.flush()
             self.engine.database.flush()
-            Checkpoint(self.engine.database).create_checkpoint(str(target))
+            Checkpoint(self.engine.database).create_checkpoint(os.fsencode(target).decode())
 
         self._commit.check_readable()
         await self.engine.read(link)

@@ -36,17 +36,29 @@ def test_the_option_takes_the_place_of_the_directory_and_leaves_the_other_argume
     assert isinstance(with_file.place, NodeUrl)
 
 
-def test_the_socket_of_a_node_means_its_directory() -> None:
-    for words in (["ls", f"data/{SOCKET_NAME}"], ["ls", "--node", f"data/{SOCKET_NAME}"]):
-        assert build_parser().parse_args(words).place == Path("data")
-    assert build_parser().parse_args(["ls", SOCKET_NAME]).place == Path()
+@pytest.mark.parametrize("path", [f"data/{SOCKET_NAME}", SOCKET_NAME, f"unix:data/{SOCKET_NAME}"])
+def test_the_path_of_a_socket_is_the_address_of_whoever_has_the_node_open(path: str) -> None:
+    for words in (["ls", path], ["ls", "--node", path]):
+        place = build_parser().parse_args(words).place
+        assert isinstance(place, NodeUrl)
+        assert place == f"unix:{path.removeprefix('unix:')}"
 
 
-def test_a_new_collection_at_a_socket_is_made_in_its_node(data: Path, run: "Run") -> None:
-    rows = data.parent / "orders.jsonl"
-    assert run("insert", "--node", data / SOCKET_NAME, "new", rows, "--create", "--primary-key", "id").code == 0
+def test_a_check_of_the_socket_of_a_service_that_is_down_opens_no_node_in_its_place(data: Path, run: "Run") -> None:
+    for words in (["check", data / SOCKET_NAME], ["ls", "--node", data / SOCKET_NAME], ["serve", data / SOCKET_NAME]):
+        assert run(*words).code in {2, 4}
     assert not (data / SOCKET_NAME).exists()
-    assert "new" in run("ls", data).out
+
+
+@pytest.mark.parametrize("words", [["serve", "http://host/data"], ["ingest", "unix:data/node.sock", "--tables", "t"]])
+def test_where_a_path_is_meant_an_address_is_refused(
+    words: list[str], run: "Run", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = run(*words)
+    assert refused.code == 2
+    assert " is an address — give a path on a disk of this machine" in refused.err
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_address_of_another_kind_is_refused_as_it_was_given(run: "Run") -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import streamingnode as sn
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="root gives up its capabilities as Linux has them")
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,3 +81,12 @@ def test_a_node_that_may_only_be_read_is_not_called_damaged(data: Path, tmp_path
     for _, text in done:
         assert f"STORAGE_FAILED: {log} cannot be written, which reading it takes" in text
     assert not (tmp_path / "rows").exists()
+
+
+def test_a_socket_that_may_not_be_used_is_no_node_that_is_down(data: Path) -> None:
+    with sn.sync.open_node(data):
+        socket = data / "node.sock"
+        socket.chmod(0)
+        [(code, text)] = as_anybody(["ls", socket])
+    assert code == 4
+    assert text.endswith("Permission denied — connect as the user who runs the node, or where it listens for others\n")

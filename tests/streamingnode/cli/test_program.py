@@ -15,6 +15,17 @@ from streamingnode.cli import main
 from streamingnode.cli.program import COMMANDS, build_parser
 
 ROOT = Path(__file__).resolve().parents[3]
+INTERRUPTED = """
+import sys
+
+class Interrupted:
+    def find_spec(name, *_):
+        if name == "streamingnode.cli.program":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted)
+import streamingnode.cli
+"""
 START_S_MAX = 0.3
 """Processor time that `--help` may take: on a quiet machine that is all it takes, and a busy one does not count."""
 
@@ -94,7 +105,7 @@ def test_an_empty_name_is_not_the_directory_it_runs_in(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert ": it is empty, which is no path — see " in capsys.readouterr().err
+    assert capsys.readouterr().err == "INVALID_ARGUMENT: '' names no file or directory — give a path\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -111,6 +122,17 @@ def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytes
     assert f"{place} holds none yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
 
 
+@pytest.mark.parametrize("name, code", [("caf\u00e9", 0), ("a\udcff", 1)], ids=["UTF-8", "no UTF-8"])
+def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(data: Path, name: str, code: int) -> None:
+    place = data.rename(data.with_name(name))
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "streamingnode", "backup", place, data]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert (b"is no UTF-8, which RocksDB takes paths in" in done.stderr) is bool(code)
+    assert data.exists() is not bool(code)
+
+
 def test_debug_shows_the_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tmp_path), "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -122,6 +144,11 @@ def test_reading_a_missing_directory_makes_none(tmp_path: Path) -> None:
         more = {"tail": ["c"], "insert": ["c"], "ingest": ["--tables", str(tmp_path / "t")]}.get(command[0], [])
         assert main([*command, str(place), *more]) == 2
         assert not place.exists()
+
+
+def test_interrupt_before_the_program_is_loaded_exits_with_130_too() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
