@@ -25,7 +25,7 @@ from wal.rocks.writer import Writer
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 CALLS = ("pwrite", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "open")
-HANGS_S = 30
+HANGS_S = 60
 KEYS = list(range(8))
 """Rows of the node whose opening is tried: some in a cut, some behind it, and a cut that was cut off."""
 

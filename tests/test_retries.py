@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 FIELDS: dict[str, pa.DataType] = {"key": pa.int64(), "pad": pa.string()}
 SCHEMA = pa.schema(FIELDS)
-HANGS_S = 30
+HANGS_S = 60
 GROUP_BYTES = 64 << 10
 QUICK: dict[str, object] = {
     "cut_interval_s": None,

@@ -168,7 +168,7 @@ async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opene
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", [{"id": 1}])
         may_fail.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await is_back.wait()
         await node.insert("orders", [{"id": 2}])
         assert (await node.flush()).number
