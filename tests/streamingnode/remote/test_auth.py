@@ -99,7 +99,7 @@ async def test_who_has_no_valid_token_is_refused_and_told_no_secret(
 
 
 async def test_a_connection_ends_when_its_token_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 0.1)
+    monkeypatch.setattr("streamingnode.remote.server.SILENCE_LOOK_S", 0.01)
     async with listening(token_file(tmp_path)) as (_, server, port):
         async with sn.connect(f"tcp://127.0.0.1:{port}", token=TOKENS["expires"]) as client:
             await client.statistics()

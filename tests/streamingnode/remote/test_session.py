@@ -180,10 +180,11 @@ async def test_a_client_over_the_bound_raises_that_it_is(served: Served) -> None
 
 
 async def test_who_says_nothing_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HELLO_S_MAX", 0.05)
-    monkeypatch.setattr(server_module, "SILENT_S_MAX", 0.15)
+    monkeypatch.setattr(server_module, "SILENCE_LOOK_S", 0.01)
     async with serving(served.owner) as quick:
         async with raw_client(quick.port) as silent, greeted(quick) as quiet:
+            monkeypatch.setattr(server_module, "HELLO_S_MAX", 0.05)
+            monkeypatch.setattr(server_module, "SILENT_S_MAX", 0.15)
             silent.send(PREFACE)
             await silent.ended()
             await quiet.ended()
