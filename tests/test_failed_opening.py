@@ -102,7 +102,6 @@ async def rows_in(path: Path) -> list[int]:
         return [int(key) for key in np.sort(table["id"].to_numpy())]
 
 
-@pytest.mark.timeout(300)
 async def test_node_whose_opening_fails_at_any_call_opens_next_time_with_all_its_rows(
     killed: Path, tmp_path: Path
 ) -> None:
@@ -120,7 +119,6 @@ async def test_node_whose_opening_fails_at_any_call_opens_next_time_with_all_its
     assert tried > 10
 
 
-@pytest.mark.timeout(300)
 async def test_node_whose_making_fails_at_any_call_can_be_made_again(tmp_path: Path) -> None:
     tried = 0
     for at in itertools.count(1):

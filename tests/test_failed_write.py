@@ -192,7 +192,6 @@ async def test_node_comes_back_whichever_call_of_the_disk_fails(
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("times", [1, 3], ids=["once", "and the next two"])
 async def test_node_comes_back_whichever_call_fails_and_fails_again(

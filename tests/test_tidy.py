@@ -184,7 +184,9 @@ def test_comes_after_the_one_that_hangs():
 
 def test_a_test_that_hangs_fails_and_the_next_one_runs(tmp_path: Path) -> None:
     conftest = (ROOT / "tests" / "conftest.py").read_text("utf-8")
-    (tmp_path / "conftest.py").write_text(re.sub(r"^ENDED_AFTER = [\d.]+", "ENDED_AFTER = 0.005", conftest, flags=re.MULTILINE))
+    (tmp_path / "conftest.py").write_text(
+        re.sub(r"^ENDED_AFTER = [\d.]+", "ENDED_AFTER = 0.005", conftest, flags=re.MULTILINE)
+    )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "test_hanging.py").write_text(HANGING_TEST)
     run = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", "no:cacheprovider", "test_hanging.py"]

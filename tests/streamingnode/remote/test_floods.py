@@ -19,7 +19,7 @@ from tests.streamingnode.remote.proxy import until
 from tests.streamingnode.remote.raw import hello
 from wal.frames import PREFACE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.may_block, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SERVER = """
 import asyncio, sys

@@ -83,7 +83,6 @@ def workers_of(directory: Path) -> Iterator[list[Worker]]:
 
 
 @pytest.mark.may_block
-@pytest.mark.timeout(120)
 def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with workers_of(directory) as workers:
