@@ -8,7 +8,7 @@ from rocksdict import WriteBatch
 
 from wal.rocks.writer import Writer
 
-GATE_S_MAX = 10
+GATE_S_MAX = 60
 
 
 class Fault(Enum):
@@ -32,6 +32,8 @@ class FailingDisk:
         self.gate = threading.Event()
         self.gate.set()
         self.failed = 0
+        self.waiting = 0
+        """Calls that are at the gate."""
         self._fault = fault
         self._good, self._bad = 1 << 30, 0
         write, sync = Writer.write_batch, Writer.sync_log
@@ -65,7 +67,9 @@ class FailingDisk:
         return self.failed > 0
 
     def _fails(self) -> bool:
+        self.waiting += 1
         self.gate.wait(GATE_S_MAX)
+        self.waiting -= 1
         if self._good:
             self._good -= 1
             return False

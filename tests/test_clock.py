@@ -56,7 +56,7 @@ async def test_idle_transaction_ends_although_the_clock_stands_still(tmp_path: P
     async with opened_at(tmp_path, NOW_MS) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
         txn_id = await node.begin_transaction(keepalive_s=0.01)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while parts_of(node).measure().writes.open_transactions:
                 await anyio.lowlevel.checkpoint()
         with pytest.raises(TransactionExpired):
@@ -98,7 +98,7 @@ async def test_log_written_under_a_clock_that_was_ahead_is_given_up_after_its_re
             now_ms += HOUR_MS
             await node.insert("c", [{"key": now_ms, "value": 3}])
             await node.flush()
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while first_position(node) == kept:
                 await anyio.lowlevel.checkpoint()
         assert (await node.snapshot("c")).num_rows == 27

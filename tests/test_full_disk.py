@@ -27,7 +27,7 @@ SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 ROW = {"id": -1, "item": "tea"}
 ROWS_PER_BATCH = 256
 RESUMES_S = 5.0
-HANGS_S = 60.0
+HANGS_S = 60
 
 
 @pytest.fixture

@@ -28,14 +28,13 @@ def feed(directory: Path, failpoints: str) -> tuple[list[str], bool]:
     """Run a feed until it is killed or done; return the lines it printed, and whether it was killed."""
     environment = {**os.environ, ENVIRONMENT_VARIABLE: failpoints}
     command = [sys.executable, "-m", "tests.killed_feed", str(directory), str(OFFSETS)]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode in (0, -9), ran.stderr
     whole, _, _ = ran.stdout.rpartition("\n")  # the last line may be cut short by the kill
     return whole.splitlines(), ran.returncode < 0
 
 
 @pytest.mark.anyio
-@pytest.mark.timeout(240)
 @pytest.mark.may_block
 async def test_killed_feed_has_every_offset_once_and_one_answer_for_each(tmp_path: Path) -> None:
     seed = random.randrange(2**32)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.may_block
 in_asyncio, in_anyio = pytest.mark.asyncio, pytest.mark.anyio
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
-HANGS_S = 20
+HANGS_S = 60
 
 
 async def with_collection(node: Node) -> Node:

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import streamingnode as sn
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +25,6 @@ def run(program: str, directory: Path) -> str:
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(directory)},
         capture_output=True,
         text=True,
-        timeout=170,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -44,7 +41,6 @@ def test_the_first_program_runs_as_written_twice_in_a_row(tmp_path: Path) -> Non
         assert node.snapshot("orders").num_rows == 2
 
 
-@pytest.mark.timeout(180)
 def test_the_ingest_program_runs_as_written_on_what_the_first_one_left(tmp_path: Path) -> None:
     first, second, *_ = python_blocks(README)
     run(first, tmp_path)

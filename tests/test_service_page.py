@@ -13,8 +13,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
 import streamingnode as sn
 from streamingnode.care.inspect import holder
 
@@ -37,7 +35,6 @@ def post(port: int, number: int) -> bool:
         return False
 
 
-@pytest.mark.timeout(240)
 def test_service_whose_workers_are_killed_keeps_every_order_that_it_acknowledged(tmp_path: Path) -> None:
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     (tmp_path / "service.py").write_text(source, "utf-8")

@@ -100,7 +100,7 @@ async def test_a_slow_reader_gets_every_row_after_it_fell_behind(tmp_path: Path)
         async with node.read("orders", LATEST) as slow, node.read("orders", LATEST) as quick:
             for number in range(64):
                 await node.insert("orders", rows(number * ROWS_PER_BATCH))
-                with anyio.fail_after(30):
+                with anyio.fail_after(60):
                     assert (await anext(quick)).num_rows == ROWS_PER_BATCH
             found: list[int] = []
             async for message in slow:

@@ -26,7 +26,7 @@ from wal.errors import Truncated
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 def open_thrifty(path: Path) -> OpenNode:

@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 ROOT_PACKAGES = set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
 
-pytestmark = pytest.mark.timeout(300)
-
 
 def _run(*command: str | Path, cwd: Path) -> str:
     ran = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)

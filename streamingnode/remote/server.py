@@ -60,6 +60,7 @@ LOOK_PAUSE_S = 0.02
 """Between two looks for collections that clients are to hear of, or whether they still wait for answers."""
 SILENT_S_MAX = 60.0
 """A client says something every few seconds; one that does not is gone."""
+SILENCE_LOOK_S = 5.0  # between two looks for them
 
 
 class Stream(msgspec.Struct, eq=False):
@@ -394,7 +395,7 @@ class Server:
     async def _drop_silent(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(HELLO_S_MAX / 2)
+            await asyncio.sleep(SILENCE_LOOK_S)
             for session in list(self.sessions):
                 limit = HELLO_S_MAX if session.rights is None else SILENT_S_MAX
                 since = session.began_at if session.rights is None else session.connection.received_at

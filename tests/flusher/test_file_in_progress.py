@@ -74,7 +74,7 @@ async def test_a_row_group_is_decoded_while_the_one_before_it_is_written(
 
     def write_until_the_next_is_decoded(self: ParquetFile, table: pa.Table) -> None:
         writing.set()
-        assert decoded.wait(30)
+        assert decoded.wait(60)
         write(self, table)
 
     def decode_and_tell(self: FileInProgress, rows: list[Rows]) -> pa.Table:
@@ -122,7 +122,7 @@ async def test_spilling_nothing_waits_for_what_is_being_written(
 
     def wait(self: ParquetFile, table: pa.Table) -> None:
         writing.set()
-        assert go.wait(30)
+        assert go.wait(60)
         write(self, table)
         ended.append("written")
 

@@ -92,7 +92,7 @@ async def test_who_waits_anew_after_room_was_made_gets_the_cut_at_once_and_no_st
         with pytest.raises(StorageFull):
             await setup.flusher.wait_for_cut(1)
         setup.directory.free = 100 * MIB
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             assert (await setup.flusher.wait_for_cut(1)).number == 1
         tasks.cancel_scope.cancel()
 
@@ -101,13 +101,13 @@ async def test_who_waits_for_a_cut_without_descriptors_hears_that_until_there_ar
     setup.directory.free, setup.directory.descriptors = 100 * MIB, 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(setup.flusher.run)
-        with anyio.fail_after(30), pytest.raises(Overloaded, match=r"no file descriptor is left .*ulimit -n"):
+        with anyio.fail_after(60), pytest.raises(Overloaded, match=r"no file descriptor is left .*ulimit -n"):
             await setup.flusher.wait_for_cut(1)
         told = setup.flusher.statistics()
         assert (told.state, told.short_of) == (FlusherState.BACKING_OFF, "file descriptors")
         assert "Too many open files" in told.last_error
         setup.directory.descriptors = 1024
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             assert (await setup.flusher.wait_for_cut(1)).number == 1
         assert setup.flusher.statistics().short_of == ""
         tasks.cancel_scope.cancel()
@@ -121,7 +121,7 @@ async def test_who_waits_for_a_cut_hears_of_a_fault_that_lasts_and_gets_the_cut_
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(flusher.run)
         for tries in (LASTING_FAULTS, LASTING_FAULTS + 1):
-            with anyio.fail_after(30), pytest.raises(StorageFailed, match=f"{tries} tries in a row.* — check the disk"):
+            with anyio.fail_after(60), pytest.raises(StorageFailed, match=f"{tries} tries in a row.* — check the disk"):
                 await flusher.wait_for_cut(1)
         in_the_way.unlink()
         assert (await flusher.wait_for_cut(1)).number == 1

@@ -136,7 +136,7 @@ class Clients:
 
     async def end(self) -> None:
         self.live.log.release()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.gather(*[write.task for write in self.writes], *self.others, return_exceptions=True)
             await self.live.wal.drain()
 

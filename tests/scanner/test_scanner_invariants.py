@@ -35,7 +35,7 @@ async def test_tailing_and_catching_up_deliver_what_the_model_says(
     steps: list[str], capacity_bytes: int, batch_bytes: int
 ) -> None:
     journal = await tailed_journal(capacity_bytes)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         await check_invariants(journal, steps, batch_bytes)
 
 

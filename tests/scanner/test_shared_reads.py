@@ -19,7 +19,7 @@ from wal.message import AnyMessage
 pytestmark = pytest.mark.anyio
 
 SMALL = Bounds(batch_bytes=300, batch_messages=5)
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 async def filled(rows: int = 60) -> tuple[Journal, FaultyLog]:

@@ -100,7 +100,6 @@ def give_up(step: str, lefts: Lefts | None = None) -> None:
         raise PowerCut
 
 
-@pytest.mark.timeout(300)
 def test_a_power_cut_at_any_step_leaves_tables_that_read_and_leases_that_lag(
     disk: SyncedDisk, node: NodeBuilder, tmp_path: Path, ingest: Ingest
 ) -> None:

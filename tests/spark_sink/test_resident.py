@@ -394,7 +394,6 @@ def test_killed_at_any_step_of_copying_every_row_is_there_once(
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("losses, ended", [(2, 0), (4, GAVE_UP)])
 def test_a_lost_jvm_is_made_anew_a_bounded_number_of_times(
     losses: int, ended: int, node: NodeBuilder, tables: Path

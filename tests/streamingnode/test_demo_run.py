@@ -11,7 +11,7 @@ import pytest
 from streamingnode.cli import main
 from streamingnode.demo import Check, DemoResult
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

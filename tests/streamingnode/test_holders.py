@@ -18,7 +18,7 @@ from wal.errors import InvalidArgument, Truncated
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)])
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 @pytest.fixture(params=WAYS)

@@ -371,4 +371,4 @@ async def test_every_tick_that_a_node_gave_out_ends_and_starts_a_reader(node: No
                     assert [message async for message in messages] == []
 
 
-ENDS_S = 10
+ENDS_S = 60

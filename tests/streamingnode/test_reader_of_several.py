@@ -28,7 +28,7 @@ STOCK = schema_of(item=pa.string(), count=pa.int32())
 OTHER = schema_of(id=pa.int64())
 BOTH = ["orders", "stock"]
 ROWS = [MessageType.INSERT, MessageType.DELETE]
-ENDS_S = 10
+ENDS_S = 60
 
 
 async def create(node: Node) -> None:

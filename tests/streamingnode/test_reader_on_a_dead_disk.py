@@ -22,7 +22,7 @@ async def test_position_that_may_be_stored_is_indeterminate_also_when_the_log_do
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk(monkeypatch, Fault.SYNC_DONE)
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with sn.open_node(tmp_path, config=CONFIG) as node:
             await node.create_collection("a", SCHEMA, primary_key="key")
             disk.fail_at(1, times=1 << 30)

@@ -25,7 +25,7 @@ from wal.files import DirectoryLock
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
-HANGS_S = 40
+HANGS_S = 60
 PROGRAM = [sys.executable, "-m", "streamingnode"]
 
 BROKEN_DISK = """

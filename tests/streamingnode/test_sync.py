@@ -268,9 +268,7 @@ def test_node_that_is_never_closed_is_closed_with_the_program(tmp_path: Path) ->
         "node.create_collection('orders', pa.schema([('id', pa.int64())]), primary_key='id')\n"
         "print(node.insert('orders', [{'id': 1}]).time_tick > 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
     with sn.sync.open_node(tmp_path) as node:
         assert node.snapshot("orders").num_rows == 1
@@ -310,7 +308,7 @@ def program_with_a_node(path: Path, *lines: str) -> "subprocess.CompletedProcess
         "node.insert('orders', [{'id': 1}])",
     )
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", "\n".join((*opening, *lines))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("end", ["node.close()", ""], ids=["closed", "left to the program's end"])

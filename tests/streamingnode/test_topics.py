@@ -61,7 +61,7 @@ async def test_retention_looks_after_topics_that_nobody_uses_and_a_node_without_
         await node.mq.create_topic("t")
     monkeypatch.setattr(RocksMQ, "keep", keep)
     async with sn.open_node(tmp_path / "node") as node:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             await looked.wait()
         await node.mq.destroy_topic("t")
     looked = anyio.Event()

@@ -90,7 +90,7 @@ async def test_close_does_not_wait_for_an_append_that_was_cancelled_before_its_f
     for task in asyncio.all_tasks() - others:  # as an event loop does when its program ends
         task.cancel()
     await asyncio.wait([append])
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await steered.wal.close()
 
 

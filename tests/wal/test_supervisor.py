@@ -56,7 +56,7 @@ async def test_stop_waits_for_the_thread_that_a_task_waits_for() -> None:
 
     def write_files() -> None:
         began.set()
-        goes_on.wait(30)
+        goes_on.wait(60)
         ended.set()
 
     async def flush() -> None:

@@ -48,5 +48,5 @@ async def test_inspector_ends_with_a_failed_write() -> None:
     channel.log.break_down()
     with pytest.raises(Exception, match="disk is gone"):
         await append
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         await TimeTickInspector(channel.sync_operator, interval_s=0.001).run(channel.append)

@@ -35,7 +35,7 @@ async def test_tick_that_cannot_be_promised_is_an_error_and_readers_hear_of_it_o
     channel.promise_refusal = StorageFailed("the floor file cannot be written")
     for _ in range(2):
         with pytest.raises(StorageFailed):
-            await asyncio.wait_for(channel.sync_operator.sync(), 1)
+            await asyncio.wait_for(channel.sync_operator.sync(), 60)
     assert channel.tail.confirmed_tick == channel.first_tick
     channel.promise_refusal = None
     assert await channel.sync_operator.sync() == channel.tail.confirmed_tick
@@ -47,7 +47,7 @@ async def test_disk_that_takes_longer_than_a_promise_reaches_ahead_does_not_keep
 ) -> None:
     channel = TickChannel()
     channel.promise_ms = promise_ms
-    tick = await asyncio.wait_for(channel.sync_operator.sync(), 1)
+    tick = await asyncio.wait_for(channel.sync_operator.sync(), 60)
     assert physical_ms(channel.promised[-1]) - physical_ms(tick) <= promise_ms, "no further ahead than needed"
     assert len(channel.promised) <= 4
 

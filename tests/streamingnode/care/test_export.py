@@ -324,7 +324,7 @@ def test_what_a_lost_table_had_taken_is_named_with_its_rows(tmp_path: Path) -> N
             lease = {"node_id": node_id, "collection_id": collection.id, "cut": given_up, "table": str(tmp_path / "t")}
             (path / "leases").mkdir(exist_ok=True)
             (path / "leases" / "table.json").write_text(json.dumps(lease))
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while (path / manifest_path(given_up)).exists():
                     await anyio.lowlevel.checkpoint()
 

@@ -227,7 +227,7 @@ def test_a_cut_that_retention_took_is_not_brought_back(tmp_path: Path) -> None:
             lease = {"node_id": node_id, "collection_id": collection.id, "cut": given_up}
             (path / "leases").mkdir(exist_ok=True)
             (path / "leases" / "table.json").write_text(json.dumps(lease))
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 while len(list((path / "segments").rglob("*.parquet"))) > 4 - given_up:
                     await anyio.lowlevel.checkpoint()
 

@@ -165,7 +165,7 @@ def test_log_that_is_no_longer_kept_is_answered_with_flags(data: Path, run: "Run
         settings: dict[str, Any] = {"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.005}
         async with sn.open_node(data, **settings) as node:
             await node.flush()
-            with anyio.fail_after(30), pytest.raises(Truncated):
+            with anyio.fail_after(60), pytest.raises(Truncated):
                 while True:
                     async with node.read("orders", sn.DeliverPolicy.start_from(RocksMessageId(1))):
                         await node.consistent_tick()

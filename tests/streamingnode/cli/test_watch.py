@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = [sys.executable, "-m", "streamingnode"]
-HANGS_S = 40
+HANGS_S = 60
 
 
 # --- top --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import anyio.lowlevel
 from wal.frames import FRAME_HEADER_BYTES, PREFACE, FrameKind
 
 CHUNK_BYTES = 256 << 10
-HANGS_S = 30
+HANGS_S = 60
 """No condition takes this long to come true."""
 
 

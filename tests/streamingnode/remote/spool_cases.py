@@ -34,7 +34,7 @@ async def come_back(client: Node, proxy: Proxy) -> None:
 
 async def some_rows(node: Node) -> None:
     """Return when there are any."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not await contents(node):  # noqa: ASYNC110 - what it waits for is asked anew
             await asyncio.sleep(0)
 

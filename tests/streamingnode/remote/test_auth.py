@@ -99,7 +99,7 @@ async def test_who_has_no_valid_token_is_refused_and_told_no_secret(
 
 
 async def test_a_connection_ends_when_its_token_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 0.1)
+    monkeypatch.setattr("streamingnode.remote.server.SILENCE_LOOK_S", 0.01)
     async with listening(token_file(tmp_path)) as (_, server, port):
         async with sn.connect(f"tcp://127.0.0.1:{port}", token=TOKENS["expires"]) as client:
             await client.statistics()
@@ -393,15 +393,17 @@ async def test_a_command_shows_its_certificate_and_verifies_that_of_the_node(cer
             assert (b"with tls= or --tls-ca" in done.stderr) is (options == own)
 
 
-async def test_nothing_is_left_of_those_whose_handshake_failed(certificates: Path) -> None:
+async def test_nothing_is_left_of_those_whose_handshake_failed(
+    certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 600)  # it is not the deadline that ends them
     async with listening(None, node_tls(certificates)) as (_, server, port):
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
             await reader.read()
             writer.close()
-        async with asyncio.timeout(1):
-            await until(lambda: not server.sessions)
+        await until(lambda: not server.sessions)
 
 
 async def test_a_plain_client_is_refused_where_tls_is_spoken_and_the_other_way_round(certificates: Path) -> None:
@@ -457,6 +459,6 @@ async def test_who_begins_no_handshake_is_dropped_by_the_deadline_for_a_hello(
     monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 0.1)
     async with listening(None, node_tls(certificates)) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await reader.read() == b""
         writer.close()

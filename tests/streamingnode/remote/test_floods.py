@@ -19,7 +19,7 @@ from tests.streamingnode.remote.proxy import until
 from tests.streamingnode.remote.raw import hello
 from wal.frames import PREFACE
 
-pytestmark = [pytest.mark.anyio, pytest.mark.may_block, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SERVER = """
 import asyncio, sys
@@ -30,7 +30,7 @@ from streamingnode.remote.auth import Endpoint
 from streamingnode.serve import serve_node
 
 directory, url, loop, hello_s = sys.argv[1:]
-server.HELLO_S_MAX = float(hello_s)
+server.HELLO_S_MAX = server.SILENCE_LOOK_S = float(hello_s)
 endpoint = Endpoint.of(url, tokens=None, tls=None, client_ca=False)
 serve = lambda: serve_node(Path(directory), [endpoint], None, {}, lambda addresses: print(*addresses, flush=True))
 run_async(serve) if loop == "uvloop" else asyncio.run(serve())

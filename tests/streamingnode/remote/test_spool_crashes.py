@@ -14,7 +14,7 @@ from tests.streamingnode.remote.nodes import Served, keys_in_log, node_behind_pr
 from tests.streamingnode.remote.proxy import Passing, Way, until
 from wal.frames import FrameKind
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120), pytest.mark.may_block]
+pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
 class Worker:

@@ -40,13 +40,13 @@ async def test_what_a_stream_holds_comes_once_over_lost_connections(served: Serv
         await send(producer, inserts(1), inserts(2), inserts(3))
         async with MsgStreamFactory(client.mq).new_msg_stream() as consumer:
             await consumer.as_consumer(["a"], "g")
-            got = [ends((await consumer.consume(timeout=20)).messages)]  # the others are read with it
+            got = [ends((await consumer.consume(timeout=60)).messages)]  # the others are read with it
             for number in (4, 5):
                 await lose_connection(served)
                 await send(producer, inserts(number))
-                got.append(ends((await consumer.consume(timeout=20)).messages))
+                got.append(ends((await consumer.consume(timeout=60)).messages))
             await lose_connection(served)
-            got += [ends((await consumer.consume(timeout=20)).messages) for _ in range(2)]
+            got += [ends((await consumer.consume(timeout=60)).messages) for _ in range(2)]
             assert got == [[1], [2], [3], [4], [5]]
         assert (await served.owner.mq.info())["a"].groups["g"].lag == 0
 
@@ -64,7 +64,7 @@ async def test_a_tick_stream_is_what_it_was_over_lost_connections(served: Served
                     await ticks.consume(timeout=0.05)  # holds what is of `a`
                 await lose_connection(served)
                 await send(b, inserts(tick), [tick_of(tick)])
-                pack = await ticks.consume(timeout=20)
+                pack = await ticks.consume(timeout=60)
                 before = [tick - 9] if tick > 10 else []
                 assert (ends(pack.messages), pack.end_ts) == ([*before, tick - 1, tick], tick)
 
@@ -75,7 +75,7 @@ async def test_a_tick_stream_is_what_it_was_when_the_node_does_not_notice_a_lost
         async with MsgStreamFactory(client.mq).new_tt_msg_stream() as ticks:
             await producer.as_producer(["a"])
             await ticks.as_consumer(["a"], "g")
-            consuming = asyncio.ensure_future(ticks.consume(timeout=20))
+            consuming = asyncio.ensure_future(ticks.consume(timeout=60))
             [lost] = served.server.sessions
             await until(lambda: lost._topics.waiting)
             served.proxy.cut_clients()
@@ -100,7 +100,7 @@ async def test_a_client_consumes_with_the_right_to_and_needs_another_to_make_cha
         async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
             async with MsgStreamFactory(client.mq).new_msg_stream() as stream:
                 await stream.as_consumer(["a"], "g")
-                assert ends((await stream.consume(timeout=20)).messages) == [1]
+                assert ends((await stream.consume(timeout=60)).messages) == [1]
                 with pytest.raises(AccessDenied):
                     await stream.as_consumer(["new"], "g")
                 with pytest.raises(AccessDenied):
@@ -128,7 +128,7 @@ def use_streams(factory: SyncMsgStreamFactory) -> None:
             with ticker.stamp(2) as first:
                 orders = [TsMsg(MsgType.SEARCH, first + at, first + at, b"%d" % at, [at]) for at in range(2)]
                 assert set(producer.produce(MsgPack(orders))) == {"a", "b"}
-            while not (pack := consumer.consume(timeout=20)).messages:
+            while not (pack := consumer.consume(timeout=60)).messages:
                 pass
             assert [each.body for each in pack.messages] == [b"0", b"1"]
             consumer.seek(pack.start_positions)

@@ -26,9 +26,9 @@ async def test_ticks_reach_every_channel_and_move_a_tick_stream_on(tmp_path: Pat
             for _ in range(3):
                 with ticker.stamp() as tick:
                     await producer.produce(MsgPack([insert(tick)]))
-                found = await consumer.consume(timeout=20)
+                found = await consumer.consume(timeout=60)
                 while not found.messages:
-                    found = await consumer.consume(timeout=20)
+                    found = await consumer.consume(timeout=60)
                 assert found.begin_ts < tick <= found.end_ts
                 assert ends(found.messages) == [tick]
 

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("everywhere")]
 
 async def consumed(stream: MsgStream, count: int) -> list[list[int]]:
     """Return the ticks of so many packs."""
-    return [ends((await stream.consume(timeout=20)).messages) for _ in range(count)]
+    return [ends((await stream.consume(timeout=60)).messages) for _ in range(count)]
 
 
 async def test_rows_arrive_in_the_channels_of_their_keys(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ async def test_rows_arrive_in_the_channels_of_their_keys(tmp_path: Path) -> None
         ids = await producer.produce(MsgPack([insert(1, keys=[0, 1, 2]), insert(2, keys=[3])]))
         assert {channel: len(each) for channel, each in ids.items()} == {"a": 1, "b": 1}
         async with streams.consumer("a", "b") as consumer:
-            packs = [await consumer.consume(timeout=20) for _ in "ab"]
+            packs = [await consumer.consume(timeout=60) for _ in "ab"]
             rows = {p.end_positions[0].channel: [list(m.body.row_ids) for m in p.messages] for p in packs}
             assert rows == {"a": [[0], [2]], "b": [[1], [0]]}
             for pack in packs:
@@ -203,7 +203,7 @@ async def test_seek_goes_on_behind_a_message_or_with_it(tmp_path: Path) -> None:
         for number in (1, 2, 3):
             await producer.broadcast(MsgPack(inserts(number)))
         async with streams.consumer("a", "b") as consumer:
-            packs = [await consumer.consume(timeout=20) for _ in range(6)]
+            packs = [await consumer.consume(timeout=60) for _ in range(6)]
             of = {(p.end_positions[0].channel, p.messages[0].end_ts): p.end_positions[0] for p in packs}
             await consumer.seek([of["a", 1], of["b", 2]])
             assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]
@@ -276,7 +276,7 @@ async def test_what_somebody_else_put_into_a_channel_is_named_and_waits(tmp_path
         async with streams.consumer("a") as consumer:
             for _ in range(2):
                 with pytest.raises(UnsupportedFormat) as raised:
-                    await consumer.consume(timeout=20)
+                    await consumer.consume(timeout=60)
                 assert "of channel a" in raised.value.__notes__[0]
 
 
@@ -341,7 +341,7 @@ async def test_a_disposer_removes_the_subscription_and_may_run_twice(tmp_path: P
             assert await consumed(consumer, 1) == [[1]]
             await dispose()
             with pytest.raises(GroupNotFound):
-                await consumer.consume(timeout=20)
+                await consumer.consume(timeout=60)
 
 
 async def test_tasks_that_subscribe_a_stream_at_the_same_moment_do_it_once(
@@ -396,7 +396,7 @@ async def test_what_was_worked_off_before_a_seek_back_counts_no_more(tmp_path: P
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, inserts(1), inserts(2), inserts(3))
         async with streams.consumer("a") as consumer:
-            first, _, _ = [await consumer.consume(timeout=20) for _ in range(3)]
+            first, _, _ = [await consumer.consume(timeout=60) for _ in range(3)]
             await consumer.seek(first.end_positions, include_current=True)
         async with streams.consumer("a") as consumer:
             assert await consumed(consumer, 3) == [[1], [2], [3]]

@@ -16,7 +16,7 @@ from wal.rocks.writer import WRITE_BYTES_MAX, Writer
 
 pytestmark = pytest.mark.anyio
 
-HANGS_S = 20
+HANGS_S = 60
 
 
 class Tables:

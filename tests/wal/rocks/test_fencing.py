@@ -46,7 +46,7 @@ async def test_closing_waits_for_a_promise_that_is_being_written(
 
     def wait(floor: FloorFile, tick: int) -> None:
         writing.set()
-        assert go.wait(30)
+        assert go.wait(60)
         promise(floor, tick)  # a closed descriptor would raise, and another file's would take the bytes
 
     monkeypatch.setattr(FloorFile, "promise", wait)

@@ -18,7 +18,7 @@ from wal.rocks.store import open_rocks_store
 
 pytestmark = pytest.mark.anyio
 
-HANGS_S = 10
+HANGS_S = 60
 NODE = "0123456789abcdef0123456789abcdef"
 
 

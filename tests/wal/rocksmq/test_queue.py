@@ -126,7 +126,7 @@ async def test_who_asks_after_a_cancelled_consume_gets_its_messages_first_also_w
 
     def read_late(*given: Any) -> Any:
         reading.set()
-        gate.wait(20)
+        gate.wait(60)
         return read_range(*given)
 
     monkeypatch.setattr("wal.rocksmq.queue.read_range", read_late)
