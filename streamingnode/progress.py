@@ -1,6 +1,7 @@
 """What is going on, for a person who waits at a terminal: one line for each stage, rewritten as it goes on."""
 
 import time
+from shutil import get_terminal_size
 from typing import Self, TextIO
 
 REWRITE_INTERVAL_S = 0.1
@@ -50,7 +51,7 @@ class Progress:
         now = time.monotonic()
         if now - self._written > REWRITE_INTERVAL_S:
             self._written = now
-            self._write(f"\r{self._text}\x1b[K")
+            self._write(f"\r{self._text[: get_terminal_size().columns - 1]}\x1b[K")  # what wraps cannot be rewritten
 
     def _write(self, text: str) -> None:
         if self._is_seen:

@@ -21,6 +21,7 @@ from flusher.flusher import FlusherState
 from spark_sink.errors import PackageMissing, install
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import check_node, floor_of, is_node
+from streamingnode.config import NodeConfig, load_config
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.ownership import assert_sole_owner
 from streamingnode.statistics import NodeStatistics
@@ -92,8 +93,11 @@ def examine(directory: Path | None, report: Report) -> dict[str, str]:
         report.warn("open files", f"the limit is {limit}", f"raise it: ulimit -n {4 * FILES_MIN}")
     path = (directory or Path.cwd()).absolute()
     place = next(each for each in (path, *path.parents) if each.is_dir())
-    needed, where = RocksOptions().free_bytes_min, f" at {place}"
-    _judge_space(free_bytes_of(place), needed, where, Thresholds().free_bytes, facts, report)
+    config = NodeConfig()
+    with report.errors_at("settings"):
+        config = load_config(environment=os.environ)
+    where, limits = f" at {place}", (FREE_BYTES_COMFORT, 0)
+    _judge_space(free_bytes_of(place), config.log.free_bytes_min, where, limits, facts, report)
     _time_fsync(place, facts, report)
     if directory is not None:
         _look_at_node(directory, facts, report)
@@ -114,10 +118,9 @@ def _look_for_java(facts: dict[str, str], report: Report) -> None:
 
     try:
         java = find_java()
+        facts["java"] = f"Java {java.major} from {java.found_in}, {java.home}"
     except PackageMissing as error:
         report.warn("java", str(error), f"Spark will not start; {install('jre')}")
-    else:
-        facts["java"] = f"Java {java.major} from {java.found_in}, {java.home}"
 
 
 def _judge_space(free: int, needed: int, where: str, limits: Limits, facts: dict[str, str], report: Report) -> None:

@@ -37,6 +37,13 @@ def test_terminal_shows_a_stage_as_it_goes_on(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+def test_a_line_that_is_rewritten_does_not_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    stream = Terminal()
+    Progress(stream).stage("a collection with a long name")
+    assert stream.getvalue() == "\ra collectio\x1b[K"
+
+
 @pytest.mark.parametrize("stream, printed", [(io.StringIO(), ""), (Terminal(), "\rlog\x1b[K\n")])
 def test_stage_that_fails_is_not_said_to_have_ended(stream: io.StringIO, printed: str) -> None:
     with pytest.raises(KeyboardInterrupt), Progress(stream) as progress:

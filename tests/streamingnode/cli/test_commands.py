@@ -266,6 +266,15 @@ def test_doctor_finds_a_sound_node_sound(data: Path, run: "Run") -> None:
     assert {"python", "fsync", "disk space", "node"} <= facts.keys()
 
 
+def test_doctor_finds_a_setting_that_no_node_opens_with(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMINGNODE_FREE_BYTES_MIN", str(1 << 20))
+    assert "appends are refused below 1 MiB" in run("doctor").out
+    monkeypatch.setenv("STREAMINGNODE_DURABILTY", "os")
+    examined = run("doctor", "--json")
+    assert examined.code == 1
+    assert "did you mean 'STREAMINGNODE_DURABILITY'" in examined.out
+
+
 def test_doctor_warns_of_checksums_without_their_c_extension(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
     def checksums() -> list[dict[str, str]]:
         findings = cast("list[dict[str, str]]", run("doctor", "--json").document["findings"])

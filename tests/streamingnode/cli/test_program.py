@@ -125,7 +125,7 @@ def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytes
 def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(data: Path, name: str, code: int) -> None:
     place = data.rename(data.with_name(name))
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    command = [sys.executable, "-m", "streamingnode", "backup", place, data]
+    command: list[str | Path] = [sys.executable, "-m", "streamingnode", "backup", place, data]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert done.returncode == code, done.stderr
     assert (b"is no UTF-8, which RocksDB takes paths in" in done.stderr) is bool(code)
