@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, assert_type, cast
 
@@ -169,12 +169,9 @@ def test_a_read_that_is_interrupted_takes_nothing_from_the_next_one() -> None:
         node.create_collection("orders", SCHEMA, primary_key="id")
         with node.read("orders", types=[sn.MessageType.INSERT]) as messages:
             node.insert("orders", [{"id": 1, "item": "a"}])
-            interrupt = threading.Timer(0.1, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
-            interrupt.start()
-            with pytest.raises(KeyboardInterrupt):
-                next(messages.batches(max_rows=100, max_wait_s=60))
+            with pytest.raises(KeyboardInterrupt), interrupted(lambda: threading.Event().wait(0.1)):
+                next(messages.batches(max_rows=100, max_wait_s=600))
             assert key_column(next(iter(messages))) == [1]
-            interrupt.join()
 
 
 def test_script_reaches_the_node_of_another_owner(tmp_path: Path) -> None:
@@ -345,17 +342,45 @@ def test_node_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def test_opening_that_is_interrupted_ends_and_leaves_no_thread() -> None:
-    main, before = threading.get_ident(), loops()
+    begun, before = threading.Event(), loops()
 
     @asynccontextmanager
     async def opening() -> AsyncIterator[None]:
-        signal.pthread_kill(main, signal.SIGINT)
+        begun.set()
         await asyncio.Event().wait()
         yield
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupted(begun.wait):
         sync.BlockingLoop().enter(opening())
     assert loops() == before
+
+
+@contextmanager
+def interrupted(when: Callable[[], object]) -> Iterator[None]:
+    """Interrupt what this thread does in the block once `when` returns.
+
+    Until it has heard of it: a signal that comes between a thread's last step and its wait for a lock wakes nobody.
+    """
+    heard, waiting = threading.Event(), threading.get_ident()
+
+    def interrupt(*_: object) -> None:
+        if not heard.is_set():
+            heard.set()
+            raise KeyboardInterrupt
+
+    def send() -> None:
+        when()
+        while not heard.is_set():
+            signal.pthread_kill(waiting, signal.SIGINT)
+            heard.wait(0.01)
+
+    before, sending = signal.signal(signal.SIGINT, interrupt), threading.Thread(target=send)
+    sending.start()
+    try:
+        yield
+    finally:
+        sending.join()
+        signal.signal(signal.SIGINT, before)
 
 
 def loops() -> list[str]:
