@@ -137,7 +137,7 @@ def ingest(
 
 
 def check_place(node: Path, tables: Path) -> None:
-    """Raise `InvalidArgument` for tables in the node, which takes them for a stranger's, for paths Delta misreads, for a backup."""
+    """Raise `InvalidArgument` for a backup, for tables inside the node, which does not know them, and where Delta fails."""
     if tables.resolve().is_relative_to(node.resolve()):
         raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
     if found := re.search(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]", str(tables.resolve())):
