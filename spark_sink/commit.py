@@ -86,10 +86,8 @@ class Attempt:
     """The files one ingest writes for one commit. Use: `begin`, let Spark write to `directory`, `seal`, commit, `finish`."""
 
     def __init__(self, table: Path, name: str) -> None:
-        self.name = name
-        self._table = table
-        self.directory = table / name
-        self._intent = table / INTENTS / name
+        self.name, self._table = name, table
+        self.directory, self._intent = table / name, table / INTENTS / name
 
     @classmethod
     def begin(cls, table: Path, cut: int) -> "Attempt":

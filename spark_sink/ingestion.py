@@ -11,6 +11,7 @@ read from. Whoever loses that race loads the table again and finds its cuts take
 """
 
 import fcntl
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -136,9 +137,11 @@ def ingest(
 
 
 def check_place(node: Path, tables: Path) -> None:
-    """Raise `InvalidArgument` for tables inside the node, which takes them for a stranger's, and for a backup."""
+    """Raise `InvalidArgument` for a backup, for tables inside the node, which does not know them, and where Delta fails."""
     if tables.resolve().is_relative_to(node.resolve()):
         raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
+    if found := re.search(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]", str(tables.resolve())):
+        raise InvalidArgument(f"{tables}: Delta takes {found[0]!r} in a path for another — name another directory")
     if (node / BACKUP_RECORD_NAME).exists():  # its leases would not be what the backup had any more
         raise InvalidArgument(f"{node} is a backup, which stays as it was made — restore it, and ingest from that node")
 

@@ -261,10 +261,9 @@ class LazySession:
     """
 
     def __init__(self, given: SparkSession | None = None, *, pause: Callable[[float], object] = time.sleep) -> None:
-        self._given = given
+        self._given, self._pause = given, pause
         self._made: SparkSession | None = None
         self._job: SparkSession | None = None
-        self._pause = pause
 
     def get(self) -> SparkSession:
         """Return a session with the settings of an ingest. Raises as `session`."""

@@ -66,7 +66,10 @@ class StreamingNodeSource(DataSource):
         return from_arrow_schema(table_schema(arrow_schema(self._changes.entry)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of the columns in `schema`, a subset of the collection's."""
+        """Return the reader of the columns in `schema`. Raises `InvalidArgument` for one that the collection has not."""
+        own, asked = ([f"{each.name} {each.dataType.simpleString()}" for each in of] for of in (self.schema(), schema))
+        if wrong := [column for column in asked if column not in own]:
+            raise InvalidArgument(f"there is no column {wrong[0]!r} — choose of {', '.join(own)}")
         return CutReader(self._node, replace(self._changes, cuts=()), schema)  # every task gets it
 
     @property
@@ -100,9 +103,7 @@ class CutReader(DataSourceReader):
     """Reads every segment of the collection."""
 
     def __init__(self, node: Path, changes: Changes, schema: StructType) -> None:
-        self._node = node
-        self._changes = changes
-        self._schema = schema
+        self._node, self._changes, self._schema = node, changes, schema
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks: segments of one vchannel with the deletes that can reach them."""

@@ -140,8 +140,7 @@ class OpenTable:
     """One loaded version of the table at a path, and the commit that follows it. Not safe across threads."""
 
     def __init__(self, path: Path, delta: DeltaTable) -> None:
-        self.path = path
-        self._delta = delta
+        self.path, self._delta = path, delta
         self._mark: tuple[int, Watermark] | None = None  # of a version: reading it takes a millisecond or three
 
     @classmethod

@@ -86,7 +86,7 @@ def test_a_table_whose_log_keeps_no_range_that_is_needed_is_read_all_the_same(no
     assert table is not None
     DeltaTable(str(table.path)).alter.set_table_properties({"delta.dataSkippingStatsColumns": "item"})
     assert {(file.rows, file.key_range) for file in reopened(table).files()} == {(2, None)}
-    assert sorted(reopened(table).rows(ORDERS)["id"].to_pylist()) == [1, 2]
+    assert set(reopened(table).rows(ORDERS)["id"].to_pylist()) == {1, 2}
 
 
 @pytest.mark.parametrize("key", [".id", "[0]", "a.b", "`"])

@@ -64,6 +64,13 @@ def test_a_collection_that_a_restored_node_has_again_is_told_when_its_table_was_
     assert ingest(tmp_path / "restored", tables).rows_added == 1
 
 
+@pytest.mark.parametrize("name", ["of%20monday", "a\\b", "a\tb"])
+def test_a_path_that_delta_takes_for_another_is_refused_at_once(one_row: NodeBuilder, tables: Path, name: str) -> None:
+    with pytest.raises(InvalidArgument, match="in a path for another — name another directory"):
+        ingest(one_row.path, tables / name)
+    assert not tables.exists()
+
+
 def test_a_backup_is_refused_because_a_lease_would_change_it(one_row: NodeBuilder, tables: Path) -> None:
     (one_row.path / "backup.json").touch()
     with pytest.raises(InvalidArgument, match="is a backup, which stays as it was made — restore it"):

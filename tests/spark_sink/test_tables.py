@@ -9,10 +9,11 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 import spark_sink
 from spark_sink import tables as tables_module
+from spark_sink.source import StreamingNodeSource
 from spark_sink.table import CommitNote, TableVersion, nearest_states, state_at
 from spark_sink.tables import _states_at, newest_common, read_rows
 from tests.spark_sink.conftest import Ingest
@@ -220,6 +221,15 @@ def test_source_reads_only_the_columns_asked_for(spark: SparkSession, node: Node
     narrow = source(spark, node).schema("amount double, _offset bigint").load()
     assert narrow.columns == ["amount", "_offset"]
     assert narrow.count() == len(node.expected("orders"))
+
+
+@pytest.mark.parametrize("column", [StructField("amuont", DoubleType()), StructField("amount", LongType())])
+def test_a_column_that_the_collection_has_not_is_no_damage_of_its_files(node: NodeBuilder, column: StructField) -> None:
+    node.create()
+    node.cut()
+    asked = StreamingNodeSource({"node": str(node.path), "subscribe": "orders"})
+    with pytest.raises(InvalidArgument, match=r"no column 'am.*' — choose of id bigint, item string, amount double, "):
+        asked.reader(StructType([column]))
 
 
 @pytest.mark.spark
