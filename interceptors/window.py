@@ -83,7 +83,7 @@ class Places:
     def hold(self, place: Place) -> Place:
         """Hold a write from now on by this place, or by the one it has; it counts for the sequences drawn later."""
         write = (place.stamp.producer_id, place.stamp.sequence)
-        held = None if (known := self._held.get(write)) is None else known()
+        held = self._held[write]() if write in self else None  # which lets go of the dead: nobody else may ask for long
         if held is not None and held.stamp.epoch == place.stamp.epoch:
             return held
         self._held[write] = known = _Held(place, self._dead.append)

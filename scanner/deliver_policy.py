@@ -6,7 +6,7 @@ from enum import Enum, unique
 from types import NoneType
 from typing import NamedTuple
 
-from wal.errors import InvalidArgument, StreamingNodeError
+from wal.errors import InvalidArgument, StreamingNodeError, shown
 from wal.position import MessageId, message_id_kind
 from wal.timetick import tick_given
 
@@ -103,7 +103,7 @@ class DeliverPolicy:
 
 def _checked_id(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
-        raise InvalidArgument(f"{message_id!r} is no message id — pass the message_id of a message or of a result")
+        raise InvalidArgument(f"{shown(message_id)} is no message id — pass the message_id of a message or of a result")
     if not isinstance(message_id.position, int) or message_id.position < 1:
         raise InvalidArgument(f"{message_id} names no message: positions start at 1 — start at the first message")
     return message_id

@@ -315,5 +315,5 @@ def _bytes_of(value: object) -> int:
 def _check(**bounds: float) -> None:
     for name, bound in bounds.items():
         kinds, least = ((int, float), 0) if name.endswith("_s") else (int, 1)
-        if isinstance(bound, bool) or not isinstance(bound, kinds) or not least <= bound < inf:
+        if isinstance(bound, bool) or not isinstance(bound, kinds) or not least <= bound <= 1e300:
             raise InvalidArgument(f"{name}={shown(bound)} — pass a {'whole ' * least}number of at least {least}")

@@ -62,7 +62,7 @@ class Definition:
         check_name("collection", self.name)
         shards, partitions = self.shards, self.partitions
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
-            raise InvalidArgument(f"shards is {shards!r} — choose 1 to {SHARDS_MAX}")
+            raise InvalidArgument(f"shards is {shown(shards)} — choose 1 to {SHARDS_MAX}")
         schema = check_schema(self.schema, primary_key=self.primary_key)
         is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
         names = tuple(check_name("partition", each) for each in partitions[:PARTITIONS_MAX]) if is_list else ()

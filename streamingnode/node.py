@@ -148,7 +148,7 @@ class Node:
 
         Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`, `TooLarge`, `StorageFull`,
         `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
-        the groups before, and is `Indeterminate` whatever failed.
+        the groups before, and is `Indeterminate` whatever failed: its transaction, if any, can only be rolled back.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -456,7 +456,7 @@ class Node:
 
     async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
         self._check_open()
-        return await within(timeout, partial(self._writes.append, group), what, begun=lambda: group.begun)
+        return await within(timeout, partial(self._writes.step, group), what, begun=lambda: group.begun)
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
@@ -483,11 +483,7 @@ class Node:
 
     def _check_loop(self) -> None:
         """Raise unless this is the node's event loop: a look from a thread could meet an append half way."""
-        try:
-            here = asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            here = False
-        if not here:
+        if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - the public one raises where there is none
             raise InvalidArgument(
                 "the node is used on another event loop than its own — call it on the loop that opened it; "
                 "from a thread use sn.sync"
@@ -496,5 +492,5 @@ class Node:
 
 def _checked(policy: DeliverPolicy) -> DeliverPolicy:
     if not isinstance(policy, DeliverPolicy):
-        raise InvalidArgument(f"{policy!r} is no deliver policy — use one that DeliverPolicy makes")
+        raise InvalidArgument(f"{shown(policy)} is no deliver policy — use one that DeliverPolicy makes")
     return policy

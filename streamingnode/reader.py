@@ -117,7 +117,7 @@ class CollectionReader:
             raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
         while await self._has_more():
             rows = sum([part.num_rows or 1 for part in self._ready])
-            with anyio.move_on_after(max_wait_s), suppress(StreamingNodeError):  # it comes again with the next look
+            with anyio.move_on_after(min(max_wait_s, 1e9)), suppress(StreamingNodeError):  # it comes again
                 while rows < max_rows and not self._ended:
                     rows += await self._read_on()
             if parts := self._take_rows(max_rows):  # else it was closed meanwhile

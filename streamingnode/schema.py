@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from wal.errors import Corrupt, InvalidArgument
+from wal.errors import Corrupt, InvalidArgument, shown
 
 if TYPE_CHECKING:
     AnyArray = pa.Array[Any]
@@ -137,7 +137,7 @@ def check_schema(schema: pa.Schema, *, primary_key: str) -> pa.Schema:
     _check_unique(schema.names)
     if primary_key not in schema.names:
         raise InvalidArgument(
-            f"primary key {primary_key!r} is no column — choose one of {', '.join(schema.names[:20])}"
+            f"primary key {shown(primary_key)} is no column — choose one of {', '.join(schema.names[:20])}"
         )
     kind = schema.field(primary_key).type
     if not _is_key_type(kind):

@@ -297,8 +297,11 @@ POLICY = sn.DeliverPolicy
 CALLS: Table = {
     **{
         f"timeout {timeout!r}": (InvalidArgument, "timeout=", inserting(timeout=timeout))
-        for timeout in (0, -1, float("nan"), "1", True)
+        for timeout in (0, -1, float("nan"), "1", True, 1 << 2_000)
     },
+    "timeout of more digits than Python writes": (InvalidArgument, "timeout=<int>", inserting(timeout=10**5_000)),
+    "tick of as many": (InvalidArgument, "as_of <int>", lambda n: n.snapshot("orders", as_of=10**5_000)),
+    "transaction of as many": (InvalidArgument, "txn_id=<int>", lambda n: n.commit_transaction(10**5_000)),
     "timeout 0 of a flush": (InvalidArgument, "timeout=0", lambda n: n.flush(timeout=0)),
     "timeout of a read": (DeadlineExceeded, "changed nothing", lambda n: n.snapshot("orders", timeout=1e-9)),
     "policy in text": (InvalidArgument, "DeliverPolicy", reading("all")),

@@ -91,6 +91,6 @@ def check_sequence(sequence: object) -> int:
     """Return a sequence as callers may pass one. Raises `InvalidArgument` for anything else."""
     if isinstance(sequence, bool) or not isinstance(sequence, int) or not 1 <= sequence <= SEQUENCE_MAX:
         raise InvalidArgument(
-            f"sequence={sequence!r} — pass a number from 1 to {SEQUENCE_MAX}, another one for each write"
+            f"sequence={shown(sequence)} — pass a number from 1 to {SEQUENCE_MAX}, another one for each write"
         )
     return sequence

@@ -66,10 +66,6 @@ class Budget:
 
     def try_take(self, size_bytes: int) -> bool:
         """Hold so many bytes more; return False, and hold nothing, when they do not fit now. Raises `TooLarge` for never."""
-        held_bytes = self.held_bytes + size_bytes
-        if held_bytes <= self.bytes_max and not (self._waiting or self._returned):  # as `has_room`, without a call
-            self.held_bytes = held_bytes
-            return True
         if self.has_room(size_bytes):
             self.held_bytes += size_bytes
             return True

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, shown
 
 LOGICAL_BITS = 18
 TICK_MAX = (1 << 63) - 1
@@ -36,7 +36,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 def tick_to_time(tick: int) -> datetime:
     """Return when a tick was handed out, in UTC, to the millisecond. Raises `InvalidArgument` for what is no tick."""
     if not isinstance(tick, int) or isinstance(tick, bool) or not 0 <= tick <= TICK_MAX:
-        raise InvalidArgument(f"{tick!r} is no time tick — pass one that a message, a result or consistent_tick() gave")
+        raise InvalidArgument(f"{shown(tick)} is no time tick — pass one of a message, a result or consistent_tick()")
     return _EPOCH + physical_ms(tick) * _MILLISECOND
 
 
@@ -46,7 +46,7 @@ def time_to_tick(moment: datetime) -> int:
     Raises `InvalidArgument` for a time without a zone, which may mean any of 24 moments, and for one before 1970.
     """
     if not isinstance(moment, datetime):
-        raise InvalidArgument(f"{moment!r} is no time — pass a datetime with a time zone")
+        raise InvalidArgument(f"{shown(moment)} is no time — pass a datetime with a time zone")
     if moment.tzinfo is None or moment.utcoffset() is None:
         raise InvalidArgument(f"{moment.isoformat()} has no time zone — pass datetime.now(UTC), or add tzinfo=")
     # Whole milliseconds by integer division: `timestamp()` is a float, whose rounding would move some moments by one.
@@ -69,7 +69,7 @@ def tick_given(what: str, given: object) -> int:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= TICK_MAX:
         return given
     raise InvalidArgument(
-        f"{what} {given!r} is no time tick — pass one that a message, a result or consistent_tick() gave, or a datetime"
+        f"{what} {shown(given)} is no time tick — pass one that a message, a result or consistent_tick() gave, or a datetime"
     )
 
 

@@ -42,8 +42,7 @@ class Outstanding:
 
     async def enter(self) -> int:
         """Take a place, and return its number: 0 for the first, one more each time. Cancelling while it waits takes none."""
-        if not self._span.try_take(1):
-            await self._span.take(1)
+        await self._span.take(1)
         number, self._next = self._next, self._next + 1
         self._numbers[number] = None
         return number

@@ -5,7 +5,8 @@ under a session that the node keeps, and only the commit makes them appear.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+import math
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from types import TracebackType
@@ -31,9 +32,6 @@ from wal.errors import Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.message import TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece
-
-TRANSACTION_MESSAGES = 2
-"""Its begin and its commit, beside the bodies."""
 
 ROLLBACK_S_MAX = 5.0
 """How long leaving the block waits for a rollback; without one the session expires by itself."""
@@ -67,7 +65,7 @@ class Transaction:
         self._writes = writes
         self._memory = writes.pending.transactions
         self._bodies_bytes_max = writes.limits.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        self._bodies_max = writes.limits.group_messages_max - TRANSACTION_MESSAGES
+        self._bodies_max = writes.limits.group_messages_max - 2  # its begin and its commit
         self._append_commit = append_commit or writes.append
         self._state = TransactionState.OPEN
         self._pieces: list[Piece] = []
@@ -100,18 +98,15 @@ class Transaction:
 
         Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
         """
-        if (more := self._write("insert", collection, rows, partition)) is not None:
-            await more
+        await self._write("insert", collection, rows, partition)
 
     async def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
         """Add rows that replace those of the same keys, earlier ones of this transaction too. Raises as `insert` does."""
-        if (more := self._write("upsert", collection, rows, partition)) is not None:
-            await more
+        await self._write("upsert", collection, rows, partition)
 
     async def delete(self, collection: str, keys: Keys) -> None:
         """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
-        if (more := self._write("delete", collection, keys)) is not None:
-            await more
+        await self._write("delete", collection, keys)
 
     async def commit(self) -> WriteResult:
         """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
@@ -163,19 +158,15 @@ class Transaction:
                     "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
                 )
 
-    def _write(
-        self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None
-    ) -> Awaitable[None] | None:
-        """Buffer a few plain values at once; return what is to be awaited when that was not all."""
+    async def _write(self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None) -> None:
+        """Add a few plain values as they are, others as Arrow data."""
         self._check_in(TransactionState.OPEN)
         write = self._writes.write(kind, collection, partition)
         pieces = write.plain(rows, self._bodies_bytes_max)
         if pieces is None:
-            return self._write_batches(write, rows)
-        return None if self._buffer(pieces) else self._add(pieces, first=True)
-
-    async def _write_batches(self, write: Write, rows: Rows | Keys) -> None:
-        await self.add(write, await write.check(rows))
+            await self.add(write, await write.check(rows))
+        else:
+            await self._add(pieces, first=True)
 
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
@@ -277,10 +268,8 @@ class Transaction:
 
 def check_keepalive_ms(keepalive_s: float | None, *, age_s_max: float) -> int:
     """Return how long a transaction may be idle in milliseconds, 0 for the default. Raises `InvalidArgument`."""
-    if keepalive_s is None:
-        return 0
-    check_seconds("keepalive_s", keepalive_s, longest=age_s_max)
-    return max(1, int(keepalive_s * 1000))
+    asked_s = 0.0 if keepalive_s is None else check_seconds("keepalive_s", keepalive_s, longest=age_s_max)
+    return math.ceil(asked_s * 1000)
 
 
 def begin_group(keepalive_ms: int) -> AppendGroup:

@@ -6,6 +6,7 @@ memory holds one. All rows are checked, and all sizes known, before the first ap
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
@@ -20,24 +21,27 @@ import pyarrow.compute as pc
 from anyio import to_thread
 from msgspec.structs import replace
 
+from interceptors.errors import InvalidTransactionState
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
 from streamingnode.writing.target import PLAIN_ROWS_MAX, BatchTarget, Kind, WriteTarget, batch_bytes, messages_of
 from wal.adaptor import WalLimits
 from wal.append import Append, AppendGroup, AppendResult
-from wal.errors import Indeterminate, InvalidArgument, Overloaded, StreamingNodeError, TooLarge
+from wal.errors import Indeterminate, InvalidArgument, Overloaded, StreamingNodeError, TooLarge, shown
+from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
 from wal.queue import PendingBytes
 from wal.rows import Piece
+from wal.timetick import TICK_MAX
 
 T = TypeVar("T")
 WriteResult = AppendResult
 
 NO_TXN = 0
 TARGETS_MAX = 4_096
-"""What is kept; it is worked out again in about 50 us."""
+"""What is kept of collections, which is worked out again in about 50 us, and of transactions that have a part of a write."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
@@ -122,9 +126,7 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.txn_id:
             return AppendGroup([*messages_of(pieces, self.txn_id)])
         is_transaction = self.kind == "upsert"
-        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction
-        for piece in pieces:  # a comprehension would be one call more for each write
-            size_bytes += piece.size
+        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction + sum([piece.size for piece in pieces])
         return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
@@ -203,6 +205,35 @@ class Writes:
     txn_age_s_max: float
     _targets: dict[str, WriteTarget] = field(default_factory=dict)
     """By collection."""
+    _in_parts: dict[int, int] = field(default_factory=dict)
+    """By transaction: how many writes of several groups are on their way into it, or ended half-way; below 0, commits."""
+
+    async def step(self, group: AppendGroup) -> AppendResult:
+        """Append a begin, a rollback or a commit, this one unless its transaction has a part of a write."""
+        message = group.messages[0]
+        with self.counted(message.txn_id if message.type is MessageType.COMMIT_TXN else NO_TXN, -1):
+            return await self.append(group)
+
+    @contextmanager
+    def counted(self, txn_id: int, step: int, is_whole: Callable[[], bool] = lambda: True) -> Iterator[None]:
+        """Count a write in parts (1), or a commit (-1), for as long as it is under way, or for good if it ends half-way.
+
+        Raises `InvalidTransactionState` for the one while there is the other: half of the write would take place.
+        """
+        step *= bool(txn_id)
+        if (count := self._in_parts.get(txn_id, 0)) * step < 0:
+            raise InvalidTransactionState(
+                f"transaction {txn_id} is ending already, or has a part of a large write — "
+                "commit it once that has returned, or roll it back if that failed"
+            )
+        self._in_parts[txn_id] = count + step
+        if len(self._in_parts) > TARGETS_MAX:  # the oldest ended half-way, and its transaction long ago
+            del self._in_parts[next(iter(self._in_parts))]
+        try:
+            yield
+        finally:
+            if is_whole() and (count := self._in_parts.pop(txn_id, step) - step):
+                self._in_parts[txn_id] = count
 
     def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
         """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
@@ -230,17 +261,20 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
         batches = await write.check(rows)
         if not batches:
             return nothing_at(await writes.consistent_tick())
-        for batch in write.slices(batches, writes.limits.group_bytes_max):
-            last[:] = [write.group(write.pieces(batch))]
-            try:
-                results.append(await writes.append(last[0]))
-            except StreamingNodeError as error:
-                if not results or error.retryable == "indeterminate":
-                    raise
-                raise Indeterminate(
-                    f"{len(results)} groups of the {write.kind} are in the log, those after them are not, "
-                    f"{error.happened} — read back which rows are missing"
-                ) from error
+        slices = write.slices(batches, writes.limits.group_bytes_max)
+        txn_id = write.txn_id if len(slices) > 1 else NO_TXN
+        with writes.counted(txn_id, 1, lambda: len(results) == len(slices) or not begun()):
+            for batch in slices:
+                last[:] = [write.group(write.pieces(batch))]
+                try:
+                    results.append(await writes.append(last[0]))
+                except StreamingNodeError as error:
+                    if not results or error.retryable == "indeterminate":
+                        raise
+                    raise Indeterminate(
+                        f"{len(results)} groups of the {write.kind} are in the log, those after them are not, "
+                        f"{error.happened} — read back which rows are missing"
+                    ) from error
         return combined(results)
 
     def begun() -> bool:
@@ -274,37 +308,35 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
 
 def check_txn_id(txn_id: int) -> int:
     """Return the id of a transaction, 0 for none. Raises `InvalidArgument`."""
-    if isinstance(txn_id, bool) or not isinstance(txn_id, int):
-        raise InvalidArgument(f"txn_id={txn_id!r} is no transaction — pass what begin_transaction() returned")
+    if isinstance(txn_id, bool) or not isinstance(txn_id, int) or not 0 <= txn_id <= TICK_MAX:
+        raise InvalidArgument(f"txn_id={shown(txn_id)} is no transaction — pass what begin_transaction() returned")
     return txn_id
 
 
-def check_seconds(name: str, seconds: float, *, longest: float = math.inf) -> None:
-    """Raise `InvalidArgument` unless this is a number above 0 and at most `longest`."""
-    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < seconds <= longest:
-        raise InvalidArgument(f"{name}={seconds!r} — pass a number of seconds above 0, up to {longest:g}, or None")
+def check_seconds(name: str, seconds: float, *, longest: float = math.inf) -> float:
+    """Return a number above 0 and at most `longest`. Raises `InvalidArgument` for anything else."""
+    with suppress(OverflowError):  # of a whole number that no float holds
+        if isinstance(seconds, Real) and not isinstance(seconds, bool) and 0 < seconds <= longest:
+            return float(seconds)
+    raise InvalidArgument(f"{name}={shown(seconds)} — pass a number of seconds above 0, up to {longest:g}, or None")
 
 
-def within(
+async def within(
     timeout: float | None,
     call: Callable[[], Awaitable[T]],
     what: str,
     *,
     changes: bool = True,
     begun: Callable[[], bool] = lambda: True,
-) -> Awaitable[T]:
-    """Return, to be awaited at once, what `call` returns, if it does within `timeout` seconds; None waits for ever.
+) -> T:
+    """Return what `call` returns, if it does within `timeout` seconds; None waits for ever.
 
     Raises `Overloaded` when `begun` says that nothing was done by then, else `DeadlineExceeded`, which is a `TimeoutError`:
     the call, if it `changes` something, may or may not take effect.
     """
-    return call() if timeout is None else _within(timeout, call, what, changes=changes, begun=begun)
-
-
-async def _within(
-    timeout: float, call: Callable[[], Awaitable[T]], what: str, *, changes: bool, begun: Callable[[], bool]
-) -> T:
-    check_seconds("timeout", timeout)
+    if timeout is None:
+        return await call()
+    timeout = check_seconds("timeout", timeout)
     with anyio.move_on_after(timeout):
         return await call()
     if not changes:

@@ -406,6 +406,7 @@ async def test_appender_of_an_unknown_collection_does_not_open(node: Node) -> No
         {"bytes_max": 1.5},
         {"linger_s": -0.1},
         {"linger_s": float("nan")},
+        {"linger_s": 1 << 2_000},
         {"linger_s": float("inf")},
         {"linger_s": "1"},
         {"pending_bytes_max": 0},

@@ -235,7 +235,7 @@ async def test_batches_are_bounded_in_rows_and_lose_nothing(node: Node) -> None:
     for n in range(10):
         await node.insert("orders", [{"id": n, "item": "a"}] * (25 if n == 4 else 3))
     async with node.read("orders", until=await node.consistent_tick(), types=ROWS) as messages:
-        batches = [batch async for batch in messages.batches(max_rows=10, max_wait_s=60)]
+        batches = [batch async for batch in messages.batches(max_rows=10, max_wait_s=1 << 2_000)]
     sizes = [sum(message.num_rows for message in batch) for batch in batches]
     assert sum(sizes) == 52
     assert all(size <= 10 or len(batch) == 1 for size, batch in zip(sizes, batches, strict=True))

@@ -174,6 +174,13 @@ class WindowMachine(RuleBasedStateMachine):
 TestWindow = WindowMachine.TestCase
 
 
+def test_a_place_that_nobody_has_any_more_is_let_go_when_another_is_held() -> None:
+    places = Places()
+    for sequence in range(1, 100):
+        places.hold(Place(ProducerStamp(1, 1, sequence)))
+    assert len(places._held) == 1
+
+
 def test_as_many_results_as_promised_are_kept_of_a_producer_in_any_order() -> None:
     window = Window(LIMITS)
     for sequence in (50, 10, 40, 30, 20):

@@ -1,5 +1,6 @@
 """Writes are cut so that each group fits, and a row that can never fit is refused before anything happens."""
 
+import asyncio
 from typing import Any
 
 import pyarrow as pa
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.errors import CollectionNotFound
+from interceptors.errors import CollectionNotFound, InvalidTransactionState
 from streamingnode.writing.target import PLAIN_ROWS_MAX, Kind, messages_of
+from streamingnode.writing.transaction import commit_group, rollback_group
 from streamingnode.writing.write import Write, append_rows, last_of_each_key, messages_within
 from tests.streamingnode.append_double import (
     AppendDouble,
@@ -139,6 +141,49 @@ async def test_write_of_which_some_groups_are_in_the_log_is_in_doubt_whatever_th
         await append_rows(writes, writes.write("insert", "orders"), batch_of([3000] * 4), timeout=None)
     assert caught.value.__cause__ is refusal
     assert [row["id"] for row in log.rows(SCHEMA)] == [0, 1]
+
+
+async def test_a_commit_takes_no_half_of_a_large_write_of_another_task() -> None:
+    log = AppendDouble()
+    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
+    insert = append_rows(writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None)
+    log.hold()
+    inserting = asyncio.ensure_future(insert)
+    await log.arrival()
+    with pytest.raises(InvalidTransactionState, match="part of a large write"):
+        await writes.step(commit_group(9))
+    log.let_go()
+    assert len((await inserting).groups) == 3
+    await writes.step(commit_group(9))
+
+
+async def test_a_large_write_is_refused_whole_while_its_transaction_commits() -> None:
+    log = AppendDouble()
+    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
+    log.hold()
+    committing = asyncio.ensure_future(writes.step(commit_group(9)))
+    await log.arrival()
+    with pytest.raises(InvalidTransactionState, match="ending already"):
+        await append_rows(writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None)
+    log.let_go()
+    await committing
+    assert log.rows(SCHEMA) == []
+    await append_rows(writes, writes.write("insert", "orders"), batch_of([3000] * 3), timeout=None)
+
+
+async def test_a_transaction_with_half_of_a_failed_write_can_only_be_rolled_back() -> None:
+    log = AppendDouble()
+    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
+    for txn_id, groups in ((8, 0), (9, 1)):
+        log.refuse = lambda _, end=len(log.groups) + groups: StorageFull("", 0, 1) if len(log.groups) == end else None
+        with pytest.raises(StreamingNodeError):
+            insert = writes.write("insert", "orders", txn_id=txn_id)
+            await append_rows(writes, insert, batch_of([3000] * 3), timeout=None)
+    log.refuse = lambda _: None
+    await writes.step(commit_group(8))  # of which nothing is in
+    with pytest.raises(InvalidTransactionState, match="roll it back if that failed"):
+        await writes.step(commit_group(9))
+    await writes.step(rollback_group(9, ""))
 
 
 async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> None:
