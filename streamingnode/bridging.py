@@ -45,7 +45,6 @@ CONTESTS_MAX = 10
 ERROR_CHARACTERS_MAX = 1_000
 """Of the text of an error that goes with a dead letter."""
 
-
 _UNFIT = (
     *(SchemaMismatch, InvalidArgument, TooLarge),
     *(msgspec.DecodeError, UnicodeDecodeError, RecursionError),

@@ -132,7 +132,6 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
 UNCOUNTED_MAX = 256
 """Appends counted at a time, which costs half as much; whoever asks for statistics sees all of them."""
 
-
 SLOW_APPEND_S = 1.0
 """An append that takes so long is a warning in the log."""
 

@@ -44,7 +44,6 @@ FILES_MIN = 1_024
 Limits = tuple[float, float]
 """From where on there is a warning, and from where on it is critical."""
 
-
 FREE_BYTES_COMFORT = 4 << 30
 """Less leaves little between the first warning and the point at which appends are refused."""
 

@@ -27,7 +27,6 @@ ANSWER_S = 5.0
 INTERVAL_S_MIN = 0.1
 """More often a node is not asked."""
 
-
 IN_SHORT = frozenset(
     {"directory", "node_id", "open", "pid", "term", "time", "ahead_s", "readers", "topics", "leases"}
     | {"cuts.newest", "cuts.time", "cuts.held_by", "statistics.log.state", "statistics.log.last_error"}

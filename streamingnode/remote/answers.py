@@ -49,7 +49,6 @@ EPOCH_END = 1 << 32
 WRITE_BYTES_MAX = 8 << 20
 """Frames of writes that one connection may have unanswered, besides the first."""
 
-
 ALL = frozenset({"*"})
 
 

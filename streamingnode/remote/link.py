@@ -103,7 +103,7 @@ class Link:
         self.connections = 0
         """How many there have been: what belongs to one has ended with it."""
         self.on_state: Callable[[LinkState], None] = lambda _: None
-        """Told of each state, before anything is sent in it."""
+        """Told of each state, before anything is sent in it, and when the node leaves."""
         self._on_catalog = on_catalog
         self._loop = asyncio.get_running_loop()
         self._node_id = ""
@@ -121,7 +121,7 @@ class Link:
         self._lost: asyncio.Future[None]
         self._moved = Signal()
         """Woken when the state changes, and when writes were answered."""
-        self._is_leaving = False
+        self.is_leaving = False
         self._reason: Exception | None = None
 
     # --- connecting -----------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Link:
 
     def _become(self, state: LinkState) -> None:
         assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-        self.state, self._is_leaving = state, False
+        self.state, self.is_leaving = state, False
         self._moved.wake()
         self.on_state(state)
 
@@ -264,7 +264,7 @@ class Link:
 
     async def wait_ready(self) -> None:
         """Return while there is a connection. Raises `Unreachable` when it did not come back, `OnShutdown` after the end."""
-        while self.state is not LinkState.READY or self._is_leaving:
+        while self.state is not LinkState.READY or self.is_leaving:
             if self.state in {LinkState.LOST, LinkState.CLOSED}:
                 raise self._refusal() from self._reason
             await self._moved.wait()
@@ -272,6 +272,8 @@ class Link:
     def _refusal(self) -> StreamingNodeError:
         if self.state is LinkState.CLOSED:
             return OnShutdown("the client is closed — connect again")
+        if isinstance(reason := self._reason, Unreachable | Unauthenticated):
+            return type(reason)(str(reason))  # a new one: each that is raised grows frames
         return Unreachable(f"no node answers at {self.address}: {self._reason}")
 
     async def call(self, call: Call, request: msgspec.Struct) -> Any:
@@ -379,7 +381,8 @@ class Link:
             case FrameKind.REPLY | FrameKind.ERROR:
                 self._on_reply(frame)
             case FrameKind.LEAVING:
-                self._is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
+                self.is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
+                self.on_state(self.state)
             case _:
                 pass  # of a later version
 

@@ -215,7 +215,7 @@ async def test_a_directory_is_of_one_connection_and_of_one_node(tmp_path: Path) 
         with pytest.raises(InvalidArgument, match="is node"):
             await sn.connect(other.proxy.url, spool=tmp_path / "spool")
     with pytest.raises(InvalidArgument, match="spool_bytes_max"):
-        sn.connect("unix:x", spool=tmp_path / "spool", spool_bytes_max=10)
+        sn.connect(f"unix:{tmp_path}/x", spool=tmp_path / "spool", spool_bytes_max=10)
 
 
 async def test_a_damaged_spool_is_refused(tmp_path: Path) -> None:
