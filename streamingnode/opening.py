@@ -190,6 +190,8 @@ def connect(
 
     address = parse_address(url)
     check_seconds("give_up_s", give_up_s, longest=GIVE_UP_S_MAX)
+    if tls is not None and not address.tls:
+        raise InvalidArgument(f"tls= is for tls:// addresses, {url!r} would go in the clear — connect to tls://")
     for what, text in {"name": name, "token": token or ""}.items():  # the node ends a connection that begins otherwise
         if not isinstance(text, str) or len(text) > TEXT_MAX:
             raise InvalidArgument(f"the {what} is no text of up to {TEXT_MAX} characters — pass a shorter str")

@@ -41,6 +41,8 @@ PING_S, SILENT_S_MAX = 5.0, 20.0
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 1.0
 """Between attempts to connect again."""
 CONNECT_S_MAX = 10.0
+TIMES_MAX = 10
+"""How often something is sent that no connection lives to answer, at least and for `give_up_s`."""
 PARTS_BYTES_MAX = 4 << 30
 """Of long replies, which are what this side asked for."""
 
@@ -436,10 +438,12 @@ class Link:
         With an error the connection is gone for good, and nobody waits any more.
         """
         for sent in list(self._sent.values()):
-            call, is_late = sent.call, elapsed_ms() / 1000 - sent.since > GIVE_UP_S_MAX  # the node may forget it soon
+            call, age_s = sent.call, elapsed_ms() / 1000 - sent.since
+            is_late = age_s > GIVE_UP_S_MAX and call.changes  # the node may forget it soon
+            is_futile = age_s > self.options.give_up_s and sent.times >= TIMES_MAX  # it may be what ends connections
             if error is not None and not (call.changes and sent.times):
                 sent.fail(error)
-            elif error is not None or (sent.times and (not call.repeats or (is_late and call.changes))):
+            elif error is not None or (sent.times and (is_late or is_futile or not call.repeats)):
                 why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
                 sent.fail(Indeterminate(f"the connection to {self.address} was lost{why}"))
         streams, self._streams = self._streams, {}

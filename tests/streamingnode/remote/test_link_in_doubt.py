@@ -330,3 +330,17 @@ async def test_a_sequence_that_was_given_is_not_drawn_for_another_write_when_its
             await producer.insert("other", rows(1), sequence=5)
         await producer.insert("c", rows(2))
         assert sorted(await keys_in_log(served.owner)) == [1, 2]
+
+
+async def test_a_call_that_ends_each_connection_it_goes_over_is_given_up_and_others_go_on() -> None:
+    async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
+
+        def passes(passing: Passing) -> bool:
+            if ends := passing.kind == FrameKind.CALL and b"statistics" in passing.data:
+                served.proxy.cut()
+            return not ends
+
+        served.proxy.on_frame = passes
+        with pytest.raises(Indeterminate, match="before statistics was answered"):
+            await client.statistics()
+        await client.insert("c", rows(1))
