@@ -19,7 +19,7 @@ from anyio import to_thread
 from msgspec.structs import astuple
 
 from interceptors.shard.catalog import CollectionInfo
-from streamingnode.errors import Unauthenticated, Unreachable
+from streamingnode.errors import Overloaded, Unauthenticated, Unreachable
 from streamingnode.remote import calls
 from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import VERSIONS, Access, Call, Welcome, WireError, WireResults
@@ -135,7 +135,7 @@ class Link:
                 self.welcome, self._node_id = known, known.node_id
             await self._connect()
             self._become(LinkState.READY)
-        except Unreachable as error:
+        except (Unreachable, Overloaded) as error:  # of as many connections as the node takes
             if known is None:
                 raise
             self._reason = error

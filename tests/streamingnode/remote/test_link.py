@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from streamingnode.backend import Backend
 from streamingnode.errors import (
     Indeterminate,
     PartitionNotFound,
@@ -468,3 +469,9 @@ async def test_a_client_keeps_to_the_bounds_of_a_node_that_was_opened_again_with
             assert client.config.wal.group_bytes_max == 16 << 10
             assert len((await client.insert("c", rows(*range(100, 150), item="x" * 1000))).groups) > 2
             assert len(await contents(owner)) == 100
+
+
+async def test_a_client_has_everything_that_a_node_asks_of_what_it_works_with() -> None:
+    asked = [name for name in vars(Backend).keys() | Backend.__annotations__.keys() if not name.startswith("_")]
+    async with node_behind_proxy() as served, served.client() as client:
+        assert [name for name in asked if not hasattr(client._backend, name)] == []
