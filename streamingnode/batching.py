@@ -296,7 +296,8 @@ async def append_with_retry(
         return retryable == "yes" or (exact and retryable == "indeterminate")
 
     try:
-        return await stamina.AsyncRetryingCaller(attempts=attempts_max, timeout=timeout_s)(helps, call)
+        # stamina warns of a timeout of 0, which is one try.
+        return await stamina.AsyncRetryingCaller(attempts_max if timeout_s else 1, timeout_s or None)(helps, call)
     except StreamingNodeError as error:
         if doubts and error is not doubts[-1]:
             raise doubts[-1] from error

@@ -58,15 +58,7 @@ class Node:
 
     def __init__(self, backend: Backend, supervisor: Supervisor, closing: AsyncExitStack) -> None:
         self._backend, self._supervisor, self._parts = backend, supervisor, closing
-        config = backend.config
-        self._writes = Writes(
-            append=backend.append,
-            consistent_tick=backend.consistent_tick,
-            find=self._info,
-            limits=config.wal,
-            pending=backend.pending,
-            txn_age_s_max=config.txn.age_s_max,
-        )
+        self._writes = Writes(backend, self._info)
         self._closing: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -195,7 +187,7 @@ class Node:
         It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for `keepalive_s`, older than
         `txn.age_s_max`, too large, or overtaken by a schema change of one of its collections.
         """
-        keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self._writes.txn_age_s_max)
+        keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self.config.txn.age_s_max)
         return (await self._append(begin_group(keepalive_ms), "the begin", timeout)).txn_id
 
     async def commit_transaction(self, txn_id: int, *, timeout: float | None = None) -> WriteResult:

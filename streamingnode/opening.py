@@ -190,12 +190,14 @@ def connect(
 
     address = parse_address(url)
     check_seconds("give_up_s", give_up_s, longest=GIVE_UP_S_MAX)
+    if tls is not None and not address.tls:
+        raise InvalidArgument(f"tls= is for tls:// addresses, {url!r} would go in the clear — connect to tls://")
     for what, text in {"name": name, "token": token or ""}.items():  # the node ends a connection that begins otherwise
         if not isinstance(text, str) or len(text) > TEXT_MAX:
             raise InvalidArgument(f"the {what} is no text of up to {TEXT_MAX} characters — pass a shorter str")
     if token is not None and token_file is not None:
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
-    file = None if token_file is None else check_path("token file", token_file)
+    file = None if token_file is None else check_path("token file", token_file).absolute()
     options = LinkOptions(name=name, token=token or file or "", tls=tls, give_up_s=give_up_s)
 
     make = None

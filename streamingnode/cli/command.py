@@ -232,7 +232,7 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
     from streamingnode.errors import Unreachable
     from streamingnode.opening import OWNER_PAUSE_S, open_briefly
     from streamingnode.remote.address import SOCKET_NAME
-    from wal.files import OWNER_S_MAX
+    from wal.files import LOCK_NAME, OWNER_S_MAX
 
     name = "streamingnode command"
     async with AsyncExitStack() as closing:
@@ -249,11 +249,13 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
                 try:
                     node = await enter(sn.connect(f"unix:{place}/{SOCKET_NAME}", name=name))
                 except Unreachable:
-                    if not owned.brief or time.monotonic() > until:
+                    opened_at = await anyio.to_thread.run_sync(os.path.getmtime, Path(place) / LOCK_NAME)
+                    is_new = owned.brief or time.time() - opened_at < OWNER_S_MAX  # it may be opening still
+                    if not is_new or time.monotonic() > until:
                         step = "try again if it is just opening or closing, else stop it"
                         owned.args = (f"{owned.happened}, which takes no clients — {step}",)
                         raise owned from None
-                    await anyio.sleep(OWNER_PAUSE_S)  # another command, which is opening or closing it
+                    await anyio.sleep(OWNER_PAUSE_S)
         yield node
 
 

@@ -4,6 +4,7 @@ As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://order
 """
 
 import ipaddress
+import os
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,11 +36,13 @@ class Address(NamedTuple):
 def parse_address(url: str) -> Address:
     """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises `InvalidArgument`."""
     with suppress(ValueError, TypeError, AttributeError):
-        if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")):
-            return Address(path=path)
+        if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")) and "\0" not in path:
+            absolute = str(Path(path).absolute())  # a program may change its directory while it is connected
+            return Address(path=absolute if len(os.fsencode(absolute)) <= SOCKET_PATH_BYTES_MAX else path)
         parts = urlsplit(url)
-        if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parts.query:
-            return Address(host=parts.hostname, port=parts.port, tls=parts.scheme == "tls")
+        alone = parts.path in {"", "/"} and "@" not in parts.netloc and not (parts.query or parts.fragment)
+        if parts.scheme in {"tcp", "tls"} and parts.port and alone and (host := parts.hostname or "").encode("idna"):
+            return Address(host=host, port=parts.port, tls=parts.scheme == "tls")
     raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
 
 

@@ -14,22 +14,13 @@ from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.deliver_policy import ReaderBusy, StartingPoint
 from scanner.scanner import ScanBatch
-from streamingnode.backend import ReadRequest
+from streamingnode.backend import Backend, ReadRequest
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
+from streamingnode.remote import calls
 from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import (
-    ACK,
-    CHANNELS,
-    READ,
-    TRANSACTION,
-    Access,
-    Opened,
-    ReadCall,
-    TransactionCall,
-    WireError,
-)
+from streamingnode.remote.calls import Access, Opened, ReadCall, TransactionCall, Welcome, WireError
 from streamingnode.remote.link import Link, LinkState
 from streamingnode.remote.queue import RemoteCalls, RemoteQueue
 from streamingnode.remote.streams import decode_batch
@@ -74,38 +65,37 @@ async def compose_remote(
     closing.push_async_callback(supervisor.stop)
     for work in backend.work():
         supervisor.spawn(work)
-    return Node(backend, supervisor, closing)
+    return Node(cast(Backend, backend), supervisor, closing)
 
 
 class _Named(msgspec.Struct):
-    """A named producer: the highest sequence that is in the log, the highest that was used, and how many writes are sent."""
+    """A named producer: the highest sequence that is in the log, and the highest that was used."""
 
     last: int = 0
     reached: int = 0
-    outstanding: int = 0
 
 
-def _asked(name: str, *, changes: bool = False) -> Any:
-    """Return the method that makes a call of the table; one that `changes` the catalog does so once, under a stamp."""
-
-    async def ask(self: "RemoteBackend", *arguments: object, **options: object) -> Any:
-        return await self.link.call_of(name, *arguments, **options)
+def _changes(name: str) -> Any:
+    """Return the method that makes a call which changes the catalog: once, under a stamp."""
 
     async def change(self: "RemoteBackend", *arguments: object, **options: bool) -> Any:
         with self._under_way():
-            return await ask(self, *arguments, **options, stamp=self._stamp(None))
+            return await self.link.call_of(name, *arguments, **options, stamp=self._stamp(None))
 
-    return change if changes else ask
+    return change
 
 
-class RemoteBackend:
-    """A node of another process; see `Backend`."""
+class RemoteBackend(RemoteCalls):
+    """A node of another process; see `Backend`. What it has no method for here is a call of the table."""
 
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
+        super().__init__("", self.link.call_of)
         self.mq: MessageQueue | None = cast(MessageQueue, RemoteQueue(self.link.call_of, self.link.number))
-        self.channels = cast(ChannelService, RemoteCalls(CHANNELS, self.link.call_of))
+        self.channels = cast(ChannelService, RemoteCalls(calls.CHANNELS, self.link.call_of))
         self.catalog = Catalog()
+        self._welcome: Welcome | None = None
+        """What `config` and the like were taken from."""
         self._sequence = 0
         self._outstanding: dict[int, int] = {}
         """Of each frame, commit or change without an answer, oldest first: the client's own next sequence when it began."""
@@ -115,19 +105,22 @@ class RemoteBackend:
     async def open(self) -> None:
         """Connect, and take over the node's settings; comes first. Raises as `Link.open`."""
         await self.link.open()
-        self._settle_in()
 
-    def _settle_in(self) -> None:
-        welcome = self.link.welcome
-        self.path, self.node_id, self.wal_name = welcome.path, welcome.node_id, welcome.wal_name
+    def _take_welcome(self) -> None:
+        """Take over what the node says of itself; it may have been opened with other settings since."""
+        if (welcome := self.link.welcome) is self._welcome:
+            return
         known = {setting.key for setting in NodeConfig().origins()}  # a newer node may have others
         config = load_config(arguments={key: value for key, value in welcome.settings.items() if key in known})
         group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
-        self.pending = PendingBytes(self.config.writes.pending_bytes_max)
-        self._packer = Packer(
-            self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX, company=COMPANY_MIN
-        )
+        self.path, self.node_id, self.wal_name = welcome.path, welcome.node_id, welcome.wal_name
+        if self._welcome is None:
+            self.pending = PendingBytes(self.config.writes.pending_bytes_max)
+            self._packer = Packer(
+                self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX, company=COMPANY_MIN
+            )
+        self._welcome = welcome
 
     def work(self) -> Iterable[Coroutine[None, None, None]]:
         """Return what runs in the background until the node closes."""
@@ -202,7 +195,6 @@ class RemoteBackend:
         if not stamp.sequence:
             stamp = group.producer = ProducerStamp(stamp.producer_id, stamp.epoch, named.reached + 1)
         named.reached = max(named.reached, stamp.sequence)
-        named.outstanding += 1
         return stamp
 
     def _told(self, groups: Iterable[AppendGroup]) -> None:
@@ -211,17 +203,17 @@ class RemoteBackend:
             stamp = group.producer
             if stamp is not None and stamp.sequence:
                 named = self._named[stamp.producer_id]
-                named.outstanding -= 1
                 if isinstance(group.outcome, AppendResult):
                     named.last = max(named.last, stamp.sequence)
                 refused = isinstance(group.outcome, StreamingNodeError) and not isinstance(group.outcome, Indeterminate)
-                if refused and not named.outstanding and named.reached == stamp.sequence > named.last:
+                is_drawn = group.place is not None and not group.place.stamp.sequence  # else earlier tries may be there
+                if refused and is_drawn and named.reached == stamp.sequence:
                     named.reached -= 1  # a write that surely is not in the log leaves its sequence free
 
     async def _transaction(self, group: AppendGroup) -> AppendResult:
         """Take a step of a transaction; only a commit has a stamp, and may be sent again."""
         first, pack, encode = group.messages[0], Pack([group]), msgspec.msgpack.encode
-        call = TRANSACTION._replace(repeats=first.type is MessageType.COMMIT_TXN)
+        call = calls.TRANSACTION._replace(repeats=first.type is MessageType.COMMIT_TXN)
         with self._under_way():
             stamp = self._stamp(group) if call.repeats else ProducerStamp(0, 0, 0)
             messages = [(each.type, each.vchannel, encode(each.header), bytes(each.payload)) for each in group.messages]
@@ -244,24 +236,10 @@ class RemoteBackend:
 
     # --- calls ----------------------------------------------------------------------------------------------------------
 
-    consistent_tick = _asked("consistent_tick")
-    create_collection = _asked("create_collection", changes=True)
-    drop_collection = _asked("drop_collection", changes=True)
-    create_partition = _asked("create_partition", changes=True)
-    drop_partition = _asked("drop_partition", changes=True)
-    put_note = _asked("put_note")
-    delete_producer = _asked("delete_producer")
-    delete_reader = _asked("delete_reader")
-    named_readers = _asked("named_readers")
-    seek_reader = _asked("seek_reader")
-    open_transactions = _asked("open_transactions")
-    abort_transaction = _asked("abort_transaction")
-    snapshot = _asked("snapshot")
-    flush = _asked("flush")
-    statistics = _asked("statistics")
-    hand_over = _asked("hand_over")
-    back_up = _asked("back_up")
-    verify = _asked("verify")
+    create_collection = _changes("create_collection")
+    drop_collection = _changes("drop_collection")
+    create_partition = _changes("create_partition")
+    drop_partition = _changes("drop_partition")
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
         """Open a producer, made if it is new, and fence whoever had it open."""
@@ -282,6 +260,7 @@ class RemoteBackend:
         return place
 
     def _take_catalog(self, collections: tuple[CollectionInfo, ...]) -> None:
+        self._take_welcome()  # which came before it
         # What has not changed stays the object it was, and with it all that was worked out from it.
         known = {info.id: info for info in self.catalog.collections()}
         self.catalog = Catalog(known[info.id] if known.get(info.id) == info else info for info in collections)
@@ -291,7 +270,7 @@ class RemoteReading:
     """A reader's way through the log of another process, over as many connections as it takes; see `Reading`."""
 
     def __init__(self, link: Link, request: ReadRequest) -> None:
-        self._link, self._name = link, request.name
+        self._link, self._loop = link, asyncio.get_running_loop()
         ids = tuple(info.id for info in request.infos)
         of, start, types = ids[0] if len(ids) == 1 else ids, request.policy.plain, tuple(sorted(request.types))
         self._request = ReadCall(of, *start, request.until, request.name, types, None, STREAM_CREDIT_BYTES)
@@ -308,18 +287,24 @@ class RemoteReading:
     async def open(self) -> int:
         """Find the place to start, at the node."""
         self._is_open, frame = False, None  # also for who cancels this: the next call opens another stream
+        give_up_at = self._loop.time() + self._link.options.give_up_s
         while frame is None:
             await self._link.wait_ready()
-            self._frames = asyncio.Queue()
-            self._stream = self._link.open_stream(self._request, READ.name, self._frames.put_nowait)
+            was_asked, self._frames = self._stream > 0, asyncio.Queue()
+            self._stream = self._link.open_stream(self._request, calls.READ.name, self._frames.put_nowait)
             try:
                 frame = await self._next_frame()
             except BaseException:  # cancelled, or closed by another task
                 self._link.end(self._stream)
                 raise
-        if frame.kind != FrameKind.OPENED:
-            self._link.end(self._stream)
-            raise frame.value(WireError).error()
+            if frame is not None and frame.kind != FrameKind.OPENED:
+                self._link.end(self._stream)
+                error = frame.value(WireError).error()
+                # By a lost connection of this one, which the node may not have noticed; or by somebody else.
+                if not (isinstance(error, ReaderBusy) and was_asked and self._loop.time() < give_up_at):
+                    raise error
+                await asyncio.sleep(BUSY_PAUSE_S)
+                frame = None
         opened: Opened = frame.value(Opened)
         self._is_open, self._opened_on = True, self._link.connections
         if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
@@ -331,7 +316,7 @@ class RemoteReading:
         frame = None
         while frame is None:
             if not self._is_open:
-                await self._open_again()
+                await self.open()
             frame = await self._next_frame()
             self._is_open = frame is not None and frame.kind != FrameKind.ERROR
         if not self._is_open:
@@ -351,30 +336,18 @@ class RemoteReading:
         """Move a named reader's place."""
         while True:
             try:
-                await self._link.call_of(ACK.name, self._stream, position, tick)
+                await self._link.call_of(calls.ACK.name, self._stream, position, tick)
                 return
             except (Indeterminate, InvalidArgument):
                 if self._opened_on == self._link.connections and self._link.state is LinkState.READY:
                     raise
-                await self._open_again()  # acknowledging twice is the same as once
+                await self.open()  # acknowledging twice is the same as once
 
     async def close(self) -> None:
         """End it; idempotent."""
         self._is_closed = True
         self._link.end(self._stream)
         self._frames.put_nowait(None)
-
-    async def _open_again(self) -> None:
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._link.options.give_up_s
-        while True:
-            try:
-                await self.open()
-                return
-            except ReaderBusy:  # by the lost connection, which the node may not have noticed; or by somebody else
-                if loop.time() >= give_up_at:
-                    raise
-                await asyncio.sleep(BUSY_PAUSE_S)
 
     async def _next_frame(self) -> Frame | None:
         frame = None if self._is_closed else await self._frames.get()

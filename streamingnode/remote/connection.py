@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from wal.errors import OnShutdown, ProtocolError
+from wal.errors import OnShutdown, ProtocolError, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 from wal.queue import Signal
 
@@ -78,7 +78,7 @@ class Connection(asyncio.BufferedProtocol):
                 whole = self._whole(frame)
                 if whole is not None and self.is_open:
                     self._on_frame(whole)
-        except ProtocolError as error:
+        except StreamingNodeError as error:
             self.abort(error)
 
     def pause_writing(self) -> None:

@@ -19,7 +19,7 @@ from anyio import to_thread
 from msgspec.structs import astuple
 
 from interceptors.shard.catalog import CollectionInfo
-from streamingnode.errors import Unauthenticated, Unreachable
+from streamingnode.errors import Overloaded, Unauthenticated, Unreachable
 from streamingnode.remote import calls
 from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import VERSIONS, Access, Call, Welcome, WireError, WireResults
@@ -41,6 +41,8 @@ PING_S, SILENT_S_MAX = 5.0, 20.0
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 1.0
 """Between attempts to connect again."""
 CONNECT_S_MAX = 10.0
+TIMES_MAX = 10
+"""How often something is sent that no connection lives to answer, at least and for `give_up_s`."""
 PARTS_BYTES_MAX = 4 << 30
 """Of long replies, which are what this side asked for."""
 
@@ -103,7 +105,7 @@ class Link:
         self.connections = 0
         """How many there have been: what belongs to one has ended with it."""
         self.on_state: Callable[[LinkState], None] = lambda _: None
-        """Told of each state, before anything is sent in it."""
+        """Told of each state, before anything is sent in it, and when the node leaves."""
         self._on_catalog = on_catalog
         self._loop = asyncio.get_running_loop()
         self._node_id = ""
@@ -121,7 +123,7 @@ class Link:
         self._lost: asyncio.Future[None]
         self._moved = Signal()
         """Woken when the state changes, and when writes were answered."""
-        self._is_leaving = False
+        self.is_leaving = False
         self._reason: Exception | None = None
 
     # --- connecting -----------------------------------------------------------------------------------------------------
@@ -133,7 +135,7 @@ class Link:
                 self.welcome, self._node_id = known, known.node_id
             await self._connect()
             self._become(LinkState.READY)
-        except Unreachable as error:
+        except (Unreachable, Overloaded) as error:  # of as many connections as the node takes
             if known is None:
                 raise
             self._reason = error
@@ -226,7 +228,7 @@ class Link:
 
     def _become(self, state: LinkState) -> None:
         assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-        self.state, self._is_leaving = state, False
+        self.state, self.is_leaving = state, False
         self._moved.wake()
         self.on_state(state)
 
@@ -266,7 +268,7 @@ class Link:
 
     async def wait_ready(self) -> None:
         """Return while there is a connection. Raises `Unreachable` when it did not come back, `OnShutdown` after the end."""
-        while self.state is not LinkState.READY or self._is_leaving:
+        while self.state is not LinkState.READY or self.is_leaving:
             if self.state in {LinkState.LOST, LinkState.CLOSED}:
                 raise self._refusal() from self._reason
             await self._moved.wait()
@@ -274,6 +276,8 @@ class Link:
     def _refusal(self) -> StreamingNodeError:
         if self.state is LinkState.CLOSED:
             return OnShutdown("the client is closed — connect again")
+        if isinstance(reason := self._reason, Unreachable | Unauthenticated):
+            return type(reason)(str(reason))  # a new one: each that is raised grows frames
         return Unreachable(f"no node answers at {self.address}: {self._reason}")
 
     async def call(self, call: Call, request: msgspec.Struct) -> Any:
@@ -381,7 +385,8 @@ class Link:
             case FrameKind.REPLY | FrameKind.ERROR:
                 self._on_reply(frame)
             case FrameKind.LEAVING:
-                self._is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
+                self.is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
+                self.on_state(self.state)
             case _:
                 pass  # of a later version
 
@@ -435,10 +440,12 @@ class Link:
         With an error the connection is gone for good, and nobody waits any more.
         """
         for sent in list(self._sent.values()):
-            call, is_late = sent.call, elapsed_ms() / 1000 - sent.since > GIVE_UP_S_MAX  # the node may forget it soon
+            call, age_s = sent.call, elapsed_ms() / 1000 - sent.since
+            is_late = age_s > GIVE_UP_S_MAX and call.changes  # the node may forget it soon
+            is_futile = age_s > self.options.give_up_s and sent.times >= TIMES_MAX  # it may be what ends connections
             if error is not None and not (call.changes and sent.times):
                 sent.fail(error)
-            elif error is not None or (sent.times and (not call.repeats or (is_late and call.changes))):
+            elif error is not None or (sent.times and (is_late or is_futile or not call.repeats)):
                 why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
                 sent.fail(Indeterminate(f"the connection to {self.address} was lost{why}"))
         streams, self._streams = self._streams, {}

@@ -20,12 +20,14 @@ from streamingnode.backend import ReadRequest
 from streamingnode.collections import Definition, check_name
 from streamingnode.embedded import EmbeddedBackend, EmbeddedReading
 from streamingnode.errors import AccessDenied, Unauthenticated
+from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote import calls
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireTarget, checked_rows
+from streamingnode.statistics import NodeStatistics
 from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError, shown
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
@@ -237,7 +239,8 @@ class Session:
         is_audited = call.access is calls.Access.ADMIN
         rights, outcome = self._writes.rights, "done"
         try:
-            rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
+            if call.name != "consistent_tick":  # which is no secret: a write of no rows is told one, too
+                rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
             # A reader may be of several collections: whoever moves or removes it needs the right to each.
             for reader in await self._backend.named_readers() if call.name in {"seek_reader", "delete_reader"} else ():
                 if reader.name == request.name and collection in reader.collections:
@@ -261,8 +264,11 @@ class Session:
         if isinstance(request, calls.TransactionCall):
             return await self._writes.transaction(request)
         arguments = msgspec.structs.asdict(request)
+        names = arguments.get("collections", arguments.get("names", ()))
+        for each in (EVERYTHING,) if names is None else set(names):
+            self._writes.rights.check(call.access, each)
         if call.name.startswith(calls.TOPICS):
-            return await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments)
+            return self._seen(await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments))
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await to_thread.run_sync(definition.checked)
         if call.name == "snapshot" and arguments["keys"] is not None:
@@ -274,7 +280,23 @@ class Session:
         of: object = self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
         reply: object = await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments)
         await self.send_catalog()  # before the reply: who made a change, or asks for a tick after one, finds it made
-        return reply
+        return self._seen(reply)
+
+    def _seen(self, reply: Any) -> Any:
+        """Return a reply without what it tells of collections and topics that the client has no right to."""
+        rights = self._writes.rights
+        own = rights.consume | rights.produce | rights.admin
+        if EVERYTHING in own:
+            return reply
+        match reply:
+            case NodeStatistics():
+                return msgspec.structs.replace(reply, topics=self._seen(reply.topics))
+            case dict():  # of topics
+                return {name: each for name, each in reply.items() if name in own}
+            case [ReaderInfo() | TransactionInfo(), *_]:
+                return tuple([each for each in reply if own.issuperset(each.collections)])
+            case _:
+                return reply
 
     def _refuse(self, number: int, error: Exception) -> None:
         self.connection.send(FrameKind.ERROR, number, calls.WireError.of(error))
@@ -309,9 +331,9 @@ class Session:
             check_name("reader", call.reader)
         policy, types = DeliverPolicy.of_plain(call.start, call.start_at), frozenset(call.types)
         reading = self._backend.read(ReadRequest(infos, policy, call.until, call.reader, types, call.resume))
+        stream = self._streams[number] = Stream(reading, call.credit_bytes)
         try:
             await reading.open()
-            stream = self._streams[number] = Stream(reading, call.credit_bytes)
             self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *reading.place))
             while True:
                 await stream.wait()  # and hold nothing of the log meanwhile

@@ -8,11 +8,12 @@ owner had written (ADR 0009). Nobody talks to anybody about who is next: the loc
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import anyio
 from anyio import to_thread
@@ -23,7 +24,7 @@ from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
-from streamingnode.remote.client import compose_remote
+from streamingnode.remote.client import RemoteBackend, compose_remote
 from wal.errors import AlreadyOwned, InvalidArgument
 from wal.files import OWNER_S_MAX
 from wal.runtime import Supervisor, event_log
@@ -119,15 +120,14 @@ async def compose_shared(
                 await to_thread.run_sync(check_free, path)
                 raise
         else:
-            _check_same(config, node.config)
+            _check_same(config, cast(RemoteBackend, node._backend).link.welcome.settings)  # noqa: SLF001 - it made it
             keeper.is_alone = True
             return node
         await anyio.sleep(LOOK_PAUSE_S / 4)
 
 
-def _check_same(asked: NodeConfig, runs: NodeConfig) -> None:
+def _check_same(asked: NodeConfig, theirs: Mapping[str, object]) -> None:
     """Raise `InvalidArgument` for a setting that was asked for, of which the owner has another value."""
-    theirs = {setting.key: setting.value for setting in runs.origins()}
     for setting in asked.origins():
         if setting.key in asked.set_by and setting.value != theirs[setting.key]:
             raise InvalidArgument(

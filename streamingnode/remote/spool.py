@@ -29,7 +29,7 @@ from streamingnode.errors import Unreachable
 from streamingnode.node import Node
 from streamingnode.remote.address import Address, LinkOptions
 from streamingnode.remote.calls import Access, Welcome, decode, encode
-from streamingnode.remote.client import FRAMES_IN_FLIGHT_MAX, RemoteBackend
+from streamingnode.remote.client import COMPANY_MIN, FRAMES_IN_FLIGHT_MAX, RemoteBackend
 from streamingnode.remote.link import LinkState
 from streamingnode.remote.writes import FIRST_EPOCH, FrameOfWrites, Lane, Unit, WireWrites, frame_of
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
@@ -170,8 +170,8 @@ class SpoolingBackend(RemoteBackend):
         self._known = known or Known(f"spool-{secrets.token_hex(8)}", self._last_id, self.link.welcome, ())
         if known and self.link.state is not LinkState.READY:
             self.catalog = Catalog(known.collections)
-        self._settle_in()
-        make = partial(Packer, self._keep_or_send, self.pending.rows, repeats=False)
+        self._take_welcome()
+        make = partial(Packer, self._keep_or_send, self.pending.rows, repeats=False, company=COMPANY_MIN)
         self._direct, self._spooling = make(in_flight_max=FRAMES_IN_FLIGHT_MAX), make(in_flight_max=1)
         await self._save()
         self.link.on_state = self._on_state
@@ -220,7 +220,7 @@ class SpoolingBackend(RemoteBackend):
     @property
     def state(self) -> SpoolState:
         """Where writes go now: the connection's state, and whether all that was kept is done."""
-        if self.link.state is LinkState.READY:
+        if self.link.state is LinkState.READY and not self.link.is_leaving:
             return "replaying" if self._is_behind else "direct"
         return "closed" if self.link.state is LinkState.CLOSED else "spooling"
 
@@ -241,7 +241,7 @@ class SpoolingBackend(RemoteBackend):
 
     async def statistics(self) -> NodeStatistics:
         """As `Node.statistics`."""
-        told: NodeStatistics = await super().statistics()
+        told: NodeStatistics = await self.link.call_of("statistics")
         return replace(told, spool=self.spool)
 
     # --- keeping --------------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ class SpoolingBackend(RemoteBackend):
 
     def _on_state(self, state: LinkState) -> None:
         """Follow the connection."""
-        if state is not LinkState.READY:
+        if state is not LinkState.READY or self.link.is_leaving:
             self._is_behind = True
             self._direct.hand_over(self._spooling)  # what was not sent need not wait for answers to what was
         self._moved.wake()

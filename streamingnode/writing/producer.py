@@ -141,7 +141,7 @@ class Producer:
     def _run(
         self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None
     ) -> Awaitable[WriteResult]:
-        group, last = write.at_once(rows, self._writes.limits.group_bytes_max), list[AppendGroup]()
+        group, last = write.at_once(rows, self._writes.group_bytes_max), list[AppendGroup]()
         place = self._place(sequence, waits=group is None)
         if group is not None and timeout is None:
             return self._append(place, group)
@@ -154,7 +154,7 @@ class Producer:
             if group is not None:
                 return await append(group)
             batches = await write.check(rows)
-            slices = write.slices(batches, self._writes.limits.group_bytes_max)
+            slices = write.slices(batches, self._writes.group_bytes_max)
             if len(slices) == 1:
                 return await append(write.group(write.pieces(slices[0])))
             async with Transaction(self._writes, append_commit=append) as txn:
@@ -174,6 +174,6 @@ class Producer:
         group.producer, group.place = place.stamp, place
         number = await self._outstanding.enter()
         try:
-            return await self._writes.append(group)
+            return await self._backend.append(group)
         finally:
             self._outstanding.leave(number)

@@ -63,16 +63,16 @@ class Transaction:
         self, writes: Writes, *, keepalive_s: float | None = None, append_commit: Append | None = None
     ) -> None:
         self._writes = writes
-        self._memory = writes.pending.transactions
-        self._bodies_bytes_max = writes.limits.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        self._bodies_max = writes.limits.group_messages_max - 2  # its begin and its commit
-        self._append_commit = append_commit or writes.append
+        self._memory = writes.backend.pending.transactions
+        self._bodies_bytes_max = writes.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
+        self._bodies_max = writes.backend.config.wal.group_messages_max - 2  # its begin and its commit
+        self._append_commit = append_commit or writes.backend.append
         self._state = TransactionState.OPEN
         self._pieces: list[Piece] = []
         self._messages = 0
         self._bodies_bytes = 0
         """What they hold of the node's memory."""
-        self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.txn_age_s_max)
+        self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.backend.config.txn.age_s_max)
         self._txn_id = 0
         """The session's, once bodies are streamed."""
         self._sending = asyncio.Lock()
@@ -216,7 +216,7 @@ class Transaction:
             self._check_in(TransactionState.OPEN)
             try:
                 if not self._txn_id:
-                    self._txn_id = (await self._writes.append(begin_group(self._keepalive_ms))).txn_id
+                    self._txn_id = (await self._writes.backend.append(begin_group(self._keepalive_ms))).txn_id
                 if self._state is TransactionState.OPEN:  # it may have been ended by another task meanwhile
                     await self._send_bodies()
             except BaseException:
@@ -228,10 +228,10 @@ class Transaction:
         pieces = self._pieces
         if pieces:
             self._drop_bodies()  # they count as the session's from its append on
-            bytes_max = self._writes.limits.group_bytes_max
+            bytes_max = self._writes.group_bytes_max
             bodies = messages_of(pieces, self._txn_id, together_bytes=bytes_max // 2)
             for messages in messages_within(bodies, bytes_max):
-                await self._writes.append(AppendGroup(messages))
+                await self._writes.backend.append(AppendGroup(messages))
 
     def _drop_bodies(self) -> None:
         size_bytes, self._pieces, self._bodies_bytes, self._messages = self._bodies_bytes, [], 0, 0
@@ -245,19 +245,19 @@ class Transaction:
             size_bytes = self._bodies_bytes + TRANSACTION_OVERHEAD_BYTES
             self._last = AppendGroup(pieces=self._pieces, is_transaction=True, rows_bytes=size_bytes)
         else:
-            return nothing_at(await self._writes.consistent_tick())
+            return nothing_at(await self._writes.backend.consistent_tick())
         result = await self._append_commit(self._last)
         # An earlier try of the same write may be in the log; this one may not be in it, too, then.
         if self._txn_id and result.txn_id != self._txn_id:
             with suppress(StreamingNodeError):
-                await self._writes.append(rollback_group(self._txn_id, "its write is in the log already"))
+                await self._writes.backend.append(rollback_group(self._txn_id, "its write is in the log already"))
         return result
 
     async def _end_session(self, reason: str) -> None:
         """Give its session up, now and not when it expires: others wait for room."""
         async with self._sending:  # another task's begin may be on its way
             if self._txn_id:
-                await self._writes.append(rollback_group(self._txn_id, reason))
+                await self._writes.backend.append(rollback_group(self._txn_id, reason))
 
     def _check_in(self, *states: TransactionState) -> None:
         if self._state not in states:

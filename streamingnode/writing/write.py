@@ -23,16 +23,15 @@ from msgspec.structs import replace
 
 from interceptors.errors import InvalidTransactionState
 from interceptors.shard.catalog import CollectionInfo
+from streamingnode.backend import Backend
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
 from streamingnode.writing.target import PLAIN_ROWS_MAX, BatchTarget, Kind, WriteTarget, batch_bytes, messages_of
-from wal.adaptor import WalLimits
-from wal.append import Append, AppendGroup, AppendResult
+from wal.append import AppendGroup, AppendResult
 from wal.errors import Indeterminate, InvalidArgument, Overloaded, StreamingNodeError, TooLarge, shown
 from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
-from wal.queue import PendingBytes
 from wal.rows import Piece
 from wal.timetick import TICK_MAX
 
@@ -193,16 +192,12 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
     return [batch for batch in rows.filter(pa.array(keep)).to_batches() if batch.num_rows]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Writes:
-    """What all writes of a node share: its log, their bounds, and the collections written lately. On the event loop."""
+    """What all writes of a node share: what they go to, and the collections written lately. On the event loop."""
 
-    append: Append
-    consistent_tick: Callable[[], Awaitable[int]]
+    backend: Backend
     find: Callable[[str], CollectionInfo]
-    limits: WalLimits
-    pending: PendingBytes
-    txn_age_s_max: float
     _targets: dict[str, WriteTarget] = field(default_factory=dict)
     """By collection."""
     _in_parts: dict[int, int] = field(default_factory=dict)
@@ -212,7 +207,7 @@ class Writes:
         """Append a begin, a rollback or a commit, this one unless its transaction has a part of a write."""
         message = group.messages[0]
         with self.counted(message.txn_id if message.type is MessageType.COMMIT_TXN else NO_TXN, -1):
-            return await self.append(group)
+            return await self.backend.append(group)
 
     @contextmanager
     def counted(self, txn_id: int, step: int, is_whole: Callable[[], bool] = lambda: True) -> Iterator[None]:
@@ -235,6 +230,11 @@ class Writes:
             if is_whole() and (count := self._in_parts.pop(txn_id, step) - step):
                 self._in_parts[txn_id] = count
 
+    @property
+    def group_bytes_max(self) -> int:
+        """How large a group may be; a node that was opened again may have another bound."""
+        return self.backend.config.wal.group_bytes_max
+
     def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
         """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
         info = self.find(collection)
@@ -249,25 +249,25 @@ class Writes:
 
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
     """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
-    group = write.at_once(rows, writes.limits.group_bytes_max)
+    group = write.at_once(rows, writes.group_bytes_max)
     if group is not None:
         if timeout is None:
-            return writes.append(group)
-        return within(timeout, partial(writes.append, group), f"the {write.kind}", begun=lambda: group.begun)
+            return writes.backend.append(group)
+        return within(timeout, partial(writes.backend.append, group), f"the {write.kind}", begun=lambda: group.begun)
     results: list[WriteResult] = []
     last: list[AppendGroup] = []
 
     async def run() -> WriteResult:
         batches = await write.check(rows)
         if not batches:
-            return nothing_at(await writes.consistent_tick())
-        slices = write.slices(batches, writes.limits.group_bytes_max)
+            return nothing_at(await writes.backend.consistent_tick())
+        slices = write.slices(batches, writes.group_bytes_max)
         txn_id = write.txn_id if len(slices) > 1 else NO_TXN
         with writes.counted(txn_id, 1, lambda: len(results) == len(slices) or not begun()):
             for batch in slices:
                 last[:] = [write.group(write.pieces(batch))]
                 try:
-                    results.append(await writes.append(last[0]))
+                    results.append(await writes.backend.append(last[0]))
                 except StreamingNodeError as error:
                     if not results or error.retryable == "indeterminate":
                         raise

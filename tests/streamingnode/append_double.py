@@ -3,12 +3,15 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
 from interceptors.errors import CollectionNotFound
 from interceptors.shard.catalog import CollectionInfo, PartitionInfo
+from streamingnode.backend import Backend
+from streamingnode.config import NodeConfig
 from streamingnode.schema import encode_schema
 from streamingnode.writing.target import WriteTarget
 from streamingnode.writing.write import Writes
@@ -42,6 +45,7 @@ class AppendDouble:
         self._arrived = asyncio.Event()
         self._gate = asyncio.Event()
         self._gate.set()
+        self.config, self.pending = NodeConfig(), PendingBytes(1 << 30)
 
     async def append(self, group: AppendGroup) -> AppendResult:
         error = self.error or self.refuse(group)
@@ -181,14 +185,9 @@ def writes_on(
             raise CollectionNotFound(name)
         return known[name]
 
-    return Writes(
-        append=log.append,
-        consistent_tick=log.consistent_tick,
-        find=find,
-        limits=WalLimits(group_bytes_max=group_bytes_max, group_messages_max=group_messages_max),
-        pending=pending or PendingBytes(1 << 30),
-        txn_age_s_max=600,
-    )
+    limits = WalLimits(group_bytes_max=group_bytes_max, group_messages_max=group_messages_max)
+    log.config, log.pending = NodeConfig(wal=limits), pending or PendingBytes(1 << 30)
+    return Writes(cast(Backend, log), find)
 
 
 def types_of(group: AppendGroup) -> Sequence[str]:

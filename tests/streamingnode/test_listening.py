@@ -11,8 +11,12 @@ import anyio
 import pytest
 
 import streamingnode as sn
+from streamingnode.errors import InvalidArgument
+from streamingnode.listening import Listener
 from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
+from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, rows
+from wal.errors import OnShutdown
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -115,3 +119,35 @@ async def test_opening_that_is_cancelled_as_it_begins_to_listen_leaves_nobody_li
         await opening
     assert not [each for each in listening if each.sockets]
     assert not (tmp_path / SOCKET_NAME).exists()
+
+
+async def test_a_client_finds_its_node_and_token_again_after_its_program_changed_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("a token that nobody asks for")
+    monkeypatch.chdir(tmp_path)
+    async with sn.open_node("data") as node:
+        async with sn.connect("unix:data/node.sock", token_file="token", give_up_s=1) as client:
+            (tmp_path / "elsewhere").mkdir()
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            listener = parts_of(node).listener
+            assert isinstance(listener, Listener)
+            (session,) = listener.server.sessions
+            session.connection.abort(OnShutdown("the network"))
+            await client.consistent_tick()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"tcp://{'a' * 64}:1",
+        "tcp://a..b:1",
+        "tcp://me:secret@host:1",
+        "tcp://host:1/data",
+        "tcp://host:1#x",
+        "unix:\0x",
+    ],
+)
+def test_what_is_no_address_or_more_than_one_is_refused_before_anything_is_asked(url: str) -> None:
+    with pytest.raises(InvalidArgument, match="no address"):
+        sn.connect(url)

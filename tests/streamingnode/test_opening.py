@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import ssl
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -238,6 +239,11 @@ def test_ready_made_config_does_not_mix_with_settings() -> None:
 def test_what_a_node_would_not_take_as_a_client_is_refused_before_it_is_asked(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match="is no text of up to"):
         sn.connect("unix:node.sock", **wrong)
+
+
+def test_a_tls_context_for_an_address_that_speaks_none_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="in the clear"):
+        sn.connect("tcp://127.0.0.1:1", tls=ssl.create_default_context())
 
 
 def test_importing_prints_nothing_and_loads_no_arrow_and_no_database() -> None:

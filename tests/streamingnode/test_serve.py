@@ -17,6 +17,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.care.inspect import check_free, holder
 from streamingnode.cli import main
+from streamingnode.cli.command import reached
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.opening import OpenNode, handed_over, open_briefly
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
@@ -354,3 +355,12 @@ async def test_opening_asks_every_command_that_has_the_directory_once(
     monkeypatch.setattr("streamingnode.opening._ask_for", ask)
     assert await handed_over(tmp_path, opening) == "open"
     assert asked == [f"unix:{tmp_path}/node.sock"] * 2
+
+
+async def test_a_command_waits_for_a_service_that_is_opening(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path):
+        pass
+    lock = DirectoryLock(tmp_path)
+    asyncio.get_running_loop().call_later(0.2, lock.release)
+    async with reached(tmp_path) as node:
+        assert node.path == str(tmp_path)

@@ -22,6 +22,7 @@ from spark_sink.cut_request import AnsweredCut
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.opening import OpenNode, open_node
+from wal.files import LOCK_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,6 +244,7 @@ def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers
         assert owner.stdout is not None
         try:
             assert owner.stdout.readline() == "open\n"
+            os.utime(data / LOCK_NAME, (0, 0))  # long ago: it is not just opening
             for refused in (run("flush", data), run("tail", data, "orders"), run("ls", data)):
                 assert refused.code == 4
                 assert f"process {owner.pid}, which takes no clients — try again" in refused.err

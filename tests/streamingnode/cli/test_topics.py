@@ -1,5 +1,6 @@
 """`topic`, `group` and `channel`, in a closed node's directory and beside a process that has it open."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ import pytest
 
 import streamingnode as sn
 from wal.errors import AlreadyOwned, InvalidArgument, TopicNotFound
+from wal.files import LOCK_NAME
 
 if TYPE_CHECKING:
     from tests.streamingnode.cli.conftest import Printed
@@ -104,6 +106,7 @@ def test_beside_a_node_that_takes_no_clients_the_verbs_end_with_the_exit_code_fo
     data: Path, ids: range, run: "Run"
 ) -> None:
     with sn.sync.open_node(data, **listening(False)):
+        os.utime(data / LOCK_NAME, (0, 0))  # long ago: it is not just opening
         assert run("topic", "ls", data).code == AlreadyOwned.exit_code
 
 

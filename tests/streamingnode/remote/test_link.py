@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from streamingnode.backend import Backend
 from streamingnode.errors import (
     Indeterminate,
     PartitionNotFound,
@@ -322,7 +323,7 @@ async def test_a_node_that_leaves_answers_what_it_has_and_its_client_begins_noth
         begun = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(200)]
         await until(lambda: served.proxy.passed[Way.TO_NODE] > 1_000)
         draining = asyncio.ensure_future(served.server.drain(30))
-        await until(lambda: link_of(client)._is_leaving)
+        await until(lambda: link_of(client).is_leaving)
         late = asyncio.ensure_future(client.insert("c", rows(1_000)))
         await draining
         assert not any(session.is_busy for session in served.server.sessions)
@@ -454,3 +455,23 @@ def test_an_error_of_a_class_that_is_not_known_says_whether_to_try_again() -> No
 def test_each_state_of_a_link_can_be_left_but_the_last() -> None:
     assert {state for state, after in link_module.TRANSITIONS.items() if not after} == {LinkState.CLOSED}
     assert set(link_module.TRANSITIONS) == set(LinkState)
+
+
+async def test_a_client_keeps_to_the_bounds_of_a_node_that_was_opened_again_with_smaller_ones(tmp_path: Path) -> None:
+    async with node_behind_proxy(tmp_path) as served, served.client() as client:
+        proxy = served.proxy
+        assert len((await client.insert("c", rows(*range(50), item="x" * 1000))).groups) == 0
+        small: dict[str, Any] = {"wal.group_bytes_max": 16 << 10}
+        await served.server.close()
+        await served.owner.aclose()
+        async with sn.open_node(tmp_path, **SETTINGS | small) as owner, serving(owner, proxy=proxy):
+            await client.consistent_tick()
+            assert client.config.wal.group_bytes_max == 16 << 10
+            assert len((await client.insert("c", rows(*range(100, 150), item="x" * 1000))).groups) > 2
+            assert len(await contents(owner)) == 100
+
+
+async def test_a_client_has_everything_that_a_node_asks_of_what_it_works_with() -> None:
+    asked = [name for name in vars(Backend).keys() | Backend.__annotations__.keys() if not name.startswith("_")]
+    async with node_behind_proxy() as served, served.client() as client:
+        assert [name for name in asked if not hasattr(client._backend, name)] == []

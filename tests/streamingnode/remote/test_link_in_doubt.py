@@ -9,6 +9,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.errors import (
+    CollectionNotFound,
     DeadlineExceeded,
     Indeterminate,
     OnShutdown,
@@ -310,3 +311,35 @@ async def test_a_transaction_whose_begin_is_cut_off_is_not_left_open(
         await until(lambda: not txns.sessions)
         await txn.rollback()
         assert (await contents(served.owner)).keys() == {100, 101}
+
+
+async def test_a_sequence_that_was_given_is_not_drawn_for_another_write_when_its_second_try_is_refused() -> None:
+    async with node_behind_proxy() as served, served.client() as client:
+        await served.owner.create_collection("other", SCHEMA, primary_key="id")
+        await client.consistent_tick()
+        producer = await client.producer("p")
+        served.proxy.on_frame = kinds(FrameKind.RESULTS, FrameKind.CATALOG)
+        first = asyncio.ensure_future(producer.insert("c", rows(1), sequence=5))
+        await reached(served.owner, 1)
+        first.cancel()
+        await asyncio.wait([first])
+        await served.owner.drop_collection("other")
+        served.proxy.on_frame = kinds(FrameKind.CATALOG)
+        with pytest.raises(CollectionNotFound):
+            await producer.insert("other", rows(1), sequence=5)
+        await producer.insert("c", rows(2))
+        assert sorted(await keys_in_log(served.owner)) == [1, 2]
+
+
+async def test_a_call_that_ends_each_connection_it_goes_over_is_given_up_and_others_go_on() -> None:
+    async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
+
+        def passes(passing: Passing) -> bool:
+            if ends := passing.kind == FrameKind.CALL and b"statistics" in passing.data:
+                served.proxy.cut()
+            return not ends
+
+        served.proxy.on_frame = passes
+        with pytest.raises(Indeterminate, match="before statistics was answered"):
+            await client.statistics()
+        await client.insert("c", rows(1))

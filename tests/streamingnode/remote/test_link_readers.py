@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import streamingnode as sn
+from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import ScanBatch
 from streamingnode.embedded import EmbeddedReading
 from streamingnode.errors import (
@@ -153,6 +154,29 @@ async def test_a_named_reader_goes_on_at_once_although_the_node_has_not_heard_of
             served.proxy.cut_clients()
             await served.owner.insert("c", rows(2))
             assert (await anext(messages)).num_rows == 1
+
+
+async def test_a_named_reader_whose_opening_the_node_is_at_when_it_is_cut_opens_over_the_next_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opening, scan, may_end = list[EmbeddedReading](), EmbeddedReading._scan, asyncio.Event()
+
+    async def scan_slowly(reading: EmbeddedReading, start: DeliverPolicy | StartingPoint) -> None:
+        opening.append(reading)
+        if len(opening) == 1:
+            await may_end.wait()
+        await scan(reading, start)
+
+    monkeypatch.setattr(EmbeddedReading, "_scan", scan_slowly)
+    async with node_behind_proxy() as served, served.client() as client:
+        messages = client.read("c", name="billing")
+        entering = asyncio.ensure_future(messages.__aenter__())
+        await until(lambda: opening)
+        served.proxy.cut_clients()
+        async with asyncio.timeout(SOON_S):
+            await entering
+            assert (await anext(messages)).type is sn.MessageType.CREATE_COLLECTION
+        await messages.close()
 
 
 async def test_a_reader_that_is_closed_while_it_opens_again_leaves_no_stream() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -215,3 +216,9 @@ async def test_directory_where_no_socket_can_be_made_is_not_shared_and_commands_
 def test_sharing_needs_a_directory_and_takes_no_observer(tmp_path: Path, options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument, match="share=True"):
         sn.open_node(**{"path": tmp_path, "share": True, **options})  # type: ignore[arg-type]
+
+
+async def test_a_group_larger_than_a_frame_is_the_same_setting_for_every_opener(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"wal.group_bytes_max": 64 << 20}
+    async with sn.open_node(tmp_path / "data", share=True, **settings) as node:
+        assert node.path == str(tmp_path / "data")

@@ -8,6 +8,7 @@ import pytest
 
 import streamingnode as sn
 from streamingnode.errors import OnShutdown, Unreachable
+from streamingnode.remote.client import COMPANY_MIN
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
     contents,
@@ -183,19 +184,19 @@ async def test_writes_that_wait_behind_those_in_doubt_are_kept_at_once(tmp_path:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         served.proxy.stop(Way.TO_NODE)
         sent = []
-        for key in range(3):
-            sent.append(asyncio.ensure_future(client.insert("c", rows(key))))
+        for keys in (range(1), range(1, 1 + COMPANY_MIN)):  # a frame each
+            sent += [asyncio.ensure_future(client.insert("c", rows(key))) for key in keys]
             for _ in range(5):
                 await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(10, 30)]
+        waiting = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(30, 50)]
         await asyncio.sleep(0)
         await lose(client, served.proxy)
         assert all(result.spooled for result in await asyncio.gather(*waiting))
-        assert not sent[0].done()
+        assert not any(each.done() for each in sent)
         served.proxy.go_on()
         await come_back(client, served.proxy)
         await asyncio.gather(*sent)
-        assert sorted(await keys_in_log(served.owner)) == [0, 1, 2, *range(10, 30)]
+        assert sorted(await keys_in_log(served.owner)) == [*range(1 + COMPANY_MIN), *range(30, 50)]
 
 
 async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss_is_answered(tmp_path: Path) -> None:
@@ -259,3 +260,38 @@ async def test_a_client_that_is_closed_in_the_middle_of_a_replay_tells_who_waits
         async with served.client(spool=tmp_path / "spool") as client:
             await in_state(client, "direct")
             assert await keys_in_log(served.owner) == list(range(10))
+
+
+async def test_few_writes_wait_for_the_answer_to_those_before_them_as_without_a_spool(tmp_path: Path) -> None:
+    frames = list[Passing]()
+
+    def note(passing: Passing) -> bool:
+        frames.extend([passing] if passing.kind == FrameKind.WRITES else ())
+        return True
+
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        served.proxy.on_frame = note
+        served.proxy.stop(Way.TO_CLIENT)
+        written = []
+        for key in range(COMPANY_MIN - 1):
+            written.append(asyncio.ensure_future(client.upsert("c", rows(key))))
+            await until(lambda: frames)
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await some_rows(served.owner)
+        served.proxy.go_on()
+        await asyncio.gather(*written)
+        assert len(frames) == 2
+
+
+async def test_what_is_written_while_the_node_is_leaving_is_kept_at_once(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool", give_up_s=300) as client:
+        (session,) = served.server.sessions
+        session.connection.send(FrameKind.LEAVING)
+        await in_state(client, "spooling")
+        writing = asyncio.ensure_future(client.insert("c", rows(1)))
+        served.proxy.is_refusing = True
+        served.proxy.cut()
+        assert (await writing).spooled
+        await come_back(client, served.proxy)
+        assert await keys_in_log(served.owner) == [1]

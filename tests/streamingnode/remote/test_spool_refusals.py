@@ -27,6 +27,7 @@ from streamingnode.remote.writes import WireGroup, WireTarget, WireWrites
 from tests.failing_disk import FailingDisk, Fault
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
+    contents,
     keys_in_log,
     node_behind_proxy,
     rows,
@@ -215,7 +216,20 @@ async def test_a_directory_is_of_one_connection_and_of_one_node(tmp_path: Path) 
         with pytest.raises(InvalidArgument, match="is node"):
             await sn.connect(other.proxy.url, spool=tmp_path / "spool")
     with pytest.raises(InvalidArgument, match="spool_bytes_max"):
-        sn.connect("unix:x", spool=tmp_path / "spool", spool_bytes_max=10)
+        sn.connect(f"unix:{tmp_path}/x", spool=tmp_path / "spool", spool_bytes_max=10)
+
+
+async def test_a_node_that_takes_no_more_connections_is_away_for_a_spool_that_knows_it(tmp_path: Path) -> None:
+    async with node_behind_proxy(connections_max=7) as served:  # of which one address may have one
+        async with served.client(spool=tmp_path / "spool"):
+            pass
+        await until(lambda: not served.server.sessions)
+        async with served.client(), served.client(spool=tmp_path / "spool") as client:
+            assert (await client.insert("c", rows(1))).spooled
+        await until(lambda: not served.server.sessions)
+        async with served.client(spool=tmp_path / "spool") as client:
+            await in_state(client, "direct")
+            assert await contents(served.owner) == {1: "tea 1"}
 
 
 async def test_a_damaged_spool_is_refused(tmp_path: Path) -> None:
