@@ -26,6 +26,8 @@ MINUTES ?= 10
 UV_VERSION = 0.13.8
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Test processes, and the many that they start, do not compile the same files again, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE =
 
 VENV = .venv
 IN = $(VENV)/bin

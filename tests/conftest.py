@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 LACKING = "Skipped: needs "  # how a skip for want of something starts: `pytest.skip("needs two disks")`
 
+SPARK_SETTINGS = ROOT / "tests" / "spark_sink"  # its spark-defaults.conf
+os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_SETTINGS))
+
 ENDED_AFTER = 0.8  # of the time after which pytest-timeout ends a test
 
 # Deadlines are off: a shared machine stalls for longer than any property takes.
@@ -53,7 +56,7 @@ def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
     if node.get_closest_marker("anyio") is None or node.get_closest_marker("may_block") is not None:
         yield
         return
-    detector = BlockBuster(scanned_modules=_our_packages())
+    detector = _detector()
     detector.activate()
     try:
         yield
@@ -117,6 +120,11 @@ def _fail_if_lacking(report: pytest.TestReport | pytest.CollectReport) -> None:
         if reason.startswith(LACKING):
             report.outcome = "failed"
             report.longrepr = f"{path}:{line}: {reason} - CI provides everything, so this may not be skipped here"
+
+
+@functools.cache
+def _detector() -> BlockBuster:
+    return BlockBuster(scanned_modules=_our_packages())
 
 
 def _our_packages() -> list[ModuleType]:

@@ -320,7 +320,7 @@ async def test_node_cancelled_while_it_opens_or_closes_lets_go_of_its_directory(
             begin=leaving if stage == "closing" else None,
         )
         assert asyncio.all_tasks() == before, "a task outlived its node"
-        turns = 1 + int(turns * 1.3)
+        turns = 1 + int(turns * 1.5)
     await use_once(tmp_path, leaving=asyncio.Event())
 
 

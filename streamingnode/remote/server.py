@@ -60,9 +60,8 @@ HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
 LOOK_PAUSE_S = 0.02
 """Between two looks for collections that clients are to hear of, or whether they still wait for answers."""
-SILENT_S_MAX = 60.0
-"""A client says something every few seconds; one that does not is gone."""
-SILENCE_LOOK_S = 5.0  # between two looks for them
+SILENT_S_MAX, SILENCE_LOOK_S = 60.0, 5.0
+"""A client says something every few seconds; one that does not is gone, and looked for now and then."""
 
 
 class Stream(msgspec.Struct, eq=False):

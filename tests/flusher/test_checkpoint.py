@@ -96,7 +96,7 @@ def test_history_always_knows_the_bound_to_within_two_steps(gaps_ms: list[int]) 
 
 def test_history_stays_bounded_when_cuts_are_made_all_the_time() -> None:
     history: tuple[CutPosition, ...] = ()
-    for number in range(40_000):
+    for number in range(12_000):  # a day is 8,640
         now_ms = 1_000_000_000_000 + number * 10_000
         step = CutPosition(compose_tick(now_ms), number, now_ms)
         history = extend_history(history, step, now_ms=now_ms, retention_ms=DAY_MS)

@@ -106,7 +106,7 @@ async def write_all(log: StampedLog, tables: Sequence[Table], steps: Sequence[St
     log.cut()
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 3)
 @given(steps=STEPS, rng=st.integers(0, 1 << 32).map(random.Random), case=st.sampled_from(list(OPTIONS)))
 def test_packed_writes_leave_the_rows_ticks_and_offsets_of_writes_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], rng: random.Random, case: str

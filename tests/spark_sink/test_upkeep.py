@@ -89,8 +89,9 @@ def test_small_files_of_each_partition_become_one() -> None:
     assert [{file.partition for file in group} for group in small_files(of_two)] == [{"_default"}, {"eu"}]
 
 
-def test_files_stay_few_and_rows_are_copied_few_times_over_a_day_of_cuts() -> None:
-    sizes, copied, cuts, most = list[int](), 0, 43_200, 0
+@pytest.mark.parametrize("cuts", [4_320, pytest.param(43_200, marks=pytest.mark.long)])
+def test_files_stay_few_and_rows_are_copied_few_times_over_a_day_of_cuts(cuts: int) -> None:
+    sizes, copied, most = list[int](), 0, 0
     for _ in range(cuts):
         sizes.append(1000)
         most = max(most, len(sizes))

@@ -10,7 +10,7 @@ import pytest
 from tests.streamingnode.sample_node import Sample, copy_of, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
-OPENERS = 4
+OPENERS = 3
 
 _OPEN = """
 import sys, anyio

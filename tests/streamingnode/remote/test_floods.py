@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -22,15 +23,16 @@ from wal.frames import PREFACE
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SERVER = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 import streamingnode.remote.server as server
 from streamingnode.opening import run_async
 from streamingnode.remote.auth import Endpoint
 from streamingnode.serve import serve_node
 
-directory, url, loop, hello_s = sys.argv[1:]
-server.HELLO_S_MAX = server.SILENCE_LOOK_S = float(hello_s)
+directory, url, loop = sys.argv[1:]
+server.HELLO_S_MAX, server.SILENCE_LOOK_S = 600, 0.2
+signal.signal(signal.SIGUSR1, lambda *_: setattr(server, "HELLO_S_MAX", 1))
 endpoint = Endpoint.of(url, tokens=None, tls=None, client_ca=False)
 serve = lambda: serve_node(Path(directory), [endpoint], None, {}, lambda addresses: print(*addresses, flush=True))
 run_async(serve) if loop == "uvloop" else asyncio.run(serve())
@@ -41,13 +43,14 @@ SLOW = 1_000
 
 
 @contextmanager
-def served(
-    directory: Path, loop: str = "uvloop", hello_s: float = 10.0
-) -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """Serve a node; yield its process, whose errors are in `errors` beside the directory, and its port."""
+def served(directory: Path, loop: str = "uvloop") -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """Serve a node; yield its process, whose errors are in `errors` beside the directory, and its port.
+
+    It waits for a hello as long as it takes, and no longer once it gets SIGUSR1.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", SERVER, str(directory), f"tcp://127.0.0.1:{port}", loop, str(hello_s)]
+    command = [sys.executable, "-c", SERVER, str(directory), f"tcp://127.0.0.1:{port}", loop]
     with (directory.parent / "errors").open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:
@@ -90,13 +93,14 @@ async def test_out_of_descriptors_accepting_pauses_and_nothing_spins(tmp_path: P
 
 async def test_a_thousand_connections_that_say_a_byte_now_and_then_hold_up_nobody_and_are_ended(tmp_path: Path) -> None:
     said = PREFACE + hello()[:-1] * 1_000
-    with served(tmp_path / "data", hello_s=2.0) as (process, port):
+    with served(tmp_path / "data") as (process, port):
         async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
             await client.create_collection("c", SCHEMA, primary_key="id")
             before, key = descriptors(process), 0
             slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(SLOW)]
             await until(lambda: descriptors(process) >= before + SLOW)
             ends = [asyncio.ensure_future(reader.read()) for reader, _ in slow]
+            asyncio.get_running_loop().call_later(1, process.send_signal, signal.SIGUSR1)
             while not all(end.done() for end in ends):
                 for end, (_, writer) in zip(ends, slow, strict=True):
                     if not end.done():
