@@ -195,9 +195,8 @@ def connect(
             raise InvalidArgument(f"the {what} is no text of up to {TEXT_MAX} characters — pass a shorter str")
     if token is not None and token_file is not None:
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
-    file = None if token_file is None else check_path("token file", token_file)
+    file = None if token_file is None else check_path("token file", token_file).absolute()
     options = LinkOptions(name=name, token=token or file or "", tls=tls, give_up_s=give_up_s)
-
     make = None
     if spool is not None:
         directory = check_path("directory", spool).absolute()

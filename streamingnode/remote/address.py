@@ -36,7 +36,7 @@ def parse_address(url: str) -> Address:
     """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises `InvalidArgument`."""
     with suppress(ValueError, TypeError, AttributeError):
         if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")):
-            return Address(path=path)
+            return Address(path=str(Path(path).absolute()))  # a program may change its directory, and connect again
         parts = urlsplit(url)
         if parts.scheme in {"tcp", "tls"} and parts.hostname and parts.port and not parts.query:
             return Address(host=parts.hostname, port=parts.port, tls=parts.scheme == "tls")
