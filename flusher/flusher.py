@@ -313,8 +313,8 @@ class Flusher:
             _log.warning("flush_failed", error=self._last_error, faults=self._faults)
         elif isinstance(error, StreamingNodeError):
             self._failure = error
-            say = _log.error if state is FlusherState.FAILED else _log.info  # a closing node is nothing to worry about
-            say("flusher_stopped", error=self._last_error)
+            if state is FlusherState.FAILED:  # a closing node is nothing to worry about
+                _log.error("flusher_stopped", error=self._last_error)
         self._enter(state)
 
     def _enter(self, state: FlusherState) -> None:

@@ -199,7 +199,6 @@ def connect(
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
     file = None if token_file is None else check_path("token file", token_file).absolute()
     options = LinkOptions(name=name, token=token or file or "", tls=tls, give_up_s=give_up_s)
-
     make = None
     if spool is not None:
         directory = check_path("directory", spool).absolute()

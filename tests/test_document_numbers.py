@@ -1,4 +1,4 @@
-"""Numbers, events, series and exit codes that the documents name are those of the code."""
+"""Numbers, events, statistics, options and exit codes that the documents name are those of the code."""
 
 import ast
 import re
@@ -22,6 +22,8 @@ from streamingnode.bridging import ROWS_BYTES_MAX
 from streamingnode.care.health import Thresholds
 from streamingnode.cli import rows_in
 from streamingnode.cli.jobs import CLOSED_NODE_CUT_S
+from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK
+from streamingnode.cli.program import COMMANDS
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.ownership import ROOT_PACKAGES
 from streamingnode.remote import server
@@ -35,6 +37,7 @@ from streamingnode.serve import COMPONENTS
 from streamingnode.statistics import SLOW_APPEND_S, NodeStatistics
 from streamingnode.streams.stream import PRODUCE_BYTES_MAX
 from streamingnode.writing.producer import NOTE_BYTES_MAX
+from wal.errors import StreamingNodeError
 from wal.files import OWNER_S_MAX
 from wal.frames import FRAME_BYTES_MAX
 from wal.lifecycle import ReopenOptions
@@ -190,3 +193,27 @@ def test_every_field_of_the_statistics_is_on_the_page_and_no_other_is() -> None:
     whole = {"readers", "flusher", "spool", "topics"}  # of topics the text names what there is
     there = {name for name in fields_of(NodeStatistics) if name and not name.startswith("topics.")}
     assert documented == there | whole
+
+
+# --- names --------------------------------------------------------------------------------------------------------------
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHER_PROGRAMS = {"--no-deps", "--workers", "--home-dir", "--now", "--system"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_every_option_and_every_series_that_a_page_names_is_there(path: Path) -> None:
+    text = path.read_text("utf-8")
+    flags = {"--json", "--help", *(name for command in COMMANDS for names, _ in command.arguments for name in names)}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - OTHER_PROGRAMS <= flags
+    series = set(re.findall(r"^\| `(streamingnode_\w+)` \|", page("docs/metrics"), re.MULTILINE))
+    assert set(re.findall(r"\bstreamingnode_[a-z_]+", text)) <= series
+
+
+def test_every_exit_code_is_on_the_page_and_no_other_is() -> None:
+    table = page("docs/operations").partition("## Exit codes")[2]
+    waiting, codes = [StreamingNodeError], {EXIT_OK, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
+    while waiting:
+        codes.add((each := waiting.pop()).exit_code)
+        waiting += each.__subclasses__()
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes

@@ -98,7 +98,7 @@ class AlreadyOwned(StreamingNodeError):
         super().__init__(
             f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
             if own
-            else f"{path} is in use by {holder} — stop that process, or have all of them open it with share=True"
+            else f"{path} is in use by {holder} — stop that process, connect to it, or have all open it with share=True"
         )
 
 

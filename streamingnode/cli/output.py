@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from io import IOBase, TextIOWrapper
 from pathlib import Path
@@ -120,8 +121,9 @@ class Output:
 
     def note(self, text: str) -> None:
         """Tell a person something that is no result, on stderr."""
-        self.stderr.write(f"{escaped(text)}\n")
-        self.stderr.flush()
+        with suppress(OSError):  # where nobody can be told, the exit code still tells how it ended
+            self.stderr.write(f"{escaped(text)}\n")
+            self.stderr.flush()
 
     def error(self, error: StreamingNodeError, *, debug: bool) -> None:
         """Print `code: message — next step` on stderr, and the same as a document with `--json`."""
@@ -142,9 +144,8 @@ class Output:
 
     def hang_up(self) -> None:
         """The reader takes no more: what is still buffered goes nowhere, so that the interpreter's exit is quiet too."""
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, self.stdout.fileno())
-        os.close(devnull)
+        with _nowhere() as nowhere:
+            os.dup2(nowhere.fileno(), self.stdout.fileno())
 
 
 def _nowhere() -> TextIO:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import ssl
 import subprocess
 import sys
@@ -296,3 +297,13 @@ def test_event_loop_that_ends_around_a_node_that_nobody_closed_says_nothing_of_i
         runner.get_loop().set_exception_handler(lambda _loop, context: told.append(context))
         runner.run(forget())
     assert told == []
+
+
+async def test_a_node_that_closes_says_nothing_that_somebody_is_woken_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with sn.open_node(tmp_path / "data") as node:
+        await node.flush()  # it reads on
+    said = {record.getMessage().partition(" ")[0] for record in caplog.records}
+    assert not said & {"event=node_failed", "event=flusher_stopped", "event=log_not_reopened"}

@@ -121,7 +121,7 @@ def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytes
     assert f"{place} holds none yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
 
 
-@pytest.mark.parametrize("name, code", [("caf\u00e9", 0), ("a\udcff", 1)], ids=["UTF-8", "no UTF-8"])
+@pytest.mark.parametrize("name, code", [("\u00e9t\u00e9", 0), ("a\udcff", 1)], ids=["UTF-8", "no UTF-8"])
 def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(data: Path, name: str, code: int) -> None:
     place = data.rename(data.with_name(name))
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -178,6 +178,15 @@ def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None
     assert done.returncode == 1
     assert done.stderr.startswith("STORAGE_FAILED: the output: No space left")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
+def test_an_error_that_cannot_be_told_on_stderr_has_its_exit_code_and_its_document() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "streamingnode", "ls", "absent", "--json"]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["code"] == "INVALID_ARGUMENT"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")

@@ -350,6 +350,18 @@ async def test_a_client_that_stood_still_itself_keeps_its_connection(monkeypatch
         assert served.proxy.connections == 1
 
 
+async def test_a_client_finds_its_node_again_when_its_program_has_changed_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with sn.open_node("data"):
+        client = await sn.connect("unix:data/node.sock")
+    monkeypatch.chdir("/")
+    async with sn.open_node(tmp_path / "data"):
+        assert await client.consistent_tick() > 0
+        await client.aclose()
+
+
 @pytest.mark.parametrize(
     "url", ["http://x:1", "tcp://", "tcp://x", "tcp://x:99999", "unix:", "tls://x:0", "", "tcp://x:1?a=b", "data"]
 )
