@@ -2,6 +2,7 @@
 
 import struct
 from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, count, pairwise
@@ -23,8 +24,8 @@ NAME_BYTES_MAX = 255
 """Of a topic's or a group's name in UTF-8."""
 CACHE_BYTES_MAX = 64 << 20
 """Entries that are kept in memory, of all topics together, as large as they are there: those used last."""
-MESSAGE_OVERHEAD_BYTES = 256
-"""What a message takes in memory beside its bytes."""
+MESSAGE_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES = 256, 512
+"""What a message takes in memory beside its bytes, and an entry beside its messages."""
 
 _UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQ")
 """magic, format, checksum; what that covers: previous checksum, message count, first id. Then come, four bytes each, of each
@@ -96,7 +97,7 @@ def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[bytes],
 def _encoded(properties: Mapping[str, str]) -> bytes:
     try:
         return _encode(msgspec.convert(dict(properties), dict[str, str]))
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
         raise InvalidArgument(f"properties {shown(properties)} are not text — pass names and values as str") from error
 
 
@@ -124,7 +125,7 @@ class TopicEntry:
         self._bodies = bodies
         self.first_position, self.last_position = first_position, first_position + len(bodies) // 2 - 1
         self.crc32c, self.size_bytes = entry_crc32c(data), len(data)
-        self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(bodies) // 2
+        self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(bodies) // 2 + ENTRY_OVERHEAD_BYTES
 
     @cached_property
     def messages(self) -> list[ConsumerMessage]:
@@ -153,9 +154,10 @@ class EntryCache:
     """The entries that were produced or read last, by a topic's log id and any id in them."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[int, int], TopicEntry] = {}
+        self._entries = OrderedDict[tuple[int, int], TopicEntry]()
+        """By log id and last message id. No plain dict: its first key is the slower to find, the more were removed."""
         self._keys: list[tuple[int, int]] = []
-        """Log id and last message id of each, ascending."""
+        """Those of the entries, ascending."""
         self._bytes = 0
 
     def find(self, log_id: int, message_id: int) -> TopicEntry | None:
@@ -163,8 +165,8 @@ class EntryCache:
         at = bisect_left(self._keys, (log_id, message_id))
         if at == len(self._keys) or (key := self._keys[at])[0] != log_id:
             return None
-        entry = self._entries[key] = self._entries.pop(key)  # the last to be forgotten
-        return entry if entry.first_position <= message_id else None
+        self._entries.move_to_end(key)  # the last to be forgotten
+        return entry if (entry := self._entries[key]).first_position <= message_id else None
 
     def messages(self, log_id: int, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
         """Return those of some messages, from a place on, that lie in the entry of the first; none when that is not here."""
@@ -180,7 +182,7 @@ class EntryCache:
             self._entries[key] = entry
             insort(self._keys, key)
             self._bytes += entry.memory_bytes
-            while self._bytes > CACHE_BYTES_MAX and len(self._keys) > 1:  # the newest is wanted
-                oldest = next(iter(self._entries))
-                self._bytes -= self._entries.pop(oldest).memory_bytes
-                del self._keys[bisect_left(self._keys, oldest)]
+            while self._bytes > CACHE_BYTES_MAX and len(self._entries) > 1:  # the newest is wanted
+                key, oldest = self._entries.popitem(last=False)
+                self._bytes -= oldest.memory_bytes
+                del self._keys[bisect_left(self._keys, key)]

@@ -1,6 +1,7 @@
 """Bytes of topic entries: the documented example is what is written, and nothing else is taken for an entry."""
 
 import re
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,19 @@ def test_the_cache_counts_what_messages_take_in_memory_and_keeps_the_newest_entr
     large = TopicEntry([b"", b""], bytes(CACHE_BYTES_MAX + 1), 500_000)
     cache.put(1, large)
     assert [cache.find(1, 500_000), cache.find(1, tiny[-1].first_position)] == [large, None]
+
+
+def test_the_cache_counts_all_that_entries_of_one_small_message_take_in_memory() -> None:
+    cache, count = EntryCache(), 2_000
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for at in range(1 << 40, (1 << 40) + count):
+            bodies = [b"%020d" % at, b""]
+            entry = TopicEntry(bodies, encode_entry(bodies, first_id=at, previous_crc32c=0), at)
+            assert entry.messages
+            cache.put(1, entry)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < cache._bytes
