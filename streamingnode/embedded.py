@@ -1,7 +1,7 @@
 """The parts of a node in its own process, as `Node` and the server use them, and a reader's way through its log."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,8 +16,6 @@ from scanner.named_reader import NamedReader, NamedReaders
 from scanner.scanner import ScanBatch, Scanner
 from streamingnode.backend import ReadRequest
 from streamingnode.care.backup import Upkeep
-from streamingnode.care.findings import Report
-from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import Channel, flush
 from streamingnode.collections import check_name
 from streamingnode.ddl import CatalogChanges
@@ -75,7 +73,8 @@ class EmbeddedBackend(CatalogChanges):
         self.spool: SpoolStatistics | None = None
         self.on_wanted: Callable[[], object] = lambda: None
         """Gives the directory up, where a command has it for long."""
-        self._directory, self._make_topics = path, make_topics
+        self._make_topics, upkeep = make_topics, cache(partial(Upkeep, path, channel, flusher))
+        self.back_up, self.verify = lambda path: upkeep().back_up(path), lambda: upkeep().verify()
 
     @cached_property
     def mq(self) -> MessageQueue | None:
@@ -93,10 +92,6 @@ class EmbeddedBackend(CatalogChanges):
         if self.mq is None:
             raise InvalidArgument("this node has no channels — open one with a directory")
         return ChannelService(self.channel, self.mq)
-
-    @cached_property
-    def _upkeep(self) -> Upkeep:
-        return Upkeep(self._directory, self.channel, self.flusher)
 
     def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool = False) -> Place:
         """Return the place of a producer's write."""
@@ -146,14 +141,6 @@ class EmbeddedBackend(CatalogChanges):
         """As `Node.snapshot`."""
         info = self.catalog.collection_by_name(collection)
         return await take_snapshot(self.channel, self.flusher, info, as_of, select(info, columns, keys))
-
-    async def back_up(self, path: Path) -> BackupRecord:
-        """As `Node.backup`."""
-        return await self._upkeep.back_up(path)
-
-    async def verify(self) -> Report:
-        """As `Node.verify`."""
-        return await self._upkeep.verify()
 
     async def statistics(self) -> NodeStatistics:
         """As `Node.statistics`."""
