@@ -442,3 +442,14 @@ async def test_a_write_that_fails_while_a_node_opens_is_the_disks_and_the_next_o
         any_disk.heal()
         async with opened(tmp_path / str(number)) as node:
             await node.insert("a", [row(1)])
+
+
+async def test_an_opening_that_loses_its_log_does_not_wait_for_it(disk: FailingDisk, tmp_path: Path) -> None:
+    async with opened(tmp_path) as node:
+        await node.insert("a", [row(1)])
+        async with node.read("a", name="gone") as messages:
+            await messages.ack(await anext(messages))
+        await node.drop_collection("a")
+    disk.fail_at(2)  # behind the first tick: forgetting the reader
+    with anyio.fail_after(HANGS_S / 2), pytest.raises(StorageFailed):
+        await sn.open_node(tmp_path, config=load_config(arguments=QUICK))
