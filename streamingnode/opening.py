@@ -22,7 +22,7 @@ from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import SOCKET_NAME, LinkOptions
 from wal.append import AppendObserver
-from wal.errors import AlreadyOwned, InvalidArgument, OnShutdown, StreamingNodeError
+from wal.errors import AlreadyOwned, Indeterminate, InvalidArgument, OnShutdown, StorageFailed, StreamingNodeError
 from wal.files import OWNER_S_MAX, disk_errors_typed
 from wal.runtime import Supervisor, event_log, outlast
 
@@ -265,7 +265,10 @@ class OpenNode:
             # Absolute, because a program may change its directory while the node is open.
             path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
             self._parts.push_async_callback(self._supervisor.stop)
-            node = await self._compose(path, config, self._supervisor, self._parts)
+            try:
+                node = await self._compose(path, config, self._supervisor, self._parts)
+            except Indeterminate as error:  # of what the opening itself wrote, which the next one finds or writes again
+                raise StorageFailed(f"{error.happened} — look after the disk, and open the node again") from error
             if self._supervisor.failure is not None:  # it failed while the rest was opening
                 raise self._supervisor.failure
             self._node = node

@@ -24,7 +24,7 @@ from streamingnode.errors import LogReopening
 from streamingnode.node import Node
 from tests.failing_disk import FailingDisk, Fault
 from tests.parts_of import parts_of
-from wal.errors import ChannelFenced, Corrupt, Indeterminate, StreamingNodeError
+from wal.errors import ChannelFenced, Corrupt, Indeterminate, StorageFailed, StreamingNodeError
 from wal.lifecycle import ReopenOptions
 from wal.rocks.floor import FloorFile
 from wal.rocks.opening import open_owned
@@ -449,3 +449,27 @@ async def error_of(call: Awaitable[object]) -> StreamingNodeError | None:
     except StreamingNodeError as error:
         return error
     return None
+
+
+async def test_a_write_that_fails_while_a_node_opens_is_the_disks_and_the_next_opening_goes_on(
+    any_disk: FailingDisk, tmp_path: Path
+) -> None:
+    for number in (1, 2):  # the log's name, and the first tick
+        any_disk.fail_at(number)
+        with pytest.raises(StorageFailed, match="open the node again"):
+            async with opened(tmp_path / str(number)):
+                pytest.fail("it is not open")
+        any_disk.heal()
+        async with opened(tmp_path / str(number)) as node:
+            await node.insert("a", [row(1)])
+
+
+async def test_an_opening_that_loses_its_log_does_not_wait_for_it(disk: FailingDisk, tmp_path: Path) -> None:
+    async with opened(tmp_path) as node:
+        await node.insert("a", [row(1)])
+        async with node.read("a", name="gone") as messages:
+            await messages.ack(await anext(messages))
+        await node.drop_collection("a")
+    disk.fail_at(2)  # behind the first tick: forgetting the reader
+    with anyio.fail_after(HANGS_S / 2), pytest.raises(StorageFailed):
+        await sn.open_node(tmp_path, config=load_config(arguments=QUICK))

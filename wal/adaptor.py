@@ -320,7 +320,7 @@ class Wal:
         while self._back is not None:
             if self._full is not None and not self._back.done():
                 raise self._full.with_traceback(None)
-            back, wait_s = self._back, self._reopening.wait_s
+            back, wait_s = self._back, self._reopening.wait_s if self._kept else 0  # `keep` brings it back
             done, _ = await asyncio.wait((back,), timeout=wait_s)
             if not done:
                 raise LogReopening(
