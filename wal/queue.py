@@ -1,7 +1,7 @@
 """Room for writes, in a log's queue and in the node's memory, and who waits for what is synced. On the event loop."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from wal.errors import TooLarge
@@ -11,27 +11,32 @@ class Signal:
     """Wakes those who wait at the moment of `wake`, each to look again for what it waits for."""
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting = OrderedDict[asyncio.Future[None], object]()
 
-    async def wait(self) -> None:
-        """Return at the next `wake`."""
-        self._waiting.append(told := asyncio.get_running_loop().create_future())
+    async def wait(self, whose: object = None) -> None:
+        """Return at the next `wake`, or `end` of who waits."""
+        self._waiting[told := asyncio.get_running_loop().create_future()] = whose
         try:
             await told
         except asyncio.CancelledError:
             if not told.cancelled():
                 self.wake(1)  # it was its turn, which is the next one's now
-            elif told in self._waiting:
-                self._waiting.remove(told)
+            self._waiting.pop(told, None)
             raise
 
     def wake(self, count: int | None = None) -> None:
         """End the waits of now, or those of so many, who have waited longest; who comes later waits for the next time."""
         left = len(self._waiting) if count is None else count
         while self._waiting and left:
-            if not (told := self._waiting.popleft()).done():
+            if not (told := self._waiting.popitem(last=False)[0]).done():
                 told.set_result(None)
                 left -= 1
+
+    def end(self, whose: object) -> None:
+        """End the waits of one, and leave others alone."""
+        for told in [told for told, each in self._waiting.items() if each is whose]:
+            self._waiting.move_to_end(told, last=False)
+            self.wake(1)
 
 
 class Budget:

@@ -9,13 +9,14 @@ from streamingnode.cli.command import DRY_RUN, Place, actions, command, operand,
 from streamingnode.cli.data import describe_collection, start_policy
 from streamingnode.cli.output import Output, fields_of, format_bytes, format_count
 from streamingnode.progress import Progress
-from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, Truncated, shown
+from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, shown
+from wal.rocksmq.contract import check_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from streamingnode.schema import AnyField
-    from wal.rocksmq.contract import GroupInfo, TopicInfo
+    from wal.rocksmq.contract import TopicInfo
 
 
 @command(
@@ -229,7 +230,7 @@ async def topic(
     elif (info := found.get(topic)) is None:
         raise TopicNotFound(f"there is no topic {shown(topic)}")
     elif action == "info":
-        groups = [_group_line(name, group) for name, group in sorted(info.groups.items())]
+        groups = [{"group": name, **fields_of(group)} for name, group in sorted(info.groups.items())]
         counts = {name: getattr(info, name) for name in COUNTS}
         output.show(line_of_topic(topic, info) | counts | {"groups": groups})
     else:
@@ -267,13 +268,14 @@ async def group(
     if info is None:
         raise TopicNotFound(f"there is no topic {shown(topic)}")
     if group is None:
-        output.listing("groups", [_group_line(*each) for each in sorted(info.groups.items())], topic=topic)
+        groups = [{"group": name, **fields_of(each)} for name, each in sorted(info.groups.items())]
+        output.listing("groups", groups, topic=topic)
         return
     if group not in info.groups:
         raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
     before = info.groups[group]
     if action == "info":
-        output.show({"topic": topic, **_group_line(group, before)})
+        output.show({"topic": topic, "group": group, **fields_of(before)})
     elif to is not None:
         target = _target(to, info)
         lag = info.end_id + 1 - target
@@ -287,7 +289,7 @@ async def group(
     else:
         if not dry_run:
             await node.mq.destroy_consumer_group(topic, group)
-        told = {"topic": topic, **_group_line(group, before)}
+        told = {"topic": topic, "group": group, **fields_of(before)}
         _print_change(output, "removed", f"group {group} (lag {before.lag})", told, dry_run)
 
 
@@ -369,14 +371,9 @@ def _target(to: str, info: "TopicInfo") -> int:
     if to in {"earliest", "latest"}:
         return info.begin_id if to == "earliest" else info.end_id + 1
     try:
-        target = int(to)
+        return check_place(int(to), (info.begin_id, info.end_id))
     except ValueError:
         raise InvalidArgument(f"{to!r} is no message id — give a number, `earliest` or `latest`") from None
-    if target < info.begin_id:
-        raise Truncated(target, info.begin_id)
-    if target > info.end_id + 1:
-        raise InvalidArgument(f"{target} is yet to come — go to {info.end_id + 1} at most")
-    return target
 
 
 def line_of_topic(name: str, info: "TopicInfo") -> dict[str, object]:
@@ -384,7 +381,3 @@ def line_of_topic(name: str, info: "TopicInfo") -> dict[str, object]:
     told = {key: value for key, value in fields_of(info).items() if key not in {"groups", *COUNTS}}
     lag = {name: group.lag for name, group in sorted(info.groups.items())}
     return {"topic": name, "messages": info.end_id + 1 - info.begin_id, **told, "lag": lag}
-
-
-def _group_line(name: str, info: "GroupInfo") -> dict[str, object]:
-    return {"group": name, "current_id": info.current_id, "lag": info.lag, "held": info.held}

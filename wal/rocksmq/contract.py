@@ -1,17 +1,20 @@
 """What a queue of messages is to its users: `MessageQueue`, its consumers, what it tells of itself, and its options."""
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 import msgspec
 
-from wal.errors import AlreadyExists, OnShutdown
+from wal.errors import AlreadyExists, InvalidArgument, OnShutdown, Truncated, shown
 from wal.position import POSITION_MAX
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
 ACK_TIMEOUT_S = 30.0
 """When what was delivered and not acknowledged comes again, unless the consumer says otherwise; in seconds."""
+CONSUME_BYTES_MAX = 16 << 20
+"""Of one call, which ends with what takes it there."""
 ITERATED_AT_ONCE, ITERATION_WAIT_S = 100, 60.0
 """Messages that an iterating consumer takes together, and how long it waits before it asks again."""
 
@@ -39,6 +42,27 @@ class TopicInfo(msgspec.Struct, frozen=True):
     produced: int = 0
     delivered: int = 0
     acked: int = 0
+
+
+def check_numbers(*, count: int = 1, wait_s: float = 0.0, ack_timeout_s: float | None = None) -> float:
+    """Return how long a consumer may hold messages, infinity for ever. Raises `InvalidArgument`."""
+    lasts_s = math.inf if ack_timeout_s is None else ack_timeout_s
+    seconds_are_numbers = isinstance(wait_s, (int, float)) and isinstance(lasts_s, (int, float))
+    if not isinstance(count, int) or count < 1 or not seconds_are_numbers or not lasts_s > 0:
+        told = f"{count=}, {wait_s=}, {ack_timeout_s=}"
+        raise InvalidArgument(f"{told} — ask for 1 message or more, give seconds, or None to hold for ever")
+    return lasts_s
+
+
+def check_place(message_id: int, kept: tuple[int, int] | None = None) -> int:
+    """Return a message id that a group may go to; `kept` are the first and last of its topic. Raises as `seek` does."""
+    if type(message_id) is not int:
+        raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
+    if kept and message_id < kept[0]:
+        raise Truncated(message_id, kept[0])
+    if kept and message_id > kept[1] + 1:
+        raise InvalidArgument(f"{message_id} is yet to come — go to {kept[1] + 1} at most")
+    return message_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +162,7 @@ class MessageQueue(Protocol):
         """Add messages, all or none, and return their ids, which follow on the last one. Raises `TooLarge`."""
 
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
-        """Return up to `count` messages, up to 16 MiB; waits up to `wait_s` seconds for the first. Cancelling loses none.
+        """Return up to `count` messages, none behind 16 MiB; waits up to `wait_s` seconds for one. Cancelling loses none.
 
         What comes again comes first, the rest in the order of ids. It comes again unless it is acknowledged in time.
         """

@@ -6,9 +6,8 @@ write they are read again, and only what consumers hold is kept.
 """
 
 import asyncio
-import math
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -16,23 +15,14 @@ from time import monotonic
 import msgspec
 
 from wal.codec import entry_crc32c
-from wal.errors import (
-    AlreadyExists,
-    Corrupt,
-    GroupNotFound,
-    InvalidArgument,
-    OnShutdown,
-    StreamingNodeError,
-    TopicNotFound,
-    Truncated,
-    shown,
-)
+from wal.errors import AlreadyExists, Corrupt, GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound, shown
 from wal.queue import Signal
 from wal.rocks.database import Engine
 from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
-from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer, MessageQueue, MqOptions, TopicInfo
+from wal.rocksmq import contract
+from wal.rocksmq.contract import ACK_TIMEOUT_S, CONSUME_BYTES_MAX, Consumer, MessageQueue, MqOptions, TopicInfo
 from wal.rocksmq.messages import (
     PRODUCE_BYTES_MAX,
     ConsumerMessage,
@@ -50,8 +40,6 @@ from wal.timetick import IdAllocator, TickAllocator
 
 _log = event_log(__name__)
 
-CONSUME_BYTES_MAX = 16 << 20
-"""Of one call; at least one message is returned."""
 READ_BYTES = 1 << 20
 """So much is read at once, and checked: what follows is mostly asked for next."""
 SLOW_S = 0.2
@@ -113,14 +101,14 @@ class RocksMQ(MessageQueue):
         """Of each topic and group: who waits for messages looks again; as many as there are for, each wakes the next."""
         self._cache = EntryCache()
         self._next_write: _Write | None = None
-        self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
+        self._loading, self._reading, self._settled = asyncio.Lock(), asyncio.Lock(), asyncio.Event()
         self._openings, self._next_log_id, self._closed = 0, 0, False
-        self._ahead: asyncio.Future[None] | None = None
+        self._ahead: asyncio.Future[bool] | None = None
+        self._settled.set()  # but while a write is under way that removes something: if it fails, that is there still
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
     async def create_topic(self, topic: str) -> None:
-        """See `MessageQueue.create_topic`."""
         check_name("topic", topic)
         with suppress(TopicNotFound):
             await self._find(topic, changes=True)
@@ -133,7 +121,6 @@ class RocksMQ(MessageQueue):
         await write.done(self._topics[topic])  # also of a topic that was there: it may be on its way
 
     async def destroy_topic(self, topic: str) -> None:
-        """See `MessageQueue.destroy_topic`."""
         found = await self._find(topic, changes=True, damaged=True)
         self._flush()  # what was produced before is in the write before
         del self._topics[topic]
@@ -141,52 +128,56 @@ class RocksMQ(MessageQueue):
         write = self._write()
         write.changes |= found.removal() | encode_ids(self._next_log_id, self.ids.alloc_one())
         write.dropped.append(dropped := (entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
-        for group in found.groups:
-            self._signals.pop((topic, group), Signal()).wake()
-        await write.done()
+        await self._removed(write.done(), topic, found.groups)
         with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
             await self._store.engine.compact(*dropped)
 
     async def create_consumer_group(self, topic: str, group: str, *, at: int = 0) -> None:
-        """See `MessageQueue.create_consumer_group`."""
         check_name("group", group)
         found = await self._find(topic, changes=True)
         if group in found.groups:
+            await self._write().done()  # it may be on its way
             raise AlreadyExists(f"topic {topic!r} has a group {group!r} — use it, or another name")
         await self._go_to(at, found, group)
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
-        """See `MessageQueue.destroy_consumer_group`."""
         found = await self._find(topic, group, changes=True)
         del found.groups[group]
-        self._signals.pop((topic, group), Signal()).wake()
-        await self._write().done(found, group)
+        await self._removed(self._write().done(found, group), topic, [group])
+
+    async def _removed(self, done: asyncio.Future[None], topic: str, groups: Iterable[str]) -> None:
+        for group in groups:
+            self._signals.pop((topic, group), Signal()).wake()
+        if (outcome := self._flush()) is not None:
+            self._settled.clear()
+            outcome.add_done_callback(lambda _: self._settled.set())
+        await done
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
-        """See `MessageQueue.exist_consumer_group`."""
         return group in (await self._find(topic)).groups
 
     async def register_consumer(
         self, topic: str, group: str, *, ack_timeout_s: float | None = ACK_TIMEOUT_S
     ) -> Consumer:
-        """See `MessageQueue.register_consumer`."""
         await self._find(topic, group)
-        if ack_timeout_s is not None and not ack_timeout_s > 0:
-            raise InvalidArgument(f"ack_timeout_s={ack_timeout_s!r} — give seconds above 0, or None for never")
-        closed = asyncio.Event()  # is whose a lease is, too
+        closed, lasts_s = (
+            asyncio.Event(),
+            contract.check_numbers(ack_timeout_s=ack_timeout_s),
+        )  # it is whose a lease is, too
 
         async def give_back(ids: Sequence[int] | None) -> None:
             if ids is None:
                 closed.set()
+                if (topic, group) in self._signals:
+                    self._signals[topic, group].end(closed)
             self._give_back(topic, group, ids, closed)
 
-        deliver = partial(self.consume, topic, group, by=(closed, ack_timeout_s or math.inf))
+        deliver = partial(self.consume, topic, group, by=(closed, lasts_s))
         return Consumer(deliver, partial(self.ack, topic, group), give_back)
 
     # --- messages ---------------------------------------------------------------------------------------------------------
 
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
-        """See `MessageQueue.produce`."""
         bodies, size_bytes = bodies_of(messages)
         if (write := self._next_write) is None or not write.room:  # else whoever came first in this turn has asked
             began = monotonic()
@@ -208,90 +199,75 @@ class RocksMQ(MessageQueue):
     async def consume(
         self, topic: str, group: str, count: int, *, wait_s: float = 0.0, by: tuple[asyncio.Event, float] = ANYBODY
     ) -> list[ConsumerMessage]:
-        """See `MessageQueue.consume`."""
-        if not isinstance(count, int) or count < 1:
-            raise InvalidArgument(f"count={count!r} — ask for at least one message")
+        contract.check_numbers(count=count, wait_s=wait_s)
         until, (closed, ack_timeout_s) = monotonic() + wait_s, by
-        while not closed.is_set():
+        while True:
             if self._next_write is None:
                 await self._ready()
+            if closed.is_set():  # while it waited, also for the log: what it took now nobody would give back
+                self._wake(topic, group, 1)  # it may have been its turn
+                return []
             state = (found := self._topic(topic, group)).groups[group]
-            if (now := self._elapsed_ms() / 1000) >= (due := state.due):
-                state.expire(now)
+            now, due = self._elapsed_ms() / 1000, state.due
             lease = closed, now + ack_timeout_s
-            if ids := state.take(lease, count, end_id=found.end_id):
+            if ids := state.take(lease, count, end_id=found.end_id, now=now):
                 if (topic, group) in self._signals and (state.due < due or state.first_open <= found.end_id):
                     # Each has to know until when to wait, or the next one takes what is left.
                     self._signals[topic, group].wake(None if state.due < due else 1)
-                # Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
-                if ids[-1] in found.newest_half and (self._ahead is None or self._ahead.done()):
-                    self._ahead = asyncio.ensure_future(self._read(found, found.newest_half.stop))
-                    self._ahead.add_done_callback(mark_heard)  # who wants it meets it
+                self._read_ahead(found, ids[-1])
                 messages = self._cache.messages(found.log_id, ids)
                 if len(messages) < len(ids):
                     messages = await self._fetch(found, group, lease, ids)
-                found.delivered += len(messages)
-                return messages
-            if not (left := until - monotonic()) > 0:  # or is no number, which no timer takes
-                break
-            left = min(left, max(state.due - now, 0.001), CHECK_S_MAX)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left):  # not `wait_for`: its task would come too late for what happens now
-                    await self._signals[topic, group].wait()
-        return []
+                if messages:  # else retention has come after the group
+                    found.delivered += len(messages)
+                    return messages
+            elif (left := until - monotonic()) > 0:  # not if it is no number, which no timer takes
+                left = min(left, max(state.due - now, 0.001), CHECK_S_MAX)
+                with suppress(TimeoutError):  # not `wait_for`: its task would come too late for what happens now
+                    async with asyncio.timeout(left):
+                        await self._signals[topic, group].wait(closed)
+            else:
+                return []
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
-        """See `MessageQueue.ack`."""
         if self._next_write is None:
             await self._ready(changes=True)
         state = (found := self._topic(topic, group)).groups[group]
         if len(state.held) >= HELD_MAX:  # others may wait until there is room
             self._wake(topic, group, 1)
         found.acked += state.ack(ids, end_id=found.end_id)
-        await (self._next_write or self._write()).done(found, group)
+        if len(ids):
+            await (self._next_write or self._write()).done(found, group)
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
-        """See `MessageQueue.seek`."""
         found = await self._find(topic, group, changes=True)
-        if type(message_id) is int and message_id < found.begin_id:
-            raise Truncated(message_id, found.begin_id)
-        if type(message_id) is int and message_id > found.end_id + 1:
-            raise InvalidArgument(f"{message_id} is yet to come in topic {topic!r} — go to {found.end_id + 1} at most")
-        await self._go_to(message_id, found, group)
+        await self._go_to(contract.check_place(message_id, (found.begin_id, found.end_id)), found, group)
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
-        """See `MessageQueue.force_seek`."""
         found = await self._find(topic, group, changes=True)
         await self._go_to(message_id, found, group)
 
     async def _go_to(self, message_id: int, found: Topic, group: str) -> None:
         """Have a group, which may be new, go on at the nearest message that is kept."""
-        if type(message_id) is not int:
-            raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
-        found.groups[group] = Group(min(max(message_id, found.begin_id), found.end_id + 1))
+        found.groups[group] = Group(min(max(contract.check_place(message_id), found.begin_id), found.end_id + 1))
         self._wake(found.name, group)
         await self._write().done(found, group)
 
     async def get_latest_msg(self, topic: str) -> int:
-        """See `MessageQueue.get_latest_msg`."""
         return found.end_id if (found := await self._find(topic)).end_id >= found.begin_id else -1
 
     async def get_message(self, topic: str, message_id: int) -> ConsumerMessage | None:
-        """See `MessageQueue.get_message`."""
-        found = await self._find(topic)
-        while found.begin_id <= message_id <= found.end_id:
+        while (found := await self._find(topic)).begin_id <= contract.check_place(message_id) <= found.end_id:
             if messages := self._cache.messages(found.log_id, [message_id]):
                 return messages[0]
             await carry_on(self._read(found, message_id))
         return None
 
     async def notify(self, topic: str, group: str) -> None:
-        """See `MessageQueue.notify`."""
         await self._find(topic, group)
         self._wake(topic, group)
 
     async def info(self) -> dict[str, TopicInfo]:
-        """See `MessageQueue.info`."""
         await self._ready()
         return self.statistics()
 
@@ -358,10 +334,11 @@ class RocksMQ(MessageQueue):
 
     async def _ready(self, *, changes: bool = False) -> None:
         """Have the topics of the database that is open, or raise; asked once in a turn: then there is a write of it."""
-        while self._closed or self._openings != self._store.openings or not self._store.taking_writes:
+        store, settled = self._store, self._settled
+        while self._closed or self._openings != store.openings or not store.taking_writes or not settled.is_set():
             if self._closed:
                 raise OnShutdown("the queue is closed")
-            await self._in_term(self._load)
+            await (self._in_term(self._load) if settled.is_set() else settled.wait())
         if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
             self._store.check_admitted(makes_room=True)
 
@@ -382,9 +359,10 @@ class RocksMQ(MessageQueue):
             self._topics, (self._next_log_id, used), self._openings = topics, ids, openings
             self.ids.update_id(max(used, *(topic.end_id for topic in topics.values()), 0))
             for name, topic in topics.items():
-                if name in before and before[name].log_id == topic.log_id:  # else it was made anew
-                    for group in topic.groups.keys() & before[name].groups.keys():
-                        topic.groups[group].take_over(before[name].groups[group], end_id=topic.end_id)
+                if (old := before.get(name)) and old.log_id == topic.log_id:  # else it was made anew
+                    topic.produced, topic.delivered, topic.acked = old.produced, old.delivered, old.acked
+                    for group in topic.groups.keys() & old.groups.keys():
+                        topic.groups[group].take_over(old.groups[group], end_id=topic.end_id)
             for signal in self._signals.values():
                 signal.wake()
 
@@ -395,11 +373,11 @@ class RocksMQ(MessageQueue):
             asyncio.get_running_loop().call_soon(self._flush)
         return write
 
-    def _flush(self) -> None:
+    def _flush(self) -> asyncio.Future[None] | None:
         """Hand what was changed in this turn to the writer thread. Never suspends, so call order is the order on disk."""
         write, self._next_write = self._next_write, None
         if write is None:
-            return
+            return None
         now_ms, stored = self._now_ms(), list[tuple[bytes, bytes]]()
         for topic in write.topics:
             for data, entry in topic.write(page_bytes=self._options.page_bytes, now_ms=now_ms):
@@ -410,8 +388,9 @@ class RocksMQ(MessageQueue):
             outcome = self._store.write_meta(write.changes, entries=stored, dropped=write.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
             write.end(error)
-            return
+            return None
         outcome.add_done_callback(partial(self._landed, write))
+        return outcome
 
     def _landed(self, write: _Write, outcome: asyncio.Future[None]) -> None:
         """The disk has a write: consumers may see it, then who waits for it is told."""
@@ -429,53 +408,61 @@ class RocksMQ(MessageQueue):
 
     async def _fetch(self, found: Topic, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
         """Return the messages that a delivery holds; of more than fits into one answer, the first."""
-        messages, size_bytes, left = list[ConsumerMessage](), 0, ids
+        messages, size_bytes = list[ConsumerMessage](), 0
         try:
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
-                first_id = ids[len(messages)]
-                try:
-                    if not (part := self._cache.messages(found.log_id, ids, len(messages))):
-                        # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
-                        await carry_on(self._read(found, first_id))
-                except Corrupt as error:
-                    now = await self._find(found.name, group)
-                    # What lies before damage is delivered first; or retention has come after the group.
-                    if messages or now.log_id != found.log_id or now.begin_id > first_id:
-                        break
-                    raise Corrupt(f"topic {found.name!r}, read from id {first_id}: {error}") from error
-                messages += part
-                size_bytes += sum(map(size_of, part))
-            left = ids[len(messages) :]
+                if part := self._cache.messages(found.log_id, ids, len(messages)):
+                    messages += part
+                    size_bytes += sum(map(size_of, part))
+                # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
+                elif not await carry_on(self._read(found, ids[len(messages)])):
+                    break
+        except BaseException as error:
+            if not messages or not isinstance(error, Corrupt):  # what lies before damage is delivered first
+                messages = []
+                raise
         finally:
-            self._give_back(found.name, group, left, lease)
+            self._give_back(found.name, group, ids[len(messages) :], lease)
         return messages
 
     def _give_back(self, topic: str, group: str, ids: Sequence[int] | None, whose: object) -> None:
         """Have messages come again, None: all, in the group of now: a failed write or a seek may have come between."""
         if ids != [] and topic in self._topics and (state := self._topics[topic].groups.get(group)):
             state.give_back(list(state.held) if ids is None else ids, whose)
-            self._wake(topic, group, None if ids is None else 1)
+            self._wake(topic, group, 1)
 
     def _wake(self, topic: str, group: str, count: int | None = None) -> None:
         if (topic, group) in self._signals:
             self._signals[topic, group].wake(count)
 
-    async def _read(self, found: Topic, first_id: int) -> None:
-        """Have a message in memory, and what follows. Raises `Corrupt`, also for what was given up meanwhile."""
+    def _read_ahead(self, found: Topic, delivered_id: int) -> None:
+        # Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
+        if delivered_id in found.newest_half and (self._ahead is None or self._ahead.done()):
+            self._ahead = asyncio.ensure_future(self._read(found, found.newest_half.stop))
+            self._ahead.add_done_callback(mark_heard)  # who wants it meets it
+
+    async def _read(self, found: Topic, first_id: int) -> bool:
+        """Have a message in memory, and what follows; return False if it was given up meanwhile. Raises `Corrupt`."""
         engine, began = self._store.engine, monotonic()
 
-        def read(bytes_max: int) -> list[TopicEntry]:
+        def read() -> list[TopicEntry]:
             kept = min(found.begin_id, first_id), found.end_id
-            return read_range(engine.entries, found.log_id, decode_entry, first_id, kept, bytes_max)
+            read_some = partial(read_range, engine.entries, found.log_id, decode_entry, first_id, kept)
+            try:
+                return read_some(READ_BYTES)
+            except Corrupt:
+                return read_some(1)  # this one alone may be sound
 
         async with self._reading:
             # Others may have read it since it was looked for: consumers want the same at the same time.
             if not self._cache.find(found.log_id, first_id):
                 turn = monotonic()
                 try:
-                    entries = await engine.read(read, READ_BYTES)
-                except Corrupt:
-                    entries = await engine.read(read, 1)  # this one alone may be sound
+                    entries = await engine.read(read)
+                except Corrupt as error:
+                    if self._topics.get(found.name) is not found or found.begin_id > first_id:
+                        return False
+                    raise Corrupt(f"topic {found.name!r}, read from id {first_id}: {error}") from error
                 for each in reversed(entries):  # what is asked for is the last to be forgotten
                     self._cache.put(found.log_id, each)
                 first, end = entries[0].first_position, entries[-1].last_position + 1
@@ -483,6 +470,7 @@ class RocksMQ(MessageQueue):
                     found.newest_half = range((first + end) // 2, end)
                 if (taken := monotonic()) - began > SLOW_S:
                     _tell_slow("consume", found, began, turn=turn, taken=taken)
+        return True
 
 
 def _tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:

@@ -203,8 +203,10 @@ class Group:
         """Return how many messages are not acknowledged."""
         return end_id + 1 - sum([stop - start for start, stop in self._acked])
 
-    def take(self, lease: Lease, count: int, *, end_id: int) -> list[int]:
-        """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend."""
+    def take(self, lease: Lease, count: int, *, end_id: int, now: float = 0.0) -> list[int]:
+        """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend. What was held too long is open."""
+        if now >= self.due:
+            self.expire(now)
         held, room = self.held, min(count, HELD_MAX - len(self.held))
         open_ids: Iterable[int] = range(self.first_open, end_id + 1)
         if self.first_open < self._acked[-1][1]:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.rocksmq.queues import Clock, open_queue
-from wal.errors import Indeterminate
+from wal.errors import Indeterminate, TopicNotFound
 from wal.rocksmq.queue import RocksMQ
 
 pytestmark = pytest.mark.anyio
@@ -122,3 +122,60 @@ async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appe
     assert told.items() <= found.items()
     assert Counter(found.values()) <= tried
     assert len(told) > len(tried) // 2
+
+
+async def test_counts_of_a_topic_go_on_over_a_failed_write(mq: RocksMQ, disk: FailingDisk) -> None:
+    ids = await mq.produce("t", [b"0", b"1", b"2"])
+    await mq.consume("t", "g", 2)
+    await mq.ack("t", "g", ids[:1])
+    disk.fail_at(1)
+    with pytest.raises(Indeterminate):
+        await mq.create_topic("u")
+    info = (await mq.info())["t"]
+    assert (info.produced, info.delivered, info.acked) == (3, 2, 1)
+
+
+async def test_a_consumer_that_is_closed_while_the_log_comes_back_takes_nothing(mq: RocksMQ, disk: FailingDisk) -> None:
+    await mq.produce("t", [b"0"])
+    consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
+    disk.fail_at(1)
+    with pytest.raises(Indeterminate):
+        await mq.create_topic("u")
+    asking = asyncio.ensure_future(consumer.consume(1))
+    await asyncio.sleep(0)  # it waits for the log
+    await consumer.close()
+    assert await asking == []
+    assert [message.payload for message in await mq.consume("t", "g", 1)] == [b"0"]
+
+
+@pytest.mark.parametrize("what", ["topic", "group"])
+async def test_nobody_hears_that_something_is_gone_before_the_disk_has_that(
+    mq: RocksMQ, disk: FailingDisk, what: str
+) -> None:
+    await mq.produce("t", [b"0"])
+    waiting = asyncio.ensure_future(mq.consume("t", "g", 1, wait_s=60)) if what == "group" else None
+    if waiting is not None:
+        await waiting
+    disk.fail_at(1)
+    disk.gate.clear()
+    removing = asyncio.ensure_future(mq.destroy_topic("t") if what == "topic" else mq.destroy_consumer_group("t", "g"))
+    await asyncio.sleep(0)
+    asking = asyncio.ensure_future(mq.exist_consumer_group("t", "g"))
+    done, _ = await asyncio.wait([asking], timeout=0.02)
+    assert not done
+    disk.gate.set()
+    with pytest.raises(Indeterminate):
+        await removing
+    topics = await mq.info()
+    try:
+        assert await asking == ("g" in topics["t"].groups)
+    except TopicNotFound:
+        assert "t" not in topics
+
+
+async def test_a_group_is_not_called_there_before_the_disk_has_it(mq: RocksMQ, disk: FailingDisk) -> None:
+    disk.fail_at(1)
+    making = [asyncio.ensure_future(mq.create_consumer_group("t", "new")) for _ in range(2)]
+    for each in making:
+        with pytest.raises(Indeterminate):
+            await each

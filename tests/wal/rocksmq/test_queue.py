@@ -26,8 +26,9 @@ from wal.errors import (
 from wal.position import POSITION_MAX
 from wal.rocks.layout import entry_key
 from wal.rocks.log import read_range
+from wal.rocksmq.contract import CONSUME_BYTES_MAX
 from wal.rocksmq.messages import EntryCache, ProducerMessage
-from wal.rocksmq.queue import CONSUME_BYTES_MAX, READ_BYTES, RocksMQ
+from wal.rocksmq.queue import READ_BYTES, RocksMQ
 from wal.rocksmq.topic import GAPS_MAX
 
 pytestmark = pytest.mark.anyio
@@ -359,7 +360,12 @@ async def test_every_call_after_closing_is_refused(mq: RocksMQ) -> None:
             await call
 
 
-@pytest.mark.parametrize("messages", [[], b"bytes", ["text"], [ProducerMessage(b"x", {"a": 1})]])  # type: ignore[dict-item]
+NO_PROPERTIES: list[Any] = [{"a": 1}, {1: "a"}, 5, "ab", [1], {"a": "\ud800"}]
+
+
+@pytest.mark.parametrize(
+    "messages", [[], b"bytes", ["text"], *([ProducerMessage(b"x", each)] for each in NO_PROPERTIES)]
+)
 async def test_what_is_no_message_is_refused_and_leaves_nothing(mq: RocksMQ, messages: list[bytes]) -> None:
     with pytest.raises(InvalidArgument):
         await mq.produce("t", messages)
@@ -404,3 +410,14 @@ async def test_of_scattered_messages_that_do_not_fit_together_the_rest_comes_lat
     await mq.ack("t", "g", [ids[1], ids[3]])
     found = [[message.message_id for message in await mq.consume("t", "g", 9)] for _ in range(3)]
     assert found == [[ids[0], ids[2]], [ids[4], ids[5]], []]
+
+
+async def test_acknowledging_nothing_writes_nothing_and_still_looks_for_the_group(
+    mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mq, "_flush", None)  # what there is to write would meet it
+    await mq.ack("t", "g", [])
+    await mq.ack("t", "g", range(0))
+    monkeypatch.undo()
+    with pytest.raises(GroupNotFound):
+        await mq.ack("t", "none", [])

@@ -148,6 +148,24 @@ async def test_a_read_that_retention_overtakes_is_no_damage(tmp_path: Path, monk
         assert (await mq.info())["t"].begin_id == ids[-1] + 1
 
 
+async def test_one_message_that_retention_takes_while_it_is_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path / "node", options=SMALL) as mq:
+        ids = await filled(mq)
+        mq._cache = EntryCache()
+        read = mq._store.engine.read
+
+        async def read_late(*given: Any) -> object:
+            monkeypatch.undo()
+            await mq.seek_to_latest("t", "g")
+            await mq.retain()
+            return await read(*given)
+
+        monkeypatch.setattr(mq._store.engine, "read", read_late)
+        assert await mq.get_message("t", ids[7]) is None
+
+
 async def test_what_retention_takes_between_two_reads_of_a_delivery_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,3 +157,22 @@ async def test_who_waits_with_a_short_time_for_acknowledgements_does_not_ask_aga
     consumer = await mq.register_consumer("t", "g", ack_timeout_s=0.001)
     assert await consumer.consume(1, wait_s=0.1) == []
     assert len(asked) <= 2
+
+
+async def test_closing_a_consumer_that_waits_has_no_other_one_look_again(
+    mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, asked = Group.take, list[int]()
+
+    def counting(group: Group, *given: Any, **options: Any) -> list[int]:
+        asked.append(1)
+        return take(group, *given, **options)
+
+    consumers = [await mq.register_consumer("t", "g", ack_timeout_s=None) for _ in range(100)]
+    waiting = [asyncio.ensure_future(each.consume(1, wait_s=60)) for each in consumers]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(Group, "take", counting)
+    for each, consuming in zip(consumers, waiting, strict=True):
+        await each.close()
+        assert await consuming == []
+    assert len(asked) <= 200  # of each that closes, the next one or two
