@@ -35,12 +35,14 @@ class RemoteQueue(RemoteCalls):
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         """See `MessageQueue.produce`; up to 8 MiB in one call. Not repeated by itself."""
         bodies_of(messages)
-        ids: range = await self._call_of(f"{TOPICS}produce", topic, messages)
+        # A call takes lists and dicts, a queue any sequence and mapping.
+        sent = [m if isinstance(m, bytes) else ProducerMessage(m.payload, dict(m.properties or {})) for m in messages]
+        ids: range = await self._call_of(f"{TOPICS}produce", topic, sent)
         return ids
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
-        await self._call_of(f"{TOPICS}ack", topic, group, list(ids) if isinstance(ids, range) else ids)
+        await self._call_of(f"{TOPICS}ack", topic, group, list(ids) if isinstance(ids, Sequence) else ids)
 
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
         """See `MessageQueue.consume`."""

@@ -2,8 +2,10 @@
 
 import asyncio
 import math
+from collections import UserList, deque
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -122,6 +124,10 @@ async def test_what_cannot_be_is_refused_with_the_same_errors(node: Node) -> Non
         (mq.register_consumer("t", "no"), GroupNotFound),
         (mq.consume("t", "g", 0), InvalidArgument),
         (mq.consume("t", "g", "many"), InvalidArgument),  # type: ignore[arg-type]
+        (mq.consume("t", "g", 1, wait_s="long"), InvalidArgument),  # type: ignore[arg-type]
+        (mq.register_consumer("t", "g", ack_timeout_s="long"), InvalidArgument),  # type: ignore[arg-type]
+        (mq.get_message("t", "there"), InvalidArgument),  # type: ignore[arg-type]
+        (mq.produce("t", [ProducerMessage(b"a", 5)]), InvalidArgument),  # type: ignore[arg-type]
         (mq.seek("t", "g", "there"), InvalidArgument),  # type: ignore[arg-type]
         (mq.produce("t", []), InvalidArgument),
         (mq.produce("t", [bytearray(b"a")]), InvalidArgument),  # type: ignore[list-item]
@@ -386,3 +392,13 @@ async def test_channels_are_created_described_and_destroyed(node: Node) -> None:
     assert [each.name for each in await node.channels.describe_channels()] == names[1:]
     with pytest.raises(InvalidArgument):
         await node.channels.create_channels("me", 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, deque, UserList])
+async def test_any_sequence_of_messages_with_any_mapping_of_properties_is_produced(node: Node, kind: Any) -> None:
+    properties = MappingProxyType({"a": "b"})
+    ids = await node.mq.produce("t", kind([b"1", ProducerMessage(b"2", properties), ProducerMessage(b"3")]))
+    found = await node.mq.consume("t", "g", 9)
+    assert [(each.payload, each.properties) for each in found] == [(b"1", {}), (b"2", {"a": "b"}), (b"3", {})]
+    await node.mq.ack("t", "g", kind(ids))
+    assert (await node.mq.info())["t"].groups["g"].lag == 0
