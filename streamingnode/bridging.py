@@ -26,6 +26,7 @@ from streamingnode.writing.write import check_rows_fit
 from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge, shown
 from wal.rocksmq.contract import Consumer
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.rocksmq.messages import check_name as check_topic_name
 
 if TYPE_CHECKING:
     from streamingnode.node import Node
@@ -95,6 +96,7 @@ async def bridge(
     and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes on by itself.
     """
     name = check_name("producer", f"bridge.{topic}.{collection}" if name is None else name)
+    check_topic_name("topic", f"{topic}{DEAD_SUFFIX}")  # now, and not when the first letter is to go there
     report = BridgeReport()
     while True:
         crossing = _Crossing(node, topic, collection, name, report)
@@ -145,7 +147,9 @@ class _Crossing:
             while messages := messages or await self._take(consumer, once=once):
                 fitted = await to_thread.run_sync(self._fit, messages)
                 messages = messages[len(fitted) :]
-                for is_dead, run in groupby(fitted, key=self._is_dead):
+                for is_dead, run in groupby(
+                    fitted, key=lambda each: bool(each.error) or each.message.message_id in self._sent
+                ):
                     await (self._bury if is_dead else self._insert)(producer, found := list(run))
                     await consumer.ack([each.message.message_id for each in found])
                     self._report.messages += len(found)
@@ -166,9 +170,6 @@ class _Crossing:
             if (size_bytes := size_bytes + sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
                 break
         return fitted
-
-    def _is_dead(self, fitted: _Fitted) -> bool:
-        return bool(fitted.error) or fitted.message.message_id in self._sent
 
     async def _current_id(self) -> int:
         info = (await self._mq.info()).get(self._topic)
@@ -228,17 +229,12 @@ class _Crossing:
 
     async def _letters(self, behind: int) -> set[int]:
         """Return which messages have a dead letter of this bridge behind that id."""
-        if self._dead not in await self._mq.info():
-            return set()
-        with suppress(AlreadyExists):  # of a try that was cut off
-            await self._mq.create_consumer_group(self._dead, self._name)
-        await self._mq.force_seek(self._dead, self._name, behind + 1)
-        found: set[int] = set()
-        while letters := await self._mq.consume(self._dead, self._name, MESSAGES_MAX):
-            mine = (each.properties for each in letters if each.properties.get("bridge") == self._name)
-            found.update(int(properties["id"]) for properties in mine if properties["topic"] == self._topic)
-            await self._mq.ack(self._dead, self._name, [each.message_id for each in letters])
-        await self._mq.destroy_consumer_group(self._dead, self._name)
+        dead, found = (await self._mq.info()).get(self._dead), set[int]()
+        for letter_id in range(max(behind + 1, dead.begin_id), dead.end_id + 1) if dead else ():
+            if letter := await self._mq.get_message(self._dead, letter_id):
+                of, origin, message_id = map(letter.properties.get, ("topic", "bridge", "id"))
+                if (of, origin) == (self._topic, self._name) and message_id and message_id.isdecimal():
+                    found.add(int(message_id))
         return found
 
 
