@@ -6,12 +6,13 @@ here is what waits. Nothing runs in the background but the reads that a `consume
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from time import monotonic
-from typing import Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from streamingnode.errors import AccessDenied, DeadlineExceeded
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
@@ -20,6 +21,7 @@ from streamingnode.streams.repack import RepackFunc, repack
 from wal.errors import (
     AlreadyExists,
     GroupNotFound,
+    Indeterminate,
     InvalidArgument,
     OnShutdown,
     Overloaded,
@@ -34,14 +36,16 @@ from wal.position import POSITION_MAX
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.rocksmq.topic import HELD_MAX
-from wal.runtime import event_log, outlast
+from wal.runtime import event_log, mark_heard, outlast
 
 FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0
 """Batches that are taken of a channel together, and how many seconds a read waits for the first."""
 PRODUCE_BYTES_MAX = 7 << 20
 """Of one call of the queue: what is produced to a channel together is there or not, up to this size."""
 ACK_EVERY_S = 0.1
-"""How often a busy stream acknowledges; one that waits does before it waits."""
+"""How often a busy stream acknowledges; one that waits does meanwhile."""
+LOOK_S = 1.0
+"""How long a `consume` with less time than that looks for what is there."""
 DECODED_BYTES_AT_ONCE = 1 << 20
 """So much is decoded before other tasks of the event loop have their turn."""
 
@@ -84,7 +88,7 @@ class _Subscription:
         self.fetched = deque[ConsumerMessage]()
         self.merged = deque[int]()
         self.handed_on = list[int]()
-        self.held = set[int]()
+        self.held, self.acked = set[int](), set[int]()
 
     def take(self, messages: Iterable[ConsumerMessage]) -> None:
         """Keep what was fetched; over a new connection a queue delivers again what it did not hear of."""
@@ -94,30 +98,35 @@ class _Subscription:
 
     async def refill(self) -> None:
         if self.fetch is None:
-            self.take(await self.consumer.consume(FETCHED_AT_ONCE))
+            self.take(await self._ask())
         elif self.fetch.done():
             fetch, self.fetch = self.fetch, None
-            self.take(fetch.result())
+            if not fetch.cancelled():  # by a `seek` that was cancelled, too
+                self.take(fetch.result())
 
     def fetching(self) -> asyncio.Task[list[ConsumerMessage]]:
         """Return the read that waits for what comes, begun unless it was; it outlives a `consume` that is cancelled."""
         if self.fetch is None:
-            fetch = self.consumer.consume(FETCHED_AT_ONCE, wait_s=FETCH_WAIT_S)
-            self.fetch = asyncio.get_running_loop().create_task(fetch)
+            self.fetch = asyncio.get_running_loop().create_task(self._ask(FETCH_WAIT_S))
         return self.fetch
+
+    async def _ask(self, wait_s: float = 0.0) -> list[ConsumerMessage]:
+        self.held -= self.acked  # a read from before may bring them again; see `take`
+        self.acked.clear()
+        return await self.consumer.consume(FETCHED_AT_ONCE, wait_s=wait_s)
 
     async def stop_fetching(self) -> None:
         """End the read that was begun; what it has is kept, for the queue does not give it to this consumer again."""
         if self.fetch is not None:
             self.fetch.cancel()
             await asyncio.wait([self.fetch])
-            with suppress(asyncio.CancelledError, StreamingNodeError):
+            with suppress(StreamingNodeError):
                 await self.refill()
 
     async def acknowledge(self) -> None:
-        await self.consumer.ack(self.handed_on)
-        self.held.difference_update(self.handed_on)
-        self.handed_on = []
+        await self.consumer.ack(ids := self.handed_on.copy())
+        self.acked.update(ids)
+        del self.handed_on[: len(ids)]  # there may be more by now
 
 
 class MsgStream:
@@ -139,6 +148,7 @@ class MsgStream:
         self._subscriptions: dict[str, _Subscription] = {}
         self._turn = asyncio.Lock()
         self._last: Sequence[MsgPosition] = ()
+        self._acking: asyncio.Task[list[None]] | None = None
         self._acked_s, self._decoded_bytes = monotonic(), 0
         self._closed = False
 
@@ -164,8 +174,9 @@ class MsgStream:
         async with self._turn:
             try:
                 self._note_handed_on()
+                await self._acknowledged()
                 with suppress(TopicNotFound, GroupNotFound, OnShutdown):  # gone before: nobody asks for it again
-                    await self._acknowledge()
+                    await _all_of([each.acknowledge() for each in self._subscriptions.values() if each.handed_on])
             finally:
                 for each in self._subscriptions.values():
                     await each.stop_fetching()  # whoever waits for it hears that the stream is closed
@@ -262,13 +273,16 @@ class MsgStream:
     async def consume(self, *, timeout: float | None = None) -> MsgPack:
         """Return the next pack, waiting up to `timeout` seconds; then `DeadlineExceeded` names the channels without one.
 
-        Cancelling loses nothing. An error of the queue, or of a message that cannot be read, is raised again and again
-        until it is mended. Raises `Overloaded` when more is held than may be and channels have no tick in common.
+        What is there is given however short that is, if the queue has it within `LOOK_S`. Cancelling loses nothing. An
+        error of the queue, or of a message that cannot be read, is raised again and again until it is mended. Raises
+        `Overloaded` when more is held than may be and channels have no tick in common.
         """
-        deadline = asyncio.timeout(timeout)
+        loop = asyncio.get_running_loop()
+        until = None if timeout is None else loop.time() + timeout
+        deadline = asyncio.timeout(None if timeout is None else max(timeout, LOOK_S))
         try:
             async with deadline:
-                return await self._next_pack()
+                return await self._next_pack(partial(deadline.reschedule, until))
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -287,7 +301,8 @@ class MsgStream:
         Both kinds of stream take the positions of both: from end positions the packs that follow come once more, exactly
         as they were. `include_current` begins with the message itself also at a plain stream's position. Raises
         `InvalidArgument` for what is no position of a channel that is consumed, before any has moved; for a message yet to
-        come, and `Truncated` for one no longer kept, when those named before it have.
+        come, and `Truncated` for one no longer kept, when those named before it have. Cancelled or `Indeterminate`, it has
+        to be repeated before the next `consume`.
         """
         sought = {each.channel for each in positions if isinstance(each, MsgPosition) and type(each.message_id) is int}
         if not positions or len(sought) < len(positions) or not sought <= self._subscriptions.keys():
@@ -296,10 +311,16 @@ class MsgStream:
             )
         async with self._turn:
             self._check_open()
+            await self._acknowledged()  # else it might come behind the new place
             for position in positions:
                 each = self._subscriptions[position.channel]
                 await each.stop_fetching()  # else it might take what comes behind the new place, and be forgotten
-                await self._seek_queue(position, include_current=include_current)
+                placed, each.placed = each.placed, False  # cancelled or `Indeterminate`, it may have moved or not
+                try:
+                    await self._seek_queue(position, include_current=include_current)
+                except StreamingNodeError as error:
+                    each.placed = placed and not isinstance(error, Indeterminate)
+                    raise
                 each.forget()
                 each.placed = True
                 self._last = [other for other in self._last if other.channel != position.channel]
@@ -325,21 +346,23 @@ class MsgStream:
         last = await self._queue.get_message(channel, await self._queue.get_latest_msg(channel))
         return self.dispatcher.decode(last.payload, last.properties).end_ts if last else 0
 
-    async def _next_pack(self) -> MsgPack:
+    async def _next_pack(self, looked: Callable[[], None]) -> MsgPack:
         told = False
         while True:
             async with self._turn:
                 self._check_consumer()
                 self._note_handed_on()
                 if monotonic() - self._acked_s > ACK_EVERY_S:
-                    await self._acknowledge()
+                    self._acknowledge()
                 if (pack := await self._pack_at_hand()) is not None:
                     self._last = pack.end_positions
                     return pack
-                await self._acknowledge()
-                fetches = [self._subscriptions[channel].fetching() for channel in self._merge.behind()]
+                looked()
+                waits: list[asyncio.Task[Any]] = [self._subscriptions[each].fetching() for each in self._merge.behind()]
+                if (acking := self._acknowledge()) is not None:
+                    waits.append(acking)
             idle_after_s = None if told else self._options.idle_after_s
-            done, _ = await asyncio.wait(fetches, timeout=idle_after_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, timeout=idle_after_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 told = True
                 _log.warning("stream_waits", channels=sorted(self.waiting_for), subscription=self._subscription)
@@ -386,9 +409,22 @@ class MsgStream:
                 each.handed_on.append(each.merged.popleft())
         self._last = ()
 
-    async def _acknowledge(self) -> None:
-        self._acked_s = monotonic()
-        await _all_of([each.acknowledge() for each in self._subscriptions.values() if each.handed_on])
+    def _acknowledge(self) -> asyncio.Task[list[None]] | None:
+        """Begin to acknowledge what was worked off, unless that is under way, or nothing was. Raises what it raised last."""
+        if self._acking is not None and self._acking.done():
+            acking, self._acking = self._acking, None
+            acking.result()
+        if self._acking is None and (worked_off := [each for each in self._subscriptions.values() if each.handed_on]):
+            self._acked_s = monotonic()
+            self._acking = asyncio.ensure_future(_all_of([each.acknowledge() for each in worked_off]))
+            self._acking.add_done_callback(mark_heard)  # who consumes next meets it
+        return self._acking
+
+    async def _acknowledged(self) -> None:
+        """Return when no acknowledgement is under way; what one that failed was for is acknowledged later."""
+        if self._acking is not None:
+            await asyncio.wait([self._acking])
+            self._acking = None
 
     def _check_open(self) -> None:
         if self._closed:

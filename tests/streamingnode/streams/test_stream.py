@@ -428,6 +428,6 @@ async def test_a_stream_that_waits_has_acknowledged_what_was_worked_off(tmp_path
             await consumed(consumer, 1)
             assert (await streams.queue.info())["a"].groups["g"].lag == 1
             waiting = asyncio.ensure_future(consumer.consume())
-            await until(lambda: consumer._subscriptions["a"].fetch)
+            await until(lambda: consumer._subscriptions["a"].acked)
             assert (await streams.queue.info())["a"].groups["g"].lag == 0
             waiting.cancel()
