@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import streamingnode as sn
-from streamingnode.backend import Backend
+from streamingnode.backend import Backend, Parts
 from streamingnode.errors import (
     Indeterminate,
     PartitionNotFound,
@@ -484,6 +484,6 @@ async def test_a_client_keeps_to_the_bounds_of_a_node_that_was_opened_again_with
 
 
 async def test_a_client_has_everything_that_a_node_asks_of_what_it_works_with() -> None:
-    asked = [name for name in vars(Backend).keys() | Backend.__annotations__.keys() if not name.startswith("_")]
+    asked = [name for name in {*dir(Backend), *Parts.__annotations__} if not name.startswith("_")]
     async with node_behind_proxy() as served, served.client() as client:
         assert [name for name in asked if not hasattr(client._backend, name)] == []
