@@ -211,7 +211,7 @@ class Writes:
     """Transactions with half of a write that failed, oldest first; those that nobody rolled back have ended long ago."""
 
     async def step(self, group: AppendGroup) -> AppendResult:
-        """Append a begin, a rollback or a commit, which would make half of a large write take place.
+        """Append a begin, a rollback, or a commit, which never makes a part of a large write take place.
 
         Raises `InvalidTransactionState` for a commit while such a write is under way, and after one that failed half-way.
         """
@@ -233,8 +233,8 @@ class Writes:
             return await self.backend.append(group)
 
     @contextmanager
-    def in_parts(self, txn_id: int, is_half: Callable[[], bool]) -> Iterator[None]:
-        """Let nobody commit a transaction while a write of several groups is on its way into it, nor after a half of one.
+    def in_parts(self, txn_id: int, *, is_half: Callable[[], bool]) -> Iterator[None]:
+        """Let nobody commit a transaction while a write of several groups is on its way into it, or if that ends half-way.
 
         Raises `InvalidTransactionState` when that has begun: it may come after any of the groups.
         """
@@ -286,15 +286,14 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
         return within(timeout, partial(writes.backend.append, group), f"the {write.kind}", begun=lambda: group.begun)
     results: list[WriteResult] = []
     last: list[AppendGroup] = []
-    slices: list[pa.RecordBatch] = []
 
     async def run() -> WriteResult:
         batches = await write.check(rows)
         if not batches:
             return nothing_at(await writes.backend.consistent_tick())
-        slices[:] = write.slices(batches, writes.group_bytes_max)
-        is_in_parts = write.txn_id and len(slices) > 1
-        with writes.in_parts(write.txn_id, is_half) if is_in_parts else nullcontext():
+        slices = write.slices(batches, writes.group_bytes_max)
+        in_parts = writes.in_parts(write.txn_id, is_half=lambda: begun() and len(results) < len(slices))
+        with in_parts if write.txn_id and len(slices) > 1 else nullcontext():
             for batch in slices:
                 last[:] = [write.group(write.pieces(batch))]
                 try:
@@ -311,9 +310,6 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
 
     def begun() -> bool:
         return bool(results) or any(group.begun for group in last)
-
-    def is_half() -> bool:
-        return begun() and len(results) < len(slices)
 
     return within(timeout, run, f"the {write.kind}", begun=begun)
 

@@ -14,6 +14,7 @@ import pytest
 import streamingnode as sn
 from streamingnode.backend import Backend, Parts
 from streamingnode.errors import (
+    DeadlineExceeded,
     Indeterminate,
     PartitionNotFound,
     SchemaMismatch,
@@ -462,6 +463,12 @@ def test_an_error_of_a_class_that_is_not_known_says_whether_to_try_again() -> No
     error = calls.WireError("OF_NEXT_YEAR", "it is late — wait", "indeterminate", {"until": 5}).error()
     assert (error.code, error.retryable, str(error)) == ("OF_NEXT_YEAR", "indeterminate", "it is late — wait")
     assert error.fields()["until"] == 5
+
+
+@pytest.mark.parametrize("name", ["happened", "__class__", "__traceback__", "args"])
+def test_an_error_with_fields_that_no_node_gives_it_is_an_error_with_its_text(name: str) -> None:
+    error = calls.WireError("DEADLINE_EXCEEDED", "it took longer", "indeterminate", {name: 5}).error()
+    assert (type(error), str(error)) == (DeadlineExceeded, "it took longer")
 
 
 def test_each_state_of_a_link_can_be_left_but_the_last() -> None:
