@@ -191,7 +191,7 @@ async def test_a_transaction_with_half_of_a_failed_write_can_only_be_rolled_back
     log = AppendDouble()
     writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
     log.refuse = lambda _: StorageFull("", 0, 1) if len(log.groups) == groups else None
-    for txn_id, groups in ((8, 0), (9, 1)):  # noqa: B007 - the log looks at it
+    for txn_id, groups in ((8, 0), (9, 1)):
         with pytest.raises(StreamingNodeError, match="roll the transaction back" if groups else "space"):
             insert = writes.write("insert", "orders", txn_id=txn_id)
             await append_rows(writes, insert, batch_of([3000] * 3), timeout=None)
