@@ -55,8 +55,8 @@ class Reading(Protocol):
         """End it; idempotent."""
 
 
-class Backend(Protocol):
-    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls."""
+class Parts(Protocol):
+    """What a `Backend` has besides calls: of a node of another process it is made here, and the calls are made there."""
 
     path: str | None
     node_id: str
@@ -101,6 +101,13 @@ class Backend(Protocol):
     async def drain(self) -> None:
         """Let the writes that were begun end; no new ones come. The parts are closed after it."""
 
+    async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
+        """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
+
+
+class Backend(Parts, Protocol):
+    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls."""
+
     async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
         """As `Node.consistent_tick`."""
 
@@ -115,9 +122,6 @@ class Backend(Protocol):
 
     async def drop_partition(self, collection: str, partition: str, *, if_exists: bool) -> None:
         """As `Node.drop_partition`."""
-
-    async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
-        """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
         """Note something with a producer's name."""

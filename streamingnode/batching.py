@@ -296,8 +296,8 @@ async def append_with_retry(
         return retryable == "yes" or (exact and retryable == "indeterminate")
 
     try:
-        # stamina warns of a timeout of 0, which is one try.
-        return await stamina.AsyncRetryingCaller(attempts_max if timeout_s else 1, timeout_s or None)(helps, call)
+        attempts = attempts_max if timeout_s else 1  # stamina warns of a timeout of 0
+        return await stamina.AsyncRetryingCaller(attempts=attempts, timeout=timeout_s or None)(helps, call)
     except StreamingNodeError as error:
         if doubts and error is not doubts[-1]:
             raise doubts[-1] from error

@@ -475,7 +475,11 @@ class Node:
 
     def _check_loop(self) -> None:
         """Raise unless this is the node's event loop: a look from a thread could meet an append half way."""
-        if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - the public one raises where there is none
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if not here:
             raise InvalidArgument(
                 "the node is used on another event loop than its own — call it on the loop that opened it; "
                 "from a thread use sn.sync"

@@ -188,7 +188,10 @@ def connect(
     from streamingnode.remote.spool import CONFIG, SpoolingBackend
     from streamingnode.writing.write import check_seconds
 
-    address = parse_address(url)
+    with disk_errors_typed("the current directory"):  # a program may have lost it already, or change it while connected
+        address = parse_address(url)
+        file = None if token_file is None else check_path("token file", token_file).absolute()
+        directory = None if spool is None else check_path("directory", spool).absolute()
     check_seconds("give_up_s", give_up_s, longest=GIVE_UP_S_MAX)
     if tls is not None and not address.tls:
         raise InvalidArgument(f"tls= is for tls:// addresses, {url!r} would go in the clear — connect to tls://")
@@ -197,11 +200,9 @@ def connect(
             raise InvalidArgument(f"the {what} is no text of up to {TEXT_MAX} characters — pass a shorter str")
     if token is not None and token_file is not None:
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
-    file = None if token_file is None else check_path("token file", token_file).absolute()
     options = LinkOptions(name=name, token=token or file or "", tls=tls, give_up_s=give_up_s)
     make = None
-    if spool is not None:
-        directory = check_path("directory", spool).absolute()
+    if directory is not None:
         if not isinstance(spool_bytes_max, int) or spool_bytes_max < SPOOL_BYTES_MIN:
             raise InvalidArgument(f"spool_bytes_max={spool_bytes_max!r} — pass a number of at least {SPOOL_BYTES_MIN}")
         own = open_node(directory, config=CONFIG)

@@ -34,9 +34,9 @@ class Signal:
 
     def end(self, whose: object) -> None:
         """End the waits of one, and leave others alone."""
-        for told in [told for told, each in self._waiting.items() if each is whose]:
-            self._waiting.move_to_end(told, last=False)
-            self.wake(1)
+        for told in [told for told, each in self._waiting.items() if each is whose and not told.done()]:
+            del self._waiting[told]
+            told.set_result(None)
 
 
 class Budget:

@@ -167,13 +167,17 @@ def export(
     from streamingnode.care.inspect import check_node, holder
 
     with Progress(output.stderr) as progress:
+
+        def on_collection(name: str) -> None:
+            progress.stage(f"collection {name}")
+
         if isinstance(place, Path) and holder(check_node(place)) is None:
-            result = export_directory(place, out, salvage=salvage, on_collection=progress.stage)
+            result = export_directory(place, out, salvage=salvage, on_collection=on_collection)
         elif salvage:
             raise InvalidArgument("a running node has nothing to salvage — leave --salvage out, or close the node")
         else:
             with new_directory(out, place if isinstance(place, Path) else None) as building:
-                asked = partial(export_node, out=out.absolute(), building=building, on_collection=progress.stage)
+                asked = partial(export_node, out=out.absolute(), building=building, on_collection=on_collection)
                 result = with_node(place, asked)
     output.table(["collection", "rows", "file"], [[file.collection, file.rows, file.path] for file in result.files])
     for each in result.missing:

@@ -271,9 +271,10 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
     def error(self) -> StreamingNodeError:
         """Return the error of the same class here; of a class that is not known here, one that has its code and text."""
         kind = next((each for each in _classes(StreamingNodeError) if each.code == self.code), StreamingNodeError)
-        unknown = {"code": self.code, "retryable": self.retryable} if kind is StreamingNodeError else {}
         error = kind.__new__(kind)
-        error.__setstate__(self.fields | unknown | {"args": (self.text,)})
+        Exception.__init__(error, self.text)
+        unknown = {"code": self.code, "retryable": self.retryable} if kind is StreamingNodeError else {}
+        vars(error).update(self.fields | unknown)  # whatever their names are: no attribute of the class is set
         return error
 
 

@@ -14,7 +14,7 @@ from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.deliver_policy import ReaderBusy, StartingPoint
 from scanner.scanner import ScanBatch
-from streamingnode.backend import Backend, ReadRequest
+from streamingnode.backend import Backend, Parts, ReadRequest
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
@@ -65,7 +65,8 @@ async def compose_remote(
     closing.push_async_callback(supervisor.stop)
     for work in backend.work():
         supervisor.spawn(work)
-    return Node(cast(Backend, backend), supervisor, closing)
+    parts: Parts = backend  # no more is to be found in the class: the rest are calls of the table
+    return Node(cast(Backend, parts), supervisor, closing)
 
 
 class _Named(msgspec.Struct):

@@ -447,7 +447,9 @@ class Link:
                 sent.fail(error)
             elif error is not None or (sent.times and (is_late or is_futile or not call.repeats)):
                 why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
-                sent.fail(Indeterminate(f"the connection to {self.address} was lost{why}"))
+                lost = f"the connection to {self.address} was lost{why}"
+                is_open = call.changes or not call.repeats  # else it is futile, and did nothing
+                sent.fail(Indeterminate(lost) if is_open else Unreachable(f"{lost} — see the log of the node for why"))
         streams, self._streams = self._streams, {}
         for on_frame in streams.values():
             on_frame(None)

@@ -129,8 +129,9 @@ async def compose_shared(
 def _check_same(asked: NodeConfig, theirs: Mapping[str, object]) -> None:
     """Raise `InvalidArgument` for a setting that was asked for, of which the owner has another value."""
     for setting in asked.origins():
-        if setting.key in asked.set_by and setting.value != theirs[setting.key]:
+        known = theirs.get(setting.key)  # nothing where the owner is of an older release
+        if setting.key in asked.set_by and setting.value != known:
             raise InvalidArgument(
-                f"{setting.key} is {theirs[setting.key]!r} in the process that owns the node, {setting.value!r} here — "
+                f"{setting.key} is {known!r} in the process that owns the node, {setting.value!r} here — "
                 "open it with the same settings everywhere"
             )

@@ -5,8 +5,9 @@ memory holds one. All rows are checked, and all sizes known, before the first ap
 """
 
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
@@ -40,7 +41,9 @@ WriteResult = AppendResult
 
 NO_TXN = 0
 TARGETS_MAX = 4_096
-"""What is kept of collections, which is worked out again in about 50 us, and of transactions that have a part of a write."""
+"""What is kept; it is worked out again in about 50 us."""
+HALVES_MAX = 4_096
+"""A node has a quarter as many open transactions at a time, unless it is told otherwise."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
@@ -200,35 +203,51 @@ class Writes:
     find: Callable[[str], CollectionInfo]
     _targets: dict[str, WriteTarget] = field(default_factory=dict)
     """By collection."""
-    _in_parts: dict[int, int] = field(default_factory=dict)
-    """By transaction: how many writes of several groups are on their way into it, or ended half-way; below 0, commits."""
+    _writing: Counter[int] = field(default_factory=Counter)
+    """By transaction: how many writes of several groups are on their way into it."""
+    _committing: Counter[int] = field(default_factory=Counter)
+    """By transaction: how many calls are committing it."""
+    _halves: dict[int, None] = field(default_factory=dict)
+    """Transactions with half of a write that failed, oldest first; those that nobody rolled back have ended long ago."""
 
     async def step(self, group: AppendGroup) -> AppendResult:
-        """Append a begin, a rollback or a commit, this one unless its transaction has a part of a write."""
+        """Append a begin, a rollback, or a commit, which never makes a part of a large write take place.
+
+        Raises `InvalidTransactionState` for a commit while such a write is under way, and after one that failed half-way.
+        """
         message = group.messages[0]
-        with self.counted(message.txn_id if message.type is MessageType.COMMIT_TXN else NO_TXN, -1):
+        txn_id = message.txn_id
+        if message.type is not MessageType.COMMIT_TXN:
+            result = await self.backend.append(group)
+            self._halves.pop(txn_id, None)  # it was rolled back
+            return result
+        if txn_id in self._halves:
+            raise InvalidTransactionState(
+                f"transaction {txn_id} has half of a large write that failed — roll it back, and repeat all of it"
+            )
+        if txn_id in self._writing:
+            raise InvalidTransactionState(
+                f"transaction {txn_id} has a part of a large write that is under way — commit it once that has returned"
+            )
+        with _counted(self._committing, txn_id):
             return await self.backend.append(group)
 
     @contextmanager
-    def counted(self, txn_id: int, step: int, is_whole: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Count a write in parts (1), or a commit (-1), for as long as it is under way, or for good if it ends half-way.
+    def in_parts(self, txn_id: int, *, is_half: Callable[[], bool]) -> Iterator[None]:
+        """Let nobody commit a transaction while a write of several groups is on its way into it, or if that ends half-way.
 
-        Raises `InvalidTransactionState` for the one while there is the other: half of the write would take place.
+        Raises `InvalidTransactionState` when that has begun: it may come after any of the groups.
         """
-        step *= bool(txn_id)
-        if (count := self._in_parts.get(txn_id, 0)) * step < 0:
-            raise InvalidTransactionState(
-                f"transaction {txn_id} is ending already, or has a part of a large write — "
-                "commit it once that has returned, or roll it back if that failed"
-            )
-        self._in_parts[txn_id] = count + step
-        if len(self._in_parts) > TARGETS_MAX:  # the oldest ended half-way, and its transaction long ago
-            del self._in_parts[next(iter(self._in_parts))]
-        try:
-            yield
-        finally:
-            if is_whole() and (count := self._in_parts.pop(txn_id, step) - step):
-                self._in_parts[txn_id] = count
+        if txn_id in self._committing:
+            raise InvalidTransactionState(f"transaction {txn_id} is being committed — repeat the write in another one")
+        with _counted(self._writing, txn_id):
+            try:
+                yield
+            finally:
+                if is_half():
+                    self._halves[txn_id] = None
+                    if len(self._halves) > HALVES_MAX:
+                        del self._halves[next(iter(self._halves))]
 
     @property
     def group_bytes_max(self) -> int:
@@ -247,6 +266,17 @@ class Writes:
         return Write(kind, into, NO_TXN if txn_id is NO_TXN else check_txn_id(txn_id))
 
 
+@contextmanager
+def _counted(counts: Counter[int], key: int) -> Iterator[None]:
+    counts[key] += 1
+    try:
+        yield
+    finally:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
+
+
 def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
     """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
     group = write.at_once(rows, writes.group_bytes_max)
@@ -262,8 +292,8 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
         if not batches:
             return nothing_at(await writes.backend.consistent_tick())
         slices = write.slices(batches, writes.group_bytes_max)
-        txn_id = write.txn_id if len(slices) > 1 else NO_TXN
-        with writes.counted(txn_id, 1, lambda: len(results) == len(slices) or not begun()):
+        in_parts = writes.in_parts(write.txn_id, is_half=lambda: begun() and len(results) < len(slices))
+        with in_parts if write.txn_id and len(slices) > 1 else nullcontext():
             for batch in slices:
                 last[:] = [write.group(write.pieces(batch))]
                 try:
@@ -271,9 +301,10 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
                 except StreamingNodeError as error:
                     if not results or error.retryable == "indeterminate":
                         raise
+                    step = "roll the transaction back" if write.txn_id else "read back which rows are missing"
                     raise Indeterminate(
                         f"{len(results)} groups of the {write.kind} are in the log, those after them are not, "
-                        f"{error.happened} — read back which rows are missing"
+                        f"{error.happened} — {step}"
                     ) from error
         return combined(results)
 

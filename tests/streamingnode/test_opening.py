@@ -17,7 +17,7 @@ import streamingnode as sn
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
 from streamingnode.opening import OpenNode
-from wal.errors import Corrupt, InvalidArgument, OnShutdown
+from wal.errors import Corrupt, InvalidArgument, OnShutdown, StorageFailed
 from wal.queue import PendingBytes
 from wal.runtime import Supervisor
 
@@ -245,6 +245,25 @@ def test_what_a_node_would_not_take_as_a_client_is_refused_before_it_is_asked(wr
 def test_a_tls_context_for_an_address_that_speaks_none_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="in the clear"):
         sn.connect("tcp://127.0.0.1:1", tls=ssl.create_default_context())
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        {"url": "unix:node.sock"},
+        {"url": "tcp://host:1", "token_file": "token"},
+        {"url": "tcp://host:1", "spool": "spool"},
+    ],
+    ids=lambda paths: list(paths)[-1],
+)
+def test_paths_from_a_directory_that_is_gone_are_refused_as_the_disks(
+    paths: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(StorageFailed, match="the current directory"):
+        sn.connect(**paths)
 
 
 def test_importing_prints_nothing_and_loads_no_arrow_and_no_database() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wal.errors import StorageFull, TooLarge
-from wal.queue import Budget
+from wal.queue import Budget, Signal
 
 pytestmark = pytest.mark.anyio
 
@@ -166,3 +166,16 @@ async def test_what_another_thread_gives_back_counts_from_the_next_look_on() -> 
     assert not budget.try_take(1)
     await anyio.to_thread.run_sync(budget.give_back_later, 10)
     assert budget.try_take(10)
+
+
+async def test_to_end_the_waits_of_one_wakes_nobody_else_also_when_one_of_them_is_just_cancelled() -> None:
+    signal = Signal()
+    own, other = (asyncio.ensure_future(signal.wait(whose)) for whose in ("own", "other"))
+    await anyio.wait_all_tasks_blocked()
+    own.cancel()
+    signal.end("own")
+    await anyio.wait_all_tasks_blocked()
+    assert own.cancelled()
+    assert not other.done()
+    signal.wake()
+    await other

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 import streamingnode as sn
-from streamingnode.backend import Backend
+from streamingnode.backend import Backend, Parts
 from streamingnode.errors import (
+    DeadlineExceeded,
     Indeterminate,
     PartitionNotFound,
     SchemaMismatch,
@@ -464,6 +465,12 @@ def test_an_error_of_a_class_that_is_not_known_says_whether_to_try_again() -> No
     assert error.fields()["until"] == 5
 
 
+@pytest.mark.parametrize("name", ["happened", "__class__", "__traceback__", "args"])
+def test_an_error_with_fields_that_no_node_gives_it_is_an_error_with_its_text(name: str) -> None:
+    error = calls.WireError("DEADLINE_EXCEEDED", "it took longer", "indeterminate", {name: 5}).error()
+    assert (type(error), str(error)) == (DeadlineExceeded, "it took longer")
+
+
 def test_each_state_of_a_link_can_be_left_but_the_last() -> None:
     assert {state for state, after in link_module.TRANSITIONS.items() if not after} == {LinkState.CLOSED}
     assert set(link_module.TRANSITIONS) == set(LinkState)
@@ -484,6 +491,6 @@ async def test_a_client_keeps_to_the_bounds_of_a_node_that_was_opened_again_with
 
 
 async def test_a_client_has_everything_that_a_node_asks_of_what_it_works_with() -> None:
-    asked = [name for name in vars(Backend).keys() | Backend.__annotations__.keys() if not name.startswith("_")]
+    asked = [name for name in {*dir(Backend), *Parts.__annotations__} if not name.startswith("_")]
     async with node_behind_proxy() as served, served.client() as client:
         assert [name for name in asked if not hasattr(client._backend, name)] == []

@@ -17,9 +17,11 @@ import pytest
 import streamingnode as sn
 from flusher.flusher import Flusher
 from streamingnode.care.inspect import check_free, holder
+from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.opening import open_briefly
 from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
+from streamingnode.remote.share import _check_same
 from tests.streamingnode.remote import sharing_worker
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
@@ -222,3 +224,8 @@ async def test_a_group_larger_than_a_frame_is_the_same_setting_for_every_opener(
     settings: dict[str, Any] = {"wal.group_bytes_max": 64 << 20}
     async with sn.open_node(tmp_path / "data", share=True, **settings) as node:
         assert node.path == str(tmp_path / "data")
+
+
+def test_a_setting_that_the_owner_does_not_know_is_not_the_same() -> None:
+    with pytest.raises(InvalidArgument, match="interval_s is None in the process that owns"):
+        _check_same(load_config(arguments={"cut_interval_s": 5}), {})

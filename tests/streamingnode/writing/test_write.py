@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from interceptors.errors import CollectionNotFound, InvalidTransactionState
 from streamingnode.writing.target import PLAIN_ROWS_MAX, Kind, messages_of
 from streamingnode.writing.transaction import commit_group, rollback_group
-from streamingnode.writing.write import Write, append_rows, last_of_each_key, messages_within
+from streamingnode.writing.write import HALVES_MAX, Write, append_rows, last_of_each_key, messages_within
 from tests.streamingnode.append_double import (
     AppendDouble,
     Logged,
@@ -163,7 +163,7 @@ async def test_a_large_write_is_refused_whole_while_its_transaction_commits() ->
     log.hold()
     committing = asyncio.ensure_future(writes.step(commit_group(9)))
     await log.arrival()
-    with pytest.raises(InvalidTransactionState, match="ending already"):
+    with pytest.raises(InvalidTransactionState, match="being committed"):
         await append_rows(writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None)
     log.let_go()
     await committing
@@ -171,19 +171,36 @@ async def test_a_large_write_is_refused_whole_while_its_transaction_commits() ->
     await append_rows(writes, writes.write("insert", "orders"), batch_of([3000] * 3), timeout=None)
 
 
+async def test_a_large_write_keeps_its_transaction_open_however_many_others_commit_meanwhile() -> None:
+    log = AppendDouble()
+    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
+    insert = append_rows(writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None)
+    log.hold()
+    tasks = [asyncio.ensure_future(insert)]
+    await log.arrival()
+    tasks += [asyncio.ensure_future(writes.step(commit_group(10 + each))) for each in range(HALVES_MAX + 1)]
+    await asyncio.sleep(0)
+    with pytest.raises(InvalidTransactionState, match="part of a large write"):
+        await writes.step(commit_group(9))
+    log.let_go()
+    await asyncio.gather(*tasks)
+    await writes.step(commit_group(9))
+
+
 async def test_a_transaction_with_half_of_a_failed_write_can_only_be_rolled_back() -> None:
     log = AppendDouble()
     writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
     log.refuse = lambda _: StorageFull("", 0, 1) if len(log.groups) == groups else None
-    for txn_id, groups in ((8, 0), (9, 1)):  # noqa: B007 - the log looks at it
-        with pytest.raises(StreamingNodeError):
+    for txn_id, groups in ((8, 0), (9, 1)):
+        with pytest.raises(StreamingNodeError, match="roll the transaction back" if groups else "space"):
             insert = writes.write("insert", "orders", txn_id=txn_id)
             await append_rows(writes, insert, batch_of([3000] * 3), timeout=None)
     log.refuse = lambda _: None
     await writes.step(commit_group(8))  # of which nothing is in
-    with pytest.raises(InvalidTransactionState, match="roll it back if that failed"):
+    with pytest.raises(InvalidTransactionState, match="half of a large write that failed — roll it back"):
         await writes.step(commit_group(9))
     await writes.step(rollback_group(9, ""))
+    await writes.step(commit_group(9))  # the log knows best what became of it
 
 
 async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> None:
