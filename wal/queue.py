@@ -21,8 +21,9 @@ class Signal:
         except asyncio.CancelledError:
             if not told.cancelled():
                 self.wake(1)  # it was its turn, which is the next one's now
-            self._waiting.pop(told, None)
             raise
+        finally:
+            self._waiting.pop(told, None)
 
     def wake(self, count: int | None = None) -> None:
         """End the waits of now, or those of so many, who have waited longest; who comes later waits for the next time."""
@@ -34,9 +35,9 @@ class Signal:
 
     def end(self, whose: object) -> None:
         """End the waits of one, and leave others alone."""
-        for told in [told for told, each in self._waiting.items() if each is whose]:
-            self._waiting.move_to_end(told, last=False)
-            self.wake(1)
+        for told, each in self._waiting.items():
+            if each is whose and not told.done():
+                told.set_result(None)
 
 
 class Budget:
