@@ -150,12 +150,12 @@ class RocksMQ(MessageQueue):
         for group in groups:
             self._signals.pop((topic, group), Signal()).wake()
         self._removal = removal
-        await asyncio.shield(removal)  # others wait for it, too
+        removal.add_done_callback(mark_heard)  # who called may be cancelled, and others wait for it
+        await asyncio.shield(removal)
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
         with suppress(GroupNotFound):
-            await self._find(topic, group)
-            return True
+            return group in (await self._find(topic, group)).groups
         return False
 
     async def register_consumer(
