@@ -67,8 +67,9 @@ class StreamingNodeSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`. Raises `InvalidArgument` for one that the collection has not."""
-        own = _columns(self.schema())
-        if wrong := [column for column in _columns(schema) if column not in own]:
+        own = [column.simpleString() for column in self.schema()]
+        asked = [column.simpleString() for column in schema]
+        if wrong := [column for column in asked if column not in own]:
             raise InvalidArgument(f"there is no column {wrong[0]!r} — choose of {', '.join(own)}")
         return CutReader(self._node, replace(self._changes, cuts=()), schema)  # every task gets it
 
@@ -87,10 +88,6 @@ class StreamingNodeSource(DataSource):
         entry = live_collection(cuts.read(cuts.newest), name)
         span = cuts.span(first_with(cuts, entry.created_tick), cuts.newest)
         return changes_of(entry, span, after_tick=entry.created_tick - 1)
-
-
-def _columns(schema: StructType) -> list[str]:
-    return [f"{each.name} {each.dataType.simpleString()}" for each in schema]
 
 
 @dataclass(frozen=True)
