@@ -67,7 +67,8 @@ class StreamingNodeSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`. Raises `InvalidArgument` for one that the collection has not."""
-        own, asked = ([f"{each.name} {each.dataType.simpleString()}" for each in of] for of in (self.schema(), schema))
+        own = [column.simpleString() for column in self.schema()]
+        asked = [column.simpleString() for column in schema]
         if wrong := [column for column in asked if column not in own]:
             raise InvalidArgument(f"there is no column {wrong[0]!r} — choose of {', '.join(own)}")
         return CutReader(self._node, replace(self._changes, cuts=()), schema)  # every task gets it

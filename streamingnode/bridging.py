@@ -146,9 +146,7 @@ class _Crossing:
             while messages := messages or await self._take(consumer, once=once):
                 fitted = await to_thread.run_sync(self._fit, messages)
                 messages = messages[len(fitted) :]
-                for is_dead, run in groupby(
-                    fitted, key=lambda each: bool(each.error) or each.message.message_id in self._sent
-                ):
+                for is_dead, run in groupby(fitted, key=self._is_dead):
                     await (self._bury if is_dead else self._insert)(producer, found := list(run))
                     await consumer.ack([each.message.message_id for each in found])
                     self._report.messages += len(found)
@@ -169,6 +167,9 @@ class _Crossing:
             if (size_bytes := size_bytes + sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
                 break
         return fitted
+
+    def _is_dead(self, fitted: _Fitted) -> bool:
+        return bool(fitted.error) or fitted.message.message_id in self._sent
 
     async def _current_id(self) -> int:
         info = (await self._mq.info()).get(self._topic)

@@ -21,8 +21,9 @@ class Signal:
         except asyncio.CancelledError:
             if not told.cancelled():
                 self.wake(1)  # it was its turn, which is the next one's now
-            self._waiting.pop(told, None)
             raise
+        finally:
+            self._waiting.pop(told, None)
 
     def wake(self, count: int | None = None) -> None:
         """End the waits of now, or those of so many, who have waited longest; who comes later waits for the next time."""

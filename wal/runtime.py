@@ -66,7 +66,7 @@ async def carry_on(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-def mark_heard(task: asyncio.Task[Any]) -> None:
+def mark_heard(task: asyncio.Future[Any]) -> None:
     """Keep asyncio from logging an exception that nobody asked for."""
     if not task.cancelled():
         task.exception()

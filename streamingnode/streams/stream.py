@@ -175,8 +175,10 @@ class MsgStream:
             try:
                 self._note_handed_on()
                 await self._acknowledged()
+                # Of a channel in an unknown place that would leave a hole in what comes again.
+                placed = [each for each in self._subscriptions.values() if each.handed_on and each.placed]
                 with suppress(TopicNotFound, GroupNotFound, OnShutdown):  # gone before: nobody asks for it again
-                    await _all_of([each.acknowledge() for each in self._subscriptions.values() if each.handed_on])
+                    await _all_of([each.acknowledge() for each in placed])
             finally:
                 for each in self._subscriptions.values():
                     await each.stop_fetching()  # whoever waits for it hears that the stream is closed

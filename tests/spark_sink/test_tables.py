@@ -228,7 +228,7 @@ def test_a_column_that_the_collection_has_not_is_no_damage_of_its_files(node: No
     node.create()
     node.cut()
     asked = StreamingNodeSource({"node": str(node.path), "subscribe": "orders"})
-    with pytest.raises(InvalidArgument, match=r"no column 'am.*' — choose of id bigint, item string, amount double, "):
+    with pytest.raises(InvalidArgument, match=r"no column 'am.*' — choose of id:bigint, item:string, amount:double, "):
         asked.reader(StructType([column]))
 
 

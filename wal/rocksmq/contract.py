@@ -46,10 +46,12 @@ class TopicInfo(msgspec.Struct, frozen=True):
 
 def check_numbers(*, count: int = 1, wait_s: float = 0.0, ack_timeout_s: float | None = None) -> float:
     """Return how long a consumer may hold messages, infinity for ever. Raises `InvalidArgument`."""
-    lasts_s = math.inf if ack_timeout_s is None else ack_timeout_s
-    seconds_are_numbers = isinstance(wait_s, (int, float)) and isinstance(lasts_s, (int, float))
-    if not isinstance(count, int) or count < 1 or not seconds_are_numbers or not lasts_s > 0:
-        told = f"{count=}, {wait_s=}, {ack_timeout_s=}"
+    try:
+        lasts_s, _ = math.inf if ack_timeout_s is None else ack_timeout_s + 0.0, wait_s + 0.0
+    except (TypeError, OverflowError):  # no number, or one that is no time
+        lasts_s = 0.0
+    if not isinstance(count, int) or count < 1 or not lasts_s > 0:
+        told = f"count={shown(count)}, wait_s={shown(wait_s)}, ack_timeout_s={shown(ack_timeout_s)}"
         raise InvalidArgument(f"{told} — ask for 1 message or more, give seconds, or None to hold for ever")
     return lasts_s
 

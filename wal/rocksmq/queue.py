@@ -101,10 +101,10 @@ class RocksMQ(MessageQueue):
         """Of each topic and group: who waits for messages looks again; as many as there are for, each wakes the next."""
         self._cache = EntryCache()
         self._next_write: _Write | None = None
-        self._loading, self._reading, self._settled = asyncio.Lock(), asyncio.Lock(), asyncio.Event()
+        self._removal: asyncio.Future[None] | None = None  # the last one; if it fails, nothing is gone
+        self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
         self._openings, self._next_log_id, self._closed = 0, 0, False
         self._ahead: asyncio.Future[bool] | None = None
-        self._settled.set()  # but while a write is under way that removes something: if it fails, that is there still
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
@@ -145,25 +145,25 @@ class RocksMQ(MessageQueue):
         del found.groups[group]
         await self._removed(self._write().done(found, group), topic, [group])
 
-    async def _removed(self, done: asyncio.Future[None], topic: str, groups: Iterable[str]) -> None:
+    async def _removed(self, removal: asyncio.Future[None], topic: str, groups: Iterable[str]) -> None:
+        """Have who waits for messages of groups that are no more in memory look again, and return when they are gone."""
         for group in groups:
             self._signals.pop((topic, group), Signal()).wake()
-        if (outcome := self._flush()) is not None:
-            self._settled.clear()
-            outcome.add_done_callback(lambda _: self._settled.set())
-        await done
+        self._removal = removal
+        removal.add_done_callback(mark_heard)  # who called may be cancelled, and others wait for it
+        await asyncio.shield(removal)
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
-        return group in (await self._find(topic)).groups
+        with suppress(GroupNotFound):
+            return group in (await self._find(topic, group)).groups
+        return False
 
     async def register_consumer(
         self, topic: str, group: str, *, ack_timeout_s: float | None = ACK_TIMEOUT_S
     ) -> Consumer:
         await self._find(topic, group)
-        closed, lasts_s = (
-            asyncio.Event(),
-            contract.check_numbers(ack_timeout_s=ack_timeout_s),
-        )  # it is whose a lease is, too
+        lasts_s = contract.check_numbers(ack_timeout_s=ack_timeout_s)
+        closed = asyncio.Event()  # is whose a lease is, too
 
         async def give_back(ids: Sequence[int] | None) -> None:
             if ids is None:
@@ -179,7 +179,8 @@ class RocksMQ(MessageQueue):
 
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         bodies, size_bytes = bodies_of(messages)
-        if (write := self._next_write) is None or not write.room:  # else whoever came first in this turn has asked
+        write = self._next_write
+        if write is None or not write.room or topic not in self._topics:  # else the first of this turn has asked
             began = monotonic()
             await self._ready()
             await self._store.admit(size_bytes)
@@ -202,12 +203,10 @@ class RocksMQ(MessageQueue):
         contract.check_numbers(count=count, wait_s=wait_s)
         until, (closed, ack_timeout_s) = monotonic() + wait_s, by
         while True:
-            if self._next_write is None:
-                await self._ready()
+            state = (found := await self._find(topic, group)).groups[group]
             if closed.is_set():  # while it waited, also for the log: what it took now nobody would give back
                 self._wake(topic, group, 1)  # it may have been its turn
                 return []
-            state = (found := self._topic(topic, group)).groups[group]
             now, due = self._elapsed_ms() / 1000, state.due
             lease = closed, now + ack_timeout_s
             if ids := state.take(lease, count, end_id=found.end_id, now=now):
@@ -230,9 +229,7 @@ class RocksMQ(MessageQueue):
                 return []
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
-        if self._next_write is None:
-            await self._ready(changes=True)
-        state = (found := self._topic(topic, group)).groups[group]
+        state = (found := await self._find(topic, group, changes=True)).groups[group]
         if len(state.held) >= HELD_MAX:  # others may wait until there is room
             self._wake(topic, group, 1)
         found.acked += state.ack(ids, end_id=found.end_id)
@@ -269,6 +266,8 @@ class RocksMQ(MessageQueue):
 
     async def info(self) -> dict[str, TopicInfo]:
         await self._ready()
+        while await self._is_removing():
+            await self._ready()
         return self.statistics()
 
     def statistics(self) -> dict[str, TopicInfo]:
@@ -317,9 +316,22 @@ class RocksMQ(MessageQueue):
     # --- what is in memory, and what is written -------------------------------------------------------------------------
 
     async def _find(self, topic: str, *groups: str, changes: bool = False, damaged: bool = False) -> Topic:
-        if self._next_write is None:
-            await self._ready(changes=changes)
-        return self._topic(topic, *groups, damaged=damaged)
+        """As `_topic`, which only raises that something is not there once the disk has that it is gone."""
+        while True:
+            if self._next_write is None:
+                await self._ready(changes=changes)
+            try:
+                return self._topic(topic, *groups, damaged=damaged)
+            except (TopicNotFound, GroupNotFound):
+                if not await self._is_removing():
+                    raise
+
+    async def _is_removing(self) -> bool:
+        """Return whether something was on its way to be removed, when the disk has that, or has failed."""
+        if self._removal is None or self._removal.done():
+            return False
+        await asyncio.wait([self._removal])
+        return True
 
     def _topic(self, topic: str, *groups: str, damaged: bool = False) -> Topic:
         """Return a topic that is sound and has these groups, or raise."""
@@ -334,11 +346,10 @@ class RocksMQ(MessageQueue):
 
     async def _ready(self, *, changes: bool = False) -> None:
         """Have the topics of the database that is open, or raise; asked once in a turn: then there is a write of it."""
-        store, settled = self._store, self._settled
-        while self._closed or self._openings != store.openings or not store.taking_writes or not settled.is_set():
+        while self._closed or self._openings != self._store.openings or not self._store.taking_writes:
             if self._closed:
                 raise OnShutdown("the queue is closed")
-            await (self._in_term(self._load) if settled.is_set() else settled.wait())
+            await self._in_term(self._load)
         if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
             self._store.check_admitted(makes_room=True)
 
@@ -373,11 +384,11 @@ class RocksMQ(MessageQueue):
             asyncio.get_running_loop().call_soon(self._flush)
         return write
 
-    def _flush(self) -> asyncio.Future[None] | None:
+    def _flush(self) -> None:
         """Hand what was changed in this turn to the writer thread. Never suspends, so call order is the order on disk."""
         write, self._next_write = self._next_write, None
         if write is None:
-            return None
+            return
         now_ms, stored = self._now_ms(), list[tuple[bytes, bytes]]()
         for topic in write.topics:
             for data, entry in topic.write(page_bytes=self._options.page_bytes, now_ms=now_ms):
@@ -388,9 +399,8 @@ class RocksMQ(MessageQueue):
             outcome = self._store.write_meta(write.changes, entries=stored, dropped=write.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
             write.end(error)
-            return None
+            return
         outcome.add_done_callback(partial(self._landed, write))
-        return outcome
 
     def _landed(self, write: _Write, outcome: asyncio.Future[None]) -> None:
         """The disk has a write: consumers may see it, then who waits for it is told."""
@@ -417,10 +427,12 @@ class RocksMQ(MessageQueue):
                 # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
                 elif not await carry_on(self._read(found, ids[len(messages)])):
                     break
-        except BaseException as error:
-            if not messages or not isinstance(error, Corrupt):  # what lies before damage is delivered first
-                messages = []
+        except Corrupt:
+            if not messages:  # else what lies before damage is delivered first
                 raise
+        except BaseException:
+            messages = []
+            raise
         finally:
             self._give_back(found.name, group, ids[len(messages) :], lease)
         return messages

@@ -126,6 +126,8 @@ async def test_what_cannot_be_is_refused_with_the_same_errors(node: Node) -> Non
         (mq.consume("t", "g", "many"), InvalidArgument),  # type: ignore[arg-type]
         (mq.consume("t", "g", 1, wait_s="long"), InvalidArgument),  # type: ignore[arg-type]
         (mq.register_consumer("t", "g", ack_timeout_s="long"), InvalidArgument),  # type: ignore[arg-type]
+        (mq.consume("t", "g", 1, wait_s=1 << 2_000), InvalidArgument),
+        (mq.register_consumer("t", "g", ack_timeout_s=10**5_000), InvalidArgument),
         (mq.get_message("t", "there"), InvalidArgument),  # type: ignore[arg-type]
         (mq.produce("t", [ProducerMessage(b"a", 5)]), InvalidArgument),  # type: ignore[arg-type]
         (mq.seek("t", "g", "there"), InvalidArgument),  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Streams that run out of time, are cancelled, or acknowledge slowly: what is there is given, and nothing is lost."""
 
 import asyncio
+import math
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,29 @@ async def test_a_seek_that_is_cancelled_is_undone_or_has_to_be_repeated(tmp_path
             assert has_to_be_repeated
             assert ends((await waiting).messages) == [2]
             assert await drained(consumer) == [[3]]
+
+
+async def test_what_comes_after_a_seek_that_was_cancelled_and_not_repeated_has_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk(monkeypatch)
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, *[inserts(number) for number in range(1, 7)])
+        async with streams.consumer("a") as consumer:
+            first, _, _ = [await consumer.consume(timeout=60) for _ in range(3)]
+            consumer._acked_s = 0.0  # it is time to acknowledge these, and never again
+            await consumer.consume(timeout=60)
+            await until(lambda: len(consumer._subscriptions["a"].acked) == 3)
+            consumer._acked_s = math.inf
+            await consumer.consume(timeout=60)
+            disk.gate.clear()
+            seeking = asyncio.ensure_future(consumer.seek(first.end_positions))
+            await until(lambda: disk.waiting)
+            seeking.cancel()
+            await asyncio.wait([seeking])
+            disk.gate.set()
+        async with streams.consumer("a") as consumer:
+            assert await drained(consumer) == [[2], [3], [4], [5], [6]]
 
 
 async def test_what_a_read_from_before_an_acknowledgement_brings_again_is_passed_over() -> None:
