@@ -7,7 +7,7 @@ import pytest
 from tests.picture import PICTURE, drawn
 from tests.walks import PAGE, ROOT, WALKS, on_page, told
 
-AT_ONCE = {"cut", "open"}
+AT_ONCE = {"insert", "cut", "open"}
 """Walks whose steps run on several threads at once, so that their order is not always the same."""
 
 

@@ -10,7 +10,6 @@ from streamingnode.cli.data import describe_collection, start_policy
 from streamingnode.cli.output import Output, fields_of, format_bytes, format_count
 from streamingnode.progress import Progress
 from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, shown
-from wal.rocksmq.contract import check_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -370,6 +369,8 @@ def _target(to: str, info: "TopicInfo") -> int:
     """Return the message id that is meant. Raises as `MessageQueue.seek` does."""
     if to in {"earliest", "latest"}:
         return info.begin_id if to == "earliest" else info.end_id + 1
+    from wal.rocksmq.contract import check_place
+
     try:
         return check_place(int(to), (info.begin_id, info.end_id))
     except ValueError:

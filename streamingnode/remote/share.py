@@ -48,8 +48,6 @@ class Keeper:
     def __init__(self, path: Path, config: NodeConfig, own: Own) -> None:
         self._path, self._own, self._pause_s = path, own, LOOK_PAUSE_S
         self._config = replace(config, serve=replace(config.serve, listen=True))
-        self.owns = False
-        """Whether the node is open in this process."""
         self.error: Exception | None = None
         """Why this process could not open it last, or had to close it."""
         self.is_alone = False
@@ -74,15 +72,14 @@ class Keeper:
         async with self._own(lambda: self._config) as node:
             backend = node._backend  # noqa: SLF001 - this is the other half of the node
             assert isinstance(backend, EmbeddedBackend), "it was opened here"
+            if not await to_thread.run_sync((self._path / SOCKET_NAME).is_socket):
+                raise InvalidArgument(f"{self._path} takes no socket, and no second process — let one have it alone")
             backend.on_wanted = partial(self._hand_over, node)
             if backend.is_wanted:  # by who came between the node's listening and here, and asks once
                 self._hand_over(node)
-            self.owns, self.error = True, None
+            self.error = None
             _log.info("node_owned", path=str(self._path), pid=os.getpid())
-            try:
-                await node.wait_closed()
-            finally:
-                self.owns = False
+            await node.wait_closed()
 
     def _hand_over(self, node: Node) -> None:
         self._pause_s = OWNER_S_MAX  # who asked for it gets it
@@ -110,12 +107,8 @@ async def compose_shared(
             node = await compose_remote(address, options, supervisor, closing)
         except Unreachable:
             if keeper.error is not None:
+                await keeping.stop()  # who called may have the directory alone
                 raise keeper.error from None
-            if keeper.owns and not await to_thread.run_sync(Path(address.path).is_socket):
-                await keeping.stop()
-                raise InvalidArgument(
-                    f"{path} takes no socket, and no second process — let one have it alone"
-                ) from None
             if time.monotonic() > until:
                 await to_thread.run_sync(check_free, path)
                 raise

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import anyio
 import pytest
@@ -20,6 +20,8 @@ from streamingnode.cli import main
 from streamingnode.cli.command import reached
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.opening import OpenNode, handed_over, open_briefly
+from streamingnode.remote.address import Address
+from streamingnode.remote.client import compose_remote
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
 from wal.errors import AlreadyOwned
 from wal.files import DirectoryLock
@@ -307,7 +309,7 @@ async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directo
 async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_hands_it_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node listens before the command knows that it is open."""
+    """Its node listens before the command knows that it is open, and has no socket any more when that looks for it."""
     async with sn.open_node(tmp_path):
         pass
     enter, ask = OpenNode.__aenter__, EmbeddedBackend.hand_over
@@ -324,12 +326,19 @@ async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_ha
         await ask(backend)
         is_asked.set()
 
+    async def connect_late(address: Address, *rest: Any) -> sn.Node:
+        await is_asked.wait()
+        while not is_served.is_set() and await anyio.Path(address.path).is_socket():
+            pass
+        return await compose_remote(address, *rest)
+
     async def run_command() -> None:
         async with open_briefly(tmp_path, lasting=True):
             await is_served.wait()
 
     monkeypatch.setattr(OpenNode, "__aenter__", open_late)
     monkeypatch.setattr(EmbeddedBackend, "hand_over", hand_over)
+    monkeypatch.setattr("streamingnode.remote.share.compose_remote", connect_late)
     command = asyncio.create_task(run_command())
     await is_open.wait()
     async with sn.open_node(tmp_path):
