@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -18,6 +19,8 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
+from streamingnode.cli.kept_columns import has_nanoseconds, kept_columns
+from streamingnode.rows import PANDAS_INDEX, by_row, exact_cast
 from streamingnode.schema import (
     FINER_TIME,
     AnyArray,
@@ -109,6 +112,7 @@ class JsonLines:
     """The rows of a buffered stream of JSON objects, one on each line."""
 
     unit = "line"
+    left_out = ()
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._is_live = not stream.seekable()
@@ -208,6 +212,8 @@ class ParquetRows:
     """The rows of one Parquet file; the system columns of a node's own files are left out. Used as `JsonLines`."""
 
     unit = "row"
+    left_out: tuple[str, ...]
+    """The levels of a pandas index without a name, which number the rows and are no part of them."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         # At any row it is that of the whole file, which is written whole, or anew.
@@ -218,11 +224,41 @@ class ParquetRows:
             # Texts and bytes are read as they lie in the file: each once, however many rows have them.
             texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
             self._file = pq.ParquetFile(stream, metadata=metadata, read_dictionary=texts)
+            names = self._file.schema.to_arrow_schema().names
+        self.left_out = tuple(filter(PANDAS_INDEX.fullmatch, names))
+        self._names = [name for name in names if name not in SYSTEM_COLUMNS.union(self.left_out)]
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
-        """Return the file's own columns."""
-        return pa.schema([field for field in self._file.schema.to_arrow_schema() if field.name not in SYSTEM_COLUMNS])
+        """Return columns that hold the file's own. Raises `SchemaMismatch` for one that no kept type holds."""
+        given = pa.schema([field for field in self._file.schema.to_arrow_schema() if field.name in self._names])
+        kept = kept_columns(given)
+        self._check_microseconds([field.name for field in given if has_nanoseconds(field.type)], kept)
+        return kept
+
+    def _check_microseconds(self, names: list[str], kept: pa.Schema) -> None:
+        """Look at these columns of the whole file: it tells of a time that is too fine before there is a collection."""
+        first_row = 1
+        for read in self._read(names) if names else ():
+            for name in names:
+                kind = kept.field(name).type
+                try:
+                    by_row(partial(exact_cast, target=kind), read.column(name), name, kind, first_row)
+                except SchemaMismatch as error:
+                    text = f"column {name!r}, row {error.row}: a time is finer than the microseconds that are kept"
+                    step = "round the column before, as pandas does by dt.floor"
+                    raise SchemaMismatch(f"{text} — {step}", column=name, row=error.row) from None
+            first_row += read.num_rows
+
+    def _read(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of all rows, in order and in bounded batches. Raises `StorageFailed`."""
+        metadata = self._file.metadata
+        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
+        with _readable():
+            for read in self._file.iter_batches(at_once, columns=names):
+                read.validate(full=True)
+                yield read
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind row `last`, and return the digest; None when there are fewer rows."""
@@ -231,20 +267,16 @@ class ParquetRows:
 
     def batches(self, _: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows, in order. Raises `StorageFailed`."""
-        metadata, before = self._file.metadata, 0
-        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-        at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
-        with _readable():
-            for read in self._file.iter_batches(at_once, columns=self.infer_schema().names):
-                read.validate(full=True)
-                passed_over = min(read.num_rows, max(0, self._passed_over - before))
-                before += passed_over
-                new = [read.slice(passed_over)] if passed_over < read.num_rows else []
-                # More than one append group would not be applied whole or not at all.
-                for rows in slices_within(new, BYTES_MAX, _plain_bytes_of_several):
-                    numbers = range(before + 1, before + 1 + rows.num_rows)
-                    before += rows.num_rows
-                    yield RowBatch(rows, self.unit, numbers, self._digest)
+        before = 0
+        for read in self._read(self._names):
+            passed_over = min(read.num_rows, max(0, self._passed_over - before))
+            before += passed_over
+            new = [read.slice(passed_over)] if passed_over < read.num_rows else []
+            # More than one append group would not be applied whole or not at all.
+            for rows in slices_within(new, BYTES_MAX, _plain_bytes_of_several):
+                numbers = range(before + 1, before + 1 + rows.num_rows)
+                before += rows.num_rows
+                yield RowBatch(rows, self.unit, numbers, self._digest)
 
 
 def _plain_bytes_of_several(batch: pa.RecordBatch) -> int:
