@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.schema import AnyField, has_leaf
+from streamingnode.schema import AnyField, child_fields, has_leaf, is_list
 
 _DECIMAL_DIGITS_MAX = 38
 _SAME: dict[pa.DataType, pa.DataType] = {
@@ -45,13 +45,12 @@ def kept_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.DictionaryType):
         return kept_type(kind.value_type)
     if pt.is_struct(kind):
-        return pa.struct([_inside(kind.field(index)) for index in range(kind.num_fields)])
-    if isinstance(kind, pa.FixedSizeListType):
-        return pa.list_(_inside(kind.value_field), kind.list_size)
-    if pt.is_list(kind):
-        return pa.list_(_inside(kind.value_field))
-    if pt.is_large_list(kind):
-        return pa.large_list(_inside(kind.value_field))
+        return pa.struct([_inside(field) for field in child_fields(kind)])
+    if is_list(kind):
+        item = _inside(kind.field(0))
+        if pt.is_large_list(kind):
+            return pa.large_list(item)
+        return pa.list_(item, kind.list_size if isinstance(kind, pa.FixedSizeListType) else -1)
     if pt.is_fixed_size_binary(kind):
         return pa.binary()
     if pt.is_decimal(kind) and kind.precision <= _DECIMAL_DIGITS_MAX:
