@@ -217,11 +217,20 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
 def check_path(what: str, path: str | os.PathLike[str]) -> Path:
     """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or not text or "\0" in text or not _has_bytes(text):
         raise InvalidArgument(f"{path!r} names no {what} — give a path")
     if _ADDRESS.match(text):
         raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine, or connect to it")
     return Path(text)
+
+
+def _has_bytes(path: str) -> bool:
+    """Whether a path can be what a file system has: half of a surrogate pair mostly cannot."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_toml(file: Path) -> Mapping[str, object]:

@@ -425,6 +425,9 @@ def by_row(
             raise SchemaMismatch(f"column {column!r} {reason}", column=column) from None
         if isinstance(error, SchemaMismatch):
             raise _misfit(error.column or column, first_row, str(error)) from None
+        if isinstance(error, UnicodeEncodeError):
+            reason = f"{shown(error.object[error.start])} is half of a surrogate pair, which is no character"
+            raise _misfit(column, first_row, f"{reason} — give the whole character, or leave it out") from None
         said = brief(str(error))  # Arrow quotes the value, whole
         raise _misfit(column, first_row, f"{said} — give a value that {kind} holds") from None
 

@@ -320,6 +320,22 @@ def test_row_that_does_not_fit_is_named(row: dict[str, object], column: str, tex
     assert text in str(error)
 
 
+@pytest.mark.parametrize(
+    "row, column",
+    [({"id": 1, "item": "a\ud800"}, "item"), ({"id": 1, "item": "\udc00\ud800"}, "item")],
+)
+def test_half_a_surrogate_pair_is_named_as_what_it_is(row: dict[str, object], column: str) -> None:
+    error = refusal([{"id": 0, "item": "tea"}] * 3 + [row])
+    assert (error.column, error.row) == (column, 3)
+    assert "is half of a surrogate pair, which is no character — give the whole character" in str(error)
+    nested = shape_of(pa.list_(pa.struct([("x", pa.string())])))
+    error = refusal([{"id": 0, "value": []}, {"id": 1, "value": [{"x": "\udfff"}]}], nested)
+    assert (error.column, error.row) == ("value", 1)
+    assert "surrogate pair" in str(error)
+    with pytest.raises(SchemaMismatch, match="surrogate pair"):
+        keys_to_batches(["a", "\ud800"], key_shape(row_shape(schema_of(id=pa.string()), primary_key="id")))
+
+
 def test_a_column_that_a_dict_lacks_is_null() -> None:
     given: list[dict[str, object]] = [{"id": 1}, {"id": 2, "item": "tea", "amount": 1.0}, {"amount": 2.0, "id": 3}]
     for rows in (given, given[:1], given * 2_000):
