@@ -362,7 +362,12 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
             given = batch.schema.field(field.name).type
             if not _converts_exactly(given, field.type):
                 kind = given.value_type if pt.is_dictionary(given) else given  # as texts of a file are read, too
-                reason = f"is {kind}, the schema has {field.type} — cast it before the insert"
+                advice = "cast it before the insert"
+                if pt.is_timestamp(kind) and pt.is_timestamp(field.type):
+                    advice = "say which zone its times are in, as pc.assume_timezone does"
+                    if kind.tz is not None:
+                        advice = "give the times of one zone without it, as pc.local_timestamp does"
+                reason = f"is {kind}, the schema has {field.type} — {advice}"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
         _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
         columns = [

@@ -427,6 +427,22 @@ def test_batch_that_does_not_fit_is_refused_by_column(columns: dict[str, object]
     assert (error.column, error.row) == (column, row)
 
 
+@pytest.mark.parametrize(
+    "given, kind, step",
+    [
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), "say which zone its times are in"),
+        (pa.timestamp("ns", "UTC"), pa.timestamp("us"), "give the times of one zone without it"),
+    ],
+    ids=str,
+)
+def test_arrow_times_whose_zone_is_not_that_of_the_column_are_refused_with_what_to_do(
+    given: pa.DataType, kind: pa.DataType, step: str
+) -> None:
+    error = refusal(pa.table({"id": [0], "value": pa.array([0], given)}), shape_of(kind))
+    assert error.column == "value"
+    assert f"is {given}, the schema has {kind} — {step}" in str(error)
+
+
 def test_batch_with_a_column_twice_or_missing_is_refused() -> None:
     batch = batch_of()
     assert "appears twice" in str(
