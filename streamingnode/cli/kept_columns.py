@@ -33,8 +33,8 @@ def kept_columns(schema: pa.Schema) -> pa.Schema:
         if has_leaf(field.type, pt.is_uint64):
             raise SchemaMismatch(
                 f"column {field.name!r} is {field.type}, and no integer that is kept holds all of uint64 — make the "
-                "collection with `streamingnode collection create`, with int64 (to 2^63 - 1) or decimal(20, 0) there, "
-                "and insert without --create",
+                "collection with `streamingnode collection create`, with int64 (to 2^63 - 1) or a decimal of 20 digits "
+                "there, and insert without --create",
                 column=field.name,
             )
     return pa.schema([field.with_type(kept_type(field.type)) for field in schema])

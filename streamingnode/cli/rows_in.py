@@ -1,9 +1,11 @@
 """Rows from a file or a pipe in batches of bounded size, JSON lines or Parquet. Everything here blocks."""
 
 import codecs
+import gzip
 import hashlib
 import select
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.cli.kept_columns import has_nanoseconds, kept_columns
+from streamingnode.json_mistake import Mistake, json_kind, mistake_in
 from streamingnode.rows import PANDAS_INDEX, by_row, exact_cast
 from streamingnode.schema import (
     FINER_TIME,
@@ -33,7 +36,7 @@ from streamingnode.schema import (
     with_leaves,
 )
 from streamingnode.writing.write import slices_within
-from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief, shown
 
 ROWS_MAX = 10_000
 """Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up little."""
@@ -47,6 +50,22 @@ BATCH_S = 0.2
 """How long a line that came through a pipe waits for others to go with."""
 
 PARQUET_MAGIC = b"PAR1"
+GZIP_MAGIC = b"\x1f\x8b"
+_UNPACK = "unpack it first, with {} -d, or in a pipe with {} -dc"
+_NO_ROWS: dict[bytes, tuple[str, str]] = {
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", _UNPACK.format("zstd", "zstd")),
+    b"\xfd7zXZ": ("packed with xz", _UNPACK.format("xz", "xz")),
+    b"BZh": ("packed with bzip2", _UNPACK.format("bzip2", "bzip2")),
+    b"\x04\x22\x4d\x18": ("packed with lz4", _UNPACK.format("lz4", "lz4")),
+    b"PK\x03\x04": ("a ZIP archive", "unpack it first, or in a pipe with unzip -p"),
+    b"ARROW1": ("an Arrow file", "write it as Parquet"),
+    b"\xff\xff\xff\xff": ("an Arrow stream", "write it as Parquet"),
+    b"ORC": ("an ORC file", "write it as Parquet"),
+    b"Obj\x01": ("an Avro file", "write it as Parquet"),
+    b"\xff\xfe": ("text in UTF-16", "write it in UTF-8"),
+    b"\xfe\xff": ("text in UTF-16", "write it in UTF-8"),
+}
+"""What inputs that have no rows for us begin with: what each is, and what to do. JSON and Parquet begin with none."""
 SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 """What a node and its tables add to a row, and what is not part of it when it is inserted again."""
 
@@ -91,10 +110,23 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
             stream: Any = stdin if name == "-" else opened.enter_context(Path(name).open("rb"))
             # Stdin, too: the thread that an interrupt leaves behind waits for lines until then, and the program for it.
             opened.callback(stream.close)
-            is_parquet = stream.peek(1).startswith(PARQUET_MAGIC[:1])  # no JSON begins so
+            head = stream.peek(1)
         except OSError as error:
             step = "name a file of JSON lines or Parquet"
             raise InvalidArgument(f"cannot read {name}: {error.strerror} — {step}") from error
+        if head.startswith(GZIP_MAGIC):
+            if not stream.seekable():
+                step = "unpack it in the pipe, with gunzip -c, or name the file"
+                raise InvalidArgument(f"the input is packed with gzip, which is read from a file alone — {step}")
+            stream = opened.enter_context(gzip.open(stream))
+            with _readable():
+                head = stream.peek(1)
+            if head.startswith((PARQUET_MAGIC, GZIP_MAGIC)):
+                raise InvalidArgument(f"{name} is gzip around what is packed already — unpack it first, with gunzip")
+        for magic, (what, step) in _NO_ROWS.items():
+            if head.startswith(magic):
+                raise InvalidArgument(f"{'the input' if name == '-' else name} is {what} — {step}")
+        is_parquet = head.startswith(PARQUET_MAGIC)
         if is_parquet and not stream.seekable():
             raise InvalidArgument("Parquet is read from its end, which a pipe has not yet — name the file")
         yield ParquetRows(stream) if is_parquet else JsonLines(stream)
@@ -104,7 +136,7 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
 def _readable() -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, EOFError, zlib.error) as error:
         raise StorageFailed(f"the input cannot be read whole: {brief(str(error))} — write it again") from None
 
 
@@ -123,11 +155,12 @@ class JsonLines:
     def infer_schema(self) -> pa.Schema:
         """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, `SchemaMismatch`."""
         self._ahead = self._read()
-        rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode)
+        rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode, None)
         if not rows:
             raise InvalidArgument("there are no rows to take columns from — give at least one line")
         names = dict.fromkeys(chain.from_iterable(rows))
-        return pa.schema([_inferred(name, [row.get(name) for row in rows]) for name in names])
+        numbers = [number for number, _ in self._ahead]
+        return pa.schema([_inferred(name, [row.get(name) for row in rows], numbers) for name in names])
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind line `last`, and return the digest up to there; None when there is no such line."""
@@ -142,7 +175,7 @@ class JsonLines:
         decode = row_decoder(schema)
         while read := self._ahead or self._read():
             self._ahead = []
-            rows = _decoded(read, decode)
+            rows = _decoded(read, decode, schema)
             self._digest.update(b"".join(line for _, line in read))
             yield RowBatch(rows, self.unit, [number for number, _ in read], self._digest.digest())
 
@@ -180,32 +213,51 @@ class JsonLines:
                 yield None
 
 
-def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row]) -> list[Row]:
+def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row], schema: pa.Schema | None) -> list[Row]:
     """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it refuses."""
     rows = []
     for number, line in read:
         try:
             rows.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            step = "a line is one JSON object, with the collection's columns; nothing of its batch is inserted"
-            raise SchemaMismatch(f"line {number}: {brief(str(error))} — {step}", row=number) from None
+            mistake = mistake_in(line, schema)
+            if mistake is None:
+                step = "a line is one JSON object, with the collection's columns"
+                mistake = Mistake(None, brief(str(error)), step)
+            place = f"line {number}" if mistake.column is None else f"column {mistake.column!r}, line {number}"
+            text = f"{place}: {mistake.found} — {mistake.next_step}; nothing of its batch is inserted"
+            raise SchemaMismatch(text, column=mistake.column, row=number) from None
     return rows
 
 
-def _inferred(name: str, values: list[Any]) -> AnyField:
+def _inferred(name: str, values: list[Any], numbers: Sequence[int]) -> AnyField:
     """Return a column that holds the values: of text, times where all of it is, with a zone or without."""
     try:
         kind = pa.array(values).type
         found = with_leaves(kind, lambda leaf: pa.string() if pt.is_null(leaf) else leaf)
     except (pa.ArrowException, OverflowError, RecursionError) as error:
-        said = brief(str(error))
-        raise SchemaMismatch(f"column {name!r} of the first lines: {said} — give it values of one kind") from None
+        said = _clash(values, numbers) or brief(str(error))
+        text = f"column {name!r} of the first lines: {said} — give it values of one kind"
+        raise SchemaMismatch(text, column=name) from None
     if pt.is_string(kind) and not any(FINER_TIME.search(value.encode()) for value in values if value):
         for times in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
             with suppress(msgspec.ValidationError):
                 msgspec.convert(values, list[json_type(times)])  # type: ignore[misc]  # made from a column's type
                 found = times
     return pa.field(name, found)
+
+
+def _clash(values: list[Any], numbers: Sequence[int]) -> str:
+    """Return which lines have values of two kinds, and which; nothing when all are of one."""
+    present = [(number, value) for number, value in zip(numbers, values, strict=True) if value is not None]
+    for number, value in present:
+        if json_kind(value) != json_kind(present[0][1]):
+            first_number, first = present[0]
+            return (
+                f"line {first_number} has {json_kind(first)}, {shown(first)}, "
+                f"and line {number} {json_kind(value)}, {shown(value)}"
+            )
+    return ""
 
 
 class ParquetRows:

@@ -83,7 +83,7 @@ def test_a_required_column_stays_required() -> None:
 
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.list_(pa.uint64())], ids=str)
 def test_uint64_has_no_one_answer_and_is_refused_with_the_two(kind: pa.DataType) -> None:
-    with pytest.raises(SchemaMismatch, match=r"collection create.* int64 .* or decimal\(20, 0\)") as caught:
+    with pytest.raises(SchemaMismatch, match=r"collection create.* int64 .* or a decimal of 20 digits") as caught:
         kept_columns(pa.schema([("id", pa.int64()), ("v", kind)]))
     assert caught.value.column == "v"
 
