@@ -322,7 +322,7 @@ class Node:
         """Have a named reader go on where `policy` starts, and return where that is; with `dry_run` only that.
 
         Durable when this returns. What lies between is delivered again, or never. Raises `ReaderBusy` while the reader is
-        open, `Truncated` for a place below what is kept, and `InvalidArgument` when there is no such reader.
+        open, `Truncated` for a place below what is kept, and `ReaderNotFound` when there is no such reader.
         """
         self._info(collection)
         place = _checked(policy).plain

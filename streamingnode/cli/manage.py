@@ -136,6 +136,7 @@ async def reader(
     lies between comes again, or never. `rm` forgets its place. A reader that is open can be neither moved nor removed
     (READER_BUSY): end its program first.
     """
+    policy = start_policy(str(to), "--to") if action == "seek" else None
     if collection is not None:
         node.collection(collection)
     found = [each for each in await node.readers() if collection is None or collection in each.collections]
@@ -144,10 +145,10 @@ async def reader(
         return
     before = next((each for each in found if each.name == reader), None)
     if before is None:
-        raise InvalidArgument(f"{collection} has no reader {shown(reader)} — `streamingnode reader ls` names them")
+        text = f"collection {collection!r} has no reader {shown(reader)}"
+        raise sn.errors.ReaderNotFound(f"{text} — `streamingnode reader ls` names them")
     what = f"reader {reader} of {collection}"
-    if action == "seek":
-        policy = start_policy(str(to), "--to")
+    if policy is not None:
         after = await node.seek_reader(before.collections[0], reader, policy, dry_run=dry_run)
         moved = f"{'would go' if dry_run else 'went'} from {before.message_id} to {after.message_id}"
         output.result(
@@ -185,7 +186,8 @@ async def txn(
         return
     chosen = next((each for each in found if each.txn_id == id), None)
     if chosen is None:
-        raise InvalidArgument(f"transaction {id} is not open — `streamingnode txn ls` names those that are")
+        text = f"transaction {id} is not open"
+        raise sn.errors.TransactionExpired(f"{text} — `streamingnode txn ls` names those that are")
     if not dry_run:
         await node.abort_transaction(chosen.txn_id)
     size = f"{format_count(chosen.bodies, 'message')}, {format_bytes(chosen.bytes)}"
