@@ -10,6 +10,7 @@ from streamingnode.cli.data import describe_collection, start_policy
 from streamingnode.cli.output import Output, fields_of, format_bytes, format_count
 from streamingnode.progress import Progress
 from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, shown
+from wal.rocksmq.messages import check_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -220,14 +221,20 @@ async def topic(
     has not acknowledged. Removing a topic removes its messages and groups, for good; one that exists may be created
     again and stays as it is.
     """
-    if topic is not None and action == "create" and not dry_run:
-        await node.mq.create_topic(topic)
     found = await node.mq.info()
     if topic is None:
         output.listing("topics", [line_of_topic(name, info) for name, info in sorted(found.items())])
     elif action == "create":
-        verb = "is" if topic in found else "would be"
-        output.result(f"topic {topic} {verb} there", {"topic": topic, "exists": topic in found})
+        was_there = topic in found
+        if dry_run:
+            check_name("topic", topic)
+        else:
+            await node.mq.create_topic(topic)  # one that is there, too: it asks for the right to make it
+        text = f"{'would be ' if dry_run else ''}created: topic {topic}"
+        if was_there:
+            text = f"topic {topic} was there already"
+        exists = was_there or not dry_run
+        output.result(text, {"topic": topic, "exists": exists, "created": exists and not was_there})
     elif (info := found.get(topic)) is None:
         raise TopicNotFound(f"there is no topic {shown(topic)}")
     elif action == "info":
