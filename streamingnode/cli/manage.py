@@ -10,7 +10,6 @@ from streamingnode.cli.data import describe_collection, start_policy
 from streamingnode.cli.output import Output, fields_of, format_bytes, format_count
 from streamingnode.progress import Progress
 from wal.errors import GroupNotFound, InvalidArgument, TopicNotFound, shown
-from wal.rocksmq.messages import check_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -221,6 +220,8 @@ async def topic(
     has not acknowledged. Removing a topic removes its messages and groups, for good; one that exists may be created
     again and stays as it is.
     """
+    from wal.rocksmq.messages import check_name
+
     found = await node.mq.info()
     if topic is None:
         output.listing("topics", [line_of_topic(name, info) for name, info in sorted(found.items())])
