@@ -4,7 +4,6 @@ Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of 
 path, as in `flush.schedule.interval_s`, or by an alias.
 """
 
-import difflib
 import os
 import re
 import tomllib
@@ -24,7 +23,7 @@ from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
-from wal.errors import InvalidArgument, shown
+from wal.errors import InvalidArgument, nearest, shown
 from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
@@ -276,8 +275,8 @@ def _names() -> Mapping[str, str]:
 def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> Setting:
     """Return the setting that a name means, its value converted and checked. Raises `InvalidArgument`."""
     if name not in keys:
-        near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
+        near = nearest(name, keys)
+        advice = f"did you mean {near!r}?" if near else "`streamingnode config show` lists all settings"
         raise InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
     key = keys[name]
     kind = _known_settings()[key]

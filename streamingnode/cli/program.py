@@ -4,14 +4,14 @@ import argparse
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
 from streamingnode.cli import care, data, insert, jobs, manage, watch
 from streamingnode.cli.command import Command, command, locate, operand
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, nearest, shown
 from wal.files import disk_errors_typed
 
 _FUNCTION = """\
@@ -106,11 +106,53 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
     return code or EXIT_OK
 
 
+_ALIKE = (
+    {"ls", "list"},
+    {"rm", "remove", "delete", "drop"},
+    {"create", "make", "add", "new"},
+    {"info", "show", "describe", "status"},
+)
+"""What other programs call the same."""
+_LIKENESS = 0.6
+
+
 class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong with the arguments."""
+    """Raises what is wrong with the arguments, and what may have been meant."""
+
+    _words: Sequence[str] = ()
+    """What it parses, up to a `--`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line up to the command's name; the rest is its own parser's."""
+        self._words = [*takewhile(lambda word: word.startswith("-"), args or ())]
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        # An option that is misspelt leaves its value behind as an argument, or takes the place of one.
+        if message.startswith(("unrecognized arguments", "the following arguments are required")):
+            for word in self._words:
+                name = word.partition("=")[0]
+                is_known = any(each.startswith(name) for each in self._option_string_actions)
+                if len(name) > 2 and name.startswith("-") and not is_known:
+                    self._suggest(f"there is no option {shown(name)}", name, self._option_string_actions)
         raise InvalidArgument(f"{message} — see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [*action.choices]
+            what = f"{self.prog} has no {action.metavar or action.dest} {shown(value)}"
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - what it is has no other name
+                names += self._option_string_actions
+                what = f"there is no command {shown(value)}"
+            self._suggest(what, value, names)
+        super()._check_value(action, value)
+
+    def _suggest(self, what: str, given: str, names: Iterable[str]) -> None:
+        """Raise what is wrong with the name that was meant; return where none is like it."""
+        alike = next((group for group in _ALIKE if given in group), set[str]())
+        near = next((name for name in names if name in alike), None) or nearest(given, names, likeness=_LIKENESS)
+        if near is not None:
+            raise InvalidArgument(f"{what} — did you mean {near!r}? `{self.prog} --help` lists all")
 
 
 class _CommandParser(_Parser):
@@ -121,9 +163,9 @@ class _CommandParser(_Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
         if self._mixing:
-            return super().parse_known_args(args, namespace)
-        words = takewhile("--".__ne__, args or ())
-        if any(len(word) > 2 and "--node".startswith(word.partition("=")[0]) for word in words):
+            return argparse.ArgumentParser.parse_known_args(self, args, namespace)
+        self._words = [*takewhile("--".__ne__, args or ())]
+        if any(len(word) > 2 and "--node".startswith(word.partition("=")[0]) for word in self._words):
             for action in [each for each in self._actions if each.dest == "place" and not each.option_strings]:
                 self._remove_action(action)  # the option gives it, and the other positionals move up
         self._mixing = True
