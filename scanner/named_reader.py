@@ -103,7 +103,8 @@ class NamedReaders:
     async def move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
         """Have a collection's reader resume at `to`, ahead of its place or behind it; durable when this returns.
 
-        Raises `ReaderBusy` while it is open, `ReaderNotFound` when there is none. Cancelled, it may still take place.
+        Raises `ReaderBusy` while it is open, `ReaderNotFound` when there is none. Cancelled, it may
+        still take place.
         """
         await carry_on(self._move(collection_id, name, to))
 

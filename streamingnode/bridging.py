@@ -20,7 +20,7 @@ from interceptors.errors import SchemaMismatch
 from streamingnode.collections import check_name
 from streamingnode.json_mistake import mistake_in
 from streamingnode.remote.writes import is_compressed
-from streamingnode.rows import row_shape, to_batches
+from streamingnode.rows import Rows, row_shape, to_batches
 from streamingnode.schema import has_leaf, row_decoder
 from streamingnode.streams.messages import parts_within
 from streamingnode.writing.write import check_rows_fit
@@ -165,14 +165,17 @@ class _Crossing:
         for message in messages:
             body, batches, reason = message.payload, list[pa.RecordBatch](), ""
             try:
-                rows = [self._decode(body)] if _is_json(body) else _arrow_rows(body, self._shape.schema)
-                check_rows_fit(batches := to_batches(rows, self._shape), self._node.config.wal.group_bytes_max)
+                batches = to_batches(self._rows_of(body), self._shape)
+                check_rows_fit(batches, self._node.config.wal.group_bytes_max)
             except _UNFIT as error:
                 batches, reason = [], self._reason(body, error)[:ERROR_CHARACTERS_MAX]
             fitted.append(_Fitted(message, batches, reason))
             if (size_bytes := size_bytes + sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
                 break
         return fitted
+
+    def _rows_of(self, body: bytes) -> Rows:
+        return [self._decode(body)] if _is_json(body) else _arrow_rows(body, self._shape.schema)
 
     def _reason(self, body: bytes, error: Exception) -> str:
         """Return why a body makes no row."""

@@ -276,7 +276,9 @@ def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> 
     """Return the setting that a name means, its value converted and checked. Raises `InvalidArgument`."""
     if name not in keys:
         near = nearest(name, keys)
-        advice = f"did you mean {near!r}?" if near else "`streamingnode config show` lists all settings"
+        advice = "`streamingnode config show` lists all settings"
+        if near is not None:
+            advice = f"did you mean {near!r}?"
         raise InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
     key = keys[name]
     kind = _known_settings()[key]

@@ -1,7 +1,8 @@
-"""What is wrong with JSON that makes no row, where that can be said better than by its decoder. No I/O.
+"""What is wrong with JSON that makes no row, where a decoder does not say it well. No I/O.
 
-Programs that write logs quote values twice, leave zones out of times, and cut characters in two. A decoder tells a type
-or a byte; whoever has to mend the program needs the column, what was found there, and what belongs there.
+Programs that write logs quote values twice, leave zones out of times, and cut characters in two. A
+decoder names a type or a byte; whoever has to mend the program needs the column, what was found
+there, and what belongs there.
 """
 
 import json
@@ -28,7 +29,7 @@ _JSON_KINDS: dict[type, str] = {
 
 
 class Mistake(NamedTuple):
-    """What was found in a column, with its nested fields behind dots, or None for the whole; and what to do."""
+    """What was found, and what to do. A column has its nested fields behind dots; None: the whole."""
 
     column: str | None
     found: str
@@ -36,7 +37,7 @@ class Mistake(NamedTuple):
 
 
 def mistake_in(text: bytes, schema: pa.Schema | None = None) -> Mistake | None:
-    """Return what is wrong with a JSON object that makes no row of a schema; None where nothing more is known."""
+    """Return what is wrong with JSON that makes no row of a schema; None where no more is known."""
     try:
         value = json.loads(text)
         if (half := next(_halves(value), None)) is not None:
@@ -73,8 +74,11 @@ def _halves(value: object, column: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _quoted_whole(value: str) -> Mistake | None:
-    inner = json.loads(value)
-    if not isinstance(inner, dict | str):
+    inner: Any = value
+    for _ in range(_QUOTES_MAX):
+        if isinstance(inner, str):
+            inner = json.loads(inner)
+    if not isinstance(inner, dict):
         return None
     found = "it is a text with a JSON object in it"
     return Mistake(None, found, "write the object itself, without quotes around it")
@@ -88,7 +92,8 @@ def _of_column(column: str, kind: pa.DataType, value: Any) -> Mistake | None:
         return _of_time(column, kind, value) or _of_quotes(column, kind, value)
     inside: list[tuple[str, pa.DataType, Any]] = []
     if pt.is_struct(kind) and isinstance(value, dict):
-        inside = [(f"{column}.{each.name}", each.type, value.get(each.name)) for each in child_fields(kind)]
+        fields = child_fields(kind)
+        inside = [(f"{column}.{each.name}", each.type, value.get(each.name)) for each in fields]
     elif is_list(kind) and isinstance(value, list):
         inside = [(column, kind.field(0).type, item) for item in value]
     return next((found for each in inside if (found := _of_column(*each)) is not None), None)

@@ -158,8 +158,8 @@ class Node:
     ) -> WriteResult:
         """Add rows that replace all earlier ones of the same keys, in one transaction; raises as `insert` does.
 
-        Rows are replaced whole: a column that a dict lacks becomes null. Of several rows with one key, only the last is
-        added. Over one append group, each group is a transaction of its own.
+        Rows are replaced whole: a column that a dict lacks becomes null. Of several rows with one
+        key, only the last is added. Over one append group, each group is a transaction of its own.
         """
         write = self._writes.write("upsert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -321,8 +321,9 @@ class Node:
     ) -> ReaderInfo:
         """Have a named reader go on where `policy` starts, and return where that is; with `dry_run` only that.
 
-        Durable when this returns. What lies between is delivered again, or never. Raises `ReaderBusy` while the reader is
-        open, `Truncated` for a place below what is kept, and `ReaderNotFound` when there is no such reader.
+        Durable when this returns. What lies between is delivered again, or never. Raises
+        `ReaderBusy` while the reader is open, `Truncated` for a place below what is kept, and
+        `ReaderNotFound` when there is no such reader.
         """
         self._info(collection)
         place = _checked(policy).plain

@@ -197,7 +197,8 @@ def connect(
         raise InvalidArgument(f"tls= is for tls:// addresses, {url!r} would go in the clear — connect to tls://")
     for what, text in {"name": name, "token": token or ""}.items():  # the node ends a connection that begins otherwise
         if not isinstance(text, str) or len(text) > TEXT_MAX or not _is_unicode(text):
-            raise InvalidArgument(f"the {what} is no text of up to {TEXT_MAX} characters — pass another str")
+            text_max = f"text of up to {TEXT_MAX} characters"
+            raise InvalidArgument(f"the {what} is no {text_max} — pass another str")
     if token is not None and token_file is not None:
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
     options = LinkOptions(name=name, token=token or file or "", tls=tls, give_up_s=give_up_s)

@@ -150,7 +150,7 @@ def _batch_of_values(values: Sequence[Values], shape: RowShape, first_row: int) 
 
 
 def _check_names_of_each(rows: DictRows, shape: RowShape, first_row: int) -> None:
-    """Check that every row is a dict of columns, with those that take no null: the others may be left out.
+    """Check that every row is a dict of columns, and has those that take no null.
 
     Raises `InvalidArgument` for what is no dict, and `SchemaMismatch`.
     """
@@ -160,7 +160,8 @@ def _check_names_of_each(rows: DictRows, shape: RowShape, first_row: int) -> Non
     for row, cells in enumerate(rows, first_row):
         if not isinstance(cells, Mapping):
             kind = type(cells).__name__
-            raise InvalidArgument(f"row {row} is a {kind} — each row is a dict of column name to value")
+            step = "each row is a dict of column name to value"
+            raise InvalidArgument(f"row {row} is a {kind} — {step}")
         if not known.issuperset(cells):
             name = next(name for name in cells if name not in known)
             advice = f"correct its name, or leave it out ({', '.join(names[:20])})"
@@ -265,7 +266,8 @@ class ColumnValues:
         names = dict(zip([field.name for field in child_fields(self.arrow_type)], self.inner, strict=True))
         for struct in structs:
             if not struct.keys() <= names.keys():
-                raise self._refused(struct, f"has other fields than {', '.join(names)} — leave those out")
+                known = ", ".join(names)
+                raise self._refused(struct, f"has other fields than {known} — leave those out")
         for name, inner in names.items():
             inner._check([struct.get(name) for struct in structs])  # noqa: SLF001
 
@@ -431,8 +433,10 @@ def by_row(
         if isinstance(error, SchemaMismatch):
             raise _misfit(error.column or column, first_row, str(error)) from None
         if isinstance(error, UnicodeEncodeError):
-            reason = f"{shown(error.object[error.start])} is half of a surrogate pair, which is no character"
-            raise _misfit(column, first_row, f"{reason} — give the whole character, or leave it out") from None
+            letter = shown(error.object[error.start])
+            reason = f"{letter} is half of a surrogate pair, which is no character"
+            step = "give the whole character, or leave it out"
+            raise _misfit(column, first_row, f"{reason} — {step}") from None
         said = brief(str(error))  # Arrow quotes the value, whole
         raise _misfit(column, first_row, f"{said} — give a value that {kind} holds") from None
 

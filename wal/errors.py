@@ -40,7 +40,7 @@ def brief(text: str) -> str:
 
 
 def nearest(name: str, names: Iterable[str], *, likeness: float = 0.5) -> str | None:
-    """Return the one of `names` that is most like `name`, None where none is as much like it as `likeness`, 0 to 1."""
+    """Return the one of `names` that is most like `name`; None below a `likeness` from 0 to 1."""
     import difflib  # few names are wrong
 
     found = difflib.get_close_matches(name, list(names), n=1, cutoff=likeness)

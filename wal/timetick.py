@@ -136,7 +136,10 @@ class IdAllocator:
         self._ticks = ticks
 
     def alloc(self, count: int) -> range:
-        """Return `count` ids that follow each other, above all earlier ones. Raises `InvalidArgument`."""
+        """Return `count` ids that follow each other, above all earlier ones.
+
+        Raises `InvalidArgument` for what is no count.
+        """
         if type(count) is not int or not 1 <= count <= IDS_MAX:
             raise InvalidArgument(f"{shown(count)} ids were asked for — ask for 1 to {IDS_MAX}")
         first = self._ticks.allocate(count)
@@ -152,5 +155,6 @@ class IdAllocator:
         Raises `InvalidArgument` for what no id can be.
         """
         if type(used) is not int or used > TICK_MAX:
-            raise InvalidArgument(f"{shown(used)} is no id — give a whole number of up to {TICK_MAX}")
+            step = f"give a whole number of up to {TICK_MAX}"
+            raise InvalidArgument(f"{shown(used)} is no id — {step}")
         self._ticks.observe(used)

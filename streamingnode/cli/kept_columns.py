@@ -1,7 +1,8 @@
-"""The columns a new collection gets for those of a Parquet file, where a kept type holds every value. No I/O.
+"""The columns a new collection gets for those of a Parquet file. No I/O.
 
-A file has types that a collection does not keep. Most have one obvious answer: the narrowest kept type that holds each
-of their values as it is, which is also the one that Spark reads them as. The others are refused.
+A file has types that a collection does not keep. Most have one obvious answer: the narrowest kept
+type that holds each of their values as it is, which is also the one that Spark reads them as. The
+others are refused.
 """
 
 import pyarrow as pa
@@ -24,19 +25,20 @@ _SAME: dict[pa.DataType, pa.DataType] = {
 
 
 def kept_columns(schema: pa.Schema) -> pa.Schema:
-    """Return the columns that hold every row of a file with this schema, except times finer than microseconds.
+    """Return the columns that hold every row of a file, except times finer than microseconds.
 
-    A type without an answer stays as it is, for the check of the schema to refuse; `not null` inside a column is dropped.
-    Raises `SchemaMismatch` for uint64, which has more than one answer.
+    A type without an answer stays as it is, for the check of the schema to refuse; `not null`
+    inside a column is dropped. Raises `SchemaMismatch` for uint64, which has more than one answer.
     """
     for field in schema:
         if has_leaf(field.type, pt.is_uint64):
-            raise SchemaMismatch(
-                f"column {field.name!r} is {field.type}, and no integer that is kept holds all of uint64 — make the "
-                "collection with `streamingnode collection create`, with int64 (to 2^63 - 1) or a decimal of 20 digits "
-                "there, and insert without --create",
-                column=field.name,
+            what = f"is {field.type}, and no integer that is kept holds all of uint64"
+            step = (
+                "make the collection with `streamingnode collection create`, with int64 (to 2^63 - 1) "
+                "or a decimal of 20 digits there, and insert without --create"
             )
+            text = f"column {field.name!r} {what} — {step}"
+            raise SchemaMismatch(text, column=field.name)
     return pa.schema([field.with_type(kept_type(field.type)) for field in schema])
 
 

@@ -186,8 +186,8 @@ async def txn(
         return
     chosen = next((each for each in found if each.txn_id == id), None)
     if chosen is None:
-        text = f"transaction {id} is not open"
-        raise sn.errors.TransactionExpired(f"{text} — `streamingnode txn ls` names those that are")
+        step = "`streamingnode txn ls` names those that are"
+        raise sn.errors.TransactionExpired(f"transaction {id} is not open — {step}")
     if not dry_run:
         await node.abort_transaction(chosen.txn_id)
     size = f"{format_count(chosen.bodies, 'message')}, {format_bytes(chosen.bytes)}"
@@ -230,7 +230,7 @@ async def topic(
         if dry_run:
             check_name("topic", topic)
         else:
-            await node.mq.create_topic(topic)  # one that is there, too: it asks for the right to make it
+            await node.mq.create_topic(topic)  # there already or not: that needs the right to it
         text = f"{'would be ' if dry_run else ''}created: topic {topic}"
         if was_there:
             text = f"topic {topic} was there already"

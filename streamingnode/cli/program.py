@@ -114,6 +114,7 @@ _ALIKE = (
 )
 """What other programs call the same."""
 _LIKENESS = 0.6
+_COMMAND = "<command>"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -128,20 +129,21 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        # An option that is misspelt leaves its value behind as an argument, or takes the place of one.
+        # A misspelt option leaves its value behind as an argument, or takes the place of one.
         if message.startswith(("unrecognized arguments", "the following arguments are required")):
+            options = [*self._option_string_actions]
             for word in self._words:
                 name = word.partition("=")[0]
-                is_known = any(each.startswith(name) for each in self._option_string_actions)
+                is_known = any(each.startswith(name) for each in options)
                 if len(name) > 2 and name.startswith("-") and not is_known:
-                    self._suggest(f"there is no option {shown(name)}", name, self._option_string_actions)
+                    self._suggest(f"there is no option {shown(name)}", name, options)
         raise InvalidArgument(f"{message} — see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             names = [*action.choices]
             what = f"{self.prog} has no {action.metavar or action.dest} {shown(value)}"
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - what it is has no other name
+            if action.metavar == _COMMAND:
                 names += self._option_string_actions
                 what = f"there is no command {shown(value)}"
             self._suggest(what, value, names)
@@ -150,9 +152,12 @@ class _Parser(argparse.ArgumentParser):
     def _suggest(self, what: str, given: str, names: Iterable[str]) -> None:
         """Raise what is wrong with the name that was meant; return where none is like it."""
         alike = next((group for group in _ALIKE if given in group), set[str]())
-        near = next((name for name in names if name in alike), None) or nearest(given, names, likeness=_LIKENESS)
+        near = next((name for name in names if name in alike), None)
+        if near is None:
+            near = nearest(given, names, likeness=_LIKENESS)
         if near is not None:
-            raise InvalidArgument(f"{what} — did you mean {near!r}? `{self.prog} --help` lists all")
+            step = f"did you mean {near!r}? `{self.prog} --help` lists all"
+            raise InvalidArgument(f"{what} — {step}")
 
 
 class _CommandParser(_Parser):
@@ -165,7 +170,8 @@ class _CommandParser(_Parser):
         if self._mixing:
             return argparse.ArgumentParser.parse_known_args(self, args, namespace)
         self._words = [*takewhile("--".__ne__, args or ())]
-        if any(len(word) > 2 and "--node".startswith(word.partition("=")[0]) for word in self._words):
+        options = [word.partition("=")[0] for word in self._words if len(word) > 2]
+        if any(map("--node".startswith, options)):
             for action in [each for each in self._actions if each.dest == "place" and not each.option_strings]:
                 self._remove_action(action)  # the option gives it, and the other positionals move up
         self._mixing = True
@@ -194,7 +200,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="show program's version number and exit"
     )
-    commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
+    commands = parser.add_subparsers(title="commands", metavar=_COMMAND, required=True, parser_class=_CommandParser)
     for each in COMMANDS:
         text = inspect.getdoc(each.function) or ""
         own = commands.add_parser(

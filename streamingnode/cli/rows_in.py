@@ -65,7 +65,7 @@ _NO_ROWS: dict[bytes, tuple[str, str]] = {
     b"\xff\xfe": ("text in UTF-16", "write it in UTF-8"),
     b"\xfe\xff": ("text in UTF-16", "write it in UTF-8"),
 }
-"""What inputs that have no rows for us begin with: what each is, and what to do. JSON and Parquet begin with none."""
+"""What inputs begin with that are neither JSON nor Parquet: what each is, and what to do."""
 SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 """What a node and its tables add to a row, and what is not part of it when it is inserted again."""
 
@@ -105,6 +105,7 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
     """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot be read."""
     if name == "-" and stdin is None:
         raise InvalidArgument("stdin is closed — name a file, or send one through a pipe")
+    shown_name = "the input" if name == "-" else name
     with ExitStack() as opened:
         try:
             stream: Any = stdin if name == "-" else opened.enter_context(Path(name).open("rb"))
@@ -116,16 +117,18 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
             raise InvalidArgument(f"cannot read {name}: {error.strerror} — {step}") from error
         if head.startswith(GZIP_MAGIC):
             if not stream.seekable():
+                what = "packed with gzip, which is read from a file alone"
                 step = "unpack it in the pipe, with gunzip -c, or name the file"
-                raise InvalidArgument(f"the input is packed with gzip, which is read from a file alone — {step}")
+                raise InvalidArgument(f"the input is {what} — {step}")
             stream = opened.enter_context(gzip.open(stream))
             with _readable():
                 head = stream.peek(1)
             if head.startswith((PARQUET_MAGIC, GZIP_MAGIC)):
-                raise InvalidArgument(f"{name} is gzip around what is packed already — unpack it first, with gunzip")
+                what = "gzip around what is packed already"
+                raise InvalidArgument(f"{shown_name} is {what} — unpack it first, with gunzip")
         for magic, (what, step) in _NO_ROWS.items():
             if head.startswith(magic):
-                raise InvalidArgument(f"{'the input' if name == '-' else name} is {what} — {step}")
+                raise InvalidArgument(f"{shown_name} is {what} — {step}")
         is_parquet = head.startswith(PARQUET_MAGIC)
         if is_parquet and not stream.seekable():
             raise InvalidArgument("Parquet is read from its end, which a pipe has not yet — name the file")
@@ -160,7 +163,8 @@ class JsonLines:
             raise InvalidArgument("there are no rows to take columns from — give at least one line")
         names = dict.fromkeys(chain.from_iterable(rows))
         numbers = [number for number, _ in self._ahead]
-        return pa.schema([_inferred(name, [row.get(name) for row in rows], numbers) for name in names])
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return pa.schema([_inferred(name, values, numbers) for name, values in columns.items()])
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind line `last`, and return the digest up to there; None when there is no such line."""
@@ -224,8 +228,11 @@ def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row], schema: pa.Sc
             if mistake is None:
                 step = "a line is one JSON object, with the collection's columns"
                 mistake = Mistake(None, brief(str(error)), step)
-            place = f"line {number}" if mistake.column is None else f"column {mistake.column!r}, line {number}"
-            text = f"{place}: {mistake.found} — {mistake.next_step}; nothing of its batch is inserted"
+            place = f"line {number}"
+            if mistake.column is not None:
+                place = f"column {mistake.column!r}, {place}"
+            step = f"{mistake.next_step}; nothing of its batch is inserted"
+            text = f"{place}: {mistake.found} — {step}"
             raise SchemaMismatch(text, column=mistake.column, row=number) from None
     return rows
 
@@ -249,10 +256,11 @@ def _inferred(name: str, values: list[Any], numbers: Sequence[int]) -> AnyField:
 
 def _clash(values: list[Any], numbers: Sequence[int]) -> str:
     """Return which lines have values of two kinds, and which; nothing when all are of one."""
-    present = [(number, value) for number, value in zip(numbers, values, strict=True) if value is not None]
+    lines = zip(numbers, values, strict=True)
+    present = [(number, value) for number, value in lines if value is not None]
     for number, value in present:
-        if json_kind(value) != json_kind(present[0][1]):
-            first_number, first = present[0]
+        first_number, first = present[0]
+        if json_kind(value) != json_kind(first):
             return (
                 f"line {first_number} has {json_kind(first)}, {shown(first)}, "
                 f"and line {number} {json_kind(value)}, {shown(value)}"
@@ -265,7 +273,7 @@ class ParquetRows:
 
     unit = "row"
     left_out: tuple[str, ...]
-    """The levels of a pandas index without a name, which number the rows and are no part of them."""
+    """The levels of a pandas index without a name: they number the rows."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         # At any row it is that of the whole file, which is written whole, or anew.
@@ -282,30 +290,42 @@ class ParquetRows:
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
-        """Return columns that hold the file's own. Raises `SchemaMismatch` for one that no kept type holds."""
-        given = pa.schema([field for field in self._file.schema.to_arrow_schema() if field.name in self._names])
+        """Return columns that hold the file's own.
+
+        Raises `SchemaMismatch` for a column that no kept type holds, or that more than one does.
+        """
+        all_fields = self._file.schema.to_arrow_schema()
+        given = pa.schema([field for field in all_fields if field.name in self._names])
         kept = kept_columns(given)
-        self._check_microseconds([field.name for field in given if has_nanoseconds(field.type)], kept)
+        fine = [field.name for field in given if has_nanoseconds(field.type)]
+        self._check_microseconds(fine, kept)
         return kept
 
     def _check_microseconds(self, names: list[str], kept: pa.Schema) -> None:
-        """Look at these columns of the whole file: it tells of a time that is too fine before there is a collection."""
+        """Raise `SchemaMismatch` for a time in these columns, of any row, that is too fine.
+
+        The whole file is looked at before there is a collection.
+        """
         first_row = 1
         for read in self._read(names) if names else ():
             for name in names:
                 kind = kept.field(name).type
+                cast = partial(exact_cast, target=kind)
                 try:
-                    by_row(partial(exact_cast, target=kind), read.column(name), name, kind, first_row)
+                    by_row(cast, read.column(name), name, kind, first_row)
                 except SchemaMismatch as error:
-                    text = f"column {name!r}, row {error.row}: a time is finer than the microseconds that are kept"
+                    place = f"column {name!r}, row {error.row}"
+                    reason = "a time is finer than the microseconds that are kept"
                     step = "round the column before, as pandas does by dt.floor"
-                    raise SchemaMismatch(f"{text} — {step}", column=name, row=error.row) from None
+                    text = f"{place}: {reason} — {step}"
+                    raise SchemaMismatch(text, column=name, row=error.row) from None
             first_row += read.num_rows
 
     def _read(self, names: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all rows, in order and in bounded batches. Raises `StorageFailed`."""
+        """Yield some columns of all rows, in order, in bounded batches. Raises `StorageFailed`."""
         metadata = self._file.metadata
-        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        size = sum(group.total_byte_size for group in groups)
         at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
         with _readable():
             for read in self._file.iter_batches(at_once, columns=names):

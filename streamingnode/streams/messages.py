@@ -191,8 +191,8 @@ class UnmarshalDispatcher:
 def tick_refused(begin_ts: object, end_ts: object) -> InvalidArgument:
     """Return the error for a message whose ticks cannot be."""
     return InvalidArgument(
-        f"a message cannot be from {shown(begin_ts)} to {shown(end_ts)}: ticks are whole numbers from 0 to {TICK_MAX}, "
-        "begin_ts is not above end_ts — correct them with set_ts()"
+        f"a message cannot be from {shown(begin_ts)} to {shown(end_ts)}: ticks are whole numbers "
+        f"from 0 to {TICK_MAX}, begin_ts is not above end_ts — correct them with set_ts()"
     )
 
 
@@ -200,8 +200,9 @@ def _columns_of(messages: Sequence[TsMsg], bodies: Sequence[bytes]) -> bytes:
     begins, ends = [each.begin_ts for each in messages], [each.end_ts for each in messages]
     try:
         if any(map(operator.gt, begins, ends)) or min(begins) < 0 or max(ends) > TICK_MAX:
-            wrong = next(each for each in messages if not 0 <= each.begin_ts <= each.end_ts <= TICK_MAX)
-            raise tick_refused(wrong.begin_ts, wrong.end_ts)
+            ticks = zip(begins, ends, strict=True)
+            wrong = next(pair for pair in ticks if not 0 <= pair[0] <= pair[1] <= TICK_MAX)
+            raise tick_refused(*wrong)
         columns = pb.Batch(begin_ts=begins, end_ts=ends, bodies=bodies, types=[each.type for each in messages])
         if any(each.id or each.part for each in messages):
             columns.ids.extend([each.id for each in messages])

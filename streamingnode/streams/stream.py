@@ -307,7 +307,7 @@ class MsgStream:
         come, and `Truncated` for one no longer kept, when those named before it have. Cancelled or `Indeterminate`, it has
         to be repeated before the next `consume`.
         """
-        sought = {each.channel for each in positions if isinstance(each, MsgPosition) and _is_place(each)}
+        sought = {each.channel for each in positions if _is_place(each)}
         if not positions or len(sought) < len(positions) or not sought <= self._subscriptions.keys():
             raise InvalidArgument(
                 f"{shown(positions)} — give one position for each channel that as_consumer() was given"
@@ -460,10 +460,13 @@ class TtMsgStream(MsgStream):
     _merge_kind = TickMerge
 
 
-def _is_place(position: MsgPosition) -> bool:
-    """Whether its numbers are an id and a tick: at a tick that never comes a stream would wait for ever."""
-    numbers = position.message_id, position.timestamp
-    return all(type(number) is int for number in numbers) and 0 <= position.timestamp <= TICK_MAX
+def _is_place(position: object) -> bool:
+    """Whether it is a position of an id and a tick: a stream would wait for ever for any other."""
+    if not isinstance(position, MsgPosition):
+        return False
+    if type(position.message_id) is not int or type(position.timestamp) is not int:
+        return False
+    return 0 <= position.timestamp <= TICK_MAX
 
 
 def _names(channels: Sequence[str]) -> list[str]:

@@ -108,7 +108,7 @@ async def test_what_a_program_wrote_wrong_is_said_in_the_dead_letter(node: Node)
             "SchemaMismatch: column 'id': the text '1' where int64 belongs is a number in quotes — "
             "write the value itself, without quotes around it"
         ),
-        "SchemaMismatch: it is a text with a JSON object in it — write the object itself, without quotes around it",
+        ("SchemaMismatch: it is a text with a JSON object in it — write the object itself, without quotes around it"),
         (
             "SchemaMismatch: column 'item': '\\ud800' is half of a surrogate pair, which is no character — "
             "write both halves, or leave it out"

@@ -98,7 +98,7 @@ def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
 @pytest.mark.parametrize(
     "words, wrong, meant",
     [
-        (["inser", "d", "c"], "there is no command 'inser'", "insert"),
+        (["insertt", "d", "c"], "there is no command 'insertt'", "insert"),
         (["collections", "ls", "d"], "there is no command 'collections'", "collection"),
         (["partition", "list", "d", "c"], "there is no command 'partition'", "partitions"),
         (["version"], "there is no command 'version'", "--version"),
@@ -122,7 +122,9 @@ def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
     assert capsys.readouterr().err.startswith(f"INVALID_ARGUMENT: {wrong} — did you mean '{meant}'? ")
 
 
-def test_a_name_that_is_like_none_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_like_none_is_answered_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["topic", "frobnicate", "d"]) == 2
     said = capsys.readouterr().err.replace("'", "")
     assert "choose from create, ls, rm, info) — see streamingnode topic --help" in said

@@ -62,7 +62,11 @@ def test_left_out_field_is_null_and_last_line_needs_no_end() -> None:
         (pa.timestamp("us", "UTC"), '"\\"2026-01-02T03:04:05Z\\""', "is a text quoted twice"),
         (pa.struct([("x", pa.int64())]), '"{\\"x\\": 1}"', "belongs is a JSON object in quotes"),
         (pa.list_(pa.int64()), '"[1]"', "belongs is a JSON array in quotes"),
-        (pa.timestamp("us", "UTC"), '"2026-01-02T03:04:05"', "has no zone, the column has one — add Z"),
+        (
+            pa.timestamp("us", "UTC"),
+            '"2026-01-02T03:04:05"',
+            "has no zone, the column has one — add Z",
+        ),
         (pa.timestamp("ms"), '"2026-01-02T03:04:05Z"', "has a zone, the column has none"),
         (pa.string(), '"a\\ud800"', "is half of a surrogate pair, which is no character"),
     ],
@@ -128,6 +132,7 @@ def test_batches_are_bounded_and_know_their_lines() -> None:
         ('{"id": 1, "name": "a\\udc00\\ud800"}', "half of a surrogate pair"),
         ('{"id": "1"}', "column 'id', "),
         ('"{\\"id\\": 1}"', "it is a text with a JSON object in it — write the object itself"),
+        ('"\\"tea\\""', "Expected `object`, got `str`"),
         ('{"id": 99999999999999999999}', "too large"),
     ],
 )

@@ -142,7 +142,10 @@ def test_lines_packed_with_gzip_are_read(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(gzip.compress(lines[:50_000]) + gzip.compress(lines[50_000:]))
     (tmp_path / "plain").write_bytes(lines)
     schema = pa.schema({"id": pa.int64()})
-    with open_rows(str(tmp_path / "packed"), None) as packed, open_rows(str(tmp_path / "plain"), None) as plain:
+    with (
+        open_rows(str(tmp_path / "packed"), None) as packed,
+        open_rows(str(tmp_path / "plain"), None) as plain,
+    ):
         assert list(packed.batches(schema)) == list(plain.batches(schema))
 
 
@@ -159,7 +162,10 @@ def test_a_damaged_gzip_file_is_a_typed_error(tmp_path: Path, damage: Callable[[
 
 def test_gzip_around_parquet_and_gzip_in_a_pipe_are_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(gzip.compress(_file(pa.table({"id": [1]})).getvalue()))
-    with pytest.raises(InvalidArgument, match="unpack it first"), open_rows(str(tmp_path / "packed"), None):
+    with (
+        pytest.raises(InvalidArgument, match="unpack it first"),
+        open_rows(str(tmp_path / "packed"), None),
+    ):
         pass
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb") as writer:

@@ -52,7 +52,10 @@ def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> No
         again = run("topic", "create", place, "news", *options)
         assert (again.code, again.out) == (0, "topic news was there already\n")
         assert run("topic", "create", place, "news", *options, "--json").document == there
-    assert run("topic", "create", place, "other", "--json").document == there | {"topic": "other", "created": True}
+    assert run("topic", "create", place, "other", "--json").document == there | {
+        "topic": "other",
+        "created": True,
+    }
     assert run("topic", "rm", place, "other").code == 0
     listed: Any = run("topic", "ls", place, "--json").document["topics"]
     assert [(each["topic"], each["messages"], each["lag"]) for each in listed] == [
