@@ -1,4 +1,4 @@
-"""What a reader is opened with: where it starts, and the error when its name is in use. `scanner.source` finds the place."""
+"""What a reader is opened with, and the errors of its name. `scanner.source` finds the place."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +18,12 @@ class ReaderBusy(StreamingNodeError):
     """Another reader is already open under this name."""
 
     retryable = "yes"
+
+
+class ReaderNotFound(StreamingNodeError):
+    """The collection has no reader of this name that keeps its place."""
+
+    next_step = "choose one that is there"
 
 
 @unique

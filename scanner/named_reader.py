@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from scanner.deliver_policy import ReaderBusy, StartingPoint
+from scanner.deliver_policy import ReaderBusy, ReaderNotFound, StartingPoint
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.runtime import carry_on, mark_heard
 
@@ -103,7 +103,8 @@ class NamedReaders:
     async def move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
         """Have a collection's reader resume at `to`, ahead of its place or behind it; durable when this returns.
 
-        Raises `ReaderBusy` while it is open, `InvalidArgument` when there is none. Cancelled, it may still take place.
+        Raises `ReaderBusy` while it is open, `ReaderNotFound` when there is none. Cancelled, it may
+        still take place.
         """
         await carry_on(self._move(collection_id, name, to))
 
@@ -150,7 +151,7 @@ class NamedReaders:
     async def _move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
         with self._reserved(key := self._key_of(collection_id, name)):
             if key not in self._positions:
-                raise InvalidArgument(f"there is no reader {name!r} — see which ones there are")
+                raise ReaderNotFound(f"there is no reader {name!r}")
             await self._put(key, to)
 
     async def _put(self, key: str, to: ReaderPosition) -> None:

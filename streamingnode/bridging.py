@@ -18,8 +18,9 @@ from anyio import to_thread
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.collections import check_name
+from streamingnode.json_mistake import mistake_in
 from streamingnode.remote.writes import is_compressed
-from streamingnode.rows import row_shape, to_batches
+from streamingnode.rows import Rows, row_shape, to_batches
 from streamingnode.schema import has_leaf, row_decoder
 from streamingnode.streams.messages import parts_within
 from streamingnode.writing.write import check_rows_fit
@@ -120,6 +121,11 @@ def _arrow_rows(body: bytes, schema: pa.Schema) -> pa.Table:
     return rows
 
 
+def _is_json(body: bytes) -> bool:
+    """Whether a body is meant to be JSON: an Arrow IPC stream never begins as a value does."""
+    return body.lstrip()[:1] in (b"{", b'"', b"[")
+
+
 class _Crossing:
     """One opening of a bridge: it goes on where the producer is, and fences whoever had the bridge before."""
 
@@ -159,14 +165,26 @@ class _Crossing:
         for message in messages:
             body, batches, reason = message.payload, list[pa.RecordBatch](), ""
             try:
-                rows = [self._decode(body)] if body.lstrip()[:1] == b"{" else _arrow_rows(body, self._shape.schema)
-                check_rows_fit(batches := to_batches(rows, self._shape), self._node.config.wal.group_bytes_max)
+                batches = to_batches(self._rows_of(body), self._shape)
+                check_rows_fit(batches, self._node.config.wal.group_bytes_max)
             except _UNFIT as error:
-                batches, reason = [], f"{type(error).__name__}: {error}"[:ERROR_CHARACTERS_MAX]
+                batches, reason = [], self._reason(body, error)[:ERROR_CHARACTERS_MAX]
             fitted.append(_Fitted(message, batches, reason))
             if (size_bytes := size_bytes + sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
                 break
         return fitted
+
+    def _rows_of(self, body: bytes) -> Rows:
+        return [self._decode(body)] if _is_json(body) else _arrow_rows(body, self._shape.schema)
+
+    def _reason(self, body: bytes, error: Exception) -> str:
+        """Return why a body makes no row."""
+        is_undecoded = isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
+        mistake = mistake_in(body, self._shape.schema) if is_undecoded else None
+        if mistake is None:
+            return f"{type(error).__name__}: {error}"
+        place = "" if mistake.column is None else f"column {mistake.column!r}: "
+        return f"{SchemaMismatch.__name__}: {place}{mistake.found} — {mistake.next_step}"
 
     def _is_dead(self, fitted: _Fitted) -> bool:
         return bool(fitted.error) or fitted.message.message_id in self._sent

@@ -4,7 +4,6 @@ Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of 
 path, as in `flush.schedule.interval_s`, or by an alias.
 """
 
-import difflib
 import os
 import re
 import tomllib
@@ -24,7 +23,7 @@ from interceptors.txn_session import TxnLimits
 from interceptors.window import ProducerLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
-from wal.errors import InvalidArgument, shown
+from wal.errors import InvalidArgument, nearest, shown
 from wal.lifecycle import ReopenOptions, RetryLimits
 from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
@@ -217,11 +216,20 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
 def check_path(what: str, path: str | os.PathLike[str]) -> Path:
     """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
-    if not isinstance(text, str) or not text or "\0" in text:
+    if not isinstance(text, str) or not text or "\0" in text or not _has_bytes(text):
         raise InvalidArgument(f"{path!r} names no {what} — give a path")
     if _ADDRESS.match(text):
         raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine, or connect to it")
     return Path(text)
+
+
+def _has_bytes(path: str) -> bool:
+    """Whether a path can be what a file system has: half of a surrogate pair mostly cannot."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read_toml(file: Path) -> Mapping[str, object]:
@@ -267,8 +275,10 @@ def _names() -> Mapping[str, str]:
 def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> Setting:
     """Return the setting that a name means, its value converted and checked. Raises `InvalidArgument`."""
     if name not in keys:
-        near = difflib.get_close_matches(name, keys, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]!r}?" if near else "`streamingnode config show` lists all settings"
+        near = nearest(name, keys)
+        advice = "`streamingnode config show` lists all settings"
+        if near is not None:
+            advice = f"did you mean {near!r}?"
         raise InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")
     key = keys[name]
     kind = _known_settings()[key]

@@ -13,6 +13,7 @@ from interceptors.errors import SchemaMismatch as SchemaMismatch
 from interceptors.errors import SequenceTooOld as SequenceTooOld
 from interceptors.errors import TransactionExpired as TransactionExpired
 from scanner.deliver_policy import ReaderBusy as ReaderBusy
+from scanner.deliver_policy import ReaderNotFound as ReaderNotFound
 from spark_sink.errors import PackageMissing as PackageMissing
 from spark_sink.errors import TableAhead as TableAhead
 from wal.errors import AlreadyExists as AlreadyExists

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from scanner.deliver_policy import DeliverPolicy, PlainPlace
+from scanner.deliver_policy import DeliverPolicy, PlainPlace, ReaderNotFound
 from scanner.named_reader import KnownReader, NamedReaders
 from streamingnode.channel import Channel
-from wal.errors import InvalidArgument, Truncated, shown
+from wal.errors import Truncated, shown
 from wal.position import message_id_kind
 from wal.timetick import physical_ms
 
@@ -56,7 +56,7 @@ async def seek_reader(
     info, policy = channel.catalog.collection_by_name(collection), DeliverPolicy.of_plain(start, at)
     known = [each for each in readers.known() if info.id in each.collections and each.name == name]
     if not known:
-        raise InvalidArgument(f"collection {info.name!r} has no reader {shown(name)} — see which ones there are")
+        raise ReaderNotFound(f"collection {info.name!r} has no reader {shown(name)}")
     to = await channel.find_position(policy)
     if not dry_run:
         await readers.move(info.id, name, to)

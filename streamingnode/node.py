@@ -135,6 +135,8 @@ class Node:
     ) -> WriteResult:
         """Add rows (dicts, a `RecordBatch` or a `Table`) and return when they are durable; a key may exist already.
 
+        A column that takes null is null where a dict lacks it.
+
         All rows of a call appear at one tick, unless they exceed one append group (4 MiB): then groups follow each other,
         and the result has each. With `txn_id` they are bodies of an open transaction and appear at its commit.
 
@@ -156,7 +158,8 @@ class Node:
     ) -> WriteResult:
         """Add rows that replace all earlier ones of the same keys, in one transaction; raises as `insert` does.
 
-        Of several rows with one key, only the last is added. Over one append group, each group is a transaction of its own.
+        Rows are replaced whole: a column that a dict lacks becomes null. Of several rows with one
+        key, only the last is added. Over one append group, each group is a transaction of its own.
         """
         write = self._writes.write("upsert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -318,8 +321,9 @@ class Node:
     ) -> ReaderInfo:
         """Have a named reader go on where `policy` starts, and return where that is; with `dry_run` only that.
 
-        Durable when this returns. What lies between is delivered again, or never. Raises `ReaderBusy` while the reader is
-        open, `Truncated` for a place below what is kept, and `InvalidArgument` when there is no such reader.
+        Durable when this returns. What lies between is delivered again, or never. Raises
+        `ReaderBusy` while the reader is open, `Truncated` for a place below what is kept, and
+        `ReaderNotFound` when there is no such reader.
         """
         self._info(collection)
         place = _checked(policy).plain

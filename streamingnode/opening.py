@@ -196,8 +196,9 @@ def connect(
     if tls is not None and not address.tls:
         raise InvalidArgument(f"tls= is for tls:// addresses, {url!r} would go in the clear — connect to tls://")
     for what, text in {"name": name, "token": token or ""}.items():  # the node ends a connection that begins otherwise
-        if not isinstance(text, str) or len(text) > TEXT_MAX:
-            raise InvalidArgument(f"the {what} is no text of up to {TEXT_MAX} characters — pass a shorter str")
+        if not isinstance(text, str) or len(text) > TEXT_MAX or not _is_unicode(text):
+            text_max = f"text of up to {TEXT_MAX} characters"
+            raise InvalidArgument(f"the {what} is no {text_max} — pass another str")
     if token is not None and token_file is not None:
         raise InvalidArgument("token= and token_file= are two tokens — give one of them")
     options = LinkOptions(name=name, token=token or file or "", tls=tls, give_up_s=give_up_s)
@@ -212,6 +213,15 @@ def connect(
         return await compose_remote(address, options, supervisor, closing, make)
 
     return OpenNode(None, NodeConfig, compose)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class OpenNode:

@@ -8,6 +8,7 @@ into a float column only where every integer is a float.
 
 import datetime as dt
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,7 +16,7 @@ from functools import partial
 from itertools import chain
 from operator import attrgetter
 from types import NoneType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -47,6 +48,9 @@ Keys = Sequence[object] | AnyArray | AnyChunkedArray | pa.RecordBatch | pa.Table
 """What `delete` takes: key values, or Arrow data with one column of them."""
 Values = Sequence[object]
 """The values of one column, row by row."""
+
+PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""What pandas calls the levels of an index that has no name, in Arrow data and in Parquet."""
 
 DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
@@ -117,17 +121,21 @@ def _listed(what: str, given: object, expected: str) -> list[Any]:
 
 
 def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa.RecordBatch:
-    """Return at least one dict as one batch; `first_row` is added to the row an error names."""
-    columns = shape.columns
+    """Return at least one dict as one batch; `first_row` is added to the row an error names.
+
+    A column that takes null is null where a dict lacks it.
+    """
     if not {dict}.issuperset(map(type, rows)):  # others may make what they lack, and pass over what is no column
         rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
+    names = shape.schema.names
     try:
-        fits = max(map(len, rows)) == len(columns)
-        values = [[row[column.name] for row in rows] for column in columns] if fits else None
+        has_all = max(map(len, rows)) == len(names)
+        values = [[row[name] for row in rows] for name in names] if has_all else None
     except (KeyError, TypeError, AttributeError, IndexError):
         values = None
     if values is None:
-        _refuse(rows, shape, first_row)
+        _check_names_of_each(rows, shape, first_row)
+        values = [[row.get(name) for row in rows] for name in names]
     return _batch_of_values(values, shape, first_row)
 
 
@@ -141,12 +149,29 @@ def _batch_of_values(values: Sequence[Values], shape: RowShape, first_row: int) 
     return pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
 
 
-def _refuse(rows: DictRows, shape: RowShape, first_row: int) -> NoReturn:
+def _check_names_of_each(rows: DictRows, shape: RowShape, first_row: int) -> None:
+    """Check that every row is a dict of columns, and has those that take no null.
+
+    Raises `InvalidArgument` for what is no dict, and `SchemaMismatch`.
+    """
+    names = shape.schema.names
+    known = frozenset(names)
+    required = [names[index] for index in shape.required]
     for row, cells in enumerate(rows, first_row):
         if not isinstance(cells, Mapping):
-            raise InvalidArgument(f"row {row} is a {type(cells).__name__} — each row is a dict of column name to value")
-        check_column_names(list(cells), shape.schema, row=row)
-    raise AssertionError("rows fail together but none of them does")
+            kind = type(cells).__name__
+            step = "each row is a dict of column name to value"
+            raise InvalidArgument(f"row {row} is a {kind} — {step}")
+        if not known.issuperset(cells):
+            name = next(name for name in cells if name not in known)
+            advice = f"correct its name, or leave it out ({', '.join(names[:20])})"
+            text = f"column {shown(str(name))}, row {row} is not in the schema — {advice}"
+            raise SchemaMismatch(text, column=str(name), row=row)
+        for name in required:
+            if name not in cells:
+                advice = "the primary key and required columns need a value in each row"
+                text = f"column {name!r}, row {row} is missing — give it: {advice}"
+                raise SchemaMismatch(text, column=name, row=row)
 
 
 # --- Python values of one column ----------------------------------------------------------------------------------------
@@ -240,10 +265,11 @@ class ColumnValues:
     def _check_fields(self, structs: Sequence[Mapping[str, object]]) -> None:
         names = dict(zip([field.name for field in child_fields(self.arrow_type)], self.inner, strict=True))
         for struct in structs:
-            if struct.keys() != names.keys():
-                raise self._refused(struct, f"has other fields than {', '.join(names)} — give each of these")
+            if not struct.keys() <= names.keys():
+                known = ", ".join(names)
+                raise self._refused(struct, f"has other fields than {known} — leave those out")
         for name, inner in names.items():
-            inner._check([struct[name] for struct in structs])  # noqa: SLF001
+            inner._check([struct.get(name) for struct in structs])  # noqa: SLF001
 
     def _check_items(self, lists: Sequence[Sequence[object]], types: set[type]) -> None:
         """Check the elements of lists, without looking at each where types say it all: vectors have thousands."""
@@ -338,7 +364,12 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
             given = batch.schema.field(field.name).type
             if not _converts_exactly(given, field.type):
                 kind = given.value_type if pt.is_dictionary(given) else given  # as texts of a file are read, too
-                reason = f"is {kind}, the schema has {field.type} — cast it before the insert"
+                advice = "cast it before the insert"
+                if pt.is_timestamp(kind) and pt.is_timestamp(field.type):
+                    advice = "say which zone its times are in, as pc.assume_timezone does"
+                    if kind.tz is not None:
+                        advice = "give the times of one zone without it, as pc.local_timestamp does"
+                reason = f"is {kind}, the schema has {field.type} — {advice}"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
         _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
         columns = [
@@ -355,7 +386,7 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
     return batch
 
 
-def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | None = None) -> None:
+def check_column_names(names: Sequence[str], schema: pa.Schema) -> None:
     """Raise `SchemaMismatch` unless `names` are the schema's columns, each once, in any order."""
     known = schema.names
     if len(names) == len(known) and set(names) == set(known):
@@ -368,8 +399,9 @@ def check_column_names(names: Sequence[str], schema: pa.Schema, *, row: int | No
     else:
         reason = "is not in the schema"
     advice = f"give every column once, as null where there is no value ({', '.join(known[:20])})"
-    place = "" if row is None else f", row {row}"
-    raise SchemaMismatch(f"column {shown(str(name))}{place} {reason} — {advice}", column=str(name), row=row)
+    if PANDAS_INDEX.fullmatch(name) and name not in known:
+        advice = "it is the index of a pandas frame: make the table with preserve_index=False"
+    raise SchemaMismatch(f"column {shown(name)} {reason} — {advice}", column=name)
 
 
 def check_nulls(array: AnyArray, column: str, first_row: int) -> None:
@@ -400,6 +432,11 @@ def by_row(
             raise SchemaMismatch(f"column {column!r} {reason}", column=column) from None
         if isinstance(error, SchemaMismatch):
             raise _misfit(error.column or column, first_row, str(error)) from None
+        if isinstance(error, UnicodeEncodeError):
+            letter = shown(error.object[error.start])
+            reason = f"{letter} is half of a surrogate pair, which is no character"
+            step = "give the whole character, or leave it out"
+            raise _misfit(column, first_row, f"{reason} — {step}") from None
         said = brief(str(error))  # Arrow quotes the value, whole
         raise _misfit(column, first_row, f"{said} — give a value that {kind} holds") from None
 

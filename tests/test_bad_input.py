@@ -88,7 +88,7 @@ def wrong_row(text: str, row: dict[Any, Any], *, kind: type[StreamingNodeError] 
 
 
 ROWS: dict[str, tuple[type[StreamingNodeError], str, Any]] = {
-    "a column is missing": wrong_row("column 'at', row 1 is missing", {"id": 2, "item": "x"}),
+    "a required column is missing": wrong_row("column 'id', row 1 is missing", {"item": "x"}),
     "a column is unknown": wrong_row("column 'x', row 1 is not in the schema", {**GOOD, "x": 1}),
     "text for a number": wrong_row("column 'id', row 1: 'two'", {**GOOD, "id": "two"}),
     "a fraction for an integer": wrong_row("column 'id', row 1: 1.5", {**GOOD, "id": 1.5}),

@@ -33,7 +33,7 @@ class AppendTicket(msgspec.Struct, frozen=True):
     durable: asyncio.Future[None]
 
 
-class AppendResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What became of an insert, upsert, delete, transaction or other group of messages that is in the log.
 
     Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
@@ -57,7 +57,7 @@ class AppendResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     row_offsets: Mapping[str, tuple[int, int]] = {}
     durable: bool = True
     spooled: bool = False
-    groups: tuple["AppendResult", ...] = ()
+    groups: tuple["WriteResult", ...] = ()
 
     @property
     def last_confirmed(self) -> MessageId:
@@ -75,6 +75,10 @@ class AppendResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.groups:
             return tuple(message_id for group in self.groups for message_id in group.message_ids)
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
+
+
+AppendResult = WriteResult
+"""What it is on the way through the log."""
 
 
 def results_of(

@@ -7,6 +7,7 @@ for a program and on the command line. Violated contracts inside the system are 
 
 import copyreg
 import re
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 _DASH = " — "
@@ -36,6 +37,14 @@ def brief(text: str) -> str:
     """Return the first `SHOWN_MAX` characters of a text that may quote a value, escaped."""
     short = escaped(text[:SHOWN_MAX])
     return f"{short}..." if len(text) > SHOWN_MAX else short
+
+
+def nearest(name: str, names: Iterable[str], *, likeness: float = 0.5) -> str | None:
+    """Return the one of `names` that is most like `name`; None below a `likeness` from 0 to 1."""
+    import difflib  # few names are wrong
+
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=likeness)
+    return found[0] if found else None
 
 
 class StreamingNodeError(Exception):

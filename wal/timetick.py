@@ -10,6 +10,8 @@ TICK_MAX = (1 << 63) - 1
 """Ticks stay below 2^63 so that they fit the signed 64-bit columns of Parquet readers; that is the year 3084."""
 CLOCK_LEAP_MS_MAX = 3_600_000
 """A clock that runs this far ahead of the time that passed is not believed."""
+IDS_MAX = 1 << 32
+"""Ids that are handed out together: they are ahead of the clock by 16 seconds."""
 AHEAD_MS_MAX = 60_000
 """Ticks that are further ahead of the clock are told of; less is what clocks are corrected by."""
 
@@ -134,9 +136,12 @@ class IdAllocator:
         self._ticks = ticks
 
     def alloc(self, count: int) -> range:
-        """Return `count` ids that follow each other, above all earlier ones."""
-        if count < 1:
-            raise InvalidArgument(f"{count} ids were asked for — ask for at least one")
+        """Return `count` ids that follow each other, above all earlier ones.
+
+        Raises `InvalidArgument` for what is no count.
+        """
+        if type(count) is not int or not 1 <= count <= IDS_MAX:
+            raise InvalidArgument(f"{shown(count)} ids were asked for — ask for 1 to {IDS_MAX}")
         first = self._ticks.allocate(count)
         return range(first, first + count)
 
@@ -145,5 +150,11 @@ class IdAllocator:
         return self._ticks.allocate()
 
     def update_id(self, used: int) -> None:
-        """Never hand out `used` or anything below it: somebody has it, whatever the clock says."""
+        """Never hand out `used` or anything below it: somebody has it, whatever the clock says.
+
+        Raises `InvalidArgument` for what no id can be.
+        """
+        if type(used) is not int or used > TICK_MAX:
+            step = f"give a whole number of up to {TICK_MAX}"
+            raise InvalidArgument(f"{shown(used)} is no id — {step}")
         self._ticks.observe(used)

@@ -148,11 +148,13 @@ class _Insert:
 def insert(output: Output, **given: Any) -> None:
     """Insert rows from JSON lines or Parquet.
 
-    Reads a file or stdin in batches; each batch is applied whole or not at all. What comes through a pipe is durable
-    within a second. Where a line does not fit, it is named, and nothing of its batch is inserted. In JSON, times are
-    RFC 3339 text, bytes are base64, and a field left out is null where its column may be. A Parquet file has every
-    column of the collection, in a type that goes in unchanged. With --create the columns are those of the first
-    batch, or of the Parquet file; when that is refused, nothing is created.
+    Reads a file (JSON lines, also packed with gzip, or Parquet) or stdin in batches; each batch is
+    applied whole or not at all. What comes through a pipe is durable within a second. Where a line
+    does not fit, it is named, and nothing of its batch is inserted. In JSON, times are RFC 3339
+    text, bytes are base64, and a field left out is null where its column may be. A Parquet file has
+    every column of the collection, in a type that goes in unchanged. With --create the columns are
+    those of the first batch, or of the Parquet file, in the types that hold them; when that is
+    refused, nothing is created.
 
     With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
     behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
@@ -170,6 +172,10 @@ def insert(output: Output, **given: Any) -> None:
     if not done.create and isinstance(done.place, Path):
         check_node(done.place)
     with open_rows(done.file, sys.stdin.buffer if sys.stdin else None) as source:
+        if source.left_out:
+            names = ", ".join(source.left_out)
+            step = "name the index to keep it"
+            output.note(f"{names} is left out: it is the index of a pandas frame — {step}")
         try:
             with Progress(output.stderr) as progress:
                 run_async(partial(done.run, source, progress))

@@ -136,6 +136,7 @@ async def reader(
     lies between comes again, or never. `rm` forgets its place. A reader that is open can be neither moved nor removed
     (READER_BUSY): end its program first.
     """
+    policy = start_policy(str(to), "--to") if action == "seek" else None
     if collection is not None:
         node.collection(collection)
     found = [each for each in await node.readers() if collection is None or collection in each.collections]
@@ -144,10 +145,10 @@ async def reader(
         return
     before = next((each for each in found if each.name == reader), None)
     if before is None:
-        raise InvalidArgument(f"{collection} has no reader {shown(reader)} — `streamingnode reader ls` names them")
+        text = f"collection {collection!r} has no reader {shown(reader)}"
+        raise sn.errors.ReaderNotFound(f"{text} — `streamingnode reader ls` names them")
     what = f"reader {reader} of {collection}"
-    if action == "seek":
-        policy = start_policy(str(to), "--to")
+    if policy is not None:
         after = await node.seek_reader(before.collections[0], reader, policy, dry_run=dry_run)
         moved = f"{'would go' if dry_run else 'went'} from {before.message_id} to {after.message_id}"
         output.result(
@@ -185,7 +186,8 @@ async def txn(
         return
     chosen = next((each for each in found if each.txn_id == id), None)
     if chosen is None:
-        raise InvalidArgument(f"transaction {id} is not open — `streamingnode txn ls` names those that are")
+        step = "`streamingnode txn ls` names those that are"
+        raise sn.errors.TransactionExpired(f"transaction {id} is not open — {step}")
     if not dry_run:
         await node.abort_transaction(chosen.txn_id)
     size = f"{format_count(chosen.bodies, 'message')}, {format_bytes(chosen.bytes)}"
@@ -218,14 +220,22 @@ async def topic(
     has not acknowledged. Removing a topic removes its messages and groups, for good; one that exists may be created
     again and stays as it is.
     """
-    if topic is not None and action == "create" and not dry_run:
-        await node.mq.create_topic(topic)
+    from wal.rocksmq.messages import check_name
+
     found = await node.mq.info()
     if topic is None:
         output.listing("topics", [line_of_topic(name, info) for name, info in sorted(found.items())])
     elif action == "create":
-        verb = "is" if topic in found else "would be"
-        output.result(f"topic {topic} {verb} there", {"topic": topic, "exists": topic in found})
+        was_there = topic in found
+        if dry_run:
+            check_name("topic", topic)
+        else:
+            await node.mq.create_topic(topic)  # there already or not: that needs the right to it
+        text = f"{'would be ' if dry_run else ''}created: topic {topic}"
+        if was_there:
+            text = f"topic {topic} was there already"
+        exists = was_there or not dry_run
+        output.result(text, {"topic": topic, "exists": exists, "created": exists and not was_there})
     elif (info := found.get(topic)) is None:
         raise TopicNotFound(f"there is no topic {shown(topic)}")
     elif action == "info":

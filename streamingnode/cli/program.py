@@ -4,14 +4,14 @@ import argparse
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
 from streamingnode.cli import care, data, insert, jobs, manage, watch
 from streamingnode.cli.command import Command, command, locate, operand
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, nearest, shown
 from wal.files import disk_errors_typed
 
 _FUNCTION = """\
@@ -106,11 +106,58 @@ def _run(argv: Sequence[str] | None, output: Output) -> int:
     return code or EXIT_OK
 
 
+_ALIKE = (
+    {"ls", "list"},
+    {"rm", "remove", "delete", "drop"},
+    {"create", "make", "add", "new"},
+    {"info", "show", "describe", "status"},
+)
+"""What other programs call the same."""
+_LIKENESS = 0.6
+_COMMAND = "<command>"
+
+
 class _Parser(argparse.ArgumentParser):
-    """Raises what is wrong with the arguments."""
+    """Raises what is wrong with the arguments, and what may have been meant."""
+
+    _words: Sequence[str] = ()
+    """What it parses, up to a `--`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line up to the command's name; the rest is its own parser's."""
+        self._words = [*takewhile(lambda word: word.startswith("-"), args or ())]
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        # A misspelt option leaves its value behind as an argument, or takes the place of one.
+        if message.startswith(("unrecognized arguments", "the following arguments are required")):
+            options = [*self._option_string_actions]
+            for word in self._words:
+                name = word.partition("=")[0]
+                is_known = any(each.startswith(name) for each in options)
+                if len(name) > 2 and name.startswith("-") and not is_known:
+                    self._suggest(f"there is no option {shown(name)}", name, options)
         raise InvalidArgument(f"{message} — see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [*action.choices]
+            what = f"{self.prog} has no {action.metavar or action.dest} {shown(value)}"
+            if action.metavar == _COMMAND:
+                names += self._option_string_actions
+                what = f"there is no command {shown(value)}"
+            self._suggest(what, value, names)
+        super()._check_value(action, value)
+
+    def _suggest(self, what: str, given: str, names: Iterable[str]) -> None:
+        """Raise what is wrong with the name that was meant; return where none is like it."""
+        alike = next((group for group in _ALIKE if given in group), set[str]())
+        near = next((name for name in names if name in alike), None)
+        if near is None:
+            near = nearest(given, names, likeness=_LIKENESS)
+        if near is not None:
+            step = f"did you mean {near!r}? `{self.prog} --help` lists all"
+            raise InvalidArgument(f"{what} — {step}")
 
 
 class _CommandParser(_Parser):
@@ -121,9 +168,10 @@ class _CommandParser(_Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
         if self._mixing:
-            return super().parse_known_args(args, namespace)
-        words = takewhile("--".__ne__, args or ())
-        if any(len(word) > 2 and "--node".startswith(word.partition("=")[0]) for word in words):
+            return argparse.ArgumentParser.parse_known_args(self, args, namespace)
+        self._words = [*takewhile("--".__ne__, args or ())]
+        options = [word.partition("=")[0] for word in self._words if len(word) > 2]
+        if any(map("--node".startswith, options)):
             for action in [each for each in self._actions if each.dest == "place" and not each.option_strings]:
                 self._remove_action(action)  # the option gives it, and the other positionals move up
         self._mixing = True
@@ -152,7 +200,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="show program's version number and exit"
     )
-    commands = parser.add_subparsers(title="commands", metavar="<command>", required=True, parser_class=_CommandParser)
+    commands = parser.add_subparsers(title="commands", metavar=_COMMAND, required=True, parser_class=_CommandParser)
     for each in COMMANDS:
         text = inspect.getdoc(each.function) or ""
         own = commands.add_parser(

@@ -1,12 +1,15 @@
 """Rows from a file or a pipe in batches of bounded size, JSON lines or Parquet. Everything here blocks."""
 
 import codecs
+import gzip
 import hashlib
 import select
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -18,6 +21,9 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
+from streamingnode.cli.kept_columns import has_nanoseconds, kept_columns
+from streamingnode.json_mistake import Mistake, json_kind, mistake_in
+from streamingnode.rows import PANDAS_INDEX, by_row, exact_cast
 from streamingnode.schema import (
     FINER_TIME,
     AnyArray,
@@ -30,7 +36,7 @@ from streamingnode.schema import (
     with_leaves,
 )
 from streamingnode.writing.write import slices_within
-from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief
+from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief, shown
 
 ROWS_MAX = 10_000
 """Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up little."""
@@ -44,6 +50,22 @@ BATCH_S = 0.2
 """How long a line that came through a pipe waits for others to go with."""
 
 PARQUET_MAGIC = b"PAR1"
+GZIP_MAGIC = b"\x1f\x8b"
+_UNPACK = "unpack it first, with {} -d, or in a pipe with {} -dc"
+_NO_ROWS: dict[bytes, tuple[str, str]] = {
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", _UNPACK.format("zstd", "zstd")),
+    b"\xfd7zXZ": ("packed with xz", _UNPACK.format("xz", "xz")),
+    b"BZh": ("packed with bzip2", _UNPACK.format("bzip2", "bzip2")),
+    b"\x04\x22\x4d\x18": ("packed with lz4", _UNPACK.format("lz4", "lz4")),
+    b"PK\x03\x04": ("a ZIP archive", "unpack it first, or in a pipe with unzip -p"),
+    b"ARROW1": ("an Arrow file", "write it as Parquet"),
+    b"\xff\xff\xff\xff": ("an Arrow stream", "write it as Parquet"),
+    b"ORC": ("an ORC file", "write it as Parquet"),
+    b"Obj\x01": ("an Avro file", "write it as Parquet"),
+    b"\xff\xfe": ("text in UTF-16", "write it in UTF-8"),
+    b"\xfe\xff": ("text in UTF-16", "write it in UTF-8"),
+}
+"""What inputs begin with that are neither JSON nor Parquet: what each is, and what to do."""
 SYSTEM_COLUMNS = frozenset({"_tick", "_offset", "_vchannel", "_partition"})
 """What a node and its tables add to a row, and what is not part of it when it is inserted again."""
 
@@ -83,15 +105,31 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
     """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot be read."""
     if name == "-" and stdin is None:
         raise InvalidArgument("stdin is closed — name a file, or send one through a pipe")
+    shown_name = "the input" if name == "-" else name
     with ExitStack() as opened:
         try:
             stream: Any = stdin if name == "-" else opened.enter_context(Path(name).open("rb"))
             # Stdin, too: the thread that an interrupt leaves behind waits for lines until then, and the program for it.
             opened.callback(stream.close)
-            is_parquet = stream.peek(1).startswith(PARQUET_MAGIC[:1])  # no JSON begins so
+            head = stream.peek(1)
         except OSError as error:
             step = "name a file of JSON lines or Parquet"
             raise InvalidArgument(f"cannot read {name}: {error.strerror} — {step}") from error
+        if head.startswith(GZIP_MAGIC):
+            if not stream.seekable():
+                what = "packed with gzip, which is read from a file alone"
+                step = "unpack it in the pipe, with gunzip -c, or name the file"
+                raise InvalidArgument(f"the input is {what} — {step}")
+            stream = opened.enter_context(gzip.open(stream))
+            with _readable():
+                head = stream.peek(1)
+            if head.startswith((PARQUET_MAGIC, GZIP_MAGIC)):
+                what = "gzip around what is packed already"
+                raise InvalidArgument(f"{shown_name} is {what} — unpack it first, with gunzip")
+        for magic, (what, step) in _NO_ROWS.items():
+            if head.startswith(magic):
+                raise InvalidArgument(f"{shown_name} is {what} — {step}")
+        is_parquet = head.startswith(PARQUET_MAGIC)
         if is_parquet and not stream.seekable():
             raise InvalidArgument("Parquet is read from its end, which a pipe has not yet — name the file")
         yield ParquetRows(stream) if is_parquet else JsonLines(stream)
@@ -101,7 +139,7 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
 def _readable() -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, EOFError, zlib.error) as error:
         raise StorageFailed(f"the input cannot be read whole: {brief(str(error))} — write it again") from None
 
 
@@ -109,6 +147,7 @@ class JsonLines:
     """The rows of a buffered stream of JSON objects, one on each line."""
 
     unit = "line"
+    left_out = ()
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._is_live = not stream.seekable()
@@ -119,11 +158,13 @@ class JsonLines:
     def infer_schema(self) -> pa.Schema:
         """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, `SchemaMismatch`."""
         self._ahead = self._read()
-        rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode)
+        rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode, None)
         if not rows:
             raise InvalidArgument("there are no rows to take columns from — give at least one line")
         names = dict.fromkeys(chain.from_iterable(rows))
-        return pa.schema([_inferred(name, [row.get(name) for row in rows]) for name in names])
+        numbers = [number for number, _ in self._ahead]
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        return pa.schema([_inferred(name, values, numbers) for name, values in columns.items()])
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind line `last`, and return the digest up to there; None when there is no such line."""
@@ -138,7 +179,7 @@ class JsonLines:
         decode = row_decoder(schema)
         while read := self._ahead or self._read():
             self._ahead = []
-            rows = _decoded(read, decode)
+            rows = _decoded(read, decode, schema)
             self._digest.update(b"".join(line for _, line in read))
             yield RowBatch(rows, self.unit, [number for number, _ in read], self._digest.digest())
 
@@ -176,26 +217,35 @@ class JsonLines:
                 yield None
 
 
-def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row]) -> list[Row]:
+def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row], schema: pa.Schema | None) -> list[Row]:
     """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it refuses."""
     rows = []
     for number, line in read:
         try:
             rows.append(decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            step = "a line is one JSON object, with the collection's columns; nothing of its batch is inserted"
-            raise SchemaMismatch(f"line {number}: {brief(str(error))} — {step}", row=number) from None
+            mistake = mistake_in(line, schema)
+            if mistake is None:
+                step = "a line is one JSON object, with the collection's columns"
+                mistake = Mistake(None, brief(str(error)), step)
+            place = f"line {number}"
+            if mistake.column is not None:
+                place = f"column {mistake.column!r}, {place}"
+            step = f"{mistake.next_step}; nothing of its batch is inserted"
+            text = f"{place}: {mistake.found} — {step}"
+            raise SchemaMismatch(text, column=mistake.column, row=number) from None
     return rows
 
 
-def _inferred(name: str, values: list[Any]) -> AnyField:
+def _inferred(name: str, values: list[Any], numbers: Sequence[int]) -> AnyField:
     """Return a column that holds the values: of text, times where all of it is, with a zone or without."""
     try:
         kind = pa.array(values).type
         found = with_leaves(kind, lambda leaf: pa.string() if pt.is_null(leaf) else leaf)
     except (pa.ArrowException, OverflowError, RecursionError) as error:
-        said = brief(str(error))
-        raise SchemaMismatch(f"column {name!r} of the first lines: {said} — give it values of one kind") from None
+        said = _clash(values, numbers) or brief(str(error))
+        text = f"column {name!r} of the first lines: {said} — give it values of one kind"
+        raise SchemaMismatch(text, column=name) from None
     if pt.is_string(kind) and not any(FINER_TIME.search(value.encode()) for value in values if value):
         for times in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
             with suppress(msgspec.ValidationError):
@@ -204,10 +254,26 @@ def _inferred(name: str, values: list[Any]) -> AnyField:
     return pa.field(name, found)
 
 
+def _clash(values: list[Any], numbers: Sequence[int]) -> str:
+    """Return which lines have values of two kinds, and which; nothing when all are of one."""
+    lines = zip(numbers, values, strict=True)
+    present = [(number, value) for number, value in lines if value is not None]
+    for number, value in present:
+        first_number, first = present[0]
+        if json_kind(value) != json_kind(first):
+            return (
+                f"line {first_number} has {json_kind(first)}, {shown(first)}, "
+                f"and line {number} {json_kind(value)}, {shown(value)}"
+            )
+    return ""
+
+
 class ParquetRows:
     """The rows of one Parquet file; the system columns of a node's own files are left out. Used as `JsonLines`."""
 
     unit = "row"
+    left_out: tuple[str, ...]
+    """The levels of a pandas index without a name: they number the rows."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         # At any row it is that of the whole file, which is written whole, or anew.
@@ -218,11 +284,53 @@ class ParquetRows:
             # Texts and bytes are read as they lie in the file: each once, however many rows have them.
             texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
             self._file = pq.ParquetFile(stream, metadata=metadata, read_dictionary=texts)
+            names = self._file.schema.to_arrow_schema().names
+        self.left_out = tuple(filter(PANDAS_INDEX.fullmatch, names))
+        self._names = [name for name in names if name not in SYSTEM_COLUMNS.union(self.left_out)]
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
-        """Return the file's own columns."""
-        return pa.schema([field for field in self._file.schema.to_arrow_schema() if field.name not in SYSTEM_COLUMNS])
+        """Return columns that hold the file's own.
+
+        Raises `SchemaMismatch` for a column that no kept type holds, or that more than one does.
+        """
+        all_fields = self._file.schema.to_arrow_schema()
+        given = pa.schema([field for field in all_fields if field.name in self._names])
+        kept = kept_columns(given)
+        fine = [field.name for field in given if has_nanoseconds(field.type)]
+        self._check_microseconds(fine, kept)
+        return kept
+
+    def _check_microseconds(self, names: list[str], kept: pa.Schema) -> None:
+        """Raise `SchemaMismatch` for a time in these columns, of any row, that is too fine.
+
+        The whole file is looked at before there is a collection.
+        """
+        first_row = 1
+        for read in self._read(names) if names else ():
+            for name in names:
+                kind = kept.field(name).type
+                cast = partial(exact_cast, target=kind)
+                try:
+                    by_row(cast, read.column(name), name, kind, first_row)
+                except SchemaMismatch as error:
+                    place = f"column {name!r}, row {error.row}"
+                    reason = "a time is finer than the microseconds that are kept"
+                    step = "round the column before, as pandas does by dt.floor"
+                    text = f"{place}: {reason} — {step}"
+                    raise SchemaMismatch(text, column=name, row=error.row) from None
+            first_row += read.num_rows
+
+    def _read(self, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of all rows, in order, in bounded batches. Raises `StorageFailed`."""
+        metadata = self._file.metadata
+        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        size = sum(group.total_byte_size for group in groups)
+        at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
+        with _readable():
+            for read in self._file.iter_batches(at_once, columns=names):
+                read.validate(full=True)
+                yield read
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind row `last`, and return the digest; None when there are fewer rows."""
@@ -231,20 +339,16 @@ class ParquetRows:
 
     def batches(self, _: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows, in order. Raises `StorageFailed`."""
-        metadata, before = self._file.metadata, 0
-        size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
-        at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
-        with _readable():
-            for read in self._file.iter_batches(at_once, columns=self.infer_schema().names):
-                read.validate(full=True)
-                passed_over = min(read.num_rows, max(0, self._passed_over - before))
-                before += passed_over
-                new = [read.slice(passed_over)] if passed_over < read.num_rows else []
-                # More than one append group would not be applied whole or not at all.
-                for rows in slices_within(new, BYTES_MAX, _plain_bytes_of_several):
-                    numbers = range(before + 1, before + 1 + rows.num_rows)
-                    before += rows.num_rows
-                    yield RowBatch(rows, self.unit, numbers, self._digest)
+        before = 0
+        for read in self._read(self._names):
+            passed_over = min(read.num_rows, max(0, self._passed_over - before))
+            before += passed_over
+            new = [read.slice(passed_over)] if passed_over < read.num_rows else []
+            # More than one append group would not be applied whole or not at all.
+            for rows in slices_within(new, BYTES_MAX, _plain_bytes_of_several):
+                numbers = range(before + 1, before + 1 + rows.num_rows)
+                before += rows.num_rows
+                yield RowBatch(rows, self.unit, numbers, self._digest)
 
 
 def _plain_bytes_of_several(batch: pa.RecordBatch) -> int:

@@ -178,6 +178,8 @@ class UnmarshalDispatcher:
         messages = list(map(TsMsg, types, begins, ends, columns.bodies, repeat(()), ids, parts, of_types))
         if not messages or not len(messages) == len(numbers) == len(begins) == len(ends) == len(columns.bodies):
             raise Corrupt("a batch of a stream has columns of different lengths")
+        if max(begins) > TICK_MAX or max(ends) > TICK_MAX:
+            raise Corrupt(f"a batch of a stream has a tick above {TICK_MAX}")
         return Batch(messages, min(begins), max(ends), ticks, len(data))
 
     def _template(self, number: int) -> Template:
@@ -186,11 +188,21 @@ class UnmarshalDispatcher:
         return self._templates[number]
 
 
+def tick_refused(begin_ts: object, end_ts: object) -> InvalidArgument:
+    """Return the error for a message whose ticks cannot be."""
+    return InvalidArgument(
+        f"a message cannot be from {shown(begin_ts)} to {shown(end_ts)}: ticks are whole numbers "
+        f"from 0 to {TICK_MAX}, begin_ts is not above end_ts — correct them with set_ts()"
+    )
+
+
 def _columns_of(messages: Sequence[TsMsg], bodies: Sequence[bytes]) -> bytes:
     begins, ends = [each.begin_ts for each in messages], [each.end_ts for each in messages]
     try:
         if any(map(operator.gt, begins, ends)) or min(begins) < 0 or max(ends) > TICK_MAX:
-            raise ValueError("begin_ts <= end_ts does not hold")
+            ticks = zip(begins, ends, strict=True)
+            wrong = next(pair for pair in ticks if not 0 <= pair[0] <= pair[1] <= TICK_MAX)
+            raise tick_refused(*wrong)
         columns = pb.Batch(begin_ts=begins, end_ts=ends, bodies=bodies, types=[each.type for each in messages])
         if any(each.id or each.part for each in messages):
             columns.ids.extend([each.id for each in messages])

@@ -3,7 +3,14 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from streamingnode.streams import streams_pb2 as pb
-from streamingnode.streams.messages import DELETES, INSERTS, MsgPack, MsgType, TsMsg
+from streamingnode.streams.messages import (
+    DELETES,
+    INSERTS,
+    MsgPack,
+    MsgType,
+    TsMsg,
+    tick_refused,
+)
 from wal.errors import InvalidArgument, shown
 
 RepackFunc = Callable[[Sequence[TsMsg], Sequence[Sequence[int]]], Mapping[int, MsgPack]]
@@ -56,7 +63,10 @@ def _rows_of(message: TsMsg) -> Iterator[TsMsg]:
     columns = zip(keys, body.row_ids, ticks, body.rows, strict=True)
     for part, (key, row_id, tick, row) in enumerate(columns, message.part):
         request = pb.InsertRequest(collection=body.collection, partition=body.partition, row_ids=[row_id], rows=[row])
-        request.timestamps.append(tick)
+        try:
+            request.timestamps.append(tick)
+        except (TypeError, ValueError):  # the message's own, which nothing has looked at yet
+            raise tick_refused(tick, tick) from None
         yield TsMsg(message.type, tick, tick, request, (key,), message.id, part)
 
 

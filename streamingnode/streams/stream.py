@@ -37,6 +37,7 @@ from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.rocksmq.topic import HELD_MAX
 from wal.runtime import event_log, mark_heard, outlast
+from wal.timetick import TICK_MAX
 
 FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0
 """Batches that are taken of a channel together, and how many seconds a read waits for the first."""
@@ -306,7 +307,7 @@ class MsgStream:
         come, and `Truncated` for one no longer kept, when those named before it have. Cancelled or `Indeterminate`, it has
         to be repeated before the next `consume`.
         """
-        sought = {each.channel for each in positions if isinstance(each, MsgPosition) and type(each.message_id) is int}
+        sought = {each.channel for each in positions if _is_place(each)}
         if not positions or len(sought) < len(positions) or not sought <= self._subscriptions.keys():
             raise InvalidArgument(
                 f"{shown(positions)} — give one position for each channel that as_consumer() was given"
@@ -457,6 +458,15 @@ class TtMsgStream(MsgStream):
     """
 
     _merge_kind = TickMerge
+
+
+def _is_place(position: object) -> bool:
+    """Whether it is a position of an id and a tick: a stream would wait for ever for any other."""
+    if not isinstance(position, MsgPosition):
+        return False
+    if type(position.message_id) is not int or type(position.timestamp) is not int:
+        return False
+    return 0 <= position.timestamp <= TICK_MAX
 
 
 def _names(channels: Sequence[str]) -> list[str]:

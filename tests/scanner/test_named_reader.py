@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from scanner.deliver_policy import ReaderBusy
+from scanner.deliver_policy import ReaderBusy, ReaderNotFound
 from scanner.named_reader import KnownReader, NamedReaders, ReaderPosition
 from scanner.scanner import Scanner
 from tests.scanner.journal import Journal, read_until, seen
-from wal.errors import Corrupt, Indeterminate, InvalidArgument, OnShutdown, StorageFailed
+from wal.errors import Corrupt, Indeterminate, OnShutdown, StorageFailed
 from wal.live_tail import LiveTail
 from wal.memory_store import MemoryLogStore
 
@@ -413,7 +413,7 @@ async def test_a_move_that_failed_leaves_the_reader_where_it_was() -> None:
 
 async def test_a_move_is_refused_while_the_reader_is_open_and_when_there_is_none() -> None:
     readers = NamedReaders(MemoryLogStore(), live)
-    with pytest.raises(InvalidArgument, match="no reader 'billing'"):
+    with pytest.raises(ReaderNotFound, match="no reader 'billing'"):
         await readers.move(1, "billing", START)
     assert list(readers.known()) == []
     reader = await readers.open({1}, "billing", start=START)

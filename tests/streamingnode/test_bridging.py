@@ -99,6 +99,23 @@ async def test_a_body_that_does_not_fit_goes_to_the_dead_letters_with_its_error_
     assert all(each.properties["error"] and each.properties["bridge"] == NAME for each in found)
 
 
+async def test_what_a_program_wrote_wrong_is_said_in_the_dead_letter(node: Node) -> None:
+    bodies = [b'{"id": "1"}', b'"{\\"id\\": 1}"', b'{"id": 1, "item": "\\ud800"}']
+    await node.mq.produce("t", bodies)
+    assert (await bridge(node, "t", "c", once=True)).dead == len(bodies)
+    assert [each.properties["error"] for each in await letters(node)] == [
+        (
+            "SchemaMismatch: column 'id': the text '1' where int64 belongs is a number in quotes — "
+            "write the value itself, without quotes around it"
+        ),
+        ("SchemaMismatch: it is a text with a JSON object in it — write the object itself, without quotes around it"),
+        (
+            "SchemaMismatch: column 'item': '\\ud800' is half of a surrogate pair, which is no character — "
+            "write both halves, or leave it out"
+        ),
+    ]
+
+
 async def test_a_body_too_large_for_a_dead_letter_leaves_its_size_and_the_bridge_goes_on(node: Node) -> None:
     [big] = await node.mq.produce("t", [ProducerMessage(bytes(PRODUCE_BYTES_MAX - 20), {"kind": "zeros"})])
     await node.mq.produce("t", as_json(1))

@@ -104,7 +104,7 @@ async def wait_closed(node: Node) -> None:
 
 async def test_what_cannot_be_sought_is_refused_and_the_reader_stays(node: Node) -> None:
     await node.insert("c", [{"id": 1}])
-    with pytest.raises(InvalidArgument, match="has no reader 'r' — "):
+    with pytest.raises(sn.errors.ReaderNotFound, match="has no reader 'r' — "):
         await node.seek_reader("c", "r", sn.DeliverPolicy.all())
     assert await read(node, "r") == [1]
     before = await places(node)

@@ -6,6 +6,7 @@ import logging
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -236,10 +237,37 @@ def test_ready_made_config_does_not_mix_with_settings() -> None:
         sn.open_node(None, config=NodeConfig(), durability="os")
 
 
-@pytest.mark.parametrize("wrong", [{"name": 5}, {"name": "x" * 100_000}, {"token": 5}, {"token": "x" * 100_000}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"name": 5}, {"name": "x" * 100_000}, {"token": 5}, {"token": "x" * 100_000}),
+        *({"name": "\ud800"}, {"token": "\ud800"}),
+    ],
+)
 def test_what_a_node_would_not_take_as_a_client_is_refused_before_it_is_asked(wrong: Any) -> None:
     with pytest.raises(InvalidArgument, match="is no text of up to"):
         sn.connect("unix:node.sock", **wrong)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        sn.open_node,
+        lambda path: sn.open_node(None, config_file=path),
+        lambda path: sn.connect("unix:node.sock", token_file=path),
+        lambda path: sn.connect("unix:node.sock", spool=path),
+    ],
+    ids=["node", "settings", "token", "spool"],
+)
+def test_a_path_with_half_a_surrogate_pair_names_nothing(use: Callable[[str], object]) -> None:
+    with pytest.raises(InvalidArgument, match=r"names no .* — give a path"):
+        use("data/\ud800")
+
+
+async def test_a_backup_to_half_a_surrogate_pair_is_refused(tmp_path: Path) -> None:
+    async with sn.open_node(tmp_path / "node") as node:
+        with pytest.raises(InvalidArgument, match="names no directory"):
+            await node.backup(f"{tmp_path}/\ud800")
 
 
 def test_a_tls_context_for_an_address_that_speaks_none_is_refused() -> None:

@@ -152,7 +152,6 @@ def test_value_of_the_column_type_is_kept(kind: pa.DataType, values: list[object
         (pa.list_(pa.string()), "ab"),
         (pa.list_(pa.int64(), 2), [1]),
         (pa.struct([("x", pa.int64())]), {"x": 1, "z": 2}),
-        (pa.struct([("x", pa.int64())]), {}),
         (pa.struct([("x", pa.int64())]), {"x": 1.5}),
         (pa.struct([("x", pa.int64())]), (1,)),
         (pa.list_(pa.struct([("x", pa.int64())])), [{"x": 1, "z": 2}]),
@@ -307,9 +306,9 @@ def test_megabytes_of_a_refused_value_are_not_repeated() -> None:
 @pytest.mark.parametrize(
     "row, column, text",
     [
-        ({"id": 2, "item": "tea"}, "amount", "is missing"),
+        ({"item": "tea", "amount": 1.0}, "id", "is missing"),
         ({"id": 2, "item": "tea", "amount": 1.0, "extra": 1}, "extra", "is not in the schema"),
-        ({"id": 2, "item": "tea", "total": 1.0}, "amount", "is missing"),
+        ({"id": 2, "item": "tea", "total": 1.0}, "total", "is not in the schema"),
         ({"id": None, "item": "tea", "amount": 1.0}, "id", "null"),
         ({"id": "2", "item": "tea", "amount": 1.0}, "id", "is no int64"),
     ],
@@ -321,20 +320,72 @@ def test_row_that_does_not_fit_is_named(row: dict[str, object], column: str, tex
     assert text in str(error)
 
 
-def test_a_dict_that_makes_what_it_lacks_is_refused_and_left_as_it_is() -> None:
+@pytest.mark.parametrize(
+    "row, column",
+    [({"id": 1, "item": "a\ud800"}, "item"), ({"id": 1, "item": "\udc00\ud800"}, "item")],
+)
+def test_half_a_surrogate_pair_is_named_as_what_it_is(row: dict[str, object], column: str) -> None:
+    error = refusal([{"id": 0, "item": "tea"}] * 3 + [row])
+    assert (error.column, error.row) == (column, 3)
+    assert "is half of a surrogate pair, which is no character — give the whole" in str(error)
+    nested = shape_of(pa.list_(pa.struct([("x", pa.string())])))
+    error = refusal([{"id": 0, "value": []}, {"id": 1, "value": [{"x": "\udfff"}]}], nested)
+    assert (error.column, error.row) == ("value", 1)
+    assert "surrogate pair" in str(error)
+    with pytest.raises(SchemaMismatch, match="surrogate pair"):
+        keys_to_batches(["a", "\ud800"], row_shape(schema_of(id=pa.string()), primary_key="id"))
+
+
+def test_a_column_that_a_dict_lacks_is_null() -> None:
+    given: list[dict[str, object]] = [
+        {"id": 1},
+        {"id": 2, "item": "tea", "amount": 1.0},
+        {"amount": 2.0, "id": 3},
+    ]
+    for rows in (given, given[:1], given * 2_000):
+        whole = [{name: row.get(name) for name in SCHEMA.names} for row in rows]
+        assert [row for batch in to_batches(rows, SHAPE) for row in batch.to_pylist()] == whole
+
+
+def test_a_required_column_that_a_dict_lacks_is_named_with_its_row() -> None:
+    shape = shape_of(pa.int64(), nullable=False)
+    error = refusal([{"id": 1, "value": 1}] * 5_000 + [{"id": 2}], shape)
+    assert (error.column, error.row) == ("value", 5_000)
+    assert "column 'value', row 5000 is missing — give it" in str(error)
+
+
+def test_a_field_that_a_struct_lacks_is_null() -> None:
+    kind = pa.struct([("x", pa.int64()), ("y", pa.struct([("z", pa.float32())]))])
+    assert values_back(kind, [{}, {"x": 1}, {"y": {}}, None]) == [
+        {"x": None, "y": None}, {"x": 1, "y": None}, {"x": None, "y": {"z": None}}, None
+    ]  # fmt: skip
+    listed = values_back(pa.list_(kind), [[{"x": 1}, {}]])
+    assert listed == [[{"x": 1, "y": None}, {"x": None, "y": None}]]
+
+
+def test_a_dict_that_makes_what_it_lacks_is_taken_as_it_is() -> None:
     row = defaultdict(float, {"id": 1, "item": "tea"})
-    assert refusal([row]).column == "amount"
+    assert [made for batch in to_batches([row], SHAPE) for made in batch.to_pylist()] == [
+        {"id": 1, "item": "tea", "amount": None}
+    ]
     assert dict(row) == {"id": 1, "item": "tea"}
     misspelt = defaultdict(float, {"id": 1, "item": "tea", "amuont": 1.0})
-    assert refusal([misspelt]).column == "amount"
+    assert refusal([misspelt]).column == "amuont"
     assert "amount" not in misspelt
+
+
+def test_the_index_of_a_pandas_frame_is_refused_by_what_it_is() -> None:
+    frame = pd.DataFrame([{"id": 1, "item": "tea", "amount": 1.0}] * 3).iloc[[0, 2]]
+    error = refusal(pa.Table.from_pandas(frame))
+    assert error.column == "__index_level_0__"
+    assert "preserve_index=False" in str(error)
 
 
 def test_a_field_with_a_dot_in_its_name_is_that_field() -> None:
     kind = pa.struct([("a.b", pa.int64()), ("b", pa.string())])
     values = [{"a.b": 1, "b": "x"}, None]
     assert values_back(kind, values) == values
-    assert "a.b, b" in str(refusal([{"id": 1, "value": {"b": "x"}}], shape_of(kind)))
+    assert "a.b, b" in str(refusal([{"id": 1, "value": {"a": {"b": 1}}}], shape_of(kind)))
 
 
 def test_row_behind_the_first_batch_is_named_by_its_place_in_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,6 +430,22 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
 def test_batch_that_does_not_fit_is_refused_by_column(columns: dict[str, object], column: str, row: int | None) -> None:
     error = refusal(batch_of(**columns))
     assert (error.column, error.row) == (column, row)
+
+
+@pytest.mark.parametrize(
+    "given, kind, step",
+    [
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), "say which zone its times are in"),
+        (pa.timestamp("ns", "UTC"), pa.timestamp("us"), "give the times of one zone without it"),
+    ],
+    ids=str,
+)
+def test_arrow_times_whose_zone_is_not_that_of_the_column_are_refused_with_what_to_do(
+    given: pa.DataType, kind: pa.DataType, step: str
+) -> None:
+    error = refusal(pa.table({"id": [0], "value": pa.array([0], given)}), shape_of(kind))
+    assert error.column == "value"
+    assert f"is {given}, the schema has {kind} — {step}" in str(error)
 
 
 def test_batch_with_a_column_twice_or_missing_is_refused() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import streamingnode as sn
 from interceptors.errors import CollectionNotFound, SchemaMismatch
-from streamingnode import sync
+from streamingnode import batching, sync
 from streamingnode.collections import Collection
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
@@ -385,3 +385,16 @@ def interrupted(when: Callable[[], object]) -> Iterator[None]:
 
 def loops() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "portal" in thread.name]
+
+
+def test_a_class_prints_under_the_name_that_it_is_imported_by(tmp_path: Path) -> None:
+    for module in (sn, sn.sync, sn.errors, batching):
+        names = getattr(module, "__all__", None) or vars(module).keys()
+        for name in [each for each in names if not each.startswith("_")]:
+            found = getattr(module, name)
+            assert not isinstance(found, type) or found.__name__ == name
+    with sn.sync.open_node(tmp_path / "node") as node:
+        node.create_collection("c", pa.schema([("id", pa.int64())]), primary_key="id")
+        assert repr(node.insert("c", [{"id": 1}])).startswith("WriteResult(")
+        with sn.sync.connect(f"unix:{tmp_path}/node/node.sock") as client:
+            assert repr(client.insert("c", [{"id": 2}])).startswith("WriteResult(")

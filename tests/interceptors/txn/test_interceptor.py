@@ -236,7 +236,10 @@ async def test_of_two_commits_that_wait_together_one_is_the_commit(channel: Live
         tasks.start_soon(commit_once)
         await settle_tasks()
         channel.log.release()
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["AppendResult", "InvalidTransactionState"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
+        "InvalidTransactionState",
+        "WriteResult",
+    ]
     assert len(await transactions(channel)) == 1
 
 

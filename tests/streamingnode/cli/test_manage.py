@@ -137,7 +137,6 @@ def test_a_reader_that_is_open_is_neither_moved_nor_removed(place: "Place", run:
         ["reader", "rm", "orders", "billing", "--to", "latest"],
         ["txn", "abort"],
         ["txn", "ls", "5"],
-        ["txn", "abort", "5"],
         ["collection", "create", "c"],
         ["collection", "create", "c", "--schema", "id:int64"],
         ["collection", "create", "c", "--schema", "id:int64", "--primary-key", "no"],
@@ -151,6 +150,28 @@ def test_wrong_use_is_refused_with_a_next_step(data: object, run: "Run", wrong: 
     assert refused.code == 2
     assert refused.err.startswith("INVALID_ARGUMENT: ")
     assert " — " in refused.err
+
+
+@pytest.mark.parametrize(
+    "unknown, code",
+    [
+        (["collection", "drop", "no"], "COLLECTION_NOT_FOUND"),
+        (["partitions", "drop", "orders", "no"], "PARTITION_NOT_FOUND"),
+        (["reader", "rm", "orders", "no"], "READER_NOT_FOUND"),
+        (["reader", "seek", "orders", "no", "--to", "latest"], "READER_NOT_FOUND"),
+        (["txn", "abort", "5"], "TRANSACTION_EXPIRED"),
+        (["topic", "rm", "no"], "TOPIC_NOT_FOUND"),
+        (["group", "ls", "no"], "TOPIC_NOT_FOUND"),
+        (["channel", "rm", "no"], "TOPIC_NOT_FOUND"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else " ".join(each),
+)
+def test_what_is_not_there_ends_each_command_in_the_same_way(
+    data: object, run: "Run", unknown: list[str], code: str
+) -> None:
+    ended = run(unknown[0], unknown[1], data, *unknown[2:])
+    assert (ended.code, ended.err.partition(":")[0]) == (1, code)
+    assert " — " in ended.err
 
 
 def test_a_list_of_nothing_says_so(data: object, run: "Run") -> None:

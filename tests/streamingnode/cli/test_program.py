@@ -92,7 +92,44 @@ def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
     error = json.loads(printed.out)["error"]
     assert printed.err == f"INVALID_ARGUMENT: {error['message']}\n"
     command = f"streamingnode {words[0]}" if words[1:] or words == ["ls"] else "streamingnode"
-    assert error["message"].endswith(f" — see {command} --help")
+    assert error["message"].endswith((f" — see {command} --help", f"? `{command} --help` lists all"))
+
+
+@pytest.mark.parametrize(
+    "words, wrong, meant",
+    [
+        (["insertt", "d", "c"], "there is no command 'insertt'", "insert"),
+        (["collections", "ls", "d"], "there is no command 'collections'", "collection"),
+        (["partition", "list", "d", "c"], "there is no command 'partition'", "partitions"),
+        (["version"], "there is no command 'version'", "--version"),
+        (["topic", "creat", "d", "t"], "streamingnode topic has no action 'creat'", "create"),
+        (["topic", "list", "d"], "streamingnode topic has no action 'list'", "ls"),
+        (["topic", "delete", "d", "t"], "streamingnode topic has no action 'delete'", "rm"),
+        (["collection", "rm", "d", "c"], "streamingnode collection has no action 'rm'", "drop"),
+        (["tail", "d", "c", "-o", "jsno"], "streamingnode tail has no form 'jsno'", "json"),
+        (["tail", "d", "c", "--limt", "4"], "there is no option '--limt'", "--limit"),
+        (["tail", "--limt=4", "d", "c"], "there is no option '--limt'", "--limit"),
+        (["insert", "--creat-it"], "there is no option '--creat-it'", "--create"),
+        (["ls", "d", "--jsno"], "there is no option '--jsno'", "--json"),
+        (["--verison"], "there is no option '--verison'", "--version"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else None,
+)
+def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
+    words: list[str], wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"INVALID_ARGUMENT: {wrong} — did you mean '{meant}'? ")
+
+
+def test_a_name_that_is_like_none_is_answered_with_those_there_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["topic", "frobnicate", "d"]) == 2
+    said = capsys.readouterr().err.replace("'", "")
+    assert "choose from create, ls, rm, info) — see streamingnode topic --help" in said
+    assert main(["ls", "d", "--frobnicate"]) == 2
+    assert "unrecognized arguments: --frobnicate — see streamingnode ls --help" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,52 @@ def test_left_out_field_is_null_and_last_line_needs_no_end() -> None:
     assert _rows('{"id": 1}\n\n{"name": "b", "id": 2}') == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
 
 
+@pytest.mark.parametrize(
+    "kind, value, said",
+    [
+        (pa.int64(), '"5"', "the text '5' where int64 belongs is a number in quotes"),
+        (pa.int64(), '"\\"5\\""', "is a number quoted twice"),
+        (pa.bool_(), '"true"', "is a truth value in quotes"),
+        (pa.decimal128(5, 2), '"\\"1.25\\""', "is a text quoted twice"),
+        (pa.date32(), '"\\"2026-01-02\\""', "is a text quoted twice"),
+        (pa.timestamp("us", "UTC"), '"\\"2026-01-02T03:04:05Z\\""', "is a text quoted twice"),
+        (pa.struct([("x", pa.int64())]), '"{\\"x\\": 1}"', "belongs is a JSON object in quotes"),
+        (pa.list_(pa.int64()), '"[1]"', "belongs is a JSON array in quotes"),
+        (
+            pa.timestamp("us", "UTC"),
+            '"2026-01-02T03:04:05"',
+            "has no zone, the column has one — add Z",
+        ),
+        (pa.timestamp("ms"), '"2026-01-02T03:04:05Z"', "has a zone, the column has none"),
+        (pa.string(), '"a\\ud800"', "is half of a surrogate pair, which is no character"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("inside", [None, "struct", "list"])
+def test_what_a_program_wrote_wrong_is_named_by_column_and_line(
+    kind: pa.DataType, value: str, said: str, inside: str | None
+) -> None:
+    column = "v"
+    if inside == "struct":
+        kind = pa.struct([("x", pa.int64()), ("w", kind)])
+        value = f'{{"w": {value}}}'
+        column = "v.w"
+    elif inside == "list":
+        kind = pa.list_(kind)
+        value = f"[null, {value}]"
+    with pytest.raises(SchemaMismatch) as caught:
+        _rows(f'{{"v": null}}\n{{"n": 1, "v": {value}}}\n', pa.schema({"n": pa.int64(), "v": kind}))
+    assert (caught.value.column, caught.value.row) == (column, 2)
+    assert str(caught.value).startswith(f"column '{column}', line 2: ")
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("; nothing of its batch is inserted")
+
+
+def test_a_text_that_is_json_is_text_in_a_column_of_texts() -> None:
+    row = {"id": 1, "name": '{"x": 1}'}
+    assert _rows(f"{json.dumps(row)}\n") == [row]
+
+
 def test_byte_order_mark_is_passed_over() -> None:
     assert _rows(b'\xef\xbb\xbf{"id": 1}\n{"id": 2}\n') == [{"id": 1, "name": None}, {"id": 2, "name": None}]
 
@@ -82,7 +128,11 @@ def test_batches_are_bounded_and_know_their_lines() -> None:
         ('{"id": 1.5}', "Expected `int | null`, got `float` - at `$.id`"),
         ('{"id": NaN}', "malformed"),
         ('{"id": 1, "extra": 2}', "unknown field `extra`"),
-        ('{"id": 1, "name": "\\ud800"}', "truncated"),
+        ('{"id": 1, "name": "\\ud800"}', "half of a surrogate pair"),
+        ('{"id": 1, "name": "a\\udc00\\ud800"}', "half of a surrogate pair"),
+        ('{"id": "1"}', "column 'id', "),
+        ('"{\\"id\\": 1}"', "it is a text with a JSON object in it — write the object itself"),
+        ('"\\"tea\\""', "Expected `object`, got `str`"),
         ('{"id": 99999999999999999999}', "too large"),
     ],
 )
@@ -152,7 +202,10 @@ def test_columns_are_inferred_in_the_order_in_which_they_come() -> None:
 @pytest.mark.parametrize(
     "lines, said",
     [
-        ('{"v": 1}\n{"v": "x"}\n', "column 'v' of the first lines: "),
+        (
+            '\n{"v": 1}\n{"v": null}\n{"v": "x"}\n',
+            "^column 'v' of the first lines: line 2 has a number, 1, and line 4 a text, 'x' — ",
+        ),
         (f'{{"v": {10**30}}}\n', "column 'v' of the first lines: "),
         ('{"v": 1}\n[]\n', "^line 2: Expected `object`, got `array`"),
         (f'{{"v": 1}}\n{{"v": {"1" * 400}.5}}\n', "^line 2: Number out of range"),

@@ -1,8 +1,10 @@
 """Parquet as rows: bounded in memory however much is in the file, and typed errors for what is damaged."""
 
+import gzip
 import io
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from streamingnode.cli import rows_in
 from streamingnode.cli.rows_in import BYTES_MAX, ROWS_MAX, ParquetRows, RowBatch, open_rows
-from wal.errors import StreamingNodeError
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
 
 
 def _file(table: pa.Table, **options: object) -> io.BytesIO:
@@ -114,6 +116,63 @@ def test_damaged_parquet_is_a_typed_error_or_reads_on() -> None:
             errors.append(error)
         assert all(error.exit_code in {1, 2} and "\n" not in str(error) for error in errors)
         assert errors or sum(rows) <= ROWS_MAX
+
+
+@pytest.mark.parametrize(
+    "head, said",
+    [
+        (b"\x28\xb5\x2f\xfd..", "packed with zstd — unpack it first, with zstd -d"),
+        (b"\xfd7zXZ\0", "packed with xz"),
+        (b"BZh91AY", "packed with bzip2"),
+        (b"PK\x03\x04", "a ZIP archive — unpack it first"),
+        (b"ARROW1\0\0", "an Arrow file — write it as Parquet"),
+        (b"\xff\xff\xff\xff\0", "an Arrow stream — write it as Parquet"),
+        ('{"id": 1}'.encode("utf-16"), "text in UTF-16 — write it in UTF-8"),
+    ],
+    ids=str,
+)
+def test_an_input_of_another_format_is_called_what_it_is(tmp_path: Path, head: bytes, said: str) -> None:
+    (tmp_path / "input").write_bytes(head)
+    with pytest.raises(InvalidArgument, match=said), open_rows(str(tmp_path / "input"), None):
+        pass
+
+
+def test_lines_packed_with_gzip_are_read(tmp_path: Path) -> None:
+    lines = "".join(f'{{"id": {number}}}\n' for number in range(ROWS_MAX + 3)).encode()
+    (tmp_path / "packed").write_bytes(gzip.compress(lines[:50_000]) + gzip.compress(lines[50_000:]))
+    (tmp_path / "plain").write_bytes(lines)
+    schema = pa.schema({"id": pa.int64()})
+    with (
+        open_rows(str(tmp_path / "packed"), None) as packed,
+        open_rows(str(tmp_path / "plain"), None) as plain,
+    ):
+        assert list(packed.batches(schema)) == list(plain.batches(schema))
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: packed[:40] + bytes(40)])
+def test_a_damaged_gzip_file_is_a_typed_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    lines = "".join(f'{{"id": {number}}}\n' for number in range(1_000)).encode()
+    (tmp_path / "packed").write_bytes(damage(gzip.compress(lines)))
+    with (
+        pytest.raises(StorageFailed, match="cannot be read whole"),
+        open_rows(str(tmp_path / "packed"), None) as source,
+    ):
+        list(source.batches(pa.schema({"id": pa.int64()})))
+
+
+def test_gzip_around_parquet_and_gzip_in_a_pipe_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "packed").write_bytes(gzip.compress(_file(pa.table({"id": [1]})).getvalue()))
+    with (
+        pytest.raises(InvalidArgument, match="unpack it first"),
+        open_rows(str(tmp_path / "packed"), None),
+    ):
+        pass
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb") as writer:
+        writer.write(gzip.compress(b'{"id": 1}\n'))
+        writer.close()
+        with pytest.raises(InvalidArgument, match="gunzip -c"), open_rows("-", pipe):
+            pass
 
 
 def test_format_is_told_from_the_first_byte(tmp_path: Path) -> None:

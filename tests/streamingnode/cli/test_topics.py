@@ -43,9 +43,20 @@ def place(data: Path, ids: range, request: pytest.FixtureRequest) -> Iterator[Pa
 
 
 def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> None:
-    assert run("topic", "create", place, "news", "--dry-run").out == "topic news would be there\n"
-    assert run("topic", "create", place, "news", "--json").document == {"topic": "news", "exists": True}
-    assert run("topic", "create", place, "news").code == 0
+    assert run("topic", "create", place, "news", "--dry-run").out == "would be created: topic news\n"
+    not_made = {"topic": "news", "exists": False, "created": False}
+    assert run("topic", "create", place, "news", "--dry-run", "--json").document == not_made
+    assert run("topic", "create", place, "news").out == "created: topic news\n"
+    there = {"topic": "news", "exists": True, "created": False}
+    for options in ((), ("--dry-run",)):
+        again = run("topic", "create", place, "news", *options)
+        assert (again.code, again.out) == (0, "topic news was there already\n")
+        assert run("topic", "create", place, "news", *options, "--json").document == there
+    assert run("topic", "create", place, "other", "--json").document == there | {
+        "topic": "other",
+        "created": True,
+    }
+    assert run("topic", "rm", place, "other").code == 0
     listed: Any = run("topic", "ls", place, "--json").document["topics"]
     assert [(each["topic"], each["messages"], each["lag"]) for each in listed] == [
         ("events", 3, {"billing": 2}),
@@ -82,6 +93,7 @@ def test_a_group_is_listed_moved_and_removed(place: Path, ids: range, run: "Run"
         (("topic", "ls", "events"), InvalidArgument.code),
         (("topic", "info"), InvalidArgument.code),
         (("topic", "create", "a/b"), InvalidArgument.code),
+        (("topic", "create", "a/b", "--dry-run"), InvalidArgument.code),
         (("group", "ls", "no"), TopicNotFound.code),
         (("group", "info", "events", "no"), "GROUP_NOT_FOUND"),
         (("group", "seek", "events", "billing"), InvalidArgument.code),

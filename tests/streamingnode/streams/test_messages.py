@@ -159,10 +159,23 @@ def test_a_type_without_a_template_is_named_and_read_once_it_has_one() -> None:
         (b"hello", {}, UnsupportedFormat),
         (b"\xff\xff", CONTENT_TYPE, Corrupt),
         (b"", CONTENT_TYPE, Corrupt),
-        (pb.Batch(types=[400], begin_ts=[1], end_ts=[1]).SerializeToString(), CONTENT_TYPE, Corrupt),
-        (pb.Batch(types=[400, 400], begin_ts=[1, 1], end_ts=[1, 1], bodies=[b"", b""], ids=[1]), CONTENT_TYPE, Corrupt),
+        (
+            pb.Batch(types=[400], begin_ts=[1], end_ts=[1]).SerializeToString(),
+            CONTENT_TYPE,
+            Corrupt,
+        ),
+        (
+            pb.Batch(types=[400, 400], begin_ts=[1, 1], end_ts=[1, 1], bodies=[b"", b""], ids=[1]),
+            CONTENT_TYPE,
+            Corrupt,
+        ),
+        (
+            pb.Batch(types=[400], begin_ts=[1], end_ts=[1 << 63], bodies=[b""]),
+            CONTENT_TYPE,
+            Corrupt,
+        ),
     ],
-    ids=["of somebody else", "no protobuf", "empty", "no bodies", "too few ids"],
+    ids=["of somebody else", "no protobuf", "empty", "no bodies", "too few ids", "no tick"],
 )
 def test_what_is_no_batch_is_a_typed_error(data: object, properties: dict[str, str], error: type[Exception]) -> None:
     data = data.SerializeToString() if isinstance(data, pb.Batch) else data

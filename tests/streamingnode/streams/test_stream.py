@@ -3,11 +3,12 @@
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamingnode.errors import AccessDenied, DeadlineExceeded
-from streamingnode.streams.factory import MsgStreamFactory
+from streamingnode.streams.factory import MsgStreamFactory, Ticker
 from streamingnode.streams.messages import MsgPack, MsgPosition, MsgType, TsMsg, new_memory_dispatcher
 from streamingnode.streams.stream import MsgStream, StartPosition
 from tests.streamingnode.batching_cases import until
@@ -431,3 +432,43 @@ async def test_a_stream_that_waits_has_acknowledged_what_was_worked_off(tmp_path
             await until(lambda: consumer._subscriptions["a"].acked)
             assert (await streams.queue.info())["a"].groups["g"].lag == 0
             waiting.cancel()
+
+
+TICKS_THAT_CANNOT_BE = (-1, 1 << 63, 1 << 70, 1.5, "1", None)
+
+
+@pytest.mark.parametrize("tick", TICKS_THAT_CANNOT_BE, ids=repr)
+async def test_a_tick_that_cannot_be_is_refused_and_nothing_is_produced(tmp_path: Path, tick: Any) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        for message in (insert(0), creation(0)):
+            for ticks in ((tick, tick), (0, tick)):
+                message.begin_ts = ticks[0]
+                message.end_ts = ticks[1]
+                for produce in (producer.produce, producer.broadcast):
+                    with pytest.raises(InvalidArgument, match="a message cannot be"):
+                        await produce(MsgPack([message]))
+        message.set_ts(5, 4)
+        with pytest.raises(InvalidArgument, match=r"from 5 to 4: .* begin_ts is not above end_ts — "):
+            await producer.produce(MsgPack([message]))
+        assert await producer.get_latest_msg_id("a") == -1
+
+
+@pytest.mark.parametrize("tick", TICKS_THAT_CANNOT_BE, ids=repr)
+async def test_a_seek_to_a_tick_that_cannot_be_is_refused_and_the_stream_goes_on(tmp_path: Path, tick: Any) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        await send(producer, [insert(1)], [tick_of(2)])
+        for kind in (streams.consumer, streams.tick_consumer):
+            async with kind("a", of=kind.__name__) as consumer:
+                first = await consumer.get_latest_msg_id("a") - 1
+                with pytest.raises(InvalidArgument, match="give one position"):
+                    await consumer.seek([MsgPosition("a", first, tick, inclusive=True)])
+                assert ends((await consumer.consume(timeout=60)).messages) == [1]
+
+
+@pytest.mark.parametrize("count", [0, -1, 1 << 70, 1.5, "1", None], ids=repr)
+async def test_a_stamp_of_what_is_no_count_is_refused_and_the_ticker_goes_on(tmp_path: Path, count: Any) -> None:
+    async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
+        ticker = Ticker(producer)
+        with pytest.raises(InvalidArgument, match="ids were asked for"), ticker.stamp(count):
+            pass
+        assert await ticker.tick() == ticker.last_tick > 0
