@@ -217,7 +217,9 @@ class ParquetRows:
             columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
             # Texts and bytes are read as they lie in the file: each once, however many rows have them.
             texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
-            self._file = pq.ParquetFile(stream, metadata=metadata, read_dictionary=texts)
+            self._file = pq.ParquetFile(
+                stream, metadata=metadata, read_dictionary=texts, page_checksum_verification=True
+            )
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
