@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import NoneType
 from typing import Any, NoReturn, TypeVar
 from zoneinfo import ZoneInfo
@@ -34,6 +34,7 @@ from streamingnode.schema import (
     is_list,
     is_text,
     python_type,
+    with_children,
     with_leaves,
 )
 from wal.errors import InvalidArgument, brief, shown
@@ -331,7 +332,7 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
     """
     schema = shape.schema
     if batch.schema.equals(schema):
-        _check_sound(batch)
+        batch = _sound(batch)
     else:
         check_column_names(batch.schema.names, schema)
         for field in schema:
@@ -340,7 +341,7 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
                 kind = given.value_type if pt.is_dictionary(given) else given  # as texts of a file are read, too
                 reason = f"is {kind}, the schema has {field.type} — cast it before the insert"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
-        _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
+        batch = _sound(batch)  # after the types: how deep they are nested is known to be harmless now
         columns = [
             by_row(partial(exact_cast, target=field.type), batch.column(field.name), field.name, field.type, first_row)
             for field in schema
@@ -411,20 +412,14 @@ def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
 def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
     """Return the array in another type, every value as it was, or a float next to it.
 
-    Raises `pa.ArrowInvalid` for a value that the type does not hold.
+    Raises `pa.ArrowInvalid` for a value that the type does not hold. What lies under a null is no value.
     """
     if array.type == target:
         return array
-    if isinstance(array, pa.DictionaryArray) and (
-        pt.is_string_view(array.type.value_type) or pt.is_binary_view(array.type.value_type)
-    ):  # as Polars makes them, and Arrow takes none apart
-        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(target))
+    array = _bare(array, _decoded)
     if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
         array = array.cast(with_leaves(target, _widest_decimal))
-    try:
-        cast = array.cast(target)
-    except pa.ArrowInvalid:  # Arrow casts what is beyond a slice of lists, or under a null, too
-        cast = array.take(np.arange(len(array))).cast(target)
+    cast = array.cast(target)
     if has_leaf(target, pt.is_float32):
         for given, made in zip(_leaves(array), _leaves(cast), strict=True):
             if pt.is_floating(given.type):
@@ -432,6 +427,82 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
                 if at >= 0:
                     raise pa.ArrowInvalid(f"{given[at]} is out of range of a 32-bit float")
     return cast
+
+
+def _bare(array: Any, change: Callable[[AnyArray], AnyArray] = lambda values: values) -> AnyArray:
+    """Return the array without what none of its rows has, and with `change` done to what holds no others.
+
+    Under a null list or struct, and beyond a slice of lists, anything may lie, and Arrow's casts and checks look at it as
+    they look at values. It is null here, or gone. An array that has no such thing is returned as it is. Bytes of values are
+    not touched, so that they may be unsound as yet. Raises `pa.ArrowInvalid` where offsets of lists are.
+    """
+    if pt.is_struct(array.type):
+        return _bare_struct(array, change)
+    if is_list(array.type):
+        return _bare_list(array, change)
+    return change(array)
+
+
+def _bare_struct(array: Any, change: Callable[[AnyArray], AnyArray]) -> AnyArray:
+    hidden = array.is_null() if array.null_count else None
+    given = [_without(array.field(index), hidden) for index in range(array.type.num_fields)]
+    made = [_bare(child, change) for child in given]
+    if hidden is None and all(map(is_, given, made)):
+        return array  # type: ignore[no-any-return]  # it came as one
+    fields = [
+        field.with_type(child.type).with_nullable(True)
+        for field, child in zip(child_fields(array.type), made, strict=True)
+    ]
+    return pa.StructArray.from_arrays(made, fields=fields, mask=hidden)
+
+
+def _bare_list(array: Any, change: Callable[[AnyArray], AnyArray]) -> AnyArray:
+    hidden = array.is_null() if array.null_count else None
+    offsets = None
+    if isinstance(array.type, pa.FixedSizeListType):
+        size = array.type.list_size
+        lengths = np.full(len(array), size)
+        given = array.values.slice(array.offset * size, len(array) * size)
+    else:
+        offsets = array.offsets.to_numpy()
+        lengths = np.diff(offsets)
+        if offsets[0] < 0 or offsets[-1] > len(array.values) or (lengths < 0).any():
+            raise pa.ArrowInvalid("offsets of lists do not ascend, or are beyond the values")
+        given = array.values.slice(offsets[0], offsets[-1] - offsets[0])
+    if hidden is not None:
+        given = _without(given, pa.array(np.repeat(hidden.to_numpy(zero_copy_only=False), lengths)))
+    made = _bare(given, change)
+    if hidden is None and made is given and len(given) == len(array.values):
+        return array  # type: ignore[no-any-return]  # it came as one
+    item = child_fields(array.type)[0].with_type(made.type).with_nullable(True)
+    kind: Any = with_children(array.type, [item])
+    if offsets is None:
+        return pa.FixedSizeListArray.from_arrays(made, type=kind, mask=hidden)
+    of = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
+    return of.from_arrays(pa.array(offsets - offsets[0]), made, type=kind, mask=hidden)
+
+
+def _without(values: AnyArray, hidden: AnyArray | None) -> AnyArray:
+    """Return the values with null where they are hidden, without a look at them."""
+    if hidden is None:
+        return values
+    if isinstance(values, pa.RunEndEncodedArray):  # which has no nulls of its own
+        values.validate(full=True)
+        values = pc.run_end_decode(values)
+    return pa.StructArray.from_arrays([values], ["hidden"], mask=hidden).flatten()[0]
+
+
+def _decoded(array: AnyArray) -> AnyArray:
+    """Return values that are encoded as they are."""
+    if isinstance(array, pa.RunEndEncodedArray):
+        return _bare(pc.run_end_decode(array), _decoded)
+    if not isinstance(array, pa.DictionaryArray):
+        return array
+    kind = array.type.value_type
+    if pt.is_string_view(kind) or pt.is_binary_view(kind):  # as Polars makes them, and Arrow takes none apart
+        plain = array.dictionary.cast(pa.string() if pt.is_string_view(kind) else pa.binary())
+        array = pa.DictionaryArray.from_arrays(array.indices, plain)
+    return _bare(array.dictionary_decode(), _decoded)
 
 
 def holds_infinity(array: AnyArray) -> bool:
@@ -443,7 +514,7 @@ def holds_infinity(array: AnyArray) -> bool:
 
 def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether `exact_cast` from `source` to `target` keeps every value or fails."""
-    if isinstance(source, pa.DictionaryType):
+    if isinstance(source, (pa.DictionaryType, pa.RunEndEncodedType)):
         return _converts_exactly(source.value_type, target)
     if pt.is_null(source) or source == target:
         return True
@@ -469,14 +540,24 @@ _EXACT: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool]
 )
 
 
-def _check_sound(batch: pa.RecordBatch) -> None:
-    """Refuse buffers that lie about their lengths, and text that is not UTF-8, before anything reads them."""
+def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with null for whatever lies under a null.
+
+    Refuses buffers that lie about their lengths, and text that is not UTF-8, before anything reads them.
+    """
     try:
+        batch.validate()
+        columns = batch.columns
+        bare = [_bare(column) for column in columns]
+        if not all(map(is_, bare, columns)):
+            fields = [field.with_type(column.type) for field, column in zip(batch.schema, bare, strict=True)]
+            batch = pa.RecordBatch.from_arrays(bare, schema=pa.schema(fields))
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
         raise SchemaMismatch(
             f"the record batch is not valid Arrow data: {brief(str(error))} — build it again"
         ) from None
+    return batch
 
 
 def _widest_decimal(kind: pa.DataType) -> pa.DataType:
