@@ -188,10 +188,18 @@ class ColumnValues:
     """Whether values have to be built wide and then cast, which refuses what the cast would cut off."""
     may_overflow: bool
     """Whether Arrow may turn a value into an infinity in silence."""
+    has_zone: bool
+    """Whether it has times in a zone: near the ends of Python's years one may have no `datetime` there."""
 
     def build(self, values: Values) -> AnyArray:
         """Return the values as Arrow data. Raises `SchemaMismatch`, which tells no row, or what Arrow raises."""
         self._check(values)
+        array = self._as_arrow(values)
+        if self.has_zone and not isinstance(array, pa.ChunkedArray):
+            check_times_of_python(array)
+        return array
+
+    def _as_arrow(self, values: Values) -> AnyArray:
         if not self.always_wide:
             array = pa.array(values, type=self.arrow_type)
             if not self.may_overflow or isinstance(array, pa.ChunkedArray) or not holds_infinity(array):
@@ -223,8 +231,8 @@ class ColumnValues:
         """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
         naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
         if types <= {dt.datetime, NoneType}:
-            zones = map(_zone_of, times)
-            if not any(zones) if naive else all(map(_is_plain_zone, set(zones))):
+            zones = {id(zone): zone for zone in map(_zone_of, times)}.values()  # not every zone has a hash
+            if all(zone is None for zone in zones) if naive else all(map(_is_plain_zone, zones)):
                 return
         for time in times:
             if (reason := _why_not(time, naive=naive)) is not None:
@@ -276,7 +284,42 @@ def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
         wide_type=with_leaves(field.type, _widened),
         always_wide=has_leaf(field.type, lambda kind: pt.is_timestamp(kind) and kind.unit == "ms"),
         may_overflow=has_leaf(field.type, pt.is_float32),
+        has_zone=has_leaf(field.type, _has_zone),
     )
+
+
+def _has_zone(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.TimestampType) and kind.tz is not None
+
+
+_DAYS_OF_PYTHON = tuple((day - dt.date(1970, 1, 1)).days for day in (dt.date.min, dt.date.max))
+_ZONE_DAYS = 2
+"""No zone is further than a day from UTC, so that times further from the ends of Python's years are safe."""
+
+
+def check_times_of_python(array: AnyArray) -> None:
+    """Raise `SchemaMismatch`, which tells no row, for a time in a zone that would not come back as a `datetime`.
+
+    Its year is 0 or 10000 in UTC or in the zone, though it may have been a year of Python's in the zone it was given in.
+    """
+    for leaf in _leaves(array):
+        if not _has_zone(leaf.type):
+            continue
+        ticks_per_day = 86_400 * (1_000_000 if leaf.type.unit == "us" else 1_000)
+        first, last = _DAYS_OF_PYTHON
+        low, high = (first + _ZONE_DAYS) * ticks_per_day, (last - _ZONE_DAYS) * ticks_per_day
+        ticks = leaf.cast(pa.int64())
+        is_near_an_end = pc.or_(pc.less(ticks, low), pc.greater(ticks, high))
+        if not pc.any(is_near_an_end).as_py():
+            continue
+        for time in leaf.filter(is_near_an_end):
+            try:
+                time.as_py()
+            except (OverflowError, ValueError):
+                zones = "UTC" if leaf.type.tz == "UTC" else f"UTC or in {leaf.type.tz}"
+                text = f"a time is not within Python's years 1 to 9999 in {zones}"
+                step = "give null for a time that never comes, or a time a day from the ends"
+                raise SchemaMismatch(f"{text} — {step}") from None
 
 
 _zone_of = attrgetter("tzinfo")
