@@ -302,17 +302,15 @@ def check_times_of_python(array: AnyArray) -> None:
 
     Its year is 0 or 10000 in UTC or in the zone, though it may have been a year of Python's in the zone it was given in.
     """
-    for leaf in _leaves(array):
+    for leaf in leaves(array):
         if not _has_zone(leaf.type):
             continue
         ticks_per_day = 86_400 * (1_000_000 if leaf.type.unit == "us" else 1_000)
         first, last = _DAYS_OF_PYTHON
         low, high = (first + _ZONE_DAYS) * ticks_per_day, (last - _ZONE_DAYS) * ticks_per_day
-        ticks = leaf.cast(pa.int64())
-        is_near_an_end = pc.or_(pc.less(ticks, low), pc.greater(ticks, high))
-        if not pc.any(is_near_an_end).as_py():
-            continue
-        for time in leaf.filter(is_near_an_end):
+        times = leaf.drop_null()
+        ticks = times.cast(pa.int64()).to_numpy()
+        for time in times.take(np.flatnonzero((ticks < low) | (ticks > high))):
             try:
                 time.as_py()
             except (OverflowError, ValueError):
@@ -464,7 +462,7 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
         array = array.cast(with_leaves(target, _widest_decimal))
     cast = array.cast(target)
     if has_leaf(target, pt.is_float32):
-        for given, made in zip(_leaves(array), _leaves(cast), strict=True):
+        for given, made in zip(leaves(array), leaves(cast), strict=True):
             if pt.is_floating(given.type):
                 at = pc.index(pc.less(pc.is_inf(given), pc.is_inf(made)), True).as_py()
                 if at >= 0:
@@ -531,14 +529,15 @@ def _without(values: AnyArray, hidden: AnyArray | None) -> AnyArray:
         return values
     if isinstance(values, pa.RunEndEncodedArray):  # which has no nulls of its own
         values.validate(full=True)
-        values = pc.run_end_decode(values)
+        values = pc.run_end_decode(values)  # type: ignore[attr-defined]  # stubs lack it
     return pa.StructArray.from_arrays([values], ["hidden"], mask=hidden).flatten()[0]
 
 
 def _decoded(array: AnyArray) -> AnyArray:
     """Return values that are encoded as they are."""
     if isinstance(array, pa.RunEndEncodedArray):
-        return _bare(pc.run_end_decode(array), _decoded)
+        runs = pc.run_end_decode(array)  # type: ignore[attr-defined]  # stubs lack it
+        return _bare(runs, _decoded)
     if not isinstance(array, pa.DictionaryArray):
         return array
     kind = array.type.value_type
@@ -551,7 +550,7 @@ def _decoded(array: AnyArray) -> AnyArray:
 def holds_infinity(array: AnyArray) -> bool:
     """Whether some float in an array of floats, or of lists and structs of them, is infinite."""
     return any(
-        np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in _leaves(array) if pt.is_floating(leaf.type)
+        np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in leaves(array) if pt.is_floating(leaf.type)
     )
 
 
@@ -607,13 +606,13 @@ def _widest_decimal(kind: pa.DataType) -> pa.DataType:
     return pa.decimal256(76, kind.scale) if isinstance(kind, pa.Decimal128Type) else kind
 
 
-def _leaves(array: AnyArray) -> Iterator[AnyArray]:
+def leaves(array: AnyArray) -> Iterator[AnyArray]:
     """Yield the arrays of values that hold no others, in the order of their names, without what is under a null."""
     if is_list(array.type):
-        yield from _leaves(pc.list_flatten(array))
+        yield from leaves(pc.list_flatten(array))
     elif pt.is_struct(array.type):
         present, names = array.filter(array.is_valid()), [field.name for field in child_fields(array.type)]
         for index in sorted(range(len(names)), key=names.__getitem__):
-            yield from _leaves(pc.struct_field(present, index))
+            yield from leaves(pc.struct_field(present, index))
     else:
         yield array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
