@@ -14,10 +14,10 @@ from typing import IO, Any, BinaryIO
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
+from streamingnode.cli.parquet_in import READ_BYTES, ParquetInput
 from streamingnode.schema import (
     FINER_TIME,
     AnyArray,
@@ -38,8 +38,6 @@ BYTES_MAX = 1 << 20
 """Bytes of input in a batch, so that it stays well below one append group of 4 MiB."""
 ROW_BYTES_MAX = 4 << 20
 """No row over the size of an append group can be inserted, so no longer line is read."""
-READ_BYTES = 8 << 20
-"""About as much of a Parquet file is decoded at a time."""
 BATCH_S = 0.2
 """How long a line that came through a pipe waits for others to go with."""
 
@@ -213,32 +211,31 @@ class ParquetRows:
         # At any row it is that of the whole file, which is written whole, or anew.
         self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
         with _readable():
-            metadata = pq.read_metadata(stream)
-            columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-            # Texts and bytes are read as they lie in the file: each once, however many rows have them.
-            texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
-            self._file = pq.ParquetFile(
-                stream, metadata=metadata, read_dictionary=texts, page_checksum_verification=True
-            )
+            self._file = ParquetInput(stream)
         self._passed_over = 0
 
     def infer_schema(self) -> pa.Schema:
-        """Return the file's own columns."""
-        return pa.schema([field for field in self._file.schema.to_arrow_schema() if field.name not in SYSTEM_COLUMNS])
+        """Return the file's own columns. Raises `SchemaMismatch` for a time that no column holds."""
+        with _readable():
+            self._file.check_times()
+        return pa.schema([field for field in self._file.schema if field.name not in SYSTEM_COLUMNS])
 
     def pass_over(self, last: int) -> bytes | None:
         """Go on behind row `last`, and return the digest; None when there are fewer rows."""
         self._passed_over = last
         return self._digest if self._file.metadata.num_rows >= last else None
 
-    def batches(self, _: pa.Schema) -> Iterator[RowBatch]:
-        """Yield all rows, in order. Raises `StorageFailed`."""
+    def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
+        """Yield all rows, in order. Raises `StorageFailed`, and `SchemaMismatch` for a time that no column holds."""
         metadata, before = self._file.metadata, 0
         size = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
         at_once = max(1, min(ROWS_MAX, READ_BYTES * metadata.num_rows // max(1, size)))
+        names = [name for name in self._file.schema.names if name not in SYSTEM_COLUMNS]
         with _readable():
-            for read in self._file.iter_batches(at_once, columns=self.infer_schema().names):
-                read.validate(full=True)
+            self._file.check_times()
+            for stored in self._file.iter_batches(at_once, columns=names):
+                stored.validate(full=True)
+                read = self._file.placed_in_utc(stored, schema)
                 passed_over = min(read.num_rows, max(0, self._passed_over - before))
                 before += passed_over
                 new = [read.slice(passed_over)] if passed_over < read.num_rows else []
