@@ -8,7 +8,7 @@ into a float column only where every integer is a float.
 
 import datetime as dt
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
+from streamingnode.casting import bare, converts_exactly, exact_cast, holds_infinity, leaves
 from streamingnode.schema import (
     AnyArray,
     AnyChunkedArray,
@@ -31,10 +32,8 @@ from streamingnode.schema import (
     child_fields,
     has_leaf,
     is_bytes,
-    is_list,
     is_text,
     python_type,
-    with_children,
     with_leaves,
 )
 from wal.errors import InvalidArgument, brief, shown
@@ -378,7 +377,7 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
         check_column_names(batch.schema.names, schema)
         for field in schema:
             given = batch.schema.field(field.name).type
-            if not _converts_exactly(given, field.type):
+            if not converts_exactly(given, field.type):
                 kind = given.value_type if pt.is_dictionary(given) else given  # as texts of a file are read, too
                 reason = f"is {kind}, the schema has {field.type} — cast it before the insert"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
@@ -450,138 +449,6 @@ def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
     return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
 
 
-def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
-    """Return the array in another type, every value as it was, or a float next to it.
-
-    Raises `pa.ArrowInvalid` for a value that the type does not hold. What lies under a null is no value.
-    """
-    if array.type == target:
-        return array
-    array = _bare(array, _decoded)
-    if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
-        array = array.cast(with_leaves(target, _widest_decimal))
-    cast = array.cast(target)
-    if has_leaf(target, pt.is_float32):
-        for given, made in zip(leaves(array), leaves(cast), strict=True):
-            if pt.is_floating(given.type):
-                at = pc.index(pc.less(pc.is_inf(given), pc.is_inf(made)), True).as_py()
-                if at >= 0:
-                    raise pa.ArrowInvalid(f"{given[at]} is out of range of a 32-bit float")
-    return cast
-
-
-def _bare(array: Any, change: Callable[[AnyArray], AnyArray] = lambda values: values) -> AnyArray:
-    """Return the array without what none of its rows has, and with `change` done to what holds no others.
-
-    Under a null list or struct, and beyond a slice of lists, anything may lie, and Arrow's casts and checks look at it as
-    they look at values. It is null here, or gone. An array that has no such thing is returned as it is. Bytes of values are
-    not touched, so that they may be unsound as yet. Raises `pa.ArrowInvalid` where offsets of lists are.
-    """
-    if pt.is_struct(array.type):
-        return _bare_struct(array, change)
-    if is_list(array.type):
-        return _bare_list(array, change)
-    return change(array)
-
-
-def _bare_struct(array: Any, change: Callable[[AnyArray], AnyArray]) -> AnyArray:
-    hidden = array.is_null() if array.null_count else None
-    given = [_without(array.field(index), hidden) for index in range(array.type.num_fields)]
-    made = [_bare(child, change) for child in given]
-    if hidden is None and all(map(is_, given, made)):
-        return array  # type: ignore[no-any-return]  # it came as one
-    fields = [
-        field.with_type(child.type).with_nullable(True)
-        for field, child in zip(child_fields(array.type), made, strict=True)
-    ]
-    return pa.StructArray.from_arrays(made, fields=fields, mask=hidden)
-
-
-def _bare_list(array: Any, change: Callable[[AnyArray], AnyArray]) -> AnyArray:
-    hidden = array.is_null() if array.null_count else None
-    offsets = None
-    if isinstance(array.type, pa.FixedSizeListType):
-        size = array.type.list_size
-        lengths = np.full(len(array), size)
-        given = array.values.slice(array.offset * size, len(array) * size)
-    else:
-        offsets = array.offsets.to_numpy()
-        lengths = np.diff(offsets)
-        if offsets[0] < 0 or offsets[-1] > len(array.values) or (lengths < 0).any():
-            raise pa.ArrowInvalid("offsets of lists do not ascend, or are beyond the values")
-        given = array.values.slice(offsets[0], offsets[-1] - offsets[0])
-    if hidden is not None:
-        given = _without(given, pa.array(np.repeat(hidden.to_numpy(zero_copy_only=False), lengths)))
-    made = _bare(given, change)
-    if hidden is None and made is given and len(given) == len(array.values):
-        return array  # type: ignore[no-any-return]  # it came as one
-    item = child_fields(array.type)[0].with_type(made.type).with_nullable(True)
-    kind: Any = with_children(array.type, [item])
-    if offsets is None:
-        return pa.FixedSizeListArray.from_arrays(made, type=kind, mask=hidden)
-    of = pa.LargeListArray if pt.is_large_list(kind) else pa.ListArray
-    return of.from_arrays(pa.array(offsets - offsets[0]), made, type=kind, mask=hidden)
-
-
-def _without(values: AnyArray, hidden: AnyArray | None) -> AnyArray:
-    """Return the values with null where they are hidden, without a look at them."""
-    if hidden is None:
-        return values
-    if isinstance(values, pa.RunEndEncodedArray):  # which has no nulls of its own
-        values.validate(full=True)
-        values = pc.run_end_decode(values)  # type: ignore[attr-defined]  # stubs lack it
-    return pa.StructArray.from_arrays([values], ["hidden"], mask=hidden).flatten()[0]
-
-
-def _decoded(array: AnyArray) -> AnyArray:
-    """Return values that are encoded as they are."""
-    if isinstance(array, pa.RunEndEncodedArray):
-        runs = pc.run_end_decode(array)  # type: ignore[attr-defined]  # stubs lack it
-        return _bare(runs, _decoded)
-    if not isinstance(array, pa.DictionaryArray):
-        return array
-    kind = array.type.value_type
-    if pt.is_string_view(kind) or pt.is_binary_view(kind):  # as Polars makes them, and Arrow takes none apart
-        plain = array.dictionary.cast(pa.string() if pt.is_string_view(kind) else pa.binary())
-        array = pa.DictionaryArray.from_arrays(array.indices, plain)
-    return _bare(array.dictionary_decode(), _decoded)
-
-
-def holds_infinity(array: AnyArray) -> bool:
-    """Whether some float in an array of floats, or of lists and structs of them, is infinite."""
-    return any(
-        np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in leaves(array) if pt.is_floating(leaf.type)
-    )
-
-
-def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether `exact_cast` from `source` to `target` keeps every value or fails."""
-    if isinstance(source, (pa.DictionaryType, pa.RunEndEncodedType)):
-        return _converts_exactly(source.value_type, target)
-    if pt.is_null(source) or source == target:
-        return True
-    if is_list(target):
-        return is_list(source) and _converts_exactly(source.field(0).type, target.field(0).type)
-    if pt.is_struct(target):  # Arrow's cast finds fields by name; each has to be there once, in any order
-        given = {field.name: field.type for field in child_fields(source)} if pt.is_struct(source) else {}
-        wanted = {field.name: field.type for field in child_fields(target)}
-        same = given.keys() == wanted.keys() and source.num_fields == len(given)
-        return same and all(_converts_exactly(given[name], kind) for name, kind in wanted.items())
-    if pt.is_timestamp(source):
-        return pt.is_timestamp(target) and (source.tz is None) == (target.tz is None)
-    return any(given(source) and wanted(target) for given, wanted in _EXACT)
-
-
-_EXACT: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool]], ...] = (
-    (pt.is_integer, lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)),
-    (pt.is_floating, pt.is_floating),
-    (pt.is_decimal, pt.is_decimal),
-    (lambda kind: is_text(kind) or pt.is_string_view(kind), is_text),
-    (lambda kind: is_bytes(kind) or pt.is_binary_view(kind) or pt.is_fixed_size_binary(kind), is_bytes),
-    (pt.is_date64, pt.is_date32),
-)
-
-
 def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch with null for whatever lies under a null.
 
@@ -590,29 +457,13 @@ def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
     try:
         batch.validate()
         columns = batch.columns
-        bare = [_bare(column) for column in columns]
-        if not all(map(is_, bare, columns)):
-            fields = [field.with_type(column.type) for field, column in zip(batch.schema, bare, strict=True)]
-            batch = pa.RecordBatch.from_arrays(bare, schema=pa.schema(fields))
+        bared = [bare(column) for column in columns]
+        if not all(map(is_, bared, columns)):
+            fields = [field.with_type(column.type) for field, column in zip(batch.schema, bared, strict=True)]
+            batch = pa.RecordBatch.from_arrays(bared, schema=pa.schema(fields))
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
         raise SchemaMismatch(
             f"the record batch is not valid Arrow data: {brief(str(error))} — build it again"
         ) from None
     return batch
-
-
-def _widest_decimal(kind: pa.DataType) -> pa.DataType:
-    return pa.decimal256(76, kind.scale) if isinstance(kind, pa.Decimal128Type) else kind
-
-
-def leaves(array: AnyArray) -> Iterator[AnyArray]:
-    """Yield the arrays of values that hold no others, in the order of their names, without what is under a null."""
-    if is_list(array.type):
-        yield from leaves(pc.list_flatten(array))
-    elif pt.is_struct(array.type):
-        present, names = array.filter(array.is_valid()), [field.name for field in child_fields(array.type)]
-        for index in sorted(range(len(names)), key=names.__getitem__):
-            yield from leaves(pc.struct_field(present, index))
-    else:
-        yield array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array

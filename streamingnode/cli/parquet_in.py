@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.rows import leaves
+from streamingnode.casting import leaves
 from streamingnode.schema import AnyArray, child_fields, has_leaf, is_list, with_children
 
 READ_BYTES = 8 << 20
