@@ -1,7 +1,7 @@
 """Arrow arrays: cast so that every value stays as it was, and bare of what is no value. No I/O.
 
-Arrow's casts and checks look at every slot of an array, also where the list or struct around it is null, or where a slice
-ends; and they take no dictionary apart inside of others. Here they are given values alone.
+Arrow's casts and checks look at every slot of an array, also where the list or struct around it is
+null, or where a slice ends. They take no dictionary apart inside of others. Here they get values alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ from streamingnode.schema import (
 def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
     """Return the array in another type, every value as it was, or a float next to it.
 
-    Raises `pa.ArrowInvalid` for a value that the type does not hold. What lies under a null is no value.
+    What lies under a null is no value. Raises `pa.ArrowInvalid` for a value that the type does not hold.
     """
     if array.type == target:
         return array
@@ -46,11 +46,13 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
 
 
 def bare(array: Any, change: Callable[[AnyArray], AnyArray] = lambda values: values) -> AnyArray:
-    """Return the array without what none of its rows has, and with `change` done to what holds no others.
+    """Return the array without what no row has, and with `change` done to arrays that hold no others.
 
-    Under a null list or struct, and beyond a slice of lists, anything may lie, and Arrow's casts and checks look at it as
-    they look at values. It is null here, or gone. An array that has no such thing is returned as it is. Bytes of values are
-    not touched, so that they may be unsound as yet. Raises `pa.ArrowInvalid` where offsets of lists are.
+    Under a null list or struct, and beyond a slice of lists, anything may lie. It is null in the
+    result, or gone. An array that has no such thing is returned as it is. The bytes of values are
+    not touched, so that they may be unsound as yet.
+
+    Raises `pa.ArrowInvalid` for offsets of lists that are unsound.
     """
     if pt.is_struct(array.type):
         return _bare_struct(array, change)

@@ -188,7 +188,7 @@ class ColumnValues:
     may_overflow: bool
     """Whether Arrow may turn a value into an infinity in silence."""
     has_zone: bool
-    """Whether it has times in a zone: near the ends of Python's years one may have no `datetime` there."""
+    """Whether it has times in a zone, which near the ends of Python's years may have no `datetime`."""
 
     def build(self, values: Values) -> AnyArray:
         """Return the values as Arrow data. Raises `SchemaMismatch`, which tells no row, or what Arrow raises."""
@@ -230,7 +230,8 @@ class ColumnValues:
         """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
         naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
         if types <= {dt.datetime, NoneType}:
-            zones = {id(zone): zone for zone in map(_zone_of, times)}.values()  # not every zone has a hash
+            # By identity: not every zone has a hash.
+            zones = {id(zone): zone for zone in map(_zone_of, times)}.values()
             if all(zone is None for zone in zones) if naive else all(map(_is_plain_zone, zones)):
                 return
         for time in times:
@@ -293,13 +294,14 @@ def _has_zone(kind: pa.DataType) -> bool:
 
 _DAYS_OF_PYTHON = tuple((day - dt.date(1970, 1, 1)).days for day in (dt.date.min, dt.date.max))
 _ZONE_DAYS = 2
-"""No zone is further than a day from UTC, so that times further from the ends of Python's years are safe."""
+"""No zone is further than a day from UTC: times further from the ends of Python's years are safe."""
 
 
 def check_times_of_python(array: AnyArray) -> None:
-    """Raise `SchemaMismatch`, which tells no row, for a time in a zone that would not come back as a `datetime`.
+    """Raise `SchemaMismatch`, without a row, for a time in a zone that does not come back as `datetime`.
 
-    Its year is 0 or 10000 in UTC or in the zone, though it may have been a year of Python's in the zone it was given in.
+    Its year is 0 or 10000 in UTC or in the zone of the column, though it was given in a zone in which
+    Python has it.
     """
     for leaf in leaves(array):
         if not _has_zone(leaf.type):

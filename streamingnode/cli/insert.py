@@ -158,8 +158,8 @@ def insert(output: Output, **given: Any) -> None:
     behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
     any more, it is refused: another input needs another name. A Parquet file may not change at all.
 
-    Checksums that pages of a Parquet file carry are compared. Times of its type INT96, as Spark writes them by default,
-    are taken as UTC by a column with a time zone.
+    Checksums that pages of a Parquet file carry are compared. Times of its type INT96, as Spark writes
+    them by default, are taken as UTC by a column with a time zone.
     """
     done = _Insert(**given)
     if done.create and done.primary_key is None:

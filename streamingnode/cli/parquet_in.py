@@ -1,7 +1,7 @@
-"""One Parquet file as Arrow batches, front to back, with every value as the file has it. Everything here blocks.
+"""One Parquet file as Arrow batches, front to back, with every value as the file has it. All of it blocks.
 
-Left alone, Arrow reads a damaged page as it is, reads no delta encoding as a dictionary, and makes nanoseconds of INT96,
-which wrap around before 1678 and after 2262.
+Left alone, Arrow does not compare checksums of pages, reads no delta encoding as a dictionary, and
+makes nanoseconds of INT96, which wrap around before 1678 and after 2262.
 """
 
 from base64 import b64decode
@@ -33,8 +33,9 @@ SPARK_VERSION = b"org.apache.spark.version"
 class ParquetInput:
     """A Parquet file whose pages are compared with the checksums that they carry.
 
-    Times of type INT96, which Spark writes by default, are read as `timestamp[us]`; the type holds nanoseconds of any year,
-    so that `check_times` has to look whether they fit. INT96 has no zone: whoever reads it knows whether it is in UTC.
+    Times of type INT96, which Spark writes by default, are read as `timestamp[us]`. INT96 holds
+    nanoseconds of any year, so that `check_times` has to find what does not fit. It has no zone:
+    Spark writes instants, in UTC.
     """
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -50,7 +51,8 @@ class ParquetInput:
                 continue
             encodings = self._encodings(at)
             if not any(name.startswith("DELTA") for name in encodings):
-                as_dictionaries.append(column.path)  # each text is decoded once, however many rows have it
+                # Each text is decoded once, however many rows have it.
+                as_dictionaries.append(column.path)
             elif any(name == "DELTA_BYTE_ARRAY" or "DICTIONARY" in name for name in encodings):
                 self._may_grow = True
         self._file = self._opened("us", as_dictionaries)
@@ -61,7 +63,7 @@ class ParquetInput:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as whoever wrote the file had them: INT96 of Spark's is in UTC, and of Arrow's if that says so."""
+        """The columns as the writer had them: INT96 is in UTC if Spark wrote it, or Arrow's schema says so."""
         found = self.metadata.metadata or {}
         if SPARK_VERSION in found:
             return self.in_utc(None)
@@ -70,7 +72,7 @@ class ParquetInput:
         return self._micros
 
     def in_utc(self, target: pa.Schema | None) -> pa.Schema:
-        """Return the columns with INT96 in UTC where a target has a time with a zone; everywhere for None."""
+        """Return the columns with INT96 in UTC where the target has a zone; everywhere for None."""
         fields = []
         for field, seconds in zip(self._micros, self._seconds, strict=True):
             wanted = None if target is None else _field_type(target, field.name)
@@ -89,7 +91,7 @@ class ParquetInput:
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def check_times(self) -> None:
-        """Raise `SchemaMismatch` for an INT96 time that `timestamp[us]` does not hold; looks through the file once."""
+        """Read all INT96 times once. Raises `SchemaMismatch` for one that `timestamp[us]` does not hold."""
         if self._is_checked or any(has_leaf(field.type, pt.is_map) for field in self._micros):
             return  # no collection has maps
         row = 1
@@ -140,7 +142,7 @@ class ParquetInput:
 
 
 def _in_utc(kind: pa.DataType, seconds: pa.DataType, target: pa.DataType | None) -> pa.DataType:
-    """Return a type with INT96, which is another one in `seconds`, in UTC where the target has a time with a zone."""
+    """Return a type with INT96 in UTC where the target has a zone. INT96 is another type in `seconds`."""
     if isinstance(kind, pa.TimestampType):
         is_wanted = target is None or getattr(target, "tz", None) is not None
         return pa.timestamp("us", "UTC") if kind != seconds and is_wanted else kind

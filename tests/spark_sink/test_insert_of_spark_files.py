@@ -1,4 +1,4 @@
-"""Parquet as Spark writes it by default goes into a collection: times of INT96, in a footer of Spark's own."""
+"""Parquet as Spark writes it by default goes into a collection: times of INT96, and Spark's footer."""
 
 import datetime as dt
 from pathlib import Path

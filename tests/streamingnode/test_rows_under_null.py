@@ -1,4 +1,4 @@
-"""What lies under a null is no value, at whatever depth: no cast, range or check of Arrow data looks at it."""
+"""What lies under a null is no value, at any depth: no cast, range or check of Arrow data sees it."""
 
 from collections.abc import Callable
 from decimal import Decimal
