@@ -198,7 +198,8 @@ def _read(
                 raise
             source.on_loss(file.path, file.rows, error)
         else:
-            with pq.ParquetFile(pa.BufferReader(content)) as opened:
+            buffer = pa.BufferReader(content)
+            with pq.ParquetFile(buffer, page_checksum_verification=True) as opened:
                 yield selected.read(opened, schema).select(schema.names)
 
 

@@ -257,7 +257,8 @@ def _reached(
     columns = pa.schema([table.schema.field(key), pa.field(OFFSET, pa.int64())])
 
     def of_node(file: DataFile) -> pa.Table:
-        with pq.ParquetFile(place_beneath(node, file.path)) as content:
+        path = place_beneath(node, file.path)
+        with pq.ParquetFile(path, page_checksum_verification=True) as content:
             return shaped(content.read(columns.names), columns)
 
     deleted = deleted_in([of_node(file) for file in changes.deletes], key=key)

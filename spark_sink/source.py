@@ -135,7 +135,7 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
     wanted = {*target.names, OFFSET} - {PARTITION} | ({group.key} if group.deletes else set())
     for segment in group.segments:
         verify_file(node, segment)
-        with pq.ParquetFile(node / segment.path) as file:
+        with pq.ParquetFile(node / segment.path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=sorted(wanted)):
                 rows = pa.Table.from_batches([batch])
                 if deleted is not None:
@@ -146,6 +146,9 @@ def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.R
 
 @lru_cache(maxsize=DELETE_SETS_KEPT)
 def _deleted(node: Path, key: str, files: Sequence[DeleteFile]) -> pa.Table:
+    deletes = []
     for file in files:
         verify_file(node, file)
-    return deleted_in([pq.read_table(node / file.path, columns=[key, OFFSET]) for file in files], key=key)
+        with pq.ParquetFile(node / file.path, page_checksum_verification=True) as content:
+            deletes.append(content.read([key, OFFSET]))
+    return deleted_in(deletes, key=key)

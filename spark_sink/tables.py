@@ -24,6 +24,8 @@ from wal.timetick import tick_given, tick_to_time
 DELETED_BELOW = "_deleted_below"
 AS_NAMED = ("__globPaths__", "false")
 """Paths are those of files, also where a directory above them is called `a[b]`."""
+VERIFIED = ("parquet.page.verify-checksum.enabled", "true")
+"""Every page carries a checksum, and Spark compares none of them unless it is asked to."""
 
 BROADCAST_ROWS_MAX = 1_000_000
 """Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark sorts and merges."""
@@ -146,7 +148,8 @@ def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
 def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[str]]) -> DataFrame:
     """Return the rows of Parquet files given by partition name, with the columns of `schema` (the table's)."""
     in_file = StructType([field for field in schema.fields if field.name != PARTITION])
-    reader = spark.read.schema(in_file).option("recursiveFileLookup", "true").option(*AS_NAMED)
+    reader = spark.read.schema(in_file).option("recursiveFileLookup", "true")
+    reader = reader.option(*AS_NAMED).option(*VERIFIED)
     frames = [reader.parquet(*files).withColumn(PARTITION, F.lit(name)) for name, files in paths.items() if files]
     if not frames:
         return spark.createDataFrame([], schema)
@@ -160,7 +163,8 @@ def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Itera
     """
     in_file = StructType([schema[key], StructField(OFFSET, LongType())])
     few = rows <= BROADCAST_ROWS_MAX
-    deletes = spark.read.schema(in_file).option(*AS_NAMED).parquet(*paths)
+    reader = spark.read.schema(in_file).option(*AS_NAMED).option(*VERIFIED)
+    deletes = reader.parquet(*paths)
     largest = (deletes.coalesce(1) if few else deletes).groupBy(_quoted(key)).agg(F.max(OFFSET).alias(DELETED_BELOW))
     return F.broadcast(largest) if few else largest
 

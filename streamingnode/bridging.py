@@ -113,7 +113,7 @@ def _arrow_rows(body: bytes, schema: pa.Schema) -> pa.Table:
     rows = pa.ipc.open_stream(body).read_all()
     for field in rows.schema:
         # Of these any number may lie in the same few bytes, or in none; of a column of nulls as many as there are rows.
-        kinds = pt.is_null, pt.is_string_view, pt.is_binary_view
+        kinds = pt.is_null, pt.is_string_view, pt.is_binary_view, pt.is_run_end_encoded
         if not pt.is_null(field.type) and any(has_leaf(field.type, each) for each in kinds):
             raise InvalidArgument(f"column {shown(field.name)} is {field.type} — write it as the collection has it")
     if rows.num_rows * sum(pa.nulls(1, field.type).nbytes for field in schema) > ROWS_BYTES_MAX:

@@ -9,12 +9,12 @@ into a float column only where every integer is a float.
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import NoneType
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
+from streamingnode.casting import bare, converts_exactly, exact_cast, holds_infinity, leaves
 from streamingnode.schema import (
     AnyArray,
     AnyChunkedArray,
@@ -32,7 +33,6 @@ from streamingnode.schema import (
     child_fields,
     has_leaf,
     is_bytes,
-    is_list,
     is_text,
     python_type,
     with_leaves,
@@ -212,10 +212,18 @@ class ColumnValues:
     """Whether values have to be built wide and then cast, which refuses what the cast would cut off."""
     may_overflow: bool
     """Whether Arrow may turn a value into an infinity in silence."""
+    has_zone: bool
+    """Whether it has times in a zone, which near the ends of Python's years may have no `datetime`."""
 
     def build(self, values: Values) -> AnyArray:
         """Return the values as Arrow data. Raises `SchemaMismatch`, which tells no row, or what Arrow raises."""
         self._check(values)
+        array = self._as_arrow(values)
+        if self.has_zone and not isinstance(array, pa.ChunkedArray):
+            check_times_of_python(array)
+        return array
+
+    def _as_arrow(self, values: Values) -> AnyArray:
         if not self.always_wide:
             array = pa.array(values, type=self.arrow_type)
             if not self.may_overflow or isinstance(array, pa.ChunkedArray) or not holds_infinity(array):
@@ -247,8 +255,9 @@ class ColumnValues:
         """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
         naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
         if types <= {dt.datetime, NoneType}:
-            zones = map(_zone_of, times)
-            if not any(zones) if naive else all(map(_is_plain_zone, set(zones))):
+            # By identity: not every zone has a hash.
+            zones = {id(zone): zone for zone in map(_zone_of, times)}.values()
+            if all(zone is None for zone in zones) if naive else all(map(_is_plain_zone, zones)):
                 return
         for time in times:
             if (reason := _why_not(time, naive=naive)) is not None:
@@ -301,7 +310,41 @@ def column_values(field: AnyField, *, path: str = "") -> ColumnValues:
         wide_type=with_leaves(field.type, _widened),
         always_wide=has_leaf(field.type, lambda kind: pt.is_timestamp(kind) and kind.unit == "ms"),
         may_overflow=has_leaf(field.type, pt.is_float32),
+        has_zone=has_leaf(field.type, _has_zone),
     )
+
+
+def _has_zone(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.TimestampType) and kind.tz is not None
+
+
+_DAYS_OF_PYTHON = tuple((day - dt.date(1970, 1, 1)).days for day in (dt.date.min, dt.date.max))
+_ZONE_DAYS = 2
+"""No zone is further than a day from UTC: times further from the ends of Python's years are safe."""
+
+
+def check_times_of_python(array: AnyArray) -> None:
+    """Raise `SchemaMismatch`, without a row, for a time in a zone that does not come back as `datetime`.
+
+    Its year is 0 or 10000 in UTC or in the zone of the column, though it was given in a zone in which
+    Python has it.
+    """
+    for leaf in leaves(array):
+        if not _has_zone(leaf.type):
+            continue
+        ticks_per_day = 86_400 * (1_000_000 if leaf.type.unit == "us" else 1_000)
+        first, last = _DAYS_OF_PYTHON
+        low, high = (first + _ZONE_DAYS) * ticks_per_day, (last - _ZONE_DAYS) * ticks_per_day
+        times = leaf.drop_null()
+        ticks = times.cast(pa.int64()).to_numpy()
+        for time in times.take(np.flatnonzero((ticks < low) | (ticks > high))):
+            try:
+                time.as_py()
+            except (OverflowError, ValueError):
+                zones = "UTC" if leaf.type.tz == "UTC" else f"UTC or in {leaf.type.tz}"
+                text = f"a time is not within Python's years 1 to 9999 in {zones}"
+                step = "give null for a time that never comes, or a time a day from the ends"
+                raise SchemaMismatch(f"{text} — {step}") from None
 
 
 _zone_of = attrgetter("tzinfo")
@@ -357,12 +400,12 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
     """
     schema = shape.schema
     if batch.schema.equals(schema):
-        _check_sound(batch)
+        batch = _sound(batch)
     else:
         check_column_names(batch.schema.names, schema)
         for field in schema:
             given = batch.schema.field(field.name).type
-            if not _converts_exactly(given, field.type):
+            if not converts_exactly(given, field.type):
                 kind = given.value_type if pt.is_dictionary(given) else given  # as texts of a file are read, too
                 advice = "cast it before the insert"
                 if pt.is_timestamp(kind) and pt.is_timestamp(field.type):
@@ -371,7 +414,7 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
                         advice = "give the times of one zone without it, as pc.local_timestamp does"
                 reason = f"is {kind}, the schema has {field.type} — {advice}"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
-        _check_sound(batch)  # after the types: how deep they are nested is known to be harmless now
+        batch = _sound(batch)  # after the types: how deep they are nested is known to be harmless now
         columns = [
             by_row(partial(exact_cast, target=field.type), batch.column(field.name), field.name, field.type, first_row)
             for field in schema
@@ -445,88 +488,21 @@ def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
     return SchemaMismatch(f"column {column!r}, row {row}: {reason}", column=column, row=row)
 
 
-def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
-    """Return the array in another type, every value as it was, or a float next to it.
+def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with null for whatever lies under a null.
 
-    Raises `pa.ArrowInvalid` for a value that the type does not hold.
+    Refuses buffers that lie about their lengths, and text that is not UTF-8, before anything reads them.
     """
-    if array.type == target:
-        return array
-    if isinstance(array, pa.DictionaryArray) and (
-        pt.is_string_view(array.type.value_type) or pt.is_binary_view(array.type.value_type)
-    ):  # as Polars makes them, and Arrow takes none apart
-        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(target))
-    if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
-        array = array.cast(with_leaves(target, _widest_decimal))
     try:
-        cast = array.cast(target)
-    except pa.ArrowInvalid:  # Arrow casts what is beyond a slice of lists, or under a null, too
-        cast = array.take(np.arange(len(array))).cast(target)
-    if has_leaf(target, pt.is_float32):
-        for given, made in zip(_leaves(array), _leaves(cast), strict=True):
-            if pt.is_floating(given.type):
-                at = pc.index(pc.less(pc.is_inf(given), pc.is_inf(made)), True).as_py()
-                if at >= 0:
-                    raise pa.ArrowInvalid(f"{given[at]} is out of range of a 32-bit float")
-    return cast
-
-
-def holds_infinity(array: AnyArray) -> bool:
-    """Whether some float in an array of floats, or of lists and structs of them, is infinite."""
-    return any(
-        np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in _leaves(array) if pt.is_floating(leaf.type)
-    )
-
-
-def _converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether `exact_cast` from `source` to `target` keeps every value or fails."""
-    if isinstance(source, pa.DictionaryType):
-        return _converts_exactly(source.value_type, target)
-    if pt.is_null(source) or source == target:
-        return True
-    if is_list(target):
-        return is_list(source) and _converts_exactly(source.field(0).type, target.field(0).type)
-    if pt.is_struct(target):  # Arrow's cast finds fields by name; each has to be there once, in any order
-        given = {field.name: field.type for field in child_fields(source)} if pt.is_struct(source) else {}
-        wanted = {field.name: field.type for field in child_fields(target)}
-        same = given.keys() == wanted.keys() and source.num_fields == len(given)
-        return same and all(_converts_exactly(given[name], kind) for name, kind in wanted.items())
-    if pt.is_timestamp(source):
-        return pt.is_timestamp(target) and (source.tz is None) == (target.tz is None)
-    return any(given(source) and wanted(target) for given, wanted in _EXACT)
-
-
-_EXACT: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool]], ...] = (
-    (pt.is_integer, lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)),
-    (pt.is_floating, pt.is_floating),
-    (pt.is_decimal, pt.is_decimal),
-    (lambda kind: is_text(kind) or pt.is_string_view(kind), is_text),
-    (lambda kind: is_bytes(kind) or pt.is_binary_view(kind) or pt.is_fixed_size_binary(kind), is_bytes),
-    (pt.is_date64, pt.is_date32),
-)
-
-
-def _check_sound(batch: pa.RecordBatch) -> None:
-    """Refuse buffers that lie about their lengths, and text that is not UTF-8, before anything reads them."""
-    try:
+        batch.validate()
+        columns = batch.columns
+        bared = [bare(column) for column in columns]
+        if not all(map(is_, bared, columns)):
+            fields = [field.with_type(column.type) for field, column in zip(batch.schema, bared, strict=True)]
+            batch = pa.RecordBatch.from_arrays(bared, schema=pa.schema(fields))
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
         raise SchemaMismatch(
             f"the record batch is not valid Arrow data: {brief(str(error))} — build it again"
         ) from None
-
-
-def _widest_decimal(kind: pa.DataType) -> pa.DataType:
-    return pa.decimal256(76, kind.scale) if isinstance(kind, pa.Decimal128Type) else kind
-
-
-def _leaves(array: AnyArray) -> Iterator[AnyArray]:
-    """Yield the arrays of values that hold no others, in the order of their names, without what is under a null."""
-    if is_list(array.type):
-        yield from _leaves(pc.list_flatten(array))
-    elif pt.is_struct(array.type):
-        present, names = array.filter(array.is_valid()), [field.name for field in child_fields(array.type)]
-        for index in sorted(range(len(names)), key=names.__getitem__):
-            yield from _leaves(pc.struct_field(present, index))
-    else:
-        yield array.dictionary_decode() if isinstance(array, pa.DictionaryArray) else array
+    return batch

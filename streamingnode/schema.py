@@ -97,13 +97,16 @@ def has_leaf(kind: pa.DataType, matches: Callable[[pa.DataType], bool]) -> bool:
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """Return the type with those that hold no others changed, inside lists and structs too; fields lose their metadata."""
     inside = [field.with_type(with_leaves(field.type, change)).remove_metadata() for field in child_fields(kind)]
+    return with_children(kind, inside) if inside else change(kind)
+
+
+def with_children(kind: pa.DataType, inside: list[AnyField]) -> pa.DataType:
+    """Return a list or struct type of the same kind with other fields directly inside it."""
     if pt.is_struct(kind):
         return pa.struct(inside)
     if pt.is_large_list(kind):
         return pa.large_list(inside[0])
-    if is_list(kind):
-        return pa.list_(inside[0], kind.list_size if isinstance(kind, pa.FixedSizeListType) else -1)
-    return change(kind)
+    return pa.list_(inside[0], kind.list_size if isinstance(kind, pa.FixedSizeListType) else -1)
 
 
 def encode_schema(schema: pa.Schema) -> bytes:

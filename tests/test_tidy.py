@@ -110,6 +110,24 @@ def _sleeps(call: ast.Call) -> bool:
     return name in {"sleep", "sleep_until"} and not only_yields
 
 
+PARQUET_READERS = {"ParquetFile", "ParquetDataset", "read_table"}
+
+
+@pytest.mark.parametrize("package", WHEEL_PACKAGES)
+def test_whoever_reads_parquet_has_its_page_checksums_compared(package: str) -> None:
+    unchecked = []
+    for path in (path for path in PYTHON if path.is_relative_to(ROOT / package)):
+        if "pyarrow.parquet" not in (text := path.read_text("utf-8")):
+            continue
+        for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+            if not isinstance(call.func, ast.Attribute) or call.func.attr not in PARQUET_READERS:
+                continue
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+            if given.get("page_checksum_verification") != "True":
+                unchecked.append(f"{_name(path)}:{call.lineno}")
+    assert not unchecked
+
+
 @pytest.mark.parametrize("page", MARKDOWN, ids=_name)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     targets = LINK.findall(CODE.sub("", page.read_text("utf-8")))

@@ -159,6 +159,9 @@ def insert(output: Output, **given: Any) -> None:
     With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
     behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
     any more, it is refused: another input needs another name. A Parquet file may not change at all.
+
+    Checksums that pages of a Parquet file carry are compared. Times of its type INT96, as Spark writes
+    them by default, are taken as UTC by a column with a time zone.
     """
     done = _Insert(**given)
     if done.create and done.primary_key is None:

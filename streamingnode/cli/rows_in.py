@@ -17,13 +17,14 @@ from typing import IO, Any, BinaryIO
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
+from streamingnode.casting import exact_cast
 from streamingnode.cli.kept_columns import has_nanoseconds, kept_columns
+from streamingnode.cli.parquet_in import READ_BYTES, ParquetInput
 from streamingnode.json_mistake import Mistake, json_kind, mistake_in
-from streamingnode.rows import PANDAS_INDEX, by_row, exact_cast
+from streamingnode.rows import PANDAS_INDEX, by_row
 from streamingnode.schema import (
     FINER_TIME,
     AnyArray,
@@ -44,8 +45,6 @@ BYTES_MAX = 1 << 20
 """Bytes of input in a batch, so that it stays well below one append group of 4 MiB."""
 ROW_BYTES_MAX = 4 << 20
 """No row over the size of an append group can be inserted, so no longer line is read."""
-READ_BYTES = 8 << 20
-"""About as much of a Parquet file is decoded at a time."""
 BATCH_S = 0.2
 """How long a line that came through a pipe waits for others to go with."""
 
@@ -122,6 +121,10 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
                 raise InvalidArgument(f"the input is {what} — {step}")
             stream = opened.enter_context(gzip.open(stream))
             with _readable():
+                # A member's checksum is at its end: it is compared before a row goes in.
+                while stream.read(READ_BYTES):
+                    pass
+                stream.seek(0)
                 head = stream.peek(1)
             if head.startswith((PARQUET_MAGIC, GZIP_MAGIC)):
                 what = "gzip around what is packed already"
@@ -279,12 +282,8 @@ class ParquetRows:
         # At any row it is that of the whole file, which is written whole, or anew.
         self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
         with _readable():
-            metadata = pq.read_metadata(stream)
-            columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
-            # Texts and bytes are read as they lie in the file: each once, however many rows have them.
-            texts = [c.path for c in columns if c.physical_type == "BYTE_ARRAY" and c.logical_type.type != "DECIMAL"]
-            self._file = pq.ParquetFile(stream, metadata=metadata, read_dictionary=texts)
-            names = self._file.schema.to_arrow_schema().names
+            self._file = ParquetInput(stream)
+            names = self._file.schema.names
         self.left_out = tuple(filter(PANDAS_INDEX.fullmatch, names))
         self._names = [name for name in names if name not in SYSTEM_COLUMNS.union(self.left_out)]
         self._passed_over = 0
@@ -294,8 +293,9 @@ class ParquetRows:
 
         Raises `SchemaMismatch` for a column that no kept type holds, or that more than one does.
         """
-        all_fields = self._file.schema.to_arrow_schema()
-        given = pa.schema([field for field in all_fields if field.name in self._names])
+        with _readable():
+            self._file.check_times()
+        given = pa.schema([field for field in self._file.schema if field.name in self._names])
         kept = kept_columns(given)
         fine = [field.name for field in given if has_nanoseconds(field.type)]
         self._check_microseconds(fine, kept)
@@ -337,10 +337,13 @@ class ParquetRows:
         self._passed_over = last
         return self._digest if self._file.metadata.num_rows >= last else None
 
-    def batches(self, _: pa.Schema) -> Iterator[RowBatch]:
+    def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
         """Yield all rows, in order. Raises `StorageFailed`."""
         before = 0
-        for read in self._read(self._names):
+        with _readable():
+            self._file.check_times()
+        for stored in self._read(self._names):
+            read = self._file.placed_in_utc(stored, schema)
             passed_over = min(read.num_rows, max(0, self._passed_over - before))
             before += passed_over
             new = [read.slice(passed_over)] if passed_over < read.num_rows else []

@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 import spark_sink
@@ -17,7 +19,7 @@ from spark_sink.ingestion import IngestJob
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import rows_of
-from wal.errors import AlreadyExists, Corrupt, Truncated
+from wal.errors import AlreadyExists, Corrupt, StorageFailed, Truncated
 
 pytestmark = pytest.mark.spark
 
@@ -95,6 +97,28 @@ def test_a_damaged_file_is_named_and_nothing_is_committed(
     with pytest.raises(Corrupt, match=path.name):
         ingest()
     assert rows_of(tables / "orders") == []
+
+
+def test_a_rotten_value_of_a_table_is_not_written_anew_with_a_sound_checksum(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create(shards=1)
+    node.insert("orders", orders(1, 2, 3, amount=1234.5))
+    node.cut()
+    ingest()
+    [path] = (tables / "orders").rglob("cut-*/**/*.parquet")
+    group = pq.read_metadata(path).row_group(0)
+    chunks = map(group.column, range(group.num_columns))
+    chunk = next(each for each in chunks if each.path_in_schema == "amount")
+    content = bytearray(path.read_bytes())
+    begin = chunk.dictionary_page_offset or chunk.data_page_offset
+    content[begin + chunk.total_compressed_size - 1] ^= 1  # of the last page
+    path.write_bytes(content)
+    node.upsert("orders", orders(2))
+    node.cut()
+    with pytest.raises(StorageFailed, match=path.name):
+        ingest()
+    assert DeltaTable(str(tables / "orders")).version() == 1
 
 
 def test_a_missing_cut_is_refused(node: NodeBuilder, ingest: Ingest) -> None:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType
@@ -15,7 +16,7 @@ import spark_sink
 from spark_sink import tables as tables_module
 from spark_sink.source import StreamingNodeSource
 from spark_sink.table import CommitNote, TableVersion, nearest_states, state_at
-from spark_sink.tables import _states_at, newest_common, read_rows
+from spark_sink.tables import _states_at, newest_common, read_deletes, read_rows
 from tests.spark_sink.conftest import Ingest
 from tests.spark_sink.node_builder import NodeBuilder, Value, ordered, orders
 from tests.spark_sink.table_reading import rows_of
@@ -297,3 +298,19 @@ def test_the_files_of_a_table_are_looked_at_without_a_job_for_it(spark: SparkSes
     before = len(tracker.getJobIdsForGroup())
     assert len(read_rows(spark, schema, {"_default": paths}).columns) == 1
     assert len(tracker.getJobIdsForGroup()) == before
+
+
+def test_a_bit_that_rots_in_a_file_fails_the_read_and_changes_no_value(spark: SparkSession, tmp_path: Path) -> None:
+    path, key = tmp_path / "rotten.parquet", 0x0123_4567_89AB_CDEF
+    rows = pa.table({"id": [1, key, 1 << 60], "_offset": [0, 1, 2]})  # in the page alone, and in no range of it
+    pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    content = bytearray(path.read_bytes())
+    content[content.index(key.to_bytes(8, "little"))] ^= 1
+    path.write_bytes(content)
+    schema = StructType([StructField("id", LongType()), StructField("_offset", LongType())])
+    for frame in (
+        read_rows(spark, schema, {"_default": [str(path)]}),
+        read_deletes(spark, schema, "id", [str(path)], rows=3),
+    ):
+        with pytest.raises(Py4JJavaError, match="could not verify page integrity"):
+            frame.collect()

@@ -148,6 +148,9 @@ SMALL_BODIES = {
         KEYS, pa.DictionaryArray.from_arrays(pa.array([0] * len(KEYS), pa.int8()), ["x" * (1 << 18)])
     ),
     "views of the same": lambda: as_stream(KEYS, same_view(len(KEYS), 1 << 18)),
+    "a run": lambda: as_stream(
+        KEYS, pa.RunEndEncodedArray.from_arrays(pa.array([len(KEYS)]), pa.array(["x" * (1 << 18)]))
+    ),
     "nulls in a list": lambda: as_stream(KEYS[:1], pa.ListArray.from_arrays([0, 1 << 28], pa.nulls(1 << 28))),
 }
 

@@ -270,6 +270,77 @@ def test_unusual_value_that_fits_is_kept(kind: pa.DataType, value: Any) -> None:
     assert np.array_equal(np.array(kept), np.array(value), equal_nan=isinstance(value, float))
 
 
+FIRST, LAST = dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001
+AHEAD, BEHIND = dt.timezone(dt.timedelta(hours=5)), dt.timezone(dt.timedelta(hours=-5))
+ENDS_OF_TIME = [end.replace(tzinfo=zone) for end in (FIRST, LAST) for zone in (dt.UTC, AHEAD, BEHIND)]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us"])
+@pytest.mark.parametrize(
+    "zone", ["UTC", "Asia/Tokyo", "America/New_York", "Pacific/Kiritimati", "+05:30", "-12:00", "+23:59"]
+)
+def test_a_time_near_the_ends_of_years_comes_back_or_is_refused_by_row(zone: str, unit: Any) -> None:
+    time_type = pa.timestamp(unit, zone)
+    local = pa.lib.string_to_tzinfo(zone)
+    for time in ENDS_OF_TIME:
+        for kind, value in (
+            (time_type, time),
+            (pa.list_(time_type), [None, time]),
+            (pa.struct([("t", time_type)]), {"t": time}),
+        ):
+            try:
+                found: Any = values_back(kind, [None, value])
+            except SchemaMismatch as error:
+                found = error
+            if isinstance(found, SchemaMismatch):
+                assert found.row == 1, found
+                assert "not within Python's years 1 to 9999 in UTC" in str(found)
+                with pytest.raises(OverflowError):
+                    time.astimezone(dt.UTC).astimezone(local)
+            else:
+                assert found == [None, value]
+
+
+@pytest.mark.parametrize(
+    "kind, values",
+    [
+        (pa.date32(), [dt.date.min, dt.date.max]),
+        (pa.timestamp("us"), [FIRST, LAST.replace(microsecond=999_999)]),
+        (pa.decimal128(38), [Decimal("9" * 38), Decimal("-" + "9" * 38), Decimal("-0")]),
+        (pa.decimal128(38, 38), [Decimal("1e-38"), Decimal("-0." + "9" * 38)]),
+    ],
+    ids=str,
+)
+def test_the_first_and_the_last_value_of_python_come_back(kind: pa.DataType, values: list[object]) -> None:
+    assert values_back(kind, values) == values
+
+
+class OddZone(dt.tzinfo):
+    """A zone as some libraries make them: without a hash; and false, as it has a length."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return 0
+
+    def utcoffset(self, _: dt.datetime | None) -> dt.timedelta:
+        return dt.timedelta(hours=2)
+
+    def dst(self, _: dt.datetime | None) -> dt.timedelta | None:
+        return None
+
+    def tzname(self, _: dt.datetime | None) -> str:
+        return "odd"
+
+
+def test_a_time_of_a_zone_without_a_hash_is_taken_as_any_other() -> None:
+    time = NOW.replace(tzinfo=OddZone())
+    aware = pa.timestamp("us", "UTC")
+    for kind, value in ((aware, time), (pa.list_(aware), [time]), (pa.struct([("t", aware)]), {"t": time})):
+        assert values_back(kind, [value, None, value]) == [value, None, value]
+    assert refusal([{"id": 0, "value": time}], shape_of(pa.timestamp("us"))).row == 0
+
+
 class Numeral(int):
     def __str__(self) -> str:
         return "7"

@@ -1,0 +1,179 @@
+"""One Parquet file as Arrow batches, front to back, with every value as the file has it. All of it blocks.
+
+Left alone, Arrow does not compare checksums of pages, reads no delta encoding as a dictionary, and
+makes nanoseconds of INT96, which wrap around before 1678 and after 2262.
+"""
+
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from interceptors.errors import SchemaMismatch
+from streamingnode.casting import leaves
+from streamingnode.schema import AnyArray, child_fields, has_leaf, is_list, with_children
+
+READ_BYTES = 8 << 20
+"""About as much of a file is decoded at a time."""
+GROWING_ROWS = 128
+"""Rows decoded at a time where texts may take far more room than in the file."""
+CHECK_ROWS = 8 << 10
+"""Rows whose INT96 times are looked at together."""
+ARROW_SCHEMA = b"ARROW:schema"
+"""In the footer of what Arrow has written."""
+SPARK_VERSION = b"org.apache.spark.version"
+"""In the footer of what Spark has written."""
+
+
+class ParquetInput:
+    """A Parquet file whose pages are compared with the checksums that they carry.
+
+    Times of type INT96, which Spark writes by default, are read as `timestamp[us]`. INT96 holds
+    nanoseconds of any year, so that `check_times` has to find what does not fit. It has no zone:
+    Spark writes instants, in UTC.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        # All readers share it: it keeps the position of one from that of another.
+        self._source = pa.PythonFile(stream, mode="r")  # type: ignore[arg-type]  # it only reads
+        self.metadata = pq.read_metadata(self._source)
+        columns = [self.metadata.schema.column(at) for at in range(self.metadata.num_columns)]
+        self._times = [column.path for column in columns if column.physical_type == "INT96"]
+        as_dictionaries: list[str] = []
+        self._may_grow = False
+        for at, column in enumerate(columns):
+            if column.physical_type != "BYTE_ARRAY" or column.logical_type.type == "DECIMAL":
+                continue
+            encodings = self._encodings(at)
+            if not any(name.startswith("DELTA") for name in encodings):
+                # Each text is decoded once, however many rows have it.
+                as_dictionaries.append(column.path)
+            elif any(name == "DELTA_BYTE_ARRAY" or "DICTIONARY" in name for name in encodings):
+                self._may_grow = True
+        self._file = self._opened("us", as_dictionaries)
+        self._micros = self._opened("us").schema_arrow
+        self._seconds = self._opened("s").schema_arrow
+        """As `_micros`, but for INT96: by that it is known in Arrow's types."""
+        self._is_checked = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as the writer had them: INT96 is in UTC if Spark wrote it, or Arrow's schema says so."""
+        found = self.metadata.metadata or {}
+        if SPARK_VERSION in found:
+            return self.in_utc(None)
+        if ARROW_SCHEMA in found:
+            return self.in_utc(pa.ipc.read_schema(pa.py_buffer(b64decode(found[ARROW_SCHEMA]))))
+        return self._micros
+
+    def in_utc(self, target: pa.Schema | None) -> pa.Schema:
+        """Return the columns with INT96 in UTC where the target has a zone; everywhere for None."""
+        fields = []
+        for field, seconds in zip(self._micros, self._seconds, strict=True):
+            wanted = None if target is None else _field_type(target, field.name)
+            fields.append(field.with_type(_in_utc(field.type, seconds.type, wanted)))
+        return pa.schema(fields)
+
+    def placed_in_utc(self, batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+        """Return a batch with its INT96 times in UTC where the target has times with a zone."""
+        if not self._times:
+            return batch
+        columns = []
+        for field in batch.schema:
+            column = batch.column(field.name)
+            seconds = self._seconds.field(field.name).type
+            columns.append(column.cast(_in_utc(field.type, seconds, _field_type(target, field.name))))
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+    def check_times(self) -> None:
+        """Read all INT96 times once. Raises `SchemaMismatch` for one that `timestamp[us]` does not hold."""
+        if self._is_checked or any(has_leaf(field.type, pt.is_map) for field in self._micros):
+            return  # no collection has maps
+        row = 1
+        readers = [self._opened(unit).iter_batches(CHECK_ROWS, columns=self._times) for unit in ("us", "ns", "s")]
+        for batches in zip(*readers, strict=True) if self._times else ():
+            for name, *arrays in zip(batches[0].schema.names, *(batch.columns for batch in batches), strict=True):
+                if not _is_exact(*arrays):
+                    slices = ([array.slice(at, 1) for array in arrays] for at in range(len(arrays[0])))
+                    row += next(at for at, found in enumerate(slices) if not _is_exact(*found))
+                    text = f"column {name!r}, row {row}: a time is finer than microseconds, or beyond their years"
+                    raise SchemaMismatch(f"{text} — change it in the file", column=name, row=row)
+            row += batches[0].num_rows
+        self._is_checked = True
+
+    def iter_batches(self, rows_max: int, *, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of all rows, in order, in batches of about `rows_max`."""
+        if not self._may_grow:
+            yield from self._file.iter_batches(rows_max, columns=columns)
+            return
+        gathered: list[pa.RecordBatch] = []
+        rows = 0
+        size_bytes = 0
+        for batch in self._file.iter_batches(min(rows_max, GROWING_ROWS), columns=columns):
+            gathered.append(batch)
+            rows += batch.num_rows
+            size_bytes += batch.nbytes
+            if rows >= rows_max or size_bytes >= READ_BYTES:
+                yield pa.concat_batches(gathered)  # type: ignore[attr-defined]  # stubs lack it
+                gathered = []
+                rows = 0
+                size_bytes = 0
+        if gathered:
+            yield pa.concat_batches(gathered)  # type: ignore[attr-defined]  # stubs lack it
+
+    def _encodings(self, at: int) -> frozenset[str]:
+        """Return the encodings that pages of a column have."""
+        groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
+        return frozenset(name for group in groups for name in group.column(at).encodings)
+
+    def _opened(self, int96_unit: str, as_dictionaries: Sequence[str] = ()) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self._source,
+            metadata=self.metadata,
+            read_dictionary=list(as_dictionaries),
+            coerce_int96_timestamp_unit=int96_unit,
+            page_checksum_verification=True,
+        )
+
+
+def _in_utc(kind: pa.DataType, seconds: pa.DataType, target: pa.DataType | None) -> pa.DataType:
+    """Return a type with INT96 in UTC where the target has a zone. INT96 is another type in `seconds`."""
+    if isinstance(kind, pa.TimestampType):
+        is_wanted = target is None or getattr(target, "tz", None) is not None
+        return pa.timestamp("us", "UTC") if kind != seconds and is_wanted else kind
+    inside = []
+    for field, in_seconds in zip(child_fields(kind), child_fields(seconds), strict=True):
+        wanted = None if target is None else _child_type(target, field.name)
+        inside.append(field.with_type(_in_utc(field.type, in_seconds.type, wanted)))
+    return with_children(kind, inside) if inside else kind
+
+
+def _child_type(target: pa.DataType, name: str) -> pa.DataType:
+    fields = child_fields(target)
+    return _field_type(fields, fields[0].name if is_list(target) else name)
+
+
+def _field_type(fields: Any, name: str) -> pa.DataType:
+    """Return the type of a field; that of nothing where there is none."""
+    return next((field.type for field in fields if field.name == name), pa.null())
+
+
+def _is_exact(micros: AnyArray, nanos: AnyArray, seconds: AnyArray) -> bool:
+    """Whether INT96 times that were read in three units are whole microseconds that 64 bits hold.
+
+    Nanoseconds wrap around, with all their last digits; seconds never do.
+    """
+    for in_micros, in_nanos, in_seconds in zip(leaves(micros), leaves(nanos), leaves(seconds), strict=True):
+        ticks = _ticks(in_micros)
+        if (ticks * 1_000 != _ticks(in_nanos)).any() or (ticks // 1_000_000 != _ticks(in_seconds)).any():
+            return False
+    return True
+
+
+def _ticks(times: AnyArray) -> npt.NDArray[np.int64]:
+    return times.drop_null().cast(pa.int64()).to_numpy()
