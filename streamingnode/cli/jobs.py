@@ -113,12 +113,14 @@ def ingest(
         "link the files of inserts instead of copying them: half the disk, "
         "but what rots, and who may read, are the same for node and table"
     ),
-) -> None:
+) -> int:
     """Bring a node's cuts into Spark tables, each exactly once.
 
-    Asks the node for a cut first; where a process has it open and takes no clients, takes the cuts that are there.
-    Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables. Cuts that delete no
-    row are copied; Spark is started for others.
+    Asks the node for a cut first. Where a process has it open and takes no clients, takes the cuts
+    that are there, says how old the newest is, and ends with exit code 4: the tables are stale.
+    With --no-cut no cut is wanted, and none is stale. Can be interrupted and run again at any
+    moment, also twice at once. Tables are Delta tables. Cuts that delete no row are copied; Spark
+    is started for others.
 
     With --every it stays, prints a line for each round, and goes on whatever fails: each table for itself, also without the
     node. SIGTERM and SIGINT end it after the commit it is in, with exit code 0; a second one ends it at once.
@@ -131,11 +133,13 @@ def ingest(
     how = {"request_cut": cut, "every_cut": every_cut, "link": link}
     if every is not None:
         every_s, keep_s = duration(every), math.ceil(duration(keep))
+        is_stale = False
         for each in spark_sink.ingest_every(
             _Asked(directory), tables, every_s=every_s, spark=None, stop=_stop_on_signals(), keep_s=keep_s, **how
         ):
             _show_round(output, each)
-        return
+            is_stale = each.stale
+        return AlreadyOwned.exit_code if is_stale else EXIT_OK
     with Progress(output.stderr) as progress:
         progress.stage("ingesting cuts")
 
@@ -143,8 +147,6 @@ def ingest(
             progress.advance(done, stage, total=total)
 
         report = spark_sink.ingest(None, directory, tables, progress=show, **how)
-    if report.node_was_running:
-        output.line("a running process owns the node: took the cuts it has made")
     output.records(
         [
             {
@@ -160,6 +162,15 @@ def ingest(
     )
     at = f"at cut {report.cut}, tick {report.tick} ({format_tick(report.tick)}), in {report.seconds:.1f} s"
     output.result(at, report)
+    if not report.stale:
+        return EXIT_OK
+    output.note(f"{_stale(report.cut_age_s)} — let its process listen, or pass --no-cut")
+    return AlreadyOwned.exit_code
+
+
+def _stale(cut_age_s: float | None) -> str:
+    age = "there is none" if cut_age_s is None else f"the newest is {cut_age_s:.1f} s old"
+    return f"stale: the running node could not be asked for a cut, {age}"
 
 
 class _Asked:
@@ -170,7 +181,7 @@ class _Asked:
         self._open_again = 0.0
 
     def flush(self) -> object:
-        """Return the newest cut, None when nobody is to be asked now."""
+        """Return the newest cut, None when nobody is to be asked now. Raises `AlreadyOwned` as `with_node`."""
         from streamingnode.care.inspect import holder
 
         if holder(Path(self.path)) is not None:
@@ -179,9 +190,7 @@ class _Asked:
             return None
         else:
             self._open_again = time.monotonic() + CLOSED_NODE_CUT_S
-        with suppress(AlreadyOwned):  # its process takes no clients, and makes cuts by itself
-            return with_node(Path(self.path), lambda node: node.flush())
-        return None
+        return with_node(Path(self.path), lambda node: node.flush())
 
 
 def _stop_on_signals() -> threading.Event:
@@ -210,6 +219,8 @@ def _show_round(output: Output, told: "IngestRound") -> None:
     }
     done = ", ".join(what for what, count in did.items() if count) or "nothing new"
     output.line(f"cut {told.cut}: {done}; {lag}; {1000 * told.seconds:.0f} ms")
+    if told.stale:
+        output.line(f"  {_stale(told.cut_age_s)}")
     for each in told.failures:
         output.line(f"  {each.table or 'node'}: {each.code}: {each.message}")
     output.document(told)

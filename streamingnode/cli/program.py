@@ -61,7 +61,8 @@ tcp://HOST:PORT or tls://HOST:PORT. At an address, every command that takes one 
   --tls-cert FILE    the certificate to show at tls://, and --tls-key FILE its key, when that is in another file
 
 exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the installation is not sound;
-4 another process has the node open and takes no clients, or no node answers; 130 interrupted. Errors go to stderr as
+4 another process has the node open and takes no clients (an ingest then took the cuts that were
+there: its tables are stale), or no node answers; 130 interrupted. Errors go to stderr as
 `CODE: message — next step`.
 
 `streamingnode <command> --help` shows examples."""
