@@ -230,6 +230,7 @@ class OpenNode:
     async def __aenter__(self) -> Node:
         if self._entered:
             raise InvalidArgument("this open_node() was used already — call open_node() again")
+        _check_asyncio()
         self._entered = True
         opening = anyio.CancelScope()
         try:  # in a task of its own, so that nothing of the caller's is held until the node closes
@@ -278,6 +279,18 @@ class OpenNode:
         if self._node is not None:
             _log.error("node_failed", path=self._node.path, error=f"{type(failure).__name__}: {failure}")
             self._node.begin_closing()
+
+
+def _check_asyncio() -> None:
+    """Raise `InvalidArgument` unless asyncio runs the caller: under trio there is no task of asyncio."""
+    task: object = None
+    with suppress(RuntimeError):  # there is no event loop of asyncio
+        task = asyncio.current_task()
+    if task is None:
+        raise InvalidArgument(
+            "streamingnode is for asyncio only, and no task of asyncio runs here — use asyncio.run() "
+            "or anyio.run(); with anyio's pytest plugin let the fixture anyio_backend return 'asyncio'"
+        )
 
 
 def run_async(program: Callable[[], Awaitable[T]]) -> T:
