@@ -11,7 +11,9 @@ read from. Whoever loses that race loads the table again and finds its cuts take
 """
 
 import fcntl
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -46,6 +48,8 @@ CONFLICTS_MAX = 16
 """Commits lost in a row before giving up; each loss means that somebody else made progress."""
 
 LOCKS = ".locks"
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """Receives (stage, done, total) as an ingest goes on; called from the thread that called `ingest`."""
@@ -107,6 +111,7 @@ def ingest(
     request_cut: bool = True,
     every_cut: bool = False,
     link: bool = False,
+    stop: threading.Event | None = None,
 ) -> IngestReport:
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
 
@@ -120,6 +125,9 @@ def ingest(
     (None) one is made when a cut needs it, and ends with the call. With `link` they are hard links instead, on one file
     system: no second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
 
+    Once `stop` is set, the commit under way ends and no other begins: the report then has the
+    tables as they are, and another ingest takes the rest.
+
     Raises `InvalidArgument` for tables inside the node's directory, for a backup and for a node that lives on an event loop,
     `StorageFailed` when the node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
     meanwhile, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's
@@ -132,9 +140,18 @@ def ingest(
     progress("cut", 0, 1)
     cut, is_stale = ask_for_cut(node) if request_cut else (None, False)
     progress("cut", 1, 1)
-    sessions = LazySession(spark)
+    stop = stop or threading.Event()
+    sessions = LazySession(spark, pause=stop.wait, is_stopping=stop.is_set)
     try:
-        job = IngestJob(sessions, directory, Path(tables), progress=progress, every_cut=every_cut, link=link)
+        job = IngestJob(
+            sessions,
+            directory,
+            Path(tables),
+            progress=progress,
+            every_cut=every_cut,
+            link=link,
+            is_stopping=stop.is_set,
+        )
         report = job.run(cut)
     finally:
         sessions.close()
@@ -239,6 +256,9 @@ class IngestJob:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is raised, or told, as one of ours
+            if self.is_stopping():  # who ends this may have ended Spark's Java, too; the next ingest tells what stays
+                _log.info("table %s: %s", self.tables / name, error)
+                return
             told = typed(error, f"table {self.tables / name}")
             if self.failures is None:
                 raise told from told.__cause__

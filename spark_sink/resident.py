@@ -98,7 +98,9 @@ def ingest_every(
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     stop = stop or threading.Event()
-    sessions, asked, into = LazySession(spark, pause=stop.wait), node if request_cut else None, Path(tables)
+    sessions = LazySession(spark, pause=stop.wait, is_stopping=stop.is_set)
+    asked = node if request_cut else None
+    into = Path(tables)
     job = partial(IngestJob, sessions, directory, into, every_cut=every_cut, link=link, is_stopping=stop.is_set)
     return _Resident(asked, directory, into, sessions, stop, every_s, keep_s, job).rounds()
 

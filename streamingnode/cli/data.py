@@ -144,7 +144,7 @@ def tail(
                 async for message in messages:
                     if _kind(message) in kinds:
                         # In a thread: a pipe nobody reads from must not hold up the node.
-                        await anyio.to_thread.run_sync(write, message)
+                        await anyio.to_thread.run_sync(write, message, abandon_on_cancel=True)
                         printed += 1
                     if printed == limit:
                         return
@@ -263,8 +263,10 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
                 stream.write_table(shaped.combine_chunks())  # else the empty one is a batch, too
         output.flush()
 
-    with disk_errors_typed("the output"), pa.ipc.new_stream(output.binary(), schema) as stream:
+    with disk_errors_typed("the output"):
+        stream = pa.ipc.new_stream(output.binary(), schema)
         yield write
+        stream.close()  # not when interrupted: a thread may hold the output
 
 
 def _kind(message: "sn.ReadMessage") -> str:
