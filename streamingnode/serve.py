@@ -40,9 +40,9 @@ async def serve_node(
     ready: Callable[[list[str]], None],
     reading: "TokensRead | None" = None,
 ) -> None:
-    """Run the node in `directory` until a signal; `ready` is told where it listens. Raises what the node fails with.
+    """Run the node in `directory` until a signal. Raises what the node fails with.
 
-    With `reading`, SIGHUP reads the file of tokens anew, and does not end the node.
+    `ready` is told where it listens. With `reading`, SIGHUP reads the file of tokens anew, and does not end the node.
     """
     arguments = {"listen": True, **settings}
     settle = partial(load_config, file=config_file, environment=os.environ, arguments=arguments)

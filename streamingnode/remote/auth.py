@@ -80,7 +80,10 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Endpoint:
-    """An address to listen at, and how clients prove there who they are; `tokens` may be replaced."""
+    """An address to listen at, and how clients prove there who they are.
+
+    `tokens` may be replaced meanwhile.
+    """
 
     address: Address
     tokens: Tokens | None
