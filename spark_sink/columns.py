@@ -4,8 +4,11 @@ Two differences to the collection only: types that Spark does not have become th
 the user's. The table, its readers and the data source all start from `table_schema`, so they cannot disagree.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
-from wal.errors import Corrupt
+from wal.errors import Corrupt, StorageFailed
 
 PARTITION = "_partition"
 
@@ -128,3 +131,30 @@ def file_in_log(row: dict[str, Any], key: str) -> TableFile:
         tick_min=low.get(TICK),
         vchannel_range=ends(VCHANNEL, str),
     )
+
+
+@contextmanager
+def opened_file(root: Path, file: TableFile) -> Iterator[pq.ParquetFile]:
+    """Yield a data file of the table at `root`, and type what reading it in the block raises.
+
+    Raises `StorageFailed` when the file is not there, `Corrupt` when it is not what the log says.
+    """
+    top = root.resolve()
+    path = top / file.path
+    if not path.resolve().is_relative_to(top):
+        raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes != file.bytes:
+            raise Corrupt(f"{path} has {size_bytes} bytes, its table says {file.bytes} — restore the table")
+        with pq.ParquetFile(path, page_checksum_verification=True) as content:
+            count = content.metadata.num_rows
+            if file.rows is not None and count != file.rows:
+                raise Corrupt(f"{path} has {count} rows, its table says {file.rows} — restore the table")
+            yield content
+    except FileNotFoundError:
+        raise StorageFailed(
+            f"{path} is missing from its table — read again, as a vacuum may have taken it, or restore the table"
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error

@@ -35,7 +35,8 @@ class CuttingNode(Protocol):
     def flush(self) -> Any:
         """Make a cut of everything acknowledged so far, and return it; a node on an event loop gives a coroutine.
 
-        None when there is nobody to be asked: the cuts that are there are taken.
+        None when nothing can have been written since its last cut. Raises `AlreadyOwned` when
+        another process has the node open and takes no clients.
         """
 
 
@@ -60,22 +61,25 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
 
 
 def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, bool]:
-    """Make a cut of everything acknowledged so far, unless a process owns the node that takes no clients: it makes its own.
+    """Make a cut of everything acknowledged so far, and return it and whether the cuts are stale.
 
-    Returns the newest cut as the node tells it (None from such a process; later ones may be there, too), and whether one
-    owns the node. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
+    They are stale when a process owns the node and takes no clients: it could not be asked, and has
+    made no cut for this caller. The cut is None then; some that the process made by itself may be
+    there. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
     open node raises what its `flush` does.
     """
     if not isinstance(node, str | Path):
-        return msgspec.convert(node.flush(), AnsweredCut | None, from_attributes=True), False
+        try:
+            return msgspec.convert(node.flush(), AnsweredCut | None, from_attributes=True), False
+        except AlreadyOwned:
+            return None, True
     command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
     next_step = f"run: streamingnode flush {node}"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise Overloaded(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — {next_step}") from None
-    running = done.returncode == AlreadyOwned.exit_code
-    if running:
+    if done.returncode == AlreadyOwned.exit_code:
         return None, True
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or "nothing"

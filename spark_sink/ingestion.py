@@ -11,7 +11,9 @@ read from. Whoever loses that race loads the table again and finds its cuts take
 """
 
 import fcntl
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -34,6 +36,7 @@ from wal.errors import AlreadyExists, InvalidArgument, Overloaded, StorageFailed
 from wal.failpoint import failpoint
 from wal.files import make_parents, sync_directory
 from wal.rocks.floor import BACKUP_RECORD_NAME
+from wal.timetick import physical_ms
 
 COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
@@ -45,6 +48,8 @@ CONFLICTS_MAX = 16
 """Commits lost in a row before giving up; each loss means that somebody else made progress."""
 
 LOCKS = ".locks"
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """Receives (stage, done, total) as an ingest goes on; called from the thread that called `ingest`."""
@@ -73,13 +78,16 @@ class TableReport:
 class IngestReport:
     """What one `ingest` did. `cut` is the node's newest cut (0: none yet); every table listed is at it or was dropped.
 
-    `node_was_running` says that a process owned the node and took no clients, so that the existing cuts were used.
+    `stale` says that a cut was wanted and none could be asked for: a process owns the node and
+    takes no clients. The tables then have the cuts that were there. `cut_age_s` is how old the
+    newest cut is, by its tick and the clock of this machine; None without a cut.
     """
 
     node_id: str
     cut: int
     tick: int
-    node_was_running: bool = False
+    stale: bool = False
+    cut_age_s: float | None = None
     seconds: float = 0.0
     tables: tuple[TableReport, ...] = ()
 
@@ -103,17 +111,22 @@ def ingest(
     request_cut: bool = True,
     every_cut: bool = False,
     link: bool = False,
+    stop: threading.Event | None = None,
 ) -> IngestReport:
     """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
 
-    Asks the node for a cut first, also one that a process has open; when that takes no clients (`report.node_was_running`),
-    takes the cuts that are there. `node` is a directory, or an open node of `sn.sync`, which makes its own. A commit takes
-    as many cuts as it can, which hides the states between; with `every_cut` each cut is a version of its own. Can be killed
-    at any moment and run again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
+    Asks the node for a cut first, also one that a process has open; when that takes no clients,
+    takes the cuts that are there, and the report is `stale`. `node` is a directory, or an open node
+    of `sn.sync`, which makes its own. A commit takes as many cuts as it can, which hides the states
+    between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run
+    again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
     Files of cuts that delete no row are copied, where their types are the table's, and need no Spark: without a session
     (None) one is made when a cut needs it, and ends with the call. With `link` they are hard links instead, on one file
     system: no second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
+
+    Once `stop` is set, the commit under way ends and no other begins: the report then has the
+    tables as they are, and another ingest takes the rest.
 
     Raises `InvalidArgument` for tables inside the node's directory, for a backup and for a node that lives on an event loop,
     `StorageFailed` when the node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
@@ -125,15 +138,30 @@ def ingest(
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     progress("cut", 0, 1)
-    cut, running = ask_for_cut(node) if request_cut else (None, False)
+    cut, is_stale = ask_for_cut(node) if request_cut else (None, False)
     progress("cut", 1, 1)
-    sessions = LazySession(spark)
+    stop = stop or threading.Event()
+    sessions = LazySession(spark, pause=stop.wait, is_stopping=stop.is_set)
     try:
-        job = IngestJob(sessions, directory, Path(tables), progress=progress, every_cut=every_cut, link=link)
+        job = IngestJob(
+            sessions,
+            directory,
+            Path(tables),
+            progress=progress,
+            every_cut=every_cut,
+            link=link,
+            is_stopping=stop.is_set,
+        )
         report = job.run(cut)
     finally:
         sessions.close()
-    return replace(report, node_was_running=running, seconds=time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return replace(report, stale=is_stale, cut_age_s=age_s(report.tick), seconds=seconds)
+
+
+def age_s(tick: int) -> float | None:
+    """Return the seconds since the time of a tick, 0 for one ahead of this clock; None for no tick."""
+    return max(0.0, time.time() - physical_ms(tick) / 1000) if tick else None
 
 
 def check_place(node: Path, tables: Path) -> None:
@@ -228,6 +256,9 @@ class IngestJob:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is raised, or told, as one of ours
+            if self.is_stopping():  # who ends this may have ended Spark's Java, too; the next ingest tells what stays
+                _log.info("table %s: %s", self.tables / name, error)
+                return
             told = typed(error, f"table {self.tables / name}")
             if self.failures is None:
                 raise told from told.__cause__

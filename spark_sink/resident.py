@@ -17,12 +17,11 @@ from pyspark.sql import SparkSession
 from flusher.directory import CutLog
 from spark_sink.cut_request import AnsweredCut, CuttingNode, node_directory, request_cut
 from spark_sink.errors import typed
-from spark_sink.ingestion import IngestJob, IngestReport, TableReport, check_place
+from spark_sink.ingestion import IngestJob, IngestReport, TableReport, age_s, check_place
 from spark_sink.runtime import LazySession
 from spark_sink.table import OpenTable
 from spark_sink.upkeep import compact, keep_versions, remove_unused
 from wal.errors import InvalidArgument, StreamingNodeError
-from wal.timetick import physical_ms
 
 RETRY_PAUSE_MAX_S = 60.0
 """Longest pause before a table that failed is tried again; it doubles from the pause between two rounds."""
@@ -46,9 +45,11 @@ class Failure:
 class IngestRound:
     """What one round did, and how far the tables are behind the log at its end.
 
-    `lag_cuts` and `lag_ticks` are those of the last table behind the newest cut. `lag_s` is the age of the state that all
-    tables have reached: since the node was asked for the cut they are at, else, at most, since that cut's tick; None without
-    a cut. `compacted` counts files that are fewer.
+    `lag_cuts` and `lag_ticks` are those of the last table behind the newest cut. `lag_s` is the age
+    of the state that all tables have reached: since the node was asked for the cut they are at,
+    else, at most, since that cut's tick; None without a cut. `compacted` counts files that are
+    fewer. `stale` and `cut_age_s` are as in `IngestReport`; a round is also stale when asking for
+    the cut failed.
     """
 
     number: int
@@ -61,6 +62,8 @@ class IngestRound:
     rows_added: int = 0
     rows_deleted: int = 0
     compacted: int = 0
+    stale: bool = False
+    cut_age_s: float | None = None
     tables: tuple[TableReport, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -95,7 +98,9 @@ def ingest_every(
     directory = node_directory(node, request_cut=request_cut)
     check_place(directory, Path(tables))
     stop = stop or threading.Event()
-    sessions, asked, into = LazySession(spark, pause=stop.wait), node if request_cut else None, Path(tables)
+    sessions = LazySession(spark, pause=stop.wait, is_stopping=stop.is_set)
+    asked = node if request_cut else None
+    into = Path(tables)
     job = partial(IngestJob, sessions, directory, into, every_cut=every_cut, link=link, is_stopping=stop.is_set)
     return _Resident(asked, directory, into, sessions, stop, every_s, keep_s, job).rounds()
 
@@ -140,11 +145,15 @@ class _Resident:
     def _round(self, number: int) -> IngestRound:
         began = time.monotonic()
         failures: dict[str, StreamingNodeError] = {}
-        answered, report = None, None
+        answered: AnsweredCut | None = None
+        is_stale = False
+        report = None
         try:
-            answered = None if self.asked is None else request_cut(self.asked)[0]
+            if self.asked is not None:
+                answered, is_stale = request_cut(self.asked)
         except Exception as error:  # noqa: BLE001 - asking runs a program or somebody's node; the cuts that are there are taken
             failures[""] = typed(error, "asking for a cut")
+            is_stale = True
         try:
             report = self._take(answered, failures)
         except Exception as error:  # noqa: BLE001 - what goes on for days outlasts whatever a disk or a library raises
@@ -153,7 +162,7 @@ class _Resident:
         newest = self.report = report or self.report
         behind = min(self.reached.values(), default=(newest.cut, newest.tick))
         is_all = answered is not None and answered.number <= behind[0]
-        age_s = time.monotonic() - began if is_all else max(0.0, time.time() - physical_ms(behind[1]) / 1000)
+        lag_s = time.monotonic() - began if is_all else age_s(behind[1])
         taken = report.tables if report else ()
         return IngestRound(
             number=number,
@@ -161,11 +170,13 @@ class _Resident:
             tick=newest.tick,
             lag_cuts=max(0, newest.cut - behind[0]),
             lag_ticks=max(0, newest.tick - behind[1]),
-            lag_s=age_s if behind[1] or is_all else None,
+            lag_s=lag_s,
             seconds=time.monotonic() - began,
             rows_added=sum(table.rows_added for table in taken),
             rows_deleted=sum(table.rows_deleted for table in taken),
             compacted=compacted,
+            stale=is_stale,
+            cut_age_s=age_s(newest.tick),
             tables=tuple(table for table in taken if table.first_cut or table.dropped),
             failures=tuple(
                 Failure(table=name, code=error.code, message=str(error), retryable=error.retryable)

@@ -191,6 +191,8 @@ def launcher_script(java: Java) -> str:
         "  shift\n"
         f'  case "$option" in {"|".join(dropped)}) ;; *) set -- "$@" "$option" ;; esac\n'
         "done\n"
+        "# They come to all of a group, or of a service: Python ends it, and it ends with Python.\n"
+        "trap '' HUP INT TERM\n"
         "# A configuration of the caller's own comes after this one, and wins.\n"
         f'set -- "-Dlog4j2.configurationFile=${{0%/*}}/{LOG_CONFIG_NAME}" "$@"\n'
         f'exec {quote(str(java.home / "bin" / "java"))} "$@"\n'
@@ -257,11 +259,19 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 class LazySession:
     """The Spark session of ingests: the caller's, or one made at its first use and made anew when its JVM is lost.
 
-    For one thread. `pause` is told the seconds to wait before a restart.
+    For one thread. `pause` is told the seconds to wait before a restart. Once `is_stopping`, none
+    is started any more.
     """
 
-    def __init__(self, given: SparkSession | None = None, *, pause: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self,
+        given: SparkSession | None = None,
+        *,
+        pause: Callable[[float], object] = time.sleep,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._given, self._pause = given, pause
+        self._is_stopping = is_stopping
         self._made: SparkSession | None = None
         self._job: SparkSession | None = None
 
@@ -274,6 +284,8 @@ class LazySession:
                 with _signals_kept():
                     self._made = session(**{"spark.driver.extraJavaOptions": EXIT_WITHOUT_MEMORY})
                 _log.info("a Spark session was started: a cut needs it")
+                if self._is_stopping():  # it takes longer to start than most commits, which has not begun
+                    raise StorageFailed("this ingest was ended while Spark started — run it again")
             self._job = (self._given or self._made).newSession()  # type: ignore[union-attr]  # made above
             for name, value in JOB_SETTINGS.items():
                 self._job.conf.set(name, value)
@@ -287,7 +299,7 @@ class LazySession:
         _log.warning("%s; a new one is started in %g s, loss %d of %d", error, pause_s, losses, RESTARTS_MAX)
         self.close()
         self._pause(pause_s)
-        return True
+        return not self._is_stopping()
 
     def close(self) -> None:
         """Stop the session if it was made here; also when its JVM is gone. The next use makes one."""

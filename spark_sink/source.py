@@ -1,12 +1,16 @@
-"""The Spark data source `streamingnode`: a collection straight from its node's cuts, deletes applied. Batch only.
+"""The Spark data source `streamingnode`: a collection as of its node's newest cut. Batch only.
+
+The rows are read from the node's cuts. Once the node has given up the first of them, the
+collection's table has what was in those: the rows are then the table's, and those of the cuts after
+it, as a snapshot of the node has them.
 
 It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query of the same frame: after
 `frame.where("id = 30").count()`, `frame.count()` returned the rows of one segment out of two. Without pushing, Spark filters
 the rows we hand it, and is right.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import groupby
 from operator import attrgetter
@@ -18,12 +22,23 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
+from flusher.cuts import Lease
 from flusher.directory import CutLog
-from flusher.manifest import OFFSET, DeleteFile, SegmentFile, arrow_schema
+from flusher.manifest import OFFSET, CollectionEntry, DeleteFile, SegmentFile, arrow_schema
 from flusher.selection import deleted_in, without
-from spark_sink.changes import Changes, batches, changes_of, first_with, live_collection, split_by_delete, verify_file
-from spark_sink.columns import PARTITION, shaped, table_schema
-from wal.errors import InvalidArgument
+from spark_sink.changes import (
+    F,
+    batches,
+    changes_of,
+    first_with,
+    live_collection,
+    split_by_delete,
+    verify_file,
+)
+from spark_sink.columns import PARTITION, TableFile, opened_file, shaped, table_schema
+from spark_sink.errors import TableAhead
+from spark_sink.leased import check_own, leases_of, open_leased, put_back
+from wal.errors import InvalidArgument, StreamingNodeError, Truncated
 
 BATCH_ROWS = 65_536
 """Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the speed."""
@@ -42,7 +57,8 @@ class StreamingNodeSource(DataSource):
 
     Rows have `_tick`, `_offset`, `_vchannel` and `_partition` behind the user's columns. Options:
 
-    * `node`: the node directory, as the driver and every executor see it; `data` if left out
+    * `node`: the node directory, as the driver and every executor see it; `data` if left out. So do
+      they see the collection's table, where its ingest made it, once the node has given up cuts
     * `subscribe`: the collection
 
     Spark prunes nothing in a Python source: `.schema("id bigint, amount double")` reads these columns only.
@@ -63,7 +79,7 @@ class StreamingNodeSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the collection's columns."""
-        return from_arrow_schema(table_schema(arrow_schema(self._changes.entry)))
+        return from_arrow_schema(table_schema(arrow_schema(self._content.entry)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of the columns in `schema`. Raises `InvalidArgument` for one that the collection has not."""
@@ -71,23 +87,81 @@ class StreamingNodeSource(DataSource):
         asked = [column.simpleString() for column in schema]
         if wrong := [column for column in asked if column not in own]:
             raise InvalidArgument(f"there is no column {wrong[0]!r} — choose of {', '.join(own)}")
-        return CutReader(self._node, replace(self._changes, cuts=()), schema)  # every task gets it
+        return CollectionReader(self._node, self._content, schema)
 
     @property
     def _node(self) -> Path:
         return Path(self.options.get("node", "data")).resolve()
 
     @cached_property
-    def _changes(self) -> Changes:
-        """Everything the cuts say about the collection, from its creation to the newest."""
-        name, cuts = self.options.get("subscribe"), CutLog(self._node)
+    def _content(self) -> "Content":
+        name = self.options.get("subscribe")
         if not name:
             raise InvalidArgument('no collection named — add .option("subscribe", "<collection>")')
+        cuts = CutLog(self._node)
         if not cuts.numbers:
             raise InvalidArgument(f"{self._node} has no cut yet — run: streamingnode flush {self._node}")
-        entry = live_collection(cuts.read(cuts.newest), name)
-        span = cuts.span(first_with(cuts, entry.created_tick), cuts.newest)
-        return changes_of(entry, span, after_tick=entry.created_tick - 1)
+        return content_of(cuts, name)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the rows of a collection are made of at one cut.
+
+    They are the rows of the segments and of the files of the table in the directory `table`, None
+    without one, that no delete removes. Files are by the name of their partition.
+    """
+
+    entry: CollectionEntry
+    segments: Mapping[str, Sequence[SegmentFile]] = field(default_factory=dict)
+    deletes: Sequence[DeleteFile] = ()
+    table: Path | None = None
+    table_files: Mapping[str, Sequence[TableFile]] = field(default_factory=dict)
+
+
+def content_of(cuts: CutLog, name: str) -> Content:
+    """Return what a collection is made of at the newest cut: cuts alone, or table and cuts.
+
+    Raises `CollectionNotFound`. Where cuts are given up, raises what is wrong with the first table
+    that took them, or `Truncated` without a table.
+    """
+    entry = live_collection(cuts.read(cuts.newest), name)
+    try:
+        found = cuts.span(first_with(cuts, entry.created_tick), cuts.newest)
+    except Truncated as error:
+        gone: StreamingNodeError = error
+    else:
+        changes = changes_of(entry, found, after_tick=entry.created_tick - 1)
+        return Content(entry, changes.of_partition(changes.segments), changes.deletes)
+    problem: StreamingNodeError | None = None
+    for lease in leases_of(cuts, entry.collection_id):
+        try:
+            return _content_with_table(cuts, name, lease)
+        except StreamingNodeError as error:
+            problem = problem or error
+    raise problem or gone
+
+
+def _content_with_table(cuts: CutLog, name: str, lease: Lease) -> Content:
+    table = open_leased(lease)
+    note = next(table.history()).note
+    cuts.look()  # the table may have taken a cut that was made since these were listed
+    if note.cut > cuts.newest:
+        raise TableAhead(f"table {table.path} is ahead of this node — {put_back(lease)}")
+    check_own(cuts, lease, note)
+    entry = live_collection(cuts.read(cuts.newest), name)
+    if entry.collection_id != lease.collection_id:
+        raise Truncated(f"collection {name!r}, which was dropped,", f"cut {cuts.newest}", "read again")
+    files: dict[str, list[TableFile]] = {}
+    for file in table.files(key=entry.primary_key):
+        files.setdefault(file.partition, []).append(file)
+    if note.cut == cuts.newest:
+        return Content(entry, table=table.path, table_files=files)
+    changes = changes_of(entry, cuts.span(note.cut + 1, cuts.newest), after_tick=note.tick)
+    for dropped in changes.dropped_names & files.keys():
+        del files[dropped]
+    segments = changes.of_partition(changes.segments)
+    return Content(entry, segments, changes.deletes, table.path, files)
 
 
 @dataclass(frozen=True)
@@ -96,52 +170,99 @@ class SegmentGroup(InputPartition):
 
     partition: str
     key: str
-    segments: tuple[SegmentFile, ...]
     deletes: tuple[DeleteFile, ...]
+    segments: tuple[SegmentFile, ...]
 
 
-class CutReader(DataSourceReader):
-    """Reads every segment of the collection."""
+@dataclass(frozen=True)
+class TableGroup(InputPartition):
+    """Files of one partition of a table, and the deletes that can reach them."""
 
-    def __init__(self, node: Path, changes: Changes, schema: StructType) -> None:
-        self._node, self._changes, self._schema = node, changes, schema
+    partition: str
+    key: str
+    deletes: tuple[DeleteFile, ...]
+    table: Path
+    files: tuple[TableFile, ...]
+
+
+class CollectionReader(DataSourceReader):
+    """Reads every row of the collection."""
+
+    def __init__(self, node: Path, content: Content, schema: StructType) -> None:
+        self._node = node
+        self._content = content
+        self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return the tasks: segments of one vchannel with the deletes that can reach them."""
+        """Return the tasks: files that are read together, and the deletes that can reach them."""
+        content = self._content
+        key = content.entry.primary_key
         vchannel = attrgetter("vchannel")
-        return [
-            self._group(partition, bundle)
-            for partition, segments in self._changes.of_partition(self._changes.segments).items()
-            for _, found in groupby(sorted(segments, key=vchannel), key=vchannel)
-            for bundle in batches(found, lambda each: each.bytes, bytes_max=GROUP_BYTES_TARGET)
-        ]
+        tasks: list[InputPartition] = []
+        for partition, segments in content.segments.items():
+            for _, found in groupby(sorted(segments, key=vchannel), key=vchannel):
+                for bundle in batches(found, _bytes_of, bytes_max=GROUP_BYTES_TARGET):
+                    reaching = _reaching(bundle, content.deletes)
+                    tasks.append(SegmentGroup(partition, key, reaching, tuple(bundle)))
+        if content.table is None:
+            return tasks
+        for partition, files in content.table_files.items():
+            for some in batches(files, _bytes_of, bytes_max=GROUP_BYTES_TARGET):
+                reaching = _reaching(some, content.deletes)
+                tasks.append(TableGroup(partition, key, reaching, content.table, tuple(some)))
+        return tasks
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task; nothing for the empty task that Spark makes up when there is none."""
-        if isinstance(partition, SegmentGroup):
+        if isinstance(partition, SegmentGroup | TableGroup):
             yield from rows_of(self._node, partition, to_arrow_schema(self._schema, timezone="UTC"))
 
-    def _group(self, partition: str, segments: Sequence[SegmentFile]) -> SegmentGroup:
-        reaching = tuple(each for each in self._changes.deletes if split_by_delete(segments, [each])[0])
-        return SegmentGroup(partition, self._changes.entry.primary_key, tuple(segments), reaching)
+
+def _bytes_of(file: SegmentFile | TableFile) -> int:
+    return file.bytes
 
 
-def rows_of(node: Path, group: SegmentGroup, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _reaching(files: Sequence[F], deletes: Sequence[DeleteFile]) -> tuple[DeleteFile, ...]:
+    return tuple(each for each in deletes if split_by_delete(files, [each])[0])
+
+
+def rows_of(node: Path, group: SegmentGroup | TableGroup, target: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a group with exactly the columns and types of `target`.
 
-    Raises `Corrupt` naming a file that is not what its cut says, `Truncated` when one is gone.
+    Raises `Corrupt` naming a file that is not what its cut or table says, `Truncated` when
+    retention took one, `StorageFailed` when one of the table is gone.
     """
     deleted = _deleted(node, group.key, group.deletes) if group.deletes else None
-    wanted = {*target.names, OFFSET} - {PARTITION} | ({group.key} if group.deletes else set())
+    wanted = {*target.names, OFFSET} - {PARTITION}
+    if deleted is not None:
+        wanted.add(group.key)
+    for batch in _batches_of(node, group, sorted(wanted)):
+        rows = pa.Table.from_batches([batch])
+        if deleted is not None:
+            rows = _without(rows, deleted, key=group.key)
+        if rows.num_rows:
+            yield from shaped(rows, target, partition=group.partition).to_batches()
+
+
+def _batches_of(node: Path, group: SegmentGroup | TableGroup, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    if isinstance(group, TableGroup):
+        for file in group.files:
+            with opened_file(group.table, file) as content:
+                yield from content.iter_batches(BATCH_ROWS, columns=columns)
+        return
     for segment in group.segments:
         verify_file(node, segment)
-        with pq.ParquetFile(node / segment.path, page_checksum_verification=True) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=sorted(wanted)):
-                rows = pa.Table.from_batches([batch])
-                if deleted is not None:
-                    rows = without(rows, deleted, key=group.key)
-                if rows.num_rows:
-                    yield from shaped(rows, target, partition=group.partition).to_batches()
+        with pq.ParquetFile(node / segment.path, page_checksum_verification=True) as content:
+            yield from content.iter_batches(BATCH_ROWS, columns=columns)
+
+
+def _without(rows: pa.Table, deleted: pa.Table, *, key: str) -> pa.Table:
+    """Return the rows that are not deleted; a table may have another type for the key."""
+    kind = deleted.schema.field("key").type
+    if rows.schema.field(key).type != kind:
+        own = rows.schema.get_field_index(key)
+        rows = rows.set_column(own, key, rows[key].cast(kind))
+    return without(rows, deleted, key=key)
 
 
 @lru_cache(maxsize=DELETE_SETS_KEPT)

@@ -17,14 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, RemoveAction, Transaction
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from flusher.selection import Selection
-from spark_sink.columns import PARTITION, TableFile, file_in_log, shaped, table_schema
+from spark_sink.columns import (
+    PARTITION,
+    TableFile,
+    file_in_log,
+    opened_file,
+    shaped,
+    table_schema,
+)
 from wal.errors import AlreadyExists, Corrupt, StorageFailed, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import sync_directory, sync_file
@@ -280,28 +286,10 @@ class OpenTable:
         self, file: TableFile, *, columns: pa.Schema | None = None, selection: Selection | None = None
     ) -> pa.Table:
         """Return the rows of a data file, with at least these columns; all of them for None. Raises as `rows`."""
-        root = self.path.resolve()
-        path = root / file.path
-        if not path.resolve().is_relative_to(root):
-            raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
-        try:
-            if path.stat().st_size != file.bytes:
-                raise Corrupt(
-                    f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table"
-                )
-            with pq.ParquetFile(path, page_checksum_verification=True) as content:
-                count = content.metadata.num_rows
-                if selection is not None and columns is not None:
-                    rows = selection.read(content, columns)
-                else:
-                    rows = content.read(None if columns is None else columns.names)
-        except FileNotFoundError:
-            raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
-        except (pa.ArrowException, OSError) as error:
-            raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
-        if file.rows is not None and count != file.rows:
-            raise Corrupt(f"{path} has {count} rows, its table says {file.rows} — restore the table")
-        return rows
+        with opened_file(self.path, file) as content:
+            if selection is not None and columns is not None:
+                return selection.read(content, columns)
+            return content.read(None if columns is None else columns.names)
 
     def commit(
         self,

@@ -21,6 +21,7 @@ from anyio import to_thread
 from streamingnode.config import NodeConfig, check_path, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import SOCKET_NAME, LinkOptions
+from streamingnode.signals import ENDING, Interrupted
 from wal.append import AppendObserver
 from wal.errors import AlreadyOwned, Indeterminate, InvalidArgument, OnShutdown, StorageFailed, StreamingNodeError
 from wal.files import OWNER_S_MAX, disk_errors_typed
@@ -240,6 +241,7 @@ class OpenNode:
     async def __aenter__(self) -> Node:
         if self._entered:
             raise InvalidArgument("this open_node() was used already — call open_node() again")
+        _check_asyncio()
         self._entered = True
         opening = anyio.CancelScope()
         try:  # in a task of its own, so that nothing of the caller's is held until the node closes
@@ -290,6 +292,36 @@ class OpenNode:
             self._node.begin_closing()
 
 
+def _check_asyncio() -> None:
+    """Raise `InvalidArgument` unless asyncio runs the caller: under trio there is no task of asyncio."""
+    task: object = None
+    with suppress(RuntimeError):  # there is no event loop of asyncio
+        task = asyncio.current_task()
+    if task is None:
+        raise InvalidArgument(
+            "streamingnode is for asyncio only, and no task of asyncio runs here — use asyncio.run() "
+            "or anyio.run(); with anyio's pytest plugin let the fixture anyio_backend return 'asyncio'"
+        )
+
+
 def run_async(program: Callable[[], Awaitable[T]]) -> T:
-    """Run `program` on an event loop of its own and return its result; an interrupt cancels it and is raised here."""
-    return anyio.run(program, backend="asyncio", backend_options={"use_uvloop": find_spec("uvloop") is not None})
+    """Run `program` on an event loop of its own and return its result.
+
+    An interrupt cancels it and is raised here, as `KeyboardInterrupt`; so does what `ENDING`
+    handles.
+    """
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None, "anyio runs it in one"
+        cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        with ENDING.reacting(cancel):
+            return await program()
+
+    options = {"use_uvloop": find_spec("uvloop") is not None}
+    try:
+        return anyio.run(run, backend="asyncio", backend_options=options)
+    except asyncio.CancelledError:
+        if ENDING.number is None:
+            raise
+        raise Interrupted from None

@@ -19,10 +19,13 @@ from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.listening import Listener
+from streamingnode.node import Node
 from streamingnode.opening import OpenNode, handed_over
 from streamingnode.remote.address import SOCKET_NAME
-from streamingnode.remote.auth import Endpoint
-from wal.errors import InvalidArgument
+from streamingnode.remote.auth import Endpoint, Tokens
+from streamingnode.remote.server import Server
+from streamingnode.signals import ENDING
+from wal.errors import InvalidArgument, StreamingNodeError
 from wal.files import FILE_MODE
 from wal.runtime import Event, event_log
 
@@ -35,13 +38,31 @@ async def serve_node(
     config_file: Path | None,
     settings: Mapping[str, object],
     ready: Callable[[list[str]], None],
+    reading: "TokensRead | None" = None,
 ) -> None:
-    """Run the node in `directory` until a signal; `ready` is told where it listens. Raises what the node fails with."""
+    """Run the node in `directory` until a signal. Raises what the node fails with.
+
+    `ready` is told where it listens. With `reading`, SIGHUP reads the file of tokens anew, and does not end the node.
+    """
     arguments = {"listen": True, **settings}
     settle = partial(load_config, file=config_file, environment=os.environ, arguments=arguments)
-    stop = _stop_on_signals()
-    # By anybody: it may be the process that this one replaces.
-    node = await handed_over(directory, partial(OpenNode, directory, settle, compose), by_anybody=True)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    with ENDING.reacting(partial(loop.call_soon_threadsafe, stop.set)):
+        # By anybody: it may be the process that this one replaces.
+        opening = partial(OpenNode, directory, settle, compose)
+        node = await handed_over(directory, opening, by_anybody=True)
+        await _serve(node, directory, endpoints, ready, stop, reading)
+
+
+async def _serve(
+    node: Node,
+    directory: Path,
+    endpoints: Sequence[Endpoint],
+    ready: Callable[[list[str]], None],
+    stop: asyncio.Event,
+    reading: "TokensRead | None",
+) -> None:
     try:
         backend = node._backend  # noqa: SLF001 - this is the other half of the node
         assert isinstance(backend, EmbeddedBackend), "it was opened here"
@@ -49,6 +70,8 @@ async def serve_node(
         server = backend.listener.server
         here = [] if backend.listener.path is None else [f"unix:{directory / SOCKET_NAME}"]
         addresses = [*here, *[await endpoint.listen(server) for endpoint in endpoints]]
+        if reading is not None:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reading.begin, endpoints, server)
         if not addresses:
             raise InvalidArgument(f"there can be no socket in {directory} — name a shorter path, or add --listen")
         if backend.http is not None:
@@ -66,6 +89,42 @@ async def serve_node(
         _log.info("node_stopping", path=str(directory))
     finally:
         await node.aclose()
+
+
+class TokensRead:
+    """Reads the file of tokens anew at a signal. `told` gets what came of it.
+
+    A file that cannot be used changes nothing. Connections end whose token is gone or has other
+    rights now; their clients connect again by themselves, where they may.
+    """
+
+    def __init__(self, file: Path, told: Callable[[str, Mapping[str, object]], None]) -> None:
+        self._file = file
+        self._told = told
+        self._task: asyncio.Task[None] | None = None
+        self._is_asked = False
+
+    def begin(self, endpoints: Sequence[Endpoint], server: Server) -> None:
+        """Read it; once more afterwards if it is being read already. Called on the event loop."""
+        self._is_asked = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._read(endpoints, server))
+
+    async def _read(self, endpoints: Sequence[Endpoint], server: Server) -> None:
+        while self._is_asked:
+            self._is_asked = False
+            try:
+                tokens = await to_thread.run_sync(Tokens.read, self._file)
+            except StreamingNodeError as error:
+                text = f"tokens: {error}; those that were read before stay"
+                self._told(text, {"tokens": None, "error": str(error)})
+                continue
+            for endpoint in endpoints:
+                endpoint.tokens = tokens
+            ended = server.end_unless(tokens.are_those_of)
+            clients = len(tokens.client)
+            text = f"tokens: {clients} clients read from {self._file}, {ended} connections ended"
+            self._told(text, {"tokens": clients, "ended": ended})
 
 
 def audit_to(file: Path) -> None:
@@ -120,20 +179,6 @@ def log_as_json() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-
-
-def _stop_on_signals() -> asyncio.Event:
-    """Return what the first signal sets; the second one ends the process where it is, as a crash would."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-
-    def came() -> None:
-        if stop.is_set():
-            os._exit(1)
-        stop.set()
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, came)
-    return stop
 
 
 def notify(state: str) -> None:

@@ -6,14 +6,12 @@ node's files still go back to the beginning, the files are all there is to read.
 """
 
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 import pyarrow as pa
 
-from flusher.cuts import Lease, read_leases
+from flusher.cuts import Lease
 from flusher.directory import cut_numbers
 from flusher.flusher import Flusher
 from flusher.manifest import Checkpoint, arrow_schema
@@ -22,11 +20,12 @@ from flusher.snapshot import SnapshotBase, SnapshotSource, read_snapshot
 from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import StartingPoint
-from spark_sink.errors import PackageMissing, TableAhead
+from spark_sink.errors import TableAhead
+from spark_sink.leased import check_own, leases_of, open_leased, put_back
 from streamingnode.channel import Channel
 from streamingnode.rows import key_hashes
 from wal.entry import Visible, up_to
-from wal.errors import Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated, shown
+from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated, shown
 from wal.files import disk_errors_typed
 from wal.shard_hash import shards_of
 
@@ -111,12 +110,8 @@ def read_rows(source: SnapshotSource) -> pa.Table:
 
 def _read_once(source: SnapshotSource) -> pa.Table:
     """Return the rows with the help of the first table that can be used, else of the node's own files alone."""
-    found = read_leases(source.cuts.directory, node_id=source.cuts.node_id)
-    leases = [lease for lease in found if lease.collection_id == source.collection.id]
-    # Of two tables with the same cut the one that is there goes first: what is wrong with it is what its user can mend.
-    leases.sort(key=lambda lease: (lease.cut, Path(lease.table).exists()), reverse=True)
     problem: StreamingNodeError | None = None
-    for lease in leases:
+    for lease in leases_of(source.cuts, source.collection.id):
         try:
             return _read_with_table(source, lease)
         except StreamingNodeError as error:
@@ -132,7 +127,7 @@ def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
 
     Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the state.
     """
-    table = _open_leased(lease)
+    table = open_leased(lease)
     from spark_sink.table import nearest_states, state_at
 
     history: list[TableVersion] = []
@@ -142,7 +137,7 @@ def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
             if found.note.last_tick <= source.as_of:
                 break
     if not history:
-        raise TableAhead(f"table {table.path} is ahead of this node, or has no history — {_anew(lease)}")
+        raise TableAhead(f"table {table.path} is ahead of this node, or has no history — {put_back(lease)}")
     if source.as_of < history[0].note.tick and (state := state_at(history, source.as_of)):
         return source.selected.rows(_base(source, table, lease, state).rows).select(source.selected.columns)
     try:
@@ -151,46 +146,15 @@ def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
         return read_snapshot(replace(source, base=_base(source, table, lease, history[-1])))
     except Truncated as error:
         nearest = [str(tick) for tick in nearest_states([history], source.as_of) if tick is not None]
-        step = f"ask for {' or '.join(nearest)}, the nearest that table {table.path} has" if nearest else _anew(lease)
-        raise Truncated(f"the state of {source.collection.name!r} at {source.as_of}", error.earliest, step) from error
-
-
-def _open_leased(lease: Lease) -> "OpenTable":
-    """Return the table that a lease names. Raises `PackageMissing`, `StorageFailed` when it is not there, `Corrupt`."""
-    if find_spec("deltalake") is None:
-        raise PackageMissing("deltalake", "tables")
-    from deltalake.exceptions import DeltaError
-
-    from spark_sink.table import OpenTable
-
-    path = Path(lease.table)
-    try:
-        table = OpenTable.load(path) if path.is_absolute() else None
-    except (DeltaError, OSError) as error:
-        raise Corrupt(f"table {lease.table} cannot be opened: {error} — restore it") from error
-    if table is None:
-        raise StorageFailed(
-            f"rows up to cut {lease.cut} are in table {lease.table}, which is not there — {_anew(lease)}"
+        step = (
+            f"ask for {' or '.join(nearest)}, the nearest that table {table.path} has" if nearest else put_back(lease)
         )
-    return table
+        raise Truncated(f"the state of {source.collection.name!r} at {source.as_of}", error.earliest, step) from error
 
 
 def _base(source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion") -> SnapshotBase:
     """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
-    note, cuts = state.note, source.cuts
-    if not cuts.is_known(note.cut):
-        cuts.look()
-    own = (note.node_id, note.collection_id) == (lease.node_id, lease.collection_id)
-    if not own or cuts.crc32c_of(note.cut) not in {None, note.crc32c}:
-        raise Corrupt(
-            f"table {lease.table} is of another node, collection or history at cut {note.cut} — {_anew(lease)}"
-        )
+    note = state.note
+    check_own(source.cuts, lease, note)
     rows = table.at_version(state.version).rows(source.selected.schema, source.selected)
     return SnapshotBase(cut=note.cut, tick=note.tick, rows=rows)
-
-
-def _anew(lease: Lease) -> str:
-    return (
-        "put it back, or run an ingest into the directory where it is now; the lease of a table that is lost is a file in "
-        f"leases/ that names {lease.table}: remove it"
-    )

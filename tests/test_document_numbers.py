@@ -22,7 +22,7 @@ from streamingnode.bridging import ROWS_BYTES_MAX
 from streamingnode.care.health import Thresholds
 from streamingnode.cli import rows_in
 from streamingnode.cli.jobs import CLOSED_NODE_CUT_S
-from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK
+from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_OK
 from streamingnode.cli.program import COMMANDS
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.ownership import ROOT_PACKAGES
@@ -34,6 +34,7 @@ from streamingnode.remote.link import GIVE_UP_S_MAX, PING_S
 from streamingnode.remote.link import SILENT_S_MAX as NODE_SILENT_S_MAX
 from streamingnode.remote.writes import GROUPS_MAX, PIECES_MAX
 from streamingnode.serve import COMPONENTS
+from streamingnode.signals import EXIT_SIGNALLED, SIGNALS
 from streamingnode.statistics import SLOW_APPEND_S, NodeStatistics
 from streamingnode.streams.stream import PRODUCE_BYTES_MAX
 from streamingnode.writing.producer import NOTE_BYTES_MAX
@@ -212,7 +213,7 @@ def test_every_option_and_every_series_that_a_page_names_is_there(path: Path) ->
 
 def test_every_exit_code_is_on_the_page_and_no_other_is() -> None:
     table = page("docs/operations").partition("## Exit codes")[2]
-    waiting, codes = [StreamingNodeError], {EXIT_OK, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE}
+    waiting, codes = [StreamingNodeError], {EXIT_OK, EXIT_BROKEN_PIPE, *(EXIT_SIGNALLED + each for each in SIGNALS)}
     while waiting:
         codes.add((each := waiting.pop()).exit_code)
         waiting += each.__subclasses__()

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,15 +23,50 @@ if TYPE_CHECKING:
 def ls(output: Output, *, place: Place, count: bool = option("count the rows too, which reads all of them")) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
-    Works beside a process that has the node open.
+    Works beside a process that has the node open. The rows of all collections are counted at one
+    tick.
     """
 
-    async def look(node: "sn.Node") -> "list[tuple[sn.Collection, dict[str, int]]]":
-        found = sorted(node.collections(), key=lambda each: each.name)
-        return [(each, {"rows": (await node.snapshot(each.name)).num_rows} if count else {}) for each in found]
+    async def look(node: "sn.Node") -> "tuple[list[dict[str, object]], dict[str, int]]":
+        if count:
+            return await _counted(node)
+        return list(map(describe_collection, _by_name(node))), {}
 
-    described = [describe_collection(each) | rows for each, rows in with_node(place, look)]
-    output.listing("collections", described, directory=str(place))
+    described, at = with_node(place, look)
+    output.listing("collections", described, directory=str(place), **at)
+
+
+COUNT_TRIES = 3
+"""When a partition is dropped meanwhile, its rows at the tick are gone: another tick is taken."""
+
+
+def _by_name(node: "sn.Node") -> "list[sn.Collection]":
+    return sorted(node.collections(), key=lambda each: each.name)
+
+
+async def _counted(node: "sn.Node") -> tuple[list[dict[str, object]], dict[str, int]]:
+    """Return what the collections are, with their numbers of rows at one tick, and that tick."""
+    tries = COUNT_TRIES
+    while True:
+        tries -= 1
+        try:
+            return await _counted_once(node)
+        except Truncated:
+            if not tries:
+                raise
+
+
+async def _counted_once(node: "sn.Node") -> tuple[list[dict[str, object]], dict[str, int]]:
+    from interceptors.errors import CollectionNotFound
+
+    collections = _by_name(node)
+    tick = await node.consistent_tick()
+    described: list[dict[str, object]] = []
+    for each in collections:
+        with suppress(CollectionNotFound):  # it was dropped meanwhile
+            keys = await node.snapshot(each.name, columns=[each.primary_key], as_of=tick)
+            described.append(describe_collection(each) | {"rows": keys.num_rows})
+    return described, {"tick": tick}
 
 
 def describe_collection(collection: "sn.Collection") -> dict[str, object]:
@@ -109,7 +144,7 @@ def tail(
                 async for message in messages:
                     if _kind(message) in kinds:
                         # In a thread: a pipe nobody reads from must not hold up the node.
-                        await anyio.to_thread.run_sync(write, message)
+                        await anyio.to_thread.run_sync(write, message, abandon_on_cancel=True)
                         printed += 1
                     if printed == limit:
                         return
@@ -228,8 +263,10 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
                 stream.write_table(shaped.combine_chunks())  # else the empty one is a batch, too
         output.flush()
 
-    with disk_errors_typed("the output"), pa.ipc.new_stream(output.binary(), schema) as stream:
+    with disk_errors_typed("the output"):
+        stream = pa.ipc.new_stream(output.binary(), schema)
         yield write
+        stream.close()  # not when interrupted: a thread may hold the output
 
 
 def _kind(message: "sn.ReadMessage") -> str:

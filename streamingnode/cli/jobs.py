@@ -2,25 +2,27 @@
 
 import math
 import os
-import signal
 import statistics
 import tempfile
 import threading
 import time
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import streamingnode as sn
 from streamingnode.cli.command import DEMO, NODE, SPARK, Place, command, operand, option, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
 from streamingnode.progress import Progress
-from wal.errors import AlreadyOwned, InvalidArgument
+from streamingnode.signals import ENDING
+from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
 if TYPE_CHECKING:
-    from spark_sink import IngestRound
+    from spark_sink import IngestReport, IngestRound
 
 CLOSED_NODE_CUT_S = 30.0
 """Pause between two cuts of a node that nobody has open: each opens it, and only other commands can have written to it."""
@@ -57,13 +59,15 @@ def serve(  # noqa: PLR0913 - one for each option
 ) -> None:
     """Run a node for other processes, in the foreground.
 
-    Clients reach it at node.sock in its directory, and at --listen. Prints a line when it is ready, after recovery, and
-    says so to systemd. SIGTERM and SIGINT end it: clients finish what they have begun, and it exits with 0; a second
-    one exits at once. An address other than loopback needs --tokens or --tls-client-ca, and TLS.
+    Clients reach it at node.sock in its directory, and at --listen. Prints a line when it is ready,
+    after recovery, and says so to systemd. SIGTERM, SIGINT and SIGHUP end it: clients finish what
+    they have begun, and it exits with 0; a second one exits at once. With --tokens, SIGHUP reads
+    that file anew instead, and a line says so. An address other than loopback needs --tokens or
+    --tls-client-ca, and TLS.
     """
     from streamingnode.opening import run_async
     from streamingnode.remote.auth import Endpoint, server_tls
-    from streamingnode.serve import audit_to, log_as_json, serve_node
+    from streamingnode.serve import TokensRead, audit_to, log_as_json, serve_node
 
     if not listen and (tokens or tls_cert or tls_key or tls_client_ca):
         raise InvalidArgument("--tokens and --tls-... say who may connect at --listen — add that, or leave them out")
@@ -81,7 +85,14 @@ def serve(  # noqa: PLR0913 - one for each option
         output.result(f"ready: {' '.join(addresses)}", document)
         output.flush()
 
-    run_async(partial(serve_node, directory, endpoints, config, settings, ready))
+    def told(text: str, document: Mapping[str, object]) -> None:
+        with suppress(BrokenPipeError, StorageFailed):  # nobody reads what it prints any more
+            output.result(text, document)
+            output.flush()
+
+    reading = None if tokens is None else TokensRead(tokens, told)
+    with suppress(KeyboardInterrupt):  # a signal that came before there was anything to end
+        run_async(partial(serve_node, directory, endpoints, config, settings, ready, reading))
 
 
 def duration(text: str) -> float:
@@ -113,38 +124,52 @@ def ingest(
         "link the files of inserts instead of copying them: half the disk, "
         "but what rots, and who may read, are the same for node and table"
     ),
-) -> None:
+) -> int:
     """Bring a node's cuts into Spark tables, each exactly once.
 
-    Asks the node for a cut first; where a process has it open and takes no clients, takes the cuts that are there.
-    Can be interrupted and run again at any moment, also twice at once. Tables are Delta tables. Cuts that delete no
-    row are copied; Spark is started for others.
+    Asks the node for a cut first. Where a process has it open and takes no clients, takes the cuts
+    that are there, says how old the newest is, and ends with exit code 4: the tables are stale.
+    With --no-cut no cut is wanted, and none is stale. Can be interrupted and run again at any
+    moment, also twice at once. Tables are Delta tables. Cuts that delete no row are copied; Spark
+    is started for others.
 
-    With --every it stays, prints a line for each round, and goes on whatever fails: each table for itself, also without the
-    node. SIGTERM and SIGINT end it after the commit it is in, with exit code 0; a second one ends it at once.
+    With --every it stays, prints a line for each round, and goes on whatever fails: each table for
+    itself, also without the node. SIGTERM, SIGINT and SIGHUP end an ingest after the commit it is
+    in, with --every with exit code 0, which is 4 if the last round was stale; a second one ends it
+    at once.
     """
-    require(SPARK)
-    import spark_sink
-    from streamingnode.care.inspect import check_node
+    stop = threading.Event()
+    # In a thread: the event has a lock, which the main thread may hold when the signal comes.
+    with ENDING.reacting(partial(start_new_thread, stop.set, ())):
+        require(SPARK)
+        import spark_sink
+        from streamingnode.care.inspect import check_node
 
-    check_node(directory)
-    how = {"request_cut": cut, "every_cut": every_cut, "link": link}
-    if every is not None:
-        every_s, keep_s = duration(every), math.ceil(duration(keep))
-        for each in spark_sink.ingest_every(
-            _Asked(directory), tables, every_s=every_s, spark=None, stop=_stop_on_signals(), keep_s=keep_s, **how
-        ):
+        node = _Asked(check_node(directory))
+        how: dict[str, Any] = {"request_cut": cut, "every_cut": every_cut, "link": link, "stop": stop}
+        if every is None:
+            return _ingest_once(output, partial(spark_sink.ingest, None, node, tables, **how))
+        how |= {"every_s": duration(every), "keep_s": math.ceil(duration(keep))}
+        return _show_rounds(output, spark_sink.ingest_every(node, tables, **how))
+
+
+def _show_rounds(output: Output, rounds: "Iterator[IngestRound]") -> int:
+    is_stale = False
+    with suppress(KeyboardInterrupt):  # a signal that came while the node was asked for a cut
+        for each in rounds:
             _show_round(output, each)
-        return
+            is_stale = each.stale
+    return AlreadyOwned.exit_code if is_stale else EXIT_OK
+
+
+def _ingest_once(output: Output, ingest: "Callable[..., IngestReport]") -> int:
     with Progress(output.stderr) as progress:
         progress.stage("ingesting cuts")
 
         def show(stage: str, done: int, total: int) -> None:
             progress.advance(done, stage, total=total)
 
-        report = spark_sink.ingest(None, directory, tables, progress=show, **how)
-    if report.node_was_running:
-        output.line("a running process owns the node: took the cuts it has made")
+        report = ingest(progress=show)
     output.records(
         [
             {
@@ -160,6 +185,18 @@ def ingest(
     )
     at = f"at cut {report.cut}, tick {report.tick} ({format_tick(report.tick)}), in {report.seconds:.1f} s"
     output.result(at, report)
+    if ENDING.number is not None:
+        output.note(f"{ENDING.word}: run it again for what is left")
+        return ENDING.exit_code
+    if not report.stale:
+        return EXIT_OK
+    output.note(f"{_stale(report.cut_age_s)} — let its process listen, or pass --no-cut")
+    return AlreadyOwned.exit_code
+
+
+def _stale(cut_age_s: float | None) -> str:
+    age = "there is none" if cut_age_s is None else f"the newest is {cut_age_s:.1f} s old"
+    return f"stale: the running node could not be asked for a cut, {age}"
 
 
 class _Asked:
@@ -170,7 +207,7 @@ class _Asked:
         self._open_again = 0.0
 
     def flush(self) -> object:
-        """Return the newest cut, None when nobody is to be asked now."""
+        """Return the newest cut, None when nobody is to be asked now. Raises `AlreadyOwned` as `with_node`."""
         from streamingnode.care.inspect import holder
 
         if holder(Path(self.path)) is not None:
@@ -179,23 +216,7 @@ class _Asked:
             return None
         else:
             self._open_again = time.monotonic() + CLOSED_NODE_CUT_S
-        with suppress(AlreadyOwned):  # its process takes no clients, and makes cuts by itself
-            return with_node(Path(self.path), lambda node: node.flush())
-        return None
-
-
-def _stop_on_signals() -> threading.Event:
-    """Return what the first signal sets; the second one ends the process where it is, as a crash would."""
-    stop = threading.Event()
-
-    def came(_number: int, _frame: object) -> None:
-        if stop.is_set():
-            os._exit(EXIT_FAILED)
-        stop.set()
-
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, came)
-    return stop
+        return with_node(Path(self.path), lambda node: node.flush())
 
 
 def _show_round(output: Output, told: "IngestRound") -> None:
@@ -210,6 +231,8 @@ def _show_round(output: Output, told: "IngestRound") -> None:
     }
     done = ", ".join(what for what, count in did.items() if count) or "nothing new"
     output.line(f"cut {told.cut}: {done}; {lag}; {1000 * told.seconds:.0f} ms")
+    if told.stale:
+        output.line(f"  {_stale(told.cut_age_s)}")
     for each in told.failures:
         output.line(f"  {each.table or 'node'}: {each.code}: {each.message}")
     output.document(told)

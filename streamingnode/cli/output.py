@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it for `cat`
 
 _TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")

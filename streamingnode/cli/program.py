@@ -4,14 +4,15 @@ import argparse
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
 from streamingnode.cli import care, data, insert, jobs, manage, watch
 from streamingnode.cli.command import Command, command, locate, operand
-from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK, Output
-from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, nearest, shown
+import threading
+from collections.abc import Iterable, Sequence
 from wal.files import disk_errors_typed
 
 _FUNCTION = """\
@@ -61,7 +62,9 @@ tcp://HOST:PORT or tls://HOST:PORT. At an address, every command that takes one 
   --tls-cert FILE    the certificate to show at tls://, and --tls-key FILE its key, when that is in another file
 
 exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the installation is not sound;
-4 another process has the node open and takes no clients, or no node answers; 130 interrupted. Errors go to stderr as
+4 another process has the node open and takes no clients (an ingest then took the cuts that were
+there: its tables are stale), or no node answers; 130, 143 or 129
+ended by SIGINT, SIGTERM or SIGHUP; 141 the reader of the output is gone. Errors go to stderr as
 `CODE: message — next step`.
 
 `streamingnode <command> --help` shows examples."""
@@ -69,7 +72,22 @@ exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the dat
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `argv` is without the program's name, that of the process by default."""
-    output = Output()
+    is_own_process = argv is None
+    with ENDING.handling():
+        code = _ended(argv, Output())
+        if is_own_process and ENDING.number is not None and _is_held_up():
+            os._exit(code)
+        return code
+
+
+def _is_held_up() -> bool:
+    """Whether the exit would wait for a thread, as for one that writes what nobody reads."""
+    others = [each for each in threading.enumerate() if each is not threading.main_thread()]
+    return any(not each.daemon for each in others)
+
+
+def _ended(argv: Sequence[str] | None, output: Output) -> int:
+    """Run one command, and return how it ended."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) in range(3):
         pass  # It was closed. With a socket in the place of stdin, stdout or stderr the event loop ends by an abort.
     os.close(descriptor)
@@ -79,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.hang_up()
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
-        output.note("interrupted")
-        return EXIT_INTERRUPTED
+        output.note(ENDING.word)
+        return ENDING.exit_code
 
 
 def _run(argv: Sequence[str] | None, output: Output) -> int:

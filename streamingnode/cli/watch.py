@@ -6,6 +6,7 @@ import os
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -146,7 +147,8 @@ def top(
             await anyio.sleep(interval)
             now = await _ask(node)
             # In a thread: a pipe nobody reads from must not hold up the node.
-            await anyio.to_thread.run_sync(_show, before[0], now, output)
+            show = partial(_show, before[0], now, output)
+            await anyio.to_thread.run_sync(show, abandon_on_cancel=True)
             before = now
 
     try:

@@ -73,10 +73,17 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return entry
         raise Unauthenticated("the node does not know this token")
 
+    def are_those_of(self, rights: Rights) -> bool:
+        """Whether a client that was let in may do the same now; one that showed no token may."""
+        return not isinstance(rights, TokenEntry) or rights in self.client
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Endpoint:
-    """An address to listen at, and how clients prove there who they are."""
+    """An address to listen at, and how clients prove there who they are.
+
+    `tokens` may be replaced meanwhile.
+    """
 
     address: Address
     tokens: Tokens | None

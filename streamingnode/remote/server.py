@@ -373,6 +373,15 @@ class Server:
         await accept_one_a_turn(listener)
         return int(listener.sockets[0].getsockname()[1])
 
+    def end_unless(self, is_valid: Callable[[Rights], bool]) -> int:
+        """End the connections of clients whose rights are not valid any more; return how many."""
+        ended = 0
+        for session in list(self.sessions):
+            if session.rights is not None and not is_valid(session.rights):
+                session.connection.abort(Unauthenticated(f"the rights of {session.rights.name!r} have changed"))
+                ended += 1
+        return ended
+
     async def drain(self, grace_s: float) -> None:
         """Take no more connections, tell clients to leave, and let what they have under way end for a while."""
         for listener in self._listeners:

@@ -19,14 +19,16 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
         node.create_collection("orders", SCHEMA, primary_key="id")
         node.insert("orders", [{"id": 1}])
         assert node_directory(node, request_cut=True) == tmp_path / "data"
-        cut, running = request_cut(node)
+        cut, is_stale = request_cut(node)
         assert cut is not None
-        assert (cut.number, running) == (1, False)
+        assert (cut.number, is_stale) == (1, False)
         assert len(CutLog(tmp_path / "data").numbers) == 1
         node.insert("orders", [{"id": 2}])
-        cut, running = request_cut(tmp_path / "data")
+        cut, is_stale = request_cut(tmp_path / "data")
         assert cut is not None
-        assert (cut.number, running) == (2, False), "it takes clients, so it makes the cut for whoever asks by its path"
+        assert (cut.number, is_stale) == (2, False), (
+            "it takes clients, so it makes the cut for whoever asks by its path"
+        )
         assert len(CutLog(tmp_path / "data").numbers) == 2
 
 

@@ -96,3 +96,12 @@ def test_launcher_leaves_out_what_the_runtime_lacks(major: int, opens: bool, tmp
     said = subprocess.run(["/bin/sh", str(launcher), *given], capture_output=True, text=True, check=True).stdout
     expected = ["<-Dname=two words>"] + (["<--add-opens=java.base/sun.security.action=ALL-UNNAMED>"] if opens else [])
     assert said.splitlines() == [f"<-Dlog4j2.configurationFile={tmp_path}/log4j2.properties>", *expected]
+
+
+def test_what_the_launcher_starts_ignores_the_signals_that_end_python() -> None:
+    """A service manager sends them to all: the Java of a commit under way has to end with Python."""
+    script = launcher_script(Java(Path("/a"), "PATH", 17)).replace("exec /a/bin/java", "exec /bin/sh")
+    script = "\n".join(line for line in script.splitlines() if "log4j2" not in line)
+    kills = "for each in HUP INT TERM; do kill -s $each $$; done; echo alive"
+    done = subprocess.run(["/bin/sh", "-c", script, "java", "-c", kills], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "alive\n")

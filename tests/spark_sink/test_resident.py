@@ -416,7 +416,8 @@ def test_two_at_once_take_every_cut_once(node: NodeBuilder, tables: Path) -> Non
     assert rows_of(tables / "orders") == node.expected("orders")
 
 
-@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("default_interrupt")
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_command_follows_a_node_and_ends_in_order_at_a_signal(ending: signal.Signals, tmp_path: Path) -> None:
     data, tables = tmp_path / "data", tmp_path / "tables"
     with sn.sync.open_node(data) as node:
@@ -448,3 +449,55 @@ def test_a_session_that_was_there_is_used_and_goes_on(spark: SparkSession, node:
     assert report.tables[0].road == "spark"
     assert rows_of(tables / "orders") == node.expected("orders")
     assert spark.range(3).count() == 3, "it is somebody else's to stop"
+
+
+def test_once_stopped_no_further_table_is_begun_and_what_fails_then_is_no_failure(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
+    for name in ("orders", "stock"):
+        node.create(name)
+        node.insert(name, orders(1))
+    node.cut()
+    stop = threading.Event()
+
+    def end(stage: str, _done: int, _total: int) -> None:
+        if stage == "orders":
+            stop.set()
+
+    report = spark_sink.ingest(None, node.path, tables, progress=end, request_cut=False, stop=stop)
+    assert [table.table for table in report.tables] == ["orders"], "the commit under way ends"
+    assert rows_of(tables / "orders") == node.expected("orders")
+    upserts = orders(1, amount=9.0)
+    node.upsert("orders", upserts)
+    node.cut()
+
+    def cut_off(stage: str, _done: int, _total: int) -> None:
+        if stage == "orders":  # whose upsert needs Spark, which ends before it has begun
+            stop.set()
+
+    stop.clear()
+    report = spark_sink.ingest(None, node.path, tables, progress=cut_off, request_cut=False, stop=stop)
+    assert report.tables == ()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("every", [True, False])
+def test_a_signal_to_all_processes_of_an_ingest_ends_it_behind_its_commit(every: bool, tmp_path: Path) -> None:
+    """As systemd and a terminal send it: Java gets it, too."""
+    data, tables = tmp_path / "data", tmp_path / "tables"
+    with sn.sync.open_node(data) as filled:
+        filled.create_collection("orders", pa.schema([("id", pa.int64())]), primary_key="id")
+        for _ in range(2):
+            filled.upsert("orders", pa.table({"id": range(50_000)}))
+        filled.flush()
+    arguments = ["ingest", str(data), "--tables", str(tables), *(["--every", "1s"] if every else [])]
+    command = [sys.executable, "-m", "streamingnode", *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as job:
+        while not [*tables.glob("orders/cut-*/*/*")]:
+            assert job.poll() is None, "it has not ended before Spark writes"
+        os.killpg(job.pid, signal.SIGTERM)
+        _, said = job.communicate()
+    assert (job.returncode, said) == ((0, "") if every else (143, "terminated: run it again for what is left\n"))
+    assert len(rows_of(tables / "orders")) == 50_000

@@ -179,7 +179,7 @@ def test_a_table_that_cannot_be_used_is_named_with_what_to_do(
 ) -> None:
     assert ids(taken.snapshot("orders")) == [0, 1, 2]
     with monkeypatch.context() as patched:
-        patched.setattr("streamingnode.snapshot.find_spec", lambda _name: None)
+        patched.setattr("spark_sink.leased.find_spec", lambda _name: None)
         with pytest.raises(PackageMissing, match=r"deltalake is not installed .*\.\[tables\]"):
             taken.snapshot("orders")
     elsewhere = tables.with_name("elsewhere")

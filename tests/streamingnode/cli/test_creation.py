@@ -1,9 +1,11 @@
 """What the command line creates and drops, and that what it refuses leaves nothing behind."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+
+import streamingnode as sn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +76,34 @@ def test_partitions_are_created_listed_and_dropped_with_their_rows(data: Path, r
     assert run("partitions", "list", data, "orders", "--json").document["partitions"] == ["_default", "eu"]
     assert run("partitions", "drop", data, "orders", "eu").out == "_default\n"
     assert _items(run("ls", data, "--count", "--json"))["orders"]["rows"] == 3
+
+
+def test_rows_of_all_collections_are_counted_at_one_tick(
+    data: Path, run: "Run", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = data.parent / "rows.jsonl"
+    rows.write_text('{"id": 1, "item": "jam"}\n')
+    assert run("insert", data, "stock", rows, "--create", "--primary-key", "id").code == 0
+    before = {name: each["rows"] for name, each in _items(run("ls", data, "--count", "--json")).items()}
+    snapshot = sn.Node.snapshot
+    partitions = ["eu", "us"]
+
+    async def after_a_transaction(node: sn.Node, collection: str, **options: Any) -> Any:
+        async with node.transaction() as txn:
+            for name in ("orders", "stock"):
+                await txn.insert(name, [{"id": 77, "item": "salt"}])
+        if collection == "stock" and partitions:  # its rows are gone at the tick that is counted at
+            name = partitions.pop()
+            await node.create_partition("stock", name)
+            await node.drop_partition("stock", name)
+        return await snapshot(node, collection, **options)
+
+    monkeypatch.setattr(sn.Node, "snapshot", after_a_transaction)
+    printed = run("ls", data, "--count", "--json")
+    counted = {name: each["rows"] for name, each in _items(printed).items()}
+    more = {name: counted[name] - before[name] for name in before}  # type: ignore[operator]
+    assert more["orders"] == more["stock"]
+    assert isinstance(printed.document["tick"], int)
 
 
 @pytest.mark.parametrize(
