@@ -276,19 +276,29 @@ class OpenTable:
         tables.sort(key=lambda found: found[0] or (found[1][TICK][0].as_py() if found[1].num_rows else 0))
         return pa.concat_tables([schema.empty_table(), *(table for _, table in tables)])
 
-    def read_file(
-        self, file: TableFile, *, columns: pa.Schema | None = None, selection: Selection | None = None
-    ) -> pa.Table:
-        """Return the rows of a data file, with at least these columns; all of them for None. Raises as `rows`."""
+    def place_of(self, file: TableFile) -> Path:
+        """Return the path of a data file that is there and as long as the log says.
+
+        Readers need the check: Spark takes a file of no bytes for one without rows. Raises as `rows`.
+        """
         root = self.path.resolve()
         path = root / file.path
         if not path.resolve().is_relative_to(root):
             raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
         try:
-            if path.stat().st_size != file.bytes:
-                raise Corrupt(
-                    f"{path} has {path.stat().st_size} bytes, its table says {file.bytes} — restore the table"
-                )
+            found = path.stat().st_size
+        except FileNotFoundError:
+            raise _missing(path) from None
+        if found != file.bytes:
+            raise Corrupt(f"{path} has {found} bytes, its table says {file.bytes} — restore the table")
+        return path
+
+    def read_file(
+        self, file: TableFile, *, columns: pa.Schema | None = None, selection: Selection | None = None
+    ) -> pa.Table:
+        """Return the rows of a data file, with at least these columns; all of them for None. Raises as `rows`."""
+        path = self.place_of(file)
+        try:
             with pq.ParquetFile(path, page_checksum_verification=True) as content:
                 count = content.metadata.num_rows
                 if selection is not None and columns is not None:
@@ -296,7 +306,7 @@ class OpenTable:
                 else:
                     rows = content.read(None if columns is None else columns.names)
         except FileNotFoundError:
-            raise StorageFailed(f"{path} is missing from its table — restore the table, or ingest again") from None
+            raise _missing(path) from None
         except (pa.ArrowException, OSError) as error:
             raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error
         if file.rows is not None and count != file.rows:
@@ -446,6 +456,10 @@ class OpenTable:
             raise UnsupportedFormat(
                 f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool — read it with that tool"
             )
+
+
+def _missing(path: Path) -> StorageFailed:
+    return StorageFailed(f"{path} is missing from its table — restore the table, or ingest again")
 
 
 def _apps(identity: TableIdentity) -> list[str]:

@@ -22,8 +22,34 @@ from wal.errors import InvalidArgument, Truncated
 from wal.timetick import tick_given, tick_to_time
 
 DELETED_BELOW = "_deleted_below"
-AS_NAMED = ("__globPaths__", "false")
-"""Paths are those of files, also where a directory above them is called `a[b]`."""
+
+READ_OPTIONS: Mapping[str, str] = {
+    # Paths are those of files, also where a directory above them is called `a[b]` or `a=b`, and
+    # whatever names a session skips.
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+    "ignoredPathSegmentRegex": "",
+    # Files of Arrow lack Spark's note of its calendar: a session decides then, unless this does.
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    "mergeSchema": "false",
+    # What is damaged or missing is an error, never fewer rows or other values.
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+}
+"""Options of every read of files. A read's option wins over the setting of the caller's session,
+which may be there for other files than these."""
+
+WRITE_OPTIONS: Mapping[str, str] = {
+    "compression": "zstd",
+    "maxRecordsPerFile": "0",
+    "parquet.writer.version": "v1",
+    "parquet.enable.dictionary": "true",
+    "parquet.page.write-checksum.enabled": "true",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+"""Options of every write, whatever the session's configuration says of others."""
 
 BROADCAST_ROWS_MAX = 1_000_000
 """Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark sorts and merges."""
@@ -136,31 +162,35 @@ def _kept(table: OpenTable) -> OpenTable:
 
 
 def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
-    root = table.path.resolve()
-    paths: dict[str, list[str]] = {}
+    paths: dict[str, list[Path]] = {}
     for file in table.files():
-        paths.setdefault(file.partition, []).append(str(root / file.path))
+        paths.setdefault(file.partition, []).append(table.place_of(file))
     return read_rows(spark, table.spark_schema, paths)
 
 
-def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[str]]) -> DataFrame:
-    """Return the rows of Parquet files given by partition name, with the columns of `schema` (the table's)."""
+def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[Path]]) -> DataFrame:
+    """Return the rows of Parquet files given by partition name, with the columns of `schema`, the table's.
+
+    The paths are absolute and the rows those of the files, whatever the session is set to.
+    """
     in_file = StructType([field for field in schema.fields if field.name != PARTITION])
-    reader = spark.read.schema(in_file).option("recursiveFileLookup", "true").option(*AS_NAMED)
-    frames = [reader.parquet(*files).withColumn(PARTITION, F.lit(name)) for name, files in paths.items() if files]
+    reader = spark.read.schema(in_file).options(**READ_OPTIONS)
+    frames = [
+        reader.parquet(*map(_local, files)).withColumn(PARTITION, F.lit(name)) for name, files in paths.items() if files
+    ]
     if not frames:
         return spark.createDataFrame([], schema)
     return reduce(DataFrame.unionAll, frames).select([F.col(_quoted(field.name)) for field in schema.fields])
 
 
-def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Iterable[str], *, rows: int) -> DataFrame:
+def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Iterable[Path], *, rows: int) -> DataFrame:
     """Return each deleted key with the largest offset of its deletes, which alone matters; the files hold `rows` rows.
 
     Few of them are gathered in one task, without a shuffle, and marked to be sent to every task that joins them.
     """
     in_file = StructType([schema[key], StructField(OFFSET, LongType())])
     few = rows <= BROADCAST_ROWS_MAX
-    deletes = spark.read.schema(in_file).option(*AS_NAMED).parquet(*paths)
+    deletes = spark.read.schema(in_file).options(**READ_OPTIONS).parquet(*map(_local, paths))
     largest = (deletes.coalesce(1) if few else deletes).groupBy(_quoted(key)).agg(F.max(OFFSET).alias(DELETED_BELOW))
     return F.broadcast(largest) if few else largest
 
@@ -174,8 +204,13 @@ def without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
 def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
     """Write rows as Parquet, one folder for each partition, and in each so many files of each part at most; in parallel."""
     rows = reduce(DataFrame.unionAll, [rows.coalesce(files_max) for rows, files_max in parts])
-    writer = rows.write.partitionBy(PARTITION).option("compression", "zstd")
-    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(str(directory), mode="error")
+    writer = rows.write.partitionBy(PARTITION).options(**WRITE_OPTIONS)
+    writer.parquet(_local(directory), mode="error")
+
+
+def _local(path: Path) -> str:
+    """Return an absolute path as Spark takes it whatever file system the session has for a default."""
+    return f"file://{path}"
 
 
 def _quoted(name: str) -> str:
