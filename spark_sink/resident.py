@@ -93,9 +93,9 @@ def ingest_every(
     if not KEEP_S_MIN <= keep_s < 1 << 31:
         raise InvalidArgument(f"keep_s={keep_s!r} is out of range — give {KEEP_S_MIN} or more")
     directory = node_directory(node, request_cut=request_cut)
-    check_place(directory, Path(tables))
+    into = check_place(directory, tables)
     stop = stop or threading.Event()
-    sessions, asked, into = LazySession(spark, pause=stop.wait), node if request_cut else None, Path(tables)
+    sessions, asked = LazySession(spark, pause=stop.wait), node if request_cut else None
     job = partial(IngestJob, sessions, directory, into, every_cut=every_cut, link=link, is_stopping=stop.is_set)
     return _Resident(asked, directory, into, sessions, stop, every_s, keep_s, job).rounds()
 

@@ -24,6 +24,7 @@ from flusher.selection import deleted_in, without
 from spark_sink.changes import Changes, batches, changes_of, first_with, live_collection, split_by_delete, verify_file
 from spark_sink.columns import PARTITION, shaped, table_schema
 from wal.errors import InvalidArgument
+from wal.files import check_path
 
 BATCH_ROWS = 65_536
 """Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the speed."""
@@ -75,7 +76,7 @@ class StreamingNodeSource(DataSource):
 
     @property
     def _node(self) -> Path:
-        return Path(self.options.get("node", "data")).resolve()
+        return check_path("node directory", self.options.get("node", "data")).resolve()
 
     @cached_property
     def _changes(self) -> Changes:

@@ -19,6 +19,7 @@ from flusher.manifest import OFFSET
 from spark_sink.columns import PARTITION
 from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
 from wal.errors import InvalidArgument, Truncated
+from wal.files import check_path
 from wal.timetick import tick_given, tick_to_time
 
 DELETED_BELOW = "_deleted_below"
@@ -73,11 +74,13 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
     The frame reads the files of the version chosen here; a later ingest does not change it. As of a tick it is exactly what
     the collection was then: the rows that `Node.snapshot` gives.
 
-    Raises `InvalidArgument` when there is no table, when the tick is past what the table has taken, and, naming the nearest
-    ticks there are, when its state was hidden in one commit with later ones; `Truncated` when the table's log no longer
-    reaches back to the tick, or a vacuum took a file of it.
+    Raises `InvalidArgument` for an address, when there is no table, when the tick is past what the
+    table has taken, and, naming the nearest ticks there are, when its state was hidden in one commit
+    with later ones; `Truncated` when the table's log no longer reaches back to the tick, or a vacuum
+    took a file of it; `StorageFailed` when a file is missing otherwise, and `Corrupt` when one has
+    another length than the table says.
     """
-    table = _load(Path(path))
+    table = _load(check_path("table", path))
     if as_of_tick is not None:
         tick = tick_given("as_of_tick", as_of_tick)
         history: list[TableVersion] = []
@@ -96,7 +99,8 @@ def read_tables(
 
     Raises as `read_table` does, and `InvalidArgument` when they are fed from several nodes, or when no cut is in all.
     """
-    loaded = {name: _load(Path(tables_dir) / name) for name in names}
+    root = check_path("directory of tables", tables_dir)
+    loaded = {name: _load(root / name) for name in names}
     if len({table.owner().node_id for table in loaded.values()}) != 1:
         raise InvalidArgument("tables of several nodes share no cut — read each with read_table(as_of_tick=...)")
     histories = {name: list(table.history()) for name, table in loaded.items()}
