@@ -133,11 +133,11 @@ def file_in_log(row: dict[str, Any], key: str) -> TableFile:
     )
 
 
-@contextmanager
-def opened_file(root: Path, file: TableFile) -> Iterator[pq.ParquetFile]:
-    """Yield a data file of the table at `root`, and type what reading it in the block raises.
+def place_of(root: Path, file: TableFile) -> Path:
+    """Return the path of a data file of the table at `root` that is there and as long as the log says.
 
-    Raises `StorageFailed` when the file is not there, `Corrupt` when it is not what the log says.
+    Readers need the check: Spark takes a file of no bytes for one without rows. Raises as
+    `opened_file`.
     """
     top = root.resolve()
     path = top / file.path
@@ -145,16 +145,33 @@ def opened_file(root: Path, file: TableFile) -> Iterator[pq.ParquetFile]:
         raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
     try:
         size_bytes = path.stat().st_size
-        if size_bytes != file.bytes:
-            raise Corrupt(f"{path} has {size_bytes} bytes, its table says {file.bytes} — restore the table")
+    except FileNotFoundError:
+        raise _missing(path) from None
+    if size_bytes != file.bytes:
+        raise Corrupt(f"{path} has {size_bytes} bytes, its table says {file.bytes} — restore the table")
+    return path
+
+
+def _missing(path: Path) -> StorageFailed:
+    return StorageFailed(
+        f"{path} is missing from its table — read again, as a vacuum may have taken it, or restore the table"
+    )
+
+
+@contextmanager
+def opened_file(root: Path, file: TableFile) -> Iterator[pq.ParquetFile]:
+    """Yield a data file of the table at `root`, and type what reading it in the block raises.
+
+    Raises `StorageFailed` when the file is not there, `Corrupt` when it is not what the log says.
+    """
+    path = place_of(root, file)
+    try:
         with pq.ParquetFile(path, page_checksum_verification=True) as content:
             count = content.metadata.num_rows
             if file.rows is not None and count != file.rows:
                 raise Corrupt(f"{path} has {count} rows, its table says {file.rows} — restore the table")
             yield content
     except FileNotFoundError:
-        raise StorageFailed(
-            f"{path} is missing from its table — read again, as a vacuum may have taken it, or restore the table"
-        ) from None
+        raise _missing(path) from None
     except (pa.ArrowException, OSError) as error:
         raise Corrupt(f"{path} cannot be read: {error} — restore the table") from error

@@ -321,21 +321,19 @@ def _write_by_spark(
     """Write the rows of the node's files and of the touched ones that no delete removes; Spark alone moves them."""
     spark, root, schema = sessions.get(), node.resolve(), table.spark_schema
 
-    def segment_paths(segments: Sequence[SegmentFile]) -> dict[str, list[str]]:
-        return {
-            name: [str(root / each.path) for each in found] for name, found in changes.of_partition(segments).items()
-        }
+    def segment_paths(segments: Sequence[SegmentFile]) -> dict[str, list[Path]]:
+        return {name: [root / each.path for each in found] for name, found in changes.of_partition(segments).items()}
 
     @cache  # some cuts have none
     def deletes() -> DataFrame:
-        paths = [str(root / file.path) for file in changes.deletes]
+        paths = [root / file.path for file in changes.deletes]
         count = sum(file.rows for file in changes.deletes)
         return read_deletes(spark, schema, changes.entry.primary_key, paths, rows=count)
 
     def left_of(files: Sequence[TableFile], segments: Sequence[SegmentFile] = ()) -> DataFrame:
         paths = segment_paths(segments)
         for file in files:
-            paths.setdefault(file.partition, []).append(str(table.path.resolve() / file.path))
+            paths.setdefault(file.partition, []).append(table.place_of(file))
         return without_deleted(read_rows(spark, schema, paths), deletes(), changes.entry.primary_key)
 
     grown, small = split_by_size(touched)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from wal.errors import AlreadyOwned, InvalidArgument, Overloaded, StorageFailed
+from wal.files import check_path
 
 CUT_TIMEOUT_S = 600.0
 """A node that recovers a full log first takes minutes, not more."""
@@ -43,11 +44,11 @@ class CuttingNode(Protocol):
 def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path:
     """Return the directory of a node given by its path or as an open node.
 
-    Raises `InvalidArgument` for a node in memory, for one that lives on an event loop when a cut is wanted, and for what is
-    no node.
+    Raises `InvalidArgument` for an address, for a node in memory, for one that lives on an event
+    loop when a cut is wanted, and for what is no node.
     """
     if isinstance(node, str | Path):
-        return Path(node)
+        return check_path("node directory", node)
     if not callable(getattr(node, "flush", None)) or not hasattr(node, "path"):
         raise InvalidArgument(f"node={node!r} is no node — pass its directory, or a node that sn.sync.open_node() gave")
     if node.path is None:

@@ -34,7 +34,7 @@ from spark_sink.runtime import LazySession
 from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
 from wal.errors import AlreadyExists, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError, Truncated
 from wal.failpoint import failpoint
-from wal.files import make_parents, sync_directory
+from wal.files import check_path, make_parents, sync_directory
 from wal.rocks.floor import BACKUP_RECORD_NAME
 from wal.timetick import physical_ms
 
@@ -128,15 +128,17 @@ def ingest(
     Once `stop` is set, the commit under way ends and no other begins: the report then has the
     tables as they are, and another ingest takes the rest.
 
-    Raises `InvalidArgument` for tables inside the node's directory, for a backup and for a node that lives on an event loop,
-    `StorageFailed` when the node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
-    meanwhile, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept, `AlreadyExists` when a table's
-    directory belongs to another node or to nobody, `TableAhead` when the node is older than its table.
+    Raises `InvalidArgument` for an address in place of a path, for tables inside the node's
+    directory, for a backup and for a node that lives on an event loop, `StorageFailed` when the
+    node makes no cut, for a user who cannot write a lease, and when Spark's Java process is killed
+    meanwhile, `Corrupt` naming the file, `Truncated` when cuts it needs are no longer kept,
+    `AlreadyExists` when a table's directory belongs to another node or to nobody, `TableAhead` when
+    the node is older than its table.
     """
     started = time.monotonic()
     progress = progress or IngestJob.progress
     directory = node_directory(node, request_cut=request_cut)
-    check_place(directory, Path(tables))
+    into = check_place(directory, tables)
     progress("cut", 0, 1)
     cut, is_stale = ask_for_cut(node) if request_cut else (None, False)
     progress("cut", 1, 1)
@@ -146,7 +148,7 @@ def ingest(
         job = IngestJob(
             sessions,
             directory,
-            Path(tables),
+            into,
             progress=progress,
             every_cut=every_cut,
             link=link,
@@ -164,14 +166,20 @@ def age_s(tick: int) -> float | None:
     return max(0.0, time.time() - physical_ms(tick) / 1000) if tick else None
 
 
-def check_place(node: Path, tables: Path) -> None:
-    """Raise `InvalidArgument` for a backup, for tables inside the node, which does not know them, and where Delta fails."""
+def check_place(node: Path, given: str | Path) -> Path:
+    """Return the directory given for the tables of a node.
+
+    Raises `InvalidArgument` for an address, for a backup, for tables inside the node, which does not
+    know them, and where Delta fails.
+    """
+    tables = check_path("directory of tables", given)
     if tables.resolve().is_relative_to(node.resolve()):
         raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
     if found := re.search(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]", str(tables.resolve())):
         raise InvalidArgument(f"{tables}: Delta takes {found[0]!r} in a path for another — name another directory")
     if (node / BACKUP_RECORD_NAME).exists():  # its leases would not be what the backup had any more
         raise InvalidArgument(f"{node} is a backup, which stays as it was made — restore it, and ingest from that node")
+    return tables
 
 
 @contextmanager

@@ -96,11 +96,10 @@ def ingest_every(
     if not KEEP_S_MIN <= keep_s < 1 << 31:
         raise InvalidArgument(f"keep_s={keep_s!r} is out of range — give {KEEP_S_MIN} or more")
     directory = node_directory(node, request_cut=request_cut)
-    check_place(directory, Path(tables))
+    into = check_place(directory, tables)
     stop = stop or threading.Event()
     sessions = LazySession(spark, pause=stop.wait, is_stopping=stop.is_set)
     asked = node if request_cut else None
-    into = Path(tables)
     job = partial(IngestJob, sessions, directory, into, every_cut=every_cut, link=link, is_stopping=stop.is_set)
     return _Resident(asked, directory, into, sessions, stop, every_s, keep_s, job).rounds()
 

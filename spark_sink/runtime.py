@@ -79,17 +79,22 @@ JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.caseSensitive": "true",
     # INT96, Spark's default, has no statistics and other readers have dropped it.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+    # Clusters have their object store's own ones, which know no other place.
+    "spark.sql.sources.commitProtocolClass": (
+        "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
+    ),
+    "spark.sql.parquet.output.committer.class": "org.apache.parquet.hadoop.ParquetOutputCommitter",
     # One file open for each partition instead of sorting all rows by partition.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     # Parts that are coalesced apart stay apart: a union of single partitions would be a single one.
     "spark.sql.unionOutputPartitioning": "false",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
-"""Set in a session of an ingest's own, so that what the caller set in theirs neither changes nor matters."""
+"""Set in a session of an ingest's own, for what Spark's configuration says of other writes. Where an
+option of a read or a write says it, `tables` has that."""
 
 EXIT_WITHOUT_MEMORY = "-XX:+ExitOnOutOfMemoryError"
 """A JVM that ran out of memory may answer and do nothing right any more; one that is gone is made anew."""

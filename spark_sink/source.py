@@ -39,6 +39,7 @@ from spark_sink.columns import PARTITION, TableFile, opened_file, shaped, table_
 from spark_sink.errors import TableAhead
 from spark_sink.leased import check_own, leases_of, open_leased, put_back
 from wal.errors import InvalidArgument, StreamingNodeError, Truncated
+from wal.files import check_path
 
 BATCH_ROWS = 65_536
 """Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the speed."""
@@ -91,7 +92,7 @@ class StreamingNodeSource(DataSource):
 
     @property
     def _node(self) -> Path:
-        return Path(self.options.get("node", "data")).resolve()
+        return check_path("node directory", self.options.get("node", "data")).resolve()
 
     @cached_property
     def _content(self) -> "Content":

@@ -28,6 +28,7 @@ from spark_sink.columns import (
     TableFile,
     file_in_log,
     opened_file,
+    place_of,
     shaped,
     table_schema,
 )
@@ -281,6 +282,10 @@ class OpenTable:
         ]
         tables.sort(key=lambda found: found[0] or (found[1][TICK][0].as_py() if found[1].num_rows else 0))
         return pa.concat_tables([schema.empty_table(), *(table for _, table in tables)])
+
+    def place_of(self, file: TableFile) -> Path:
+        """Return the path of a data file that is there and as long as the log says. Raises as `rows`."""
+        return place_of(self.path, file)
 
     def read_file(
         self, file: TableFile, *, columns: pa.Schema | None = None, selection: Selection | None = None

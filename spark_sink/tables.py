@@ -19,13 +19,38 @@ from flusher.manifest import OFFSET
 from spark_sink.columns import PARTITION
 from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
 from wal.errors import InvalidArgument, Truncated
+from wal.files import check_path
 from wal.timetick import tick_given, tick_to_time
 
 DELETED_BELOW = "_deleted_below"
-AS_NAMED = ("__globPaths__", "false")
-"""Paths are those of files, also where a directory above them is called `a[b]`."""
-VERIFIED = ("parquet.page.verify-checksum.enabled", "true")
-"""Every page carries a checksum, and Spark compares none of them unless it is asked to."""
+
+READ_OPTIONS: Mapping[str, str] = {
+    # Paths are those of files, also where a directory above them is called `a[b]` or `a=b`, and
+    # whatever names a session skips.
+    "__globPaths__": "false",
+    "recursiveFileLookup": "true",
+    "ignoredPathSegmentRegex": "",
+    # Files of Arrow lack Spark's note of its calendar: a session decides then, unless this does.
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+    "mergeSchema": "false",
+    # What is damaged or missing is an error, never fewer rows or other values.
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+}
+"""Options of every read of files. A read's option wins over the setting of the caller's session,
+which may be there for other files than these."""
+
+WRITE_OPTIONS: Mapping[str, str] = {
+    "compression": "zstd",
+    "maxRecordsPerFile": "0",
+    "parquet.writer.version": "v1",
+    "parquet.enable.dictionary": "true",
+    "parquet.page.write-checksum.enabled": "true",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+}
+"""Options of every write, whatever the session's configuration says of others."""
 
 BROADCAST_ROWS_MAX = 1_000_000
 """Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark sorts and merges."""
@@ -49,11 +74,13 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
     The frame reads the files of the version chosen here; a later ingest does not change it. As of a tick it is exactly what
     the collection was then: the rows that `Node.snapshot` gives.
 
-    Raises `InvalidArgument` when there is no table, when the tick is past what the table has taken, and, naming the nearest
-    ticks there are, when its state was hidden in one commit with later ones; `Truncated` when the table's log no longer
-    reaches back to the tick, or a vacuum took a file of it.
+    Raises `InvalidArgument` for an address, when there is no table, when the tick is past what the
+    table has taken, and, naming the nearest ticks there are, when its state was hidden in one commit
+    with later ones; `Truncated` when the table's log no longer reaches back to the tick, or a vacuum
+    took a file of it; `StorageFailed` when a file is missing otherwise, and `Corrupt` when one has
+    another length than the table says.
     """
-    table = _load(Path(path))
+    table = _load(check_path("table", path))
     if as_of_tick is not None:
         tick = tick_given("as_of_tick", as_of_tick)
         history: list[TableVersion] = []
@@ -72,7 +99,8 @@ def read_tables(
 
     Raises as `read_table` does, and `InvalidArgument` when they are fed from several nodes, or when no cut is in all.
     """
-    loaded = {name: _load(Path(tables_dir) / name) for name in names}
+    root = check_path("directory of tables", tables_dir)
+    loaded = {name: _load(root / name) for name in names}
     if len({table.owner().node_id for table in loaded.values()}) != 1:
         raise InvalidArgument("tables of several nodes share no cut — read each with read_table(as_of_tick=...)")
     histories = {name: list(table.history()) for name, table in loaded.items()}
@@ -138,33 +166,35 @@ def _kept(table: OpenTable) -> OpenTable:
 
 
 def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
-    root = table.path.resolve()
-    paths: dict[str, list[str]] = {}
+    paths: dict[str, list[Path]] = {}
     for file in table.files():
-        paths.setdefault(file.partition, []).append(str(root / file.path))
+        paths.setdefault(file.partition, []).append(table.place_of(file))
     return read_rows(spark, table.spark_schema, paths)
 
 
-def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[str]]) -> DataFrame:
-    """Return the rows of Parquet files given by partition name, with the columns of `schema` (the table's)."""
+def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[Path]]) -> DataFrame:
+    """Return the rows of Parquet files given by partition name, with the columns of `schema`, the table's.
+
+    The paths are absolute and the rows those of the files, whatever the session is set to.
+    """
     in_file = StructType([field for field in schema.fields if field.name != PARTITION])
-    reader = spark.read.schema(in_file).option("recursiveFileLookup", "true")
-    reader = reader.option(*AS_NAMED).option(*VERIFIED)
-    frames = [reader.parquet(*files).withColumn(PARTITION, F.lit(name)) for name, files in paths.items() if files]
+    reader = spark.read.schema(in_file).options(**READ_OPTIONS)
+    frames = [
+        reader.parquet(*map(_local, files)).withColumn(PARTITION, F.lit(name)) for name, files in paths.items() if files
+    ]
     if not frames:
         return spark.createDataFrame([], schema)
     return reduce(DataFrame.unionAll, frames).select([F.col(_quoted(field.name)) for field in schema.fields])
 
 
-def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Iterable[str], *, rows: int) -> DataFrame:
+def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Iterable[Path], *, rows: int) -> DataFrame:
     """Return each deleted key with the largest offset of its deletes, which alone matters; the files hold `rows` rows.
 
     Few of them are gathered in one task, without a shuffle, and marked to be sent to every task that joins them.
     """
     in_file = StructType([schema[key], StructField(OFFSET, LongType())])
     few = rows <= BROADCAST_ROWS_MAX
-    reader = spark.read.schema(in_file).option(*AS_NAMED).option(*VERIFIED)
-    deletes = reader.parquet(*paths)
+    deletes = spark.read.schema(in_file).options(**READ_OPTIONS).parquet(*map(_local, paths))
     largest = (deletes.coalesce(1) if few else deletes).groupBy(_quoted(key)).agg(F.max(OFFSET).alias(DELETED_BELOW))
     return F.broadcast(largest) if few else largest
 
@@ -178,8 +208,13 @@ def without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
 def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
     """Write rows as Parquet, one folder for each partition, and in each so many files of each part at most; in parallel."""
     rows = reduce(DataFrame.unionAll, [rows.coalesce(files_max) for rows, files_max in parts])
-    writer = rows.write.partitionBy(PARTITION).option("compression", "zstd")
-    writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(str(directory), mode="error")
+    writer = rows.write.partitionBy(PARTITION).options(**WRITE_OPTIONS)
+    writer.parquet(_local(directory), mode="error")
+
+
+def _local(path: Path) -> str:
+    """Return an absolute path as Spark takes it whatever file system the session has for a default."""
+    return f"file://{path}"
 
 
 def _quoted(name: str) -> str:

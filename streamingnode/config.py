@@ -4,8 +4,6 @@ Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of 
 path, as in `flush.schedule.interval_s`, or by an alias.
 """
 
-import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
@@ -37,8 +35,6 @@ TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, no
 """Names the file with the token of commands for a node at an address."""
 
 _NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, TOKEN_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
-# Also with the one slash that a `Path` makes of two; and the socket of a node.
-_ADDRESS = re.compile(r"unix:|[A-Za-z][A-Za-z0-9+.-]+:/|(.*/)?node\.sock/*$", re.DOTALL)
 
 DEFAULT_ORIGIN = "default"
 
@@ -211,25 +207,6 @@ def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, objec
             yield from _flatten_types(kind, f"{prefix}{name}.")
         elif name != "set_by":
             yield f"{prefix}{name}", kind
-
-
-def check_path(what: str, path: str | os.PathLike[str]) -> Path:
-    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
-    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
-    if not isinstance(text, str) or not text or "\0" in text or not _has_bytes(text):
-        raise InvalidArgument(f"{path!r} names no {what} — give a path")
-    if _ADDRESS.match(text):
-        raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine, or connect to it")
-    return Path(text)
-
-
-def _has_bytes(path: str) -> bool:
-    """Whether a path can be what a file system has: half of a surrogate pair mostly cannot."""
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read_toml(file: Path) -> Mapping[str, object]:

@@ -25,7 +25,7 @@ from streamingnode.collections import (
     check_text,
     collection_of,
 )
-from streamingnode.config import NodeConfig, check_path
+from streamingnode.config import NodeConfig
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.reader import CollectionReader, check_types
 from streamingnode.rows import Keys, Rows
@@ -36,6 +36,7 @@ from streamingnode.writing.transaction import Transaction, begin_group, check_ke
 from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
+from wal.files import check_path
 from wal.headers import MessageType
 from wal.rocks.layout import Durability
 from wal.rocksmq.contract import MessageQueue

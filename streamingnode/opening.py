@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 from anyio import to_thread
 
-from streamingnode.config import NodeConfig, check_path, load_config
+from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
 from streamingnode.remote.address import SOCKET_NAME, LinkOptions
 from streamingnode.signals import ENDING, Interrupted
 from wal.append import AppendObserver
 from wal.errors import AlreadyOwned, Indeterminate, InvalidArgument, OnShutdown, StorageFailed, StreamingNodeError
-from wal.files import OWNER_S_MAX, disk_errors_typed
+from wal.files import OWNER_S_MAX, check_path, disk_errors_typed
 from wal.runtime import Supervisor, event_log, outlast
 
 if TYPE_CHECKING:

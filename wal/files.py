@@ -7,6 +7,7 @@ A directory is 0700 and a file 0600; with `for_group` the group may read both. A
 import errno
 import fcntl
 import os
+import re
 import resource
 import stat
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from wal.errors import AlreadyOwned, Corrupt, Overloaded, StorageFailed, StreamingNodeError
+from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError
 
 DIRECTORY_MODE, GROUP_DIRECTORY_MODE = 0o700, 0o750
 FILE_MODE, GROUP_FILE_MODE = 0o600, 0o640
@@ -25,6 +26,31 @@ READ_BYTES_MAX = 256 << 20
 """More than anything has that is read as a whole, a manifest of 500,000 files included."""
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 """What opening says of a link, a directory, a socket and a device without its driver."""
+
+# Also with the one slash that a `Path` makes of two; and the socket of a node.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/", re.DOTALL)
+_ADDRESS_OF_NODE = re.compile(r"unix:|(tcp|tls):/|(.*/)?node\.sock/*$", re.DOTALL)
+
+
+def check_path(what: str, path: object) -> Path:
+    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str) or not text or "\0" in text or not _has_bytes(text):
+        raise InvalidArgument(f"{path!r} names no {what} — give a path")
+    if _ADDRESS_OF_NODE.match(text):
+        raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine, or connect to it")
+    if _ADDRESS.match(text):
+        raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine")
+    return Path(text)
+
+
+def _has_bytes(path: str) -> bool:
+    """Whether a path can be what a file system has: half of a surrogate pair mostly cannot."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:

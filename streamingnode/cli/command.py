@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 import streamingnode as sn
 from spark_sink.errors import PackageMissing
 from wal.errors import AlreadyOwned, InvalidArgument
+from wal.files import check_path
 
 if TYPE_CHECKING:
     import ssl
@@ -100,8 +101,6 @@ def directory_or_address(text: str) -> Place:
 
 
 def _path(text: str) -> Path:
-    from streamingnode.config import check_path  # loads the parts of a node, which have the settings
-
     return check_path("file or directory", text)  # none is '', as of an unset variable of a script, and none a URL
 
 

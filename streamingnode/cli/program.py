@@ -11,8 +11,9 @@ from typing import Any, Literal, NoReturn
 
 from streamingnode.cli import care, data, insert, jobs, manage, watch
 from streamingnode.cli.command import Command, command, locate, operand
-import threading
-from collections.abc import Iterable, Sequence
+from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_OK, Output
+from streamingnode.signals import ENDING
+from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError, nearest, shown
 from wal.files import disk_errors_typed
 
 _FUNCTION = """\

@@ -229,7 +229,7 @@ class NodeBuilder:
     def _write(self, relative: str, table: pa.Table, collection: Collection, vchannel: str) -> DataFile:
         path = self.path / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
+        pq.write_table(table, path, compression="zstd", write_page_checksum=True)  # as a flusher does
         content = path.read_bytes()
         keys = table[collection.key].to_pylist()
         exact = all(isinstance(key, int | str) for key in keys)

@@ -1,14 +1,17 @@
 """What an ingest finds where it is sent: tables of others, links, what is left of a dropped collection, a backup."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyspark.sql import SparkSession
 
 import spark_sink
 from spark_sink.errors import TableAhead
 from spark_sink.ingestion import IngestReport
+from spark_sink.source import StreamingNodeSource
 from tests.spark_sink.node_builder import NodeBuilder, orders
 from tests.spark_sink.table_reading import lease_of
 from wal.errors import InvalidArgument
@@ -62,6 +65,29 @@ def test_a_collection_that_a_restored_node_has_again_is_told_when_its_table_was_
         ingest(tmp_path / "restored", tables)
     Path(retired.path).rename(tmp_path / "away")
     assert ingest(tmp_path / "restored", tables).rows_added == 1
+
+
+TAKES_A_PLACE: Mapping[str, Callable[[SparkSession, NodeBuilder, str], object]] = {
+    "tables of ingest": lambda spark, node, place: spark_sink.ingest(spark, node.path, place),
+    "node of ingest": lambda spark, _, place: spark_sink.ingest(spark, place),
+    "tables of ingest_every": lambda _, node, place: spark_sink.ingest_every(node.path, place),
+    "node of ingest_every": lambda _, __, place: spark_sink.ingest_every(place),
+    "read_table": lambda spark, _, place: spark_sink.read_table(spark, place),
+    "read_tables": lambda spark, _, place: spark_sink.read_tables(spark, place, ["orders"]),
+    "data source": lambda _, __, place: StreamingNodeSource({"node": place, "subscribe": "orders"}).schema(),
+}
+
+
+@pytest.mark.parametrize("place", ["s3a://bucket/tables", "file:///srv/tables", "hdfs:/tables", ""])
+@pytest.mark.parametrize("name", TAKES_A_PLACE)
+def test_what_is_no_path_is_refused_and_nothing_is_made_of_its_name(
+    spark: SparkSession, one_row: NodeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidArgument, match=r"is an address|names no .* — give a path"):
+        TAKES_A_PLACE[name](spark, one_row, place)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("name", ["of%20monday", "a\\b", "a\tb"])

@@ -291,7 +291,7 @@ def test_a_directory_may_have_a_name_that_would_be_a_pattern(spark: SparkSession
 
 
 def test_the_files_of_a_table_are_looked_at_without_a_job_for_it(spark: SparkSession, tmp_path: Path) -> None:
-    paths = [str(tmp_path / f"{number}.parquet") for number in range(40)]
+    paths = [tmp_path / f"{number}.parquet" for number in range(40)]
     for path in paths:
         pq.write_table(pa.table({"id": [1]}), path)
     tracker, schema = spark.sparkContext.statusTracker(), StructType([StructField("id", LongType())])
