@@ -271,8 +271,12 @@ class Node:
         whose ranges of keys tell that they have none, and other columns. Raises `SchemaMismatch` for what does not fit.
 
         Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
-        Raises `InvalidArgument` for a tick that is yet to come, and `Truncated`, naming the nearest ticks, for a state that
-        neither the table nor the node keeps any more. An hour (`taken_cuts_s`) after every table has taken a cut, its rows
+        Raises `InvalidArgument` for a tick that is yet to come. Raises `Truncated` for a tick
+        before the collection was created, naming the tick of its creation (rows of an earlier
+        collection of that name are gone), and for a state that neither the table nor the node
+        keeps any more, naming the nearest ticks.
+
+        An hour (`taken_cuts_s`) after every table has taken a cut, its rows
         may be in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
         self._info(collection)
