@@ -33,7 +33,14 @@ from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
-from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
+from streamingnode.writing.write import (
+    Deadline,
+    WriteResult,
+    Writes,
+    append_rows,
+    check_txn_id,
+    within,
+)
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.headers import MessageType
@@ -173,13 +180,19 @@ class Node:
 
     # --- transactions ---------------------------------------------------------------------------------------------------
 
-    def transaction(self, *, keepalive_s: float | None = None) -> Transaction:
+    def transaction(self, *, keepalive_s: float | None = None, timeout: float | None = None) -> Transaction:
         """Return a transaction over any collections of one log: `async with node.transaction() as txn`.
 
         `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
+
+        `timeout` is in seconds, counted from this call, and bounds all that the transaction waits
+        for at the node; it does not interrupt the caller's own code in the block. Past it, leaving
+        the block raises `DeadlineExceeded` when the commit may be in the log. Everything else that
+        would wait raises `Overloaded`: nothing was done, and the transaction is rolled back.
         """
         self._check_open()
-        return Transaction(self._writes, keepalive_s=keepalive_s)
+        deadline = None if timeout is None else Deadline(timeout)
+        return Transaction(self._writes, keepalive_s=keepalive_s, deadline=deadline)
 
     async def begin_transaction(self, *, keepalive_s: float | None = None, timeout: float | None = None) -> int:
         """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with `txn_id=`.
