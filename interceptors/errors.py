@@ -1,10 +1,25 @@
 """Errors of collections, transactions and producers: what the append path refuses, and why."""
 
-from wal.errors import InvalidArgument, StreamingNodeError
+from wal.errors import InvalidArgument, StreamingNodeError, Truncated
+from wal.timetick import tick_shown
 
 
 class CollectionNotFound(StreamingNodeError):
     """No live collection has this name."""
+
+
+def before_creation(collection: str, tick: int, created_tick: int, *, first: int = 0) -> Truncated:
+    """Return why a collection has no state at a tick before its creation: that is not no rows.
+
+    `first` is the earliest tick to ask for instead, when that is later than the creation.
+    """
+    earliest = max(created_tick, first)
+    return Truncated(
+        f"tick {tick_shown(tick)}",
+        earliest,
+        f"ask for {tick_shown(earliest)} or later; an earlier collection's rows went with it",
+        why=f"is before collection {collection!r} was created, at {tick_shown(created_tick)}",
+    )
 
 
 class PartitionNotFound(StreamingNodeError):

@@ -83,6 +83,8 @@ class DeliverPolicy:
     def start_after(after: MessageId | int | datetime) -> "DeliverPolicy":
         """Start after a message, a time tick or a time: everything with a higher tick is delivered.
 
+        A tick before the collection was created is fine: its creation is then the first
+        message. Messages of an earlier collection of the same name are not delivered.
         Opening the reader raises `Truncated` when something after it may no longer be kept.
         """
         if isinstance(after, MessageId):

@@ -376,7 +376,9 @@ class IngestJob:
             raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
         first = self._cuts.read(first_with(self._cuts, entry.created_tick)).manifest
         before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
-        table = OpenTable.create(path, wanted, arrow_schema(entry), before)
+        columns = arrow_schema(entry)
+        created = entry.created_tick
+        table = OpenTable.create(path, wanted, columns, before, created_tick=created)
         sync_log(path)
         sync_directory(path)
         sync_directory(path.parent)

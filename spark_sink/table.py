@@ -98,6 +98,11 @@ class TableVersion:
     version: int
     note: CommitNote
 
+    @property
+    def created_tick(self) -> int:
+        """When the collection was created, for the version that created its table; 0 for others."""
+        return self.note.first_tick if self.version == 0 else 0
+
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
@@ -161,8 +166,19 @@ class OpenTable:
             return None
 
     @classmethod
-    def create(cls, path: Path, identity: TableIdentity, collection: pa.Schema, before: Watermark) -> "OpenTable":
+    def create(
+        cls,
+        path: Path,
+        identity: TableIdentity,
+        collection: pa.Schema,
+        before: Watermark,
+        *,
+        created_tick: int,
+    ) -> "OpenTable":
         """Create the empty table that has taken everything up to `before`, and return it.
+
+        It is the collection's state from `created_tick` on, the tick of the collection's
+        creation, which is later than the tick of `before`.
 
         Raises `CommitConflict` when another writer created it first, `AlreadyExists` when the directory holds other things.
         """
@@ -176,7 +192,9 @@ class OpenTable:
                 partition_by=[PARTITION],
                 name=identity.collection,
                 configuration=dict(zip(_PROPERTIES, properties, strict=True)) | _SETTINGS,
-                commit_properties=_commit_properties(identity, before, changed=(before.tick, before.tick), attempt=""),
+                commit_properties=_commit_properties(
+                    identity, before, changed=(created_tick, created_tick), attempt=""
+                ),
                 raise_if_key_not_exists=False,
             )
         except DeltaError as error:

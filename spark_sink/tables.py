@@ -16,11 +16,12 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import LongType, StructField, StructType
 
 from flusher.manifest import OFFSET
+from interceptors.errors import before_creation
 from spark_sink.columns import PARTITION
 from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
 from wal.errors import InvalidArgument, Truncated
 from wal.files import check_path
-from wal.timetick import tick_given, tick_to_time
+from wal.timetick import tick_given, tick_shown
 
 DELETED_BELOW = "_deleted_below"
 
@@ -75,10 +76,11 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
     the collection was then: the rows that `Node.snapshot` gives.
 
     Raises `InvalidArgument` for an address, when there is no table, when the tick is past what the
-    table has taken, and, naming the nearest ticks there are, when its state was hidden in one commit
-    with later ones; `Truncated` when the table's log no longer reaches back to the tick, or a vacuum
-    took a file of it; `StorageFailed` when a file is missing otherwise, and `Corrupt` when one has
-    another length than the table says.
+    table has taken, and, naming the nearest ticks there are, when its state was hidden in one
+    commit with later ones. Raises `Truncated`, naming the earliest tick there is, when the tick is
+    before the collection was created, when the table's log no longer reaches back to it, and when a
+    vacuum took a file of that version; `StorageFailed` when a file is missing otherwise, and
+    `Corrupt` when one has another length than the table says.
     """
     table = _load(check_path("table", path))
     if as_of_tick is not None:
@@ -88,7 +90,8 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
             history.append(found)
             if found.note.last_tick <= tick:
                 break
-        table = _kept(table.at_version(_states_at({str(table.path): history}, tick)[str(table.path)]))
+        (version,) = _states_at({str(table.path): history}, tick).values()
+        table = _kept(table.at_version(version), history)
     return _frame(spark, table)
 
 
@@ -108,7 +111,10 @@ def read_tables(
     if tick is None:
         raise InvalidArgument(f"no cut is in all of {', '.join(loaded)} — ingest again, with every_cut=True")
     versions = _states_at(histories, tick)
-    frames = {name: _frame(spark, _kept(table.at_version(versions[name]))) for name, table in loaded.items()}
+    frames: dict[str, DataFrame] = {}
+    for name, table in loaded.items():
+        version = table.at_version(versions[name])
+        frames[name] = _frame(spark, _kept(version, histories[name]))
     notes = [found.note for history in histories.values() for found in history]
     return TablesAt(max(note.cut for note in notes if note.tick <= tick), tick, frames)
 
@@ -129,23 +135,25 @@ def _states_at(histories: Mapping[str, Sequence[TableVersion]], tick: int) -> di
         return versions
     told = ", ".join(name for name in states if name not in versions)
     before, after = nearest_states(list(histories.values()), tick)
+    created = {name: history[-1].created_tick for name, history in histories.items()}
+    newest_name = max(created, key=lambda name: created[name])
+    if tick < created[newest_name]:
+        raise before_creation(Path(newest_name).name, tick, created[newest_name], first=after or 0)
     newest = min(history[0].note.tick for history in histories.values())
     if tick > newest:
         raise InvalidArgument(
-            f"as_of_tick={_shown(tick)} is past what {told} has taken, up to {_shown(newest)} — "
+            f"as_of_tick={tick_shown(tick)} is past what {told} has taken, up to {tick_shown(newest)} — "
             "ingest again, ask for an earlier one, or leave it out"
         )
     if before is None and after is not None:
-        raise Truncated(f"the state of {told} at {_shown(tick)}", after, f"ask for {_shown(after)} or later")
-    nearest = " or ".join(_shown(each) for each in (before, after) if each is not None) or "none; leave it out"
+        step = f"ask for {tick_shown(after)} or later"
+        raise Truncated(f"the state of {told} at {tick_shown(tick)}", after, step)
+    nearest = " or ".join(tick_shown(each) for each in (before, after) if each is not None) or "none; leave it out"
     raise InvalidArgument(
-        f"{told} has no version of its own for the state at {_shown(tick)}: a commit took it together with later changes — "
+        f"{told} has no version of its own for the state at {tick_shown(tick)}: "
+        "a commit took it together with later changes — "
         f"the nearest are {nearest}; an ingest with every_cut=True keeps each cut"
     )
-
-
-def _shown(tick: int) -> str:
-    return f"{tick} ({tick_to_time(tick).isoformat(timespec='milliseconds')})"
 
 
 def _load(path: Path) -> OpenTable:
@@ -155,14 +163,30 @@ def _load(path: Path) -> OpenTable:
     return table
 
 
-def _kept(table: OpenTable) -> OpenTable:
-    """Return a version whose files are all there. Raises `Truncated` where a vacuum has taken one: Spark would, later."""
-    if gone := next((file.path for file in table.files() if not (table.path / file.path).exists()), None):
-        step = "ask for a later one, or leave out as_of_tick"
-        raise Truncated(
-            f"version {table.version} of {table.path}, whose file {gone} was vacuumed,", table.version + 1, step
-        )
-    return table
+def _kept(table: OpenTable, history: Sequence[TableVersion]) -> OpenTable:
+    """Return a version whose files are all there; `history` has the later ones, newest first.
+
+    Raises `Truncated` where a vacuum has taken a file: Spark would fail on it, later. The error
+    names the earliest tick of a later version that has all of its files, None for none.
+    """
+    gone = _vacuumed(table)
+    if gone is None:
+        return table
+    later = [found for found in reversed(history) if found.version > table.version]
+    whole = (found for found in later if _vacuumed(table.at_version(found.version)) is None)
+    first = next(whole, None)
+    earliest = None if first is None else first.note.last_tick
+    step = "leave out as_of_tick"
+    if earliest is not None:
+        step = f"ask for {tick_shown(earliest)} or later"
+    requested = f"version {table.version} of {table.path}, whose file {gone} was vacuumed,"
+    raise Truncated(requested, earliest, step)
+
+
+def _vacuumed(table: OpenTable) -> str | None:
+    """Return the first file of a version that is not there any more, None when all are."""
+    missing = (file.path for file in table.files() if not (table.path / file.path).exists())
+    return next(missing, None)
 
 
 def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:

@@ -33,7 +33,14 @@ from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
-from streamingnode.writing.write import WriteResult, Writes, append_rows, check_txn_id, within
+from streamingnode.writing.write import (
+    Deadline,
+    WriteResult,
+    Writes,
+    append_rows,
+    check_txn_id,
+    within,
+)
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument, OnShutdown, shown
 from wal.files import check_path
@@ -177,13 +184,19 @@ class Node:
 
     # --- transactions ---------------------------------------------------------------------------------------------------
 
-    def transaction(self, *, keepalive_s: float | None = None) -> Transaction:
+    def transaction(self, *, keepalive_s: float | None = None, timeout: float | None = None) -> Transaction:
         """Return a transaction over any collections of one log: `async with node.transaction() as txn`.
 
         `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
+
+        `timeout` is in seconds, counted from this call, and bounds all that the transaction waits
+        for at the node; it does not interrupt the caller's own code in the block. Past it, leaving
+        the block raises `DeadlineExceeded` when the commit may be in the log. Everything else that
+        would wait raises `Overloaded`: nothing was done, and the transaction is rolled back.
         """
         self._check_open()
-        return Transaction(self._writes, keepalive_s=keepalive_s)
+        deadline = None if timeout is None else Deadline(timeout)
+        return Transaction(self._writes, keepalive_s=keepalive_s, deadline=deadline)
 
     async def begin_transaction(self, *, keepalive_s: float | None = None, timeout: float | None = None) -> int:
         """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with `txn_id=`.
@@ -275,8 +288,12 @@ class Node:
         whose ranges of keys tell that they have none, and other columns. Raises `SchemaMismatch` for what does not fit.
 
         Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
-        Raises `InvalidArgument` for a tick that is yet to come, and `Truncated`, naming the nearest ticks, for a state that
-        neither the table nor the node keeps any more. An hour (`taken_cuts_s`) after every table has taken a cut, its rows
+        Raises `InvalidArgument` for a tick that is yet to come. Raises `Truncated` for a tick
+        before the collection was created, naming the tick of its creation (rows of an earlier
+        collection of that name are gone), and for a state that neither the table nor the node
+        keeps any more, naming the nearest ticks.
+
+        An hour (`taken_cuts_s`) after every table has taken a cut, its rows
         may be in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
         self._info(collection)

@@ -28,6 +28,7 @@ from wal.entry import Visible, up_to
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated, shown
 from wal.files import disk_errors_typed
 from wal.shard_hash import shards_of
+from wal.timetick import tick_shown
 
 if TYPE_CHECKING:
     from spark_sink.table import OpenTable, TableVersion
@@ -54,6 +55,8 @@ async def take_snapshot(
     channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None, selection: Selection | None = None
 ) -> pa.Table:
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
+    if as_of is not None:
+        info.check_created(as_of)
     with disk_errors_typed(flusher.cuts.directory.root):
         while True:
             info = channel.check_live(info)  # as of the checkpoint; partitions made after it are in the tail
@@ -62,7 +65,8 @@ async def take_snapshot(
             tick = now if as_of is None else as_of
             if tick > now:
                 step = "leave it out for the state as of now"
-                raise InvalidArgument(f"as_of={as_of} is yet to come, it is {now} now — {step}")
+                happened = f"as_of={tick_shown(tick)} is yet to come, it is {tick_shown(now)} now"
+                raise InvalidArgument(f"{happened} — {step}")
             last_cut = checkpoint.cut_number
             try:
                 tail = await _read_tail(channel, info, checkpoint, until=tick)

@@ -73,6 +73,16 @@ class Caller:
             await txn.insert("c", rows)
         self.acknowledge(rows)
 
+    async def transaction_with_a_timeout(self) -> None:
+        rows, more = self.rows(), self.rows()
+        async with self.node.transaction(timeout=HANGS_S) as txn:
+            await txn.insert("c", rows)
+        self.acknowledge(rows)
+        txn = self.node.transaction()
+        await txn.insert("c", more)
+        await txn.commit(timeout=HANGS_S)
+        self.acknowledge(more)
+
     async def writes_that_go_together(self) -> None:
         """Its own writes are cancelled with it; others that wait beside them are not."""
         beside = [asyncio.get_running_loop().create_task(self.insert()) for _ in range(3)]

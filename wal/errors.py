@@ -167,11 +167,23 @@ class ProtocolError(StreamingNodeError):
 
 
 class Truncated(StreamingNodeError):
-    """The requested position lies before the earliest entry still kept."""
+    """The requested position or state lies before the earliest one there is; `earliest` names that.
 
-    def __init__(self, requested: object, earliest: object, next_step: str | None = None) -> None:
-        self.requested, self.earliest = requested, earliest
-        super().__init__(f"{requested} is no longer kept{_DASH}{next_step or f'start from {earliest} or later'}")
+    It is no longer kept, or lies before its collection was created.
+    """
+
+    def __init__(
+        self,
+        requested: object,
+        earliest: object,
+        next_step: str | None = None,
+        *,
+        why: str = "is no longer kept",
+    ) -> None:
+        self.requested = requested
+        self.earliest = earliest
+        next_step = next_step or f"start from {earliest} or later"
+        super().__init__(f"{requested} {why}{_DASH}{next_step}")
 
 
 class InvalidArgument(StreamingNodeError):

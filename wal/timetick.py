@@ -42,6 +42,11 @@ def tick_to_time(tick: int) -> datetime:
     return _EPOCH + physical_ms(tick) * _MILLISECOND
 
 
+def tick_shown(tick: int) -> str:
+    """Return a tick and its time, as a text for people."""
+    return f"{tick} ({tick_to_time(tick).isoformat(timespec='milliseconds')})"
+
+
 def time_to_tick(moment: datetime) -> int:
     """Return the first tick of the millisecond that `moment` lies in: ticks below it were handed out before the moment.
 

@@ -9,7 +9,12 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMismatch
+from interceptors.errors import (
+    CollectionNotFound,
+    PartitionNotFound,
+    SchemaMismatch,
+    before_creation,
+)
 from wal.errors import AlreadyExists, InvalidArgument
 from wal.headers import CreateCollectionHeader, CreatePartitionHeader, DropCollectionHeader, DropPartitionHeader
 
@@ -42,6 +47,11 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
     partitions: tuple[PartitionInfo, ...]
     created_tick: int
     dropped_tick: int = 0
+
+    def check_created(self, tick: int) -> None:
+        """Raise `Truncated` for a tick before the collection was created: it had no state then."""
+        if tick < self.created_tick:
+            raise before_creation(self.name, tick, self.created_tick)
 
     def partition_by_name(self, name: str) -> PartitionInfo:
         """Return the live partition of this name. Raises `PartitionNotFound`."""

@@ -95,11 +95,14 @@ async def export_node(
     node: "sn.Node", out: Path, building: Path, *, on_collection: Callable[[str], None] = lambda _name: None
 ) -> ExportResult:
     """Write the same of a node that is open, in `building`, which becomes `out`. Raises as `Node.snapshot` does."""
-    names, tick = sorted(each.name for each in node.collections()), await node.consistent_tick()
+    tick = await node.consistent_tick()
+    names = sorted(each.name for each in node.collections())
     files = []
     for name in names:
         on_collection(name)
         with suppress(CollectionNotFound):  # dropped meanwhile
+            if node.collection(name).created_tick > tick:
+                continue  # created meanwhile, perhaps in place of one that was dropped
             rows = await node.snapshot(name, as_of=tick)
             files.append(await to_thread.run_sync(_write_file, building, out, name, rows))
     return ExportResult(path=str(out), node_id=node.node_id, tick=tick, files=tuple(files), missing=())

@@ -11,7 +11,7 @@ from interceptors.idempotency import ProducerRecord
 from streamingnode.backend import Backend
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.transaction import Transaction
-from streamingnode.writing.write import Write, WriteResult, Writes, within
+from streamingnode.writing.write import Deadline, Write, WriteResult, Writes, by_deadline
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument
 from wal.position import Place, ProducerStamp, check_sequence
@@ -130,20 +130,29 @@ class Producer:
         """Delete the rows of these keys, once, at one tick. Raises as `Node.delete` does."""
         return await self._run(self._writes.write("delete", collection), keys, sequence, timeout)
 
-    def transaction(self, *, sequence: int | None = None, keepalive_s: float | None = None) -> Transaction:
+    def transaction(
+        self,
+        *,
+        sequence: int | None = None,
+        keepalive_s: float | None = None,
+        timeout: float | None = None,
+    ) -> Transaction:
         """Return a transaction that takes place once: `async with producer.transaction(sequence=7) as txn`.
 
         When its write is in the log already, leaving the block writes nothing, and `txn.result` is that of the first time.
+        `keepalive_s` and `timeout` are those of `Node.transaction`.
         """
+        deadline = None if timeout is None else Deadline(timeout)
         append = partial(self._append, self._place(sequence, waits=True))
-        return Transaction(self._writes, keepalive_s=keepalive_s, append_commit=append)
+        return Transaction(self._writes, keepalive_s=keepalive_s, deadline=deadline, append_commit=append)
 
     def _run(
         self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None
     ) -> Awaitable[WriteResult]:
+        deadline = None if timeout is None else Deadline(timeout)
         group, last = write.at_once(rows, self._writes.group_bytes_max), list[AppendGroup]()
         place = self._place(sequence, waits=group is None)
-        if group is not None and timeout is None:
+        if group is not None and deadline is None:
             return self._append(place, group)
 
         def append(group: AppendGroup) -> Awaitable[AppendResult]:
@@ -157,11 +166,17 @@ class Producer:
             slices = write.slices(batches, self._writes.group_bytes_max)
             if len(slices) == 1:
                 return await append(write.group(write.pieces(slices[0])))
-            async with Transaction(self._writes, append_commit=append) as txn:
+            async with Transaction(self._writes, deadline=deadline, append_commit=append) as txn:
                 await txn.add(write, batches)
                 return await txn.commit()
 
-        return within(timeout, run, f"the {write.kind}", begun=lambda: any(group.begun for group in last))
+        if deadline is None:
+            return run()
+
+        def begun() -> bool:
+            return any(group.begun for group in last)
+
+        return by_deadline(deadline, run, f"the {write.kind}", begun=begun)
 
     def _place(self, sequence: int | None, *, waits: bool) -> Place:
         """Return the place of a write; one whose sequence is given is held from now on."""

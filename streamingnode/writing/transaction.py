@@ -19,9 +19,11 @@ from interceptors.errors import InvalidTransactionState
 from streamingnode.rows import Keys, Rows
 from streamingnode.writing.target import Kind, copied, messages_of
 from streamingnode.writing.write import (
+    Deadline,
     Write,
     WriteResult,
     Writes,
+    by_deadline,
     check_seconds,
     messages_within,
     nothing_at,
@@ -32,9 +34,13 @@ from wal.errors import Overloaded, StreamingNodeError
 from wal.headers import BeginTxnHeader, CommitTxnHeader, MessageType, RollbackTxnHeader
 from wal.message import TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece
+from wal.runtime import carry_on
 
 ROLLBACK_S_MAX = 5.0
-"""How long leaving the block waits for a rollback; without one the session expires by itself."""
+"""How long leaving the block waits for a rollback, at most; it goes on by itself."""
+
+
+ROLLED_BACK = "rolled back by its caller"
 
 
 class TransactionState(Enum):
@@ -57,10 +63,20 @@ class Transaction:
     sees anything, also not this caller. Several tasks may write to one transaction; their order is then their own affair.
     Without rows it appends nothing, and its result is as of `consistent_tick`. `append_commit` appends the group that makes
     it appear.
+
+    A `deadline` bounds all that the transaction waits for at the node: the rows that it sends
+    before its commit, the commit, and a rollback. Past it, a commit that may be in the log raises
+    `DeadlineExceeded`. Every other call that would wait raises `Overloaded`: the transaction did
+    nothing, and never will.
     """
 
     def __init__(
-        self, writes: Writes, *, keepalive_s: float | None = None, append_commit: Append | None = None
+        self,
+        writes: Writes,
+        *,
+        keepalive_s: float | None = None,
+        deadline: Deadline | None = None,
+        append_commit: Append | None = None,
     ) -> None:
         self._writes = writes
         self._memory = writes.backend.pending.transactions
@@ -73,6 +89,7 @@ class Transaction:
         self._bodies_bytes = 0
         """What they hold of the node's memory."""
         self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.backend.config.txn.age_s_max)
+        self._deadline = deadline
         self._txn_id = 0
         """The session's, once bodies are streamed."""
         self._sending = asyncio.Lock()
@@ -96,7 +113,8 @@ class Transaction:
         So it does after `Overloaded`, when the open transactions of the node hold half of `writes.pending_bytes_max`, unless
         some of the rows were in already.
 
-        Past one append group it also raises what an append raises; rows may be lost then, and only a rollback is left.
+        Past one append group it also raises what an append raises, and `Overloaded` past the
+        transaction's timeout; rows may be lost then, and only a rollback is left.
         """
         await self._write("insert", collection, rows, partition)
 
@@ -108,36 +126,49 @@ class Transaction:
         """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
         await self._write("delete", collection, keys)
 
-    async def commit(self) -> WriteResult:
+    async def commit(self, *, timeout: float | None = None) -> WriteResult:
         """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
 
-        Cancelling leaves the outcome to the log. Raises `InvalidTransactionState` after the end, `TransactionExpired` when
-        the session ended meanwhile, and what an append raises.
+        `timeout` is in seconds and bounds this call; the transaction's own may end it earlier. Past
+        it the commit raises `DeadlineExceeded` when it may be in the log, else `Overloaded`: then
+        the transaction is rolled back. Cancelling leaves the outcome to the log. Raises
+        `InvalidTransactionState` after the end, `TransactionExpired` when the session ended
+        meanwhile, and what an append raises.
         """
+        deadline = self._sooner(timeout)
         self._check_in(TransactionState.OPEN)
         self._state = TransactionState.COMMITTING
+        self._deadline = deadline
         try:
-            async with self._sending:
-                if self._state is TransactionState.BROKEN:  # what another task streamed meanwhile is lost
-                    self._check_in(TransactionState.COMMITTING)
-                self._result = await self._commit()
+            if deadline is None:
+                self._result = await self._commit_in_turn()
+            else:
+                commit = self._commit_in_turn
+                begun = self._has_begun
+                self._result = await by_deadline(deadline, commit, "the transaction", begun=begun)
         except BaseException:
             self._state = TransactionState.FAILED
             self._drop_bodies()
-            if self._last is None or not self._last.begun:  # else the log decides
-                with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
-                    await self._end_session("its commit was refused")
+            if not self._has_begun():  # else the log decides
+                await self._leave_session("its commit was refused")
             raise
         self._state = TransactionState.COMMITTED
         self._drop_bodies()
         return self._result
 
     async def rollback(self) -> None:
-        """Give everything up. Raises `InvalidTransactionState` after the end."""
+        """Drop everything. Raises `InvalidTransactionState` after the end.
+
+        Past the transaction's timeout it returns at once, and the node is told as soon as it can
+        be: nothing of the transaction appears in either case.
+        """
         self._check_in(TransactionState.OPEN, TransactionState.BROKEN)
         self._state = TransactionState.ROLLED_BACK
         self._drop_bodies()
-        await self._end_session("rolled back by its caller")
+        if self._deadline is None:
+            await self._end_session(ROLLED_BACK)
+        else:
+            await self._leave_session(ROLLED_BACK)
 
     async def __aenter__(self) -> Self:
         self._check_in(TransactionState.OPEN)
@@ -151,8 +182,9 @@ class Transaction:
             await self.commit()
         elif state in {TransactionState.OPEN, TransactionState.BROKEN}:
             # The caller's error is what matters; a session whose rollback fails expires by itself.
-            with anyio.move_on_after(ROLLBACK_S_MAX, shield=True), suppress(StreamingNodeError):
-                await self.rollback()
+            self._state = TransactionState.ROLLED_BACK
+            self._drop_bodies()
+            await self._leave_session(ROLLED_BACK)
             if kind is None:
                 raise InvalidTransactionState(
                     "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
@@ -179,7 +211,7 @@ class Transaction:
         """Buffer pieces, behind what is streamed to make room for them; `first` of their call or not."""
         try:
             while not self._buffer(pieces):
-                await self._stream_bodies()
+                await self._stream_in_time()
         except BaseException:
             if not first:  # half of the call's rows are in
                 self._break()
@@ -210,6 +242,17 @@ class Transaction:
         self._bodies_bytes += size_bytes
         return True
 
+    async def _stream_in_time(self) -> None:
+        if self._deadline is None:
+            await self._stream_bodies()
+            return
+        stream = self._stream_bodies
+        try:
+            await by_deadline(self._deadline, stream, "the transaction", begun=lambda: False)
+        except Overloaded:
+            self._break()
+            raise
+
     async def _stream_bodies(self) -> None:
         """Send what is buffered under the session, which begins with the first of them."""
         async with self._sending:
@@ -237,6 +280,25 @@ class Transaction:
         size_bytes, self._pieces, self._bodies_bytes, self._messages = self._bodies_bytes, [], 0, 0
         self._memory.give_back(size_bytes)
 
+    def _sooner(self, timeout: float | None) -> Deadline | None:
+        """Return the transaction's deadline or that of a call, whichever comes first."""
+        if timeout is None:
+            return self._deadline
+        own = Deadline(timeout)
+        if self._deadline is not None and self._deadline.left_s < own.left_s:
+            return self._deadline
+        return own
+
+    def _has_begun(self) -> bool:
+        """Whether the transaction is in the log, or may be."""
+        return self._last is not None and self._last.begun
+
+    async def _commit_in_turn(self) -> WriteResult:
+        async with self._sending:
+            if self._state is TransactionState.BROKEN:  # what another task streamed meanwhile is lost
+                self._check_in(TransactionState.COMMITTING)
+            return await self._commit()
+
     async def _commit(self) -> WriteResult:
         if self._txn_id:
             await self._send_bodies()
@@ -252,6 +314,19 @@ class Transaction:
             with suppress(StreamingNodeError):
                 await self._writes.backend.append(rollback_group(self._txn_id, "its write is in the log already"))
         return result
+
+    async def _leave_session(self, reason: str) -> None:
+        """End the session, and wait for that as long as the caller has time; it goes on after that.
+
+        Errors are dropped: a session that nobody ends expires.
+        """
+        if not self._txn_id and not self._sending.locked():
+            return
+        wait_s = ROLLBACK_S_MAX
+        if self._deadline is not None:
+            wait_s = min(wait_s, self._deadline.left_s)
+        with anyio.move_on_after(wait_s, shield=True), suppress(StreamingNodeError):
+            await carry_on(self._end_session(reason))
 
     async def _end_session(self, reason: str) -> None:
         """Give its session up, now and not when it expires: others wait for room."""

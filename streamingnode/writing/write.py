@@ -352,6 +352,19 @@ def check_seconds(name: str, seconds: float, *, longest: float = math.inf) -> fl
     raise InvalidArgument(f"{name}={shown(seconds)} — pass a number of seconds above 0, up to {longest:g}, or None")
 
 
+class Deadline:
+    """When a caller's time is over: so many seconds after this was made, on the event loop."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = check_seconds("timeout", seconds)
+        self._at = anyio.current_time() + self.seconds
+
+    @property
+    def left_s(self) -> float:
+        """How many seconds are left, 0 once the time is over."""
+        return max(0.0, self._at - anyio.current_time())
+
+
 async def within(
     timeout: float | None,
     call: Callable[[], Awaitable[T]],
@@ -362,19 +375,35 @@ async def within(
 ) -> T:
     """Return what `call` returns, if it does within `timeout` seconds; None waits for ever.
 
-    Raises `Overloaded` when `begun` says that nothing was done by then, else `DeadlineExceeded`, which is a `TimeoutError`:
-    the call, if it `changes` something, may or may not take effect.
+    Raises as `by_deadline` does.
     """
     if timeout is None:
         return await call()
-    timeout = check_seconds("timeout", timeout)
-    with anyio.move_on_after(timeout):
-        return await call()
+    return await by_deadline(Deadline(timeout), call, what, changes=changes, begun=begun)
+
+
+async def by_deadline(
+    deadline: Deadline,
+    call: Callable[[], Awaitable[T]],
+    what: str,
+    *,
+    changes: bool = True,
+    begun: Callable[[], bool] = lambda: True,
+) -> T:
+    """Return what `call` returns, if it does by a deadline; it does not begin after that.
+
+    Raises `Overloaded` when `begun` says that nothing was done by then, else `DeadlineExceeded`,
+    which is a `TimeoutError`: the call, if it `changes` something, may or may not take effect.
+    """
+    if left_s := deadline.left_s:
+        with anyio.move_on_after(left_s):
+            return await call()
+    time = f"{deadline.seconds:g} s"
     if not changes:
-        raise DeadlineExceeded(f"{what} took longer than {timeout:g} s and changed nothing — give it more time")
+        raise DeadlineExceeded(f"{what} took longer than {time} and changed nothing — give it more time")
     if begun():
         raise DeadlineExceeded(
-            f"{what} was not acknowledged within {timeout:g} s and may still take effect — "
-            "read back, or repeat it if doing it twice is harmless"
+            f"{what} was not acknowledged within {time} and may still take effect — read back, "
+            "or repeat it under the sequence of a named producer"
         )
-    raise Overloaded(f"{what} did not reach the log within {timeout:g} s and did nothing — try again later")
+    raise Overloaded(f"{what} did not reach the log within {time} and did nothing — try again later")

@@ -18,7 +18,7 @@ STATS = '{"numRecords":2}'
 @pytest.fixture
 def delta(tmp_path: Path) -> DeltaTable:
     schema = pa.schema([("id", pa.int64())])
-    table = OpenTable.create(tmp_path / "t", IDENTITY, schema, Watermark(0, 0, 0))
+    table = OpenTable.create(tmp_path / "t", IDENTITY, schema, Watermark(0, 0, 0), created_tick=0)
     file = NewFile("f.parquet", 10, 2, "_default", STATS)
     (table.path / file.path).touch()
     table.commit(Watermark(1, 40, 400), changed=(30, 39), adds=[file], removes=[], attempt="cut-1")

@@ -28,7 +28,7 @@ def take(table: OpenTable, cut: int, path: str = "f") -> int:
 
 @pytest.fixture
 def table(tmp_path: Path) -> OpenTable:
-    return OpenTable.create(tmp_path / "orders", IDENTITY, ORDERS, at(0))
+    return OpenTable.create(tmp_path / "orders", IDENTITY, ORDERS, at(0), created_tick=0)
 
 
 def reopened(table: OpenTable) -> OpenTable:
@@ -52,7 +52,7 @@ def test_a_second_writer_from_the_same_version_is_refused(table: OpenTable) -> N
 
 def test_a_second_creator_is_refused(table: OpenTable) -> None:
     with pytest.raises(CommitConflict):
-        OpenTable.create(table.path, IDENTITY, ORDERS, at(0))
+        OpenTable.create(table.path, IDENTITY, ORDERS, at(0), created_tick=0)
 
 
 def test_a_cut_is_never_taken_twice_on_one_handle(table: OpenTable) -> None:
@@ -70,7 +70,9 @@ def test_files_report_the_ranges_that_pruning_needs(table: OpenTable) -> None:
 
 def test_files_of_a_table_of_many_columns_report_the_ranges_of_the_last_too(tmp_path: Path) -> None:
     columns = [pa.field(f"c{number}", pa.int64()) for number in range(40)]
-    table = OpenTable.create(tmp_path / "orders", IDENTITY, pa.schema([*columns, pa.field("id", pa.int64())]), at(0))
+    table = OpenTable.create(
+        tmp_path / "orders", IDENTITY, pa.schema([*columns, pa.field("id", pa.int64())]), at(0), created_tick=0
+    )
     take(table, 1)
     [file] = reopened(table).files(key="id")
     assert (file.key_range, file.offset_min, file.vchannel_range) == ((1, 9), 5, ("v0", "v1"))
@@ -91,7 +93,9 @@ def test_a_table_whose_log_keeps_no_range_that_is_needed_is_read_all_the_same(no
 
 @pytest.mark.parametrize("key", [".id", "[0]", "a.b", "`"])
 def test_files_report_the_ranges_of_a_key_whose_name_could_be_a_path(key: str, tmp_path: Path) -> None:
-    table = OpenTable.create(tmp_path / "orders", IDENTITY, pa.schema([pa.field(key, pa.int64())]), at(0))
+    table = OpenTable.create(
+        tmp_path / "orders", IDENTITY, pa.schema([pa.field(key, pa.int64())]), at(0), created_tick=0
+    )
     (table.path / "f").touch()
     stats = STATS.replace('"id"', f'"{key}"')
     table.commit(at(1), changed=(5, 9), adds=[NewFile("f", 10, 3, "eu", stats)], removes=[], attempt="f-1")

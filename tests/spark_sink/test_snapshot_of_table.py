@@ -235,3 +235,26 @@ def test_a_dropped_collection_gives_its_disk_back_and_nobody_minds(
             verify_files(place, CutLog(place).read(1).manifest.segments)
         report = spark_sink.ingest(spark, node, tables)  # from now on retention may take the first cut
         assert [table.table for table in report.tables] == ["kept"]
+
+
+def test_a_tick_before_the_creation_is_refused_when_only_the_table_has_rows(
+    spark: SparkSession, place: Path, tables: Path
+) -> None:
+    with sn.sync.open_node(place, **KEEPING) as node:
+        node.create_collection("stock", PLAIN, primary_key="id")
+        node.insert("stock", [{"id": 1, "item": "a"}])
+        before = node.flush().tick
+        node.create_collection("orders", PLAIN, primary_key="id")
+        created = node.collection("orders").created_tick
+        for number in range(3):
+            node.insert("orders", [{"id": number, "item": "a"}])
+            node.flush()
+        spark_sink.ingest(spark, node, tables, every_cut=True)
+    given_up(place, 4)
+    with sn.sync.open_node(place, **KEEPING) as node:
+        for tick in (0, before, created - 1):
+            with pytest.raises(Truncated, match="before collection 'orders' was created") as info:
+                node.snapshot("orders", as_of=tick)
+            assert info.value.earliest == created
+        assert node.snapshot("orders", as_of=created).num_rows == 0
+        assert node.snapshot("orders").num_rows == 3

@@ -309,8 +309,121 @@ def test_a_bit_that_rots_in_a_file_fails_the_read_and_changes_no_value(spark: Sp
     path.write_bytes(content)
     schema = StructType([StructField("id", LongType()), StructField("_offset", LongType())])
     for frame in (
-        read_rows(spark, schema, {"_default": [str(path)]}),
-        read_deletes(spark, schema, "id", [str(path)], rows=3),
+        read_rows(spark, schema, {"_default": [path]}),
+        read_deletes(spark, schema, "id", [path], rows=3),
     ):
         with pytest.raises(Py4JJavaError, match="could not verify page integrity"):
             frame.collect()
+
+
+# --- ticks at which there was no such collection
+
+
+def refused_before(spark: SparkSession, tables: Path, tick: int, created: int) -> None:
+    """Read a table alone and beside another as of a tick at which it was not created yet."""
+    with pytest.raises(Truncated, match="is before collection 'orders' was created, at") as alone:
+        spark_sink.read_table(spark, tables / "orders", as_of_tick=tick)
+    with pytest.raises(Truncated, match="is before collection 'orders' was created, at") as beside:
+        spark_sink.read_tables(spark, tables, ["orders", "stock"], as_of_tick=tick)
+    for error in (alone.value, beside.value):
+        assert error.earliest == created
+        assert f"ask for {created} " in str(error)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("how", ["at once", "cut by cut", "one ingest each"])
+def test_a_tick_before_the_creation_is_refused_however_the_table_took_its_cuts(
+    spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest, how: str
+) -> None:
+    node.create("stock")
+    node.insert("stock", orders(1))
+    node.cut()
+    before = node.cut_tick
+    if how == "one ingest each":
+        ingest()
+    created = node.create("orders").created_tick
+    node.insert("orders", orders(1, 2))
+    first = node.tick
+    node.cut()
+    ingest(every_cut=how == "cut by cut")
+    for tick in (1, before, created - 1):
+        refused_before(spark, tables, tick, created)
+    for tick, rows in ((created, 0), (first - 1, 0), (node.cut_tick, 2)):
+        assert spark_sink.read_table(spark, tables / "orders", as_of_tick=tick).count() == rows
+        together = spark_sink.read_tables(spark, tables, ["orders", "stock"], as_of_tick=tick)
+        assert (together["orders"].count(), together["stock"].count()) == (rows, 1)
+
+
+@pytest.mark.spark
+def test_a_table_that_was_only_created_has_no_state_before_its_collection(
+    spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create("stock")
+    node.cut()
+    created = node.create("orders").created_tick
+    node.insert("orders", orders(1))
+    node.cut()
+
+    def killed(step: str) -> None:
+        if step == "ingest.intended":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ingest(on_step=killed)
+    with pytest.raises(Truncated) as info:
+        spark_sink.read_table(spark, tables / "orders", as_of_tick=created - 1)
+    assert info.value.earliest == created
+    with pytest.raises(InvalidArgument, match=r"past what .* has taken"):
+        spark_sink.read_table(spark, tables / "orders", as_of_tick=created)
+
+
+@pytest.mark.spark
+def test_a_tick_in_the_life_of_an_earlier_collection_is_refused_by_the_table_of_the_new_one(
+    spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create("stock")
+    earlier = node.create("orders")
+    node.insert("orders", orders(1, 2))
+    node.cut()
+    then = node.cut_tick
+    ingest()
+    node.drop("orders")
+    created = node.create("orders").created_tick
+    node.insert("orders", orders(3))
+    node.cut()
+    ingest()
+    refused_before(spark, tables, then, created)
+    refused_before(spark, tables, created - 1, created)
+    retired = tables / f"orders@{earlier.id}"
+    assert spark_sink.read_table(spark, retired, as_of_tick=then).count() == 2
+
+
+@pytest.mark.spark
+def test_a_table_that_was_compacted_and_vacuumed_names_the_earliest_tick_it_still_has(
+    spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
+    node.create("stock")
+    created = node.create("orders").created_tick
+    ticks = []
+    for number in range(3):
+        node.insert("orders", orders(number))
+        ticks.append(node.tick)
+        node.cut()
+        ingest()
+    delta = DeltaTable(str(tables / "orders"))
+    delta.optimize.compact()
+    node.delete("orders", [0, 1, 2])
+    node.insert("orders", orders(9))
+    last = node.tick
+    node.cut()
+    ingest()
+    refused_before(spark, tables, created - 1, created)
+    delta = DeltaTable(str(tables / "orders"))
+    assert delta.vacuum(0, enforce_retention_duration=False, dry_run=False)
+    refused_before(spark, tables, created - 1, created)
+    assert spark_sink.read_table(spark, tables / "orders", as_of_tick=created).count() == 0
+    said = f"was vacuumed, is no longer kept — ask for {last} "
+    with pytest.raises(Truncated, match=said) as info:
+        spark_sink.read_table(spark, tables / "orders", as_of_tick=ticks[1])
+    assert info.value.earliest == last
+    assert spark_sink.read_table(spark, tables / "orders", as_of_tick=last).count() == 1

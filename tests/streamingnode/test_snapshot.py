@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 import streamingnode as sn
 from flusher.directory import NodeDirectory
 from interceptors.errors import SchemaMismatch
+from streamingnode.care.backup import restore_directory
+from streamingnode.care.export import export_node
 from streamingnode.node import Node
 from tests.parts_of import WAYS, opened_one_way
 from tests.streamingnode.append_double import schema_of
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, Truncated
 
 pytestmark = pytest.mark.anyio
 
@@ -68,7 +70,9 @@ def test_a_selection_is_what_the_whole_snapshot_has_of_it(
             ticks = [await node.consistent_tick()]
             for number, (step, keys) in enumerate(steps):
                 if step == "flush":
-                    ticks.append((await node.flush()).tick)
+                    cut = await node.flush()
+                    if cut.number:  # else there was nothing to cut, and no cut before
+                        ticks.append(cut.tick)
                 elif step == "delete":
                     ticks.append((await node.delete("orders", [key(each) for each in keys])).time_tick)
                 else:
@@ -188,3 +192,107 @@ def test_a_blocking_node_takes_columns_and_keys(tmp_path: Path) -> None:
         node.create_collection("orders", schema_of(id=pa.int64(), item=pa.string()), primary_key="id")
         node.insert("orders", [{"id": n, "item": f"{n}"} for n in range(5)])
         assert node.snapshot("orders", columns=["item"], keys=[3]).to_pydict() == {"item": ["3"]}
+
+
+# --- ticks at which there was no such collection
+
+
+async def refused(node: Node, as_of: int | datetime) -> Truncated:
+    """Return why there is no snapshot of `orders` as of a tick, whatever is asked for of it."""
+    errors = []
+    selections: list[dict[str, Any]] = [{}, {"columns": ["item"]}, {"keys": [1]}]
+    for selection in selections:
+        with pytest.raises(Truncated, match="is before collection 'orders' was created") as info:
+            await node.snapshot("orders", as_of=as_of, **selection)
+        errors.append(info.value)
+    assert {error.earliest for error in errors} == {node.collection("orders").created_tick}
+    assert all(f"ask for {error.earliest} " in str(error) for error in errors)
+    return errors[0]
+
+
+async def test_a_tick_before_the_creation_is_refused_with_the_first_one(node: Node) -> None:
+    created = node.collection("orders").created_tick
+    await fill(node)
+    for as_of in (0, 1, created - 1, datetime(2001, 1, 1, tzinfo=UTC)):
+        assert (await refused(node, as_of)).code == "TRUNCATED"
+    assert (await node.snapshot("orders", as_of=created)).num_rows == 0, "it was there, and empty"
+    now = await node.snapshot("orders")
+    changed = await node.consistent_tick(["orders"])
+    assert (await node.snapshot("orders", as_of=changed)).equals(now)
+
+
+async def test_a_tick_in_the_life_of_an_earlier_collection_is_refused(node: Node) -> None:
+    await fill(node)
+    then = await node.consistent_tick()
+    definition = node.collection("orders").schema
+    await node.drop_collection("orders")
+    between = await node.consistent_tick()
+    await node.create_collection("orders", definition, primary_key="id")
+    for flushed in (False, True):
+        for as_of in (then, between):
+            await refused(node, as_of)
+        if not flushed:
+            await node.upsert("orders", [{"id": 1, "item": "tea"}])
+            await node.flush()
+    created = node.collection("orders").created_tick
+    assert (await node.snapshot("orders", as_of=created)).num_rows == 0
+
+
+async def test_a_tick_yet_to_come_is_refused_with_the_tick_it_is_now(node: Node) -> None:
+    await fill(node)
+    now = await node.consistent_tick()
+    later = datetime.now(UTC) + timedelta(days=1)
+    said = r"as_of=\d+ \(.*\) is yet to come, it is \d+ \(.*\) now — leave it out"
+    with pytest.raises(InvalidArgument, match=said):
+        await node.snapshot("orders", as_of=later)
+    with pytest.raises(InvalidArgument, match="yet to come"):
+        await node.snapshot("orders", as_of=now + (1 << 40))
+    moment_ago = datetime.now(UTC)
+    assert (await node.snapshot("orders", as_of=moment_ago)).num_rows > 0
+
+
+async def test_a_reader_that_starts_before_the_creation_begins_with_it(node: Node) -> None:
+    created = node.collection("orders").created_tick
+    await node.insert("orders", [{"id": 1, "item": "tea"}])
+    for after in (0, created - 1, datetime(2001, 1, 1, tzinfo=UTC)):
+        start = sn.DeliverPolicy.start_after(after)
+        async with node.read("orders", start, until=await node.consistent_tick()) as messages:
+            kinds = [message.type.name async for message in messages]
+        assert kinds == ["CREATE_COLLECTION", "INSERT"]
+
+
+def test_a_restored_node_knows_when_its_collections_were_created(tmp_path: Path) -> None:
+    with sn.sync.open_node(tmp_path / "data") as node:
+        node.create_collection("stock", schema_of(id=pa.int64()), primary_key="id")
+        before = node.consistent_tick()
+        node.create_collection("orders", schema_of(id=pa.int64()), primary_key="id")
+        node.insert("orders", [{"id": 1}])
+        created = node.collection("orders").created_tick
+        node.backup(tmp_path / "backup")
+    restore_directory(tmp_path / "backup", tmp_path / "restored")
+    for directory in ("data", "restored"):
+        with sn.sync.open_node(tmp_path / directory) as node:
+            with pytest.raises(Truncated) as info:
+                node.snapshot("orders", as_of=before)
+            assert info.value.earliest == created
+            assert node.snapshot("orders", as_of=created).num_rows == 0
+
+
+async def test_an_export_leaves_out_what_was_made_anew_after_its_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sn.open_node(None) as node:
+        for name in ("orders", "stock"):
+            await node.create_collection(name, schema_of(id=pa.int64()), primary_key="id")
+            await node.insert(name, [{"id": 1}])
+        take = node.snapshot
+
+        async def made_anew(collection: str, **options: Any) -> pa.Table:
+            if collection == "orders":  # the first in the export
+                await node.drop_collection("stock")
+                await node.create_collection("stock", schema_of(id=pa.int64()), primary_key="id")
+            return await take(collection, **options)
+
+        monkeypatch.setattr(node, "snapshot", made_anew)
+        done = await export_node(node, tmp_path / "out", tmp_path)
+    assert [(file.collection, file.rows) for file in done.files] == [("orders", 1)]

@@ -134,6 +134,8 @@ class Reading:
         except Truncated:
             if is_past and name in self._notes.cleared:
                 return
+            if tick < self._node.collection(collection).created_tick:
+                return  # it was made anew after the tick was asked for
             raise
         self._notes.events.append(State(name, asked_ns, self._world.now_ns(), tick, tuple(sorted(values))))
         self._world.note("state", name, tick, len(values))
