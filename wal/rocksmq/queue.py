@@ -460,7 +460,7 @@ class RocksMQ(MessageQueue):
         """
         found.changed_groups.add(group)
         if at_once:
-            with suppress(StorageFull):  # acknowledgements make room: they must be able to follow
+            with suppress(StreamingNodeError):  # as on a full disk, where an acknowledgement makes room
                 self._store.check_admitted(makes_room=True)
                 return self._write().done(found, group)
         self._uncounted[found] = None
@@ -473,7 +473,7 @@ class RocksMQ(MessageQueue):
         topics, self._uncounted = self._uncounted, {}
         if self._closed or self._openings != self._store.openings or not self._store.taking_writes:
             return  # the topics are read again, and take over what is counted
-        with suppress(StorageFull):
+        with suppress(StreamingNodeError):
             self._store.check_admitted(makes_room=True)
             for topic in topics:
                 if self._topics.get(topic.name) is topic:
