@@ -20,7 +20,6 @@ from wal.errors import (
     Corrupt,
     GroupNotFound,
     OnShutdown,
-    StorageFull,
     StreamingNodeError,
     TopicNotFound,
     shown,
