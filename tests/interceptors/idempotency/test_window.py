@@ -342,17 +342,19 @@ def test_a_held_write_is_not_forgotten_by_age_here_nor_over_a_reopening() -> Non
 
 
 def test_nothing_lowers_a_floor() -> None:
-    window = Window(ProducerLimits(results_per_producer_max=1))
+    window = Window()
     for sequence in (3, 5, 6):
         window.add(ProducerStamp(CLIENT_PRODUCER_IDS, 2, sequence), result_at(sequence))
     window.settle(CLIENT_PRODUCER_IDS, 6)
     known = window.producers[CLIENT_PRODUCER_IDS]
     assert known.floor == 5
     window.settle(CLIENT_PRODUCER_IDS, 2)
-    window.fence(CLIENT_PRODUCER_IDS, 1)
     window.add(ProducerStamp(CLIENT_PRODUCER_IDS, 1, 7), result_at(7))
-    window.add(ProducerStamp(CLIENT_PRODUCER_IDS, 2, 4), result_at(4))
     assert (known.floor, known.epoch, known.sequences) == (5, 2, [6, 7])
+    window.fence(CLIENT_PRODUCER_IDS, 1)
+    assert known.epoch == 2
+    window.add(ProducerStamp(CLIENT_PRODUCER_IDS, 2, 4), result_at(4))
+    assert (known.floor, known.sequences) == (5, [6, 7])
     saved = encode_window(window.freeze(add_ms(FIRST_TICK, 9), now_ms=0))
     assert decode_window(saved, MemoryMessageId).producers[CLIENT_PRODUCER_IDS].floor == 5
 
@@ -380,3 +382,17 @@ def test_a_held_write_that_comes_when_all_above_it_is_forgotten_is_remembered() 
     assert window.find(place.stamp) is None
     window.add(place.stamp, result_at(1))
     assert window.find(place.stamp) == result_at(1)
+
+
+def test_what_is_held_pushes_out_no_newer_result() -> None:
+    places = Places()
+    window = Window(ProducerLimits(results_max=2), held=places)
+    held = [places.hold(Place(ProducerStamp(1, 1, sequence))) for sequence in (1, 2)]
+    newer = [ProducerStamp(2, 1, sequence) for sequence in (1, 2)]
+    for number, stamp in enumerate([*(place.stamp for place in held), *newer]):
+        window.add(stamp, result_at(number))
+    assert [window.find(stamp) for stamp in newer] == [result_at(2), result_at(3)]
+    window.add(ProducerStamp(2, 1, 3), result_at(4))
+    assert window.results == 4
+    with pytest.raises(SequenceTooOld):
+        window.find(newer[0])
