@@ -208,6 +208,7 @@ class SyncConsumer(Blocking):
     consume = blocking(Consumer.consume)
     ack = blocking(Consumer.ack)
     give_back = blocking(Consumer.give_back)
+    held = blocking(Consumer.held)
 
     def __iter__(self) -> Iterator[ConsumerMessage]:
         return self._each(aiter(self._original))

@@ -171,7 +171,7 @@ CALLS = {
         _calls(Backend, Access.ADMIN, "delete_producer delete_reader abort_transaction back_up", repeats=False),
         _topic_calls(MessageQueue, Access.CONSUME, "exist_consumer_group ack seek force_seek seek_to_latest"),
         _topic_calls(MessageQueue, Access.CONSUME, "get_latest_msg get_message check_topic_valid notify info"),
-        _topic_calls(ClientTopics, Access.CONSUME, "register deliver give_back"),
+        _topic_calls(ClientTopics, Access.CONSUME, "register deliver held give_back"),
         _topic_calls(MessageQueue, Access.PRODUCE, "produce", repeats=False),
         _topic_calls(MessageQueue, Access.ADMIN, "create_topic"),
         _topic_calls(MessageQueue, Access.ADMIN, "destroy_topic create_consumer_group", repeats=False),

@@ -2,11 +2,15 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from streamingnode.remote.calls import CALLS, TOPICS
-from wal.rocksmq.contract import ACK_TIMEOUT_S, Consumer
+from wal.rocksmq.contract import ACK_TIMEOUT_S, ITERATED_PART, Consumer
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage, bodies_of
+
+TRUSTED_S = 0.1
+"""An iterating consumer relies so long on its node's answer which messages it still holds."""
 
 
 class RemoteCalls:
@@ -55,5 +59,12 @@ class RemoteQueue(RemoteCalls):
         """See `MessageQueue.register_consumer`."""
         key = topic, group, self._number()
         await self.register(*key, ack_timeout_s)
-        deliver = partial(self.deliver, *key, ack_timeout_s)
-        return Consumer(deliver, partial(self.ack, topic, group), partial(self.give_back, *key))
+        lasts_s = inf if ack_timeout_s is None else ack_timeout_s
+        return Consumer(
+            partial(self.deliver, *key, ack_timeout_s),
+            partial(self.ack, topic, group),
+            partial(self.give_back, *key),
+            _held=partial(self.held, *key),
+            _lasts_s=lasts_s,
+            _trusted_s=min(TRUSTED_S, ITERATED_PART * lasts_s),
+        )

@@ -55,6 +55,13 @@ class ClientTopics:
         """As `Consumer.consume`."""
         return await (await self._consumer(topic, group, consumer, ack_timeout_s)).consume(count, wait_s=wait_s)
 
+    async def held(self, topic: str, group: str, consumer: int, ids: Sequence[int], for_s: float) -> Sequence[int]:
+        """As `Consumer.held`, of those that it holds for at least `for_s` seconds more."""
+        known = self._consumers.get((topic, group, consumer))
+        if known is None:  # the connection is new to it: what it held went to others
+            return []
+        return await known._held(ids, for_s)  # noqa: SLF001 - it is what the client's consumer asks
+
     async def give_back(self, topic: str, group: str, consumer: int, ids: Sequence[int] | None) -> None:
         """As `Consumer.give_back`; None: as `Consumer.close`."""
         key = topic, group, consumer

@@ -1,8 +1,12 @@
 """What a queue of messages is to its users: `MessageQueue`, its consumers, what it tells of itself, and its options."""
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from operator import index
+from time import monotonic
 from typing import Protocol, Self
 
 import msgspec
@@ -16,7 +20,11 @@ ACK_TIMEOUT_S = 30.0
 CONSUME_BYTES_MAX = 16 << 20
 """Of one call, which ends with what takes it there."""
 ITERATED_AT_ONCE, ITERATION_WAIT_S = 100, 60.0
-"""Messages that an iterating consumer takes together, and how long it waits before it asks again."""
+"""An iterating consumer takes no more messages together, and waits so long before it asks again."""
+ITERATED_S_MAX = 1.0
+"""An iterating consumer takes as many messages as it works off in this time..."""
+ITERATED_PART = 0.1
+"""... and in this part of its `ack_timeout_s`."""
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
@@ -81,17 +89,53 @@ class MqOptions:
     retention_bytes: int | None = 8 << 30
 
 
+def _checked(ids: Iterable[int]) -> list[int]:
+    """Return ids as a connection takes them. Raises `InvalidArgument` for what is none."""
+    try:
+        return [index(each) for each in ids]
+    except TypeError as error:
+        told = f"ids={shown(ids)} — pass a list of ids that consume gave"
+        raise InvalidArgument(told) from error
+
+
+async def _all_of(ids: Sequence[int], _for_s: float) -> Sequence[int]:
+    """Return all of them: what a consumer holds whose queue takes nothing back."""
+    return ids
+
+
 @dataclass(eq=False)
 class Consumer:
     """One consumer of a group. Used in `async with`; iterating yields messages, one by one, and waits for more.
 
     It holds what it got and did not acknowledge, until its time is over or the consumer is closed.
+
+    Iterating takes several messages at a time from the queue: as many as the loop works off in a
+    second and in a tenth of `ack_timeout_s`, at most 100. It yields a message only while the
+    consumer holds it. It passes over a message whose time is over, that a seek has moved past, or
+    that went to others with a lost connection. Over a connection it knows that as of 0.1 s ago at
+    most, and of a time that is over at once. What one loop leaves is what the next one begins with.
     """
 
     _deliver: Callable[..., Awaitable[list[ConsumerMessage]]]
     _ack: Callable[[Sequence[int]], Awaitable[None]]
     _give_back: Callable[[Sequence[int] | None], Awaitable[None]]
     _closed: bool = False
+    _held: Callable[[Sequence[int], float], Awaitable[Sequence[int]]] = _all_of
+    _now: Callable[[], float] = monotonic
+    """Seconds of the clock that tells the pace of an iteration, and the age of an answer."""
+    _lasts_s: float = math.inf
+    """How long it may hold a message."""
+    _trusted_s: float = 0.0
+    """An iteration relies so long on what `_held` returned; 0: it asks before each message."""
+    _fetched: deque[ConsumerMessage] = field(default_factory=deque)
+    """What an iteration has taken and not yielded."""
+    _own: AbstractSet[int] = frozenset()
+    """Which of them it holds, as of an answer that is relied on until `_own_until`."""
+    _own_until: float = -math.inf
+    _taken: int = 0
+    """How many an iteration took last, at `_taken_at`, and how many it takes at most."""
+    _taken_at: float = 0.0
+    _at_once: int = 1
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,9 +145,43 @@ class Consumer:
 
     async def __aiter__(self) -> AsyncIterator[ConsumerMessage]:
         while not self._closed:
-            for message in await self.consume(ITERATED_AT_ONCE, wait_s=ITERATION_WAIT_S):
-                if not self._closed:  # then the rest was given back
-                    yield message
+            if not self._fetched:
+                await self._fetch()
+                continue
+            message = self._fetched[0]
+            is_own = await self._is_own(message.message_id)
+            if not self._fetched or self._fetched[0] is not message:
+                continue  # another task iterates, too, and has it
+            self._fetched.popleft()
+            if is_own and not self._closed:  # closed, it has given the rest back
+                yield message
+
+    async def _fetch(self) -> None:
+        """Take what an iteration yields next."""
+        asked_at = self._now()
+        pace_s = min(ITERATED_S_MAX, ITERATED_PART * self._lasts_s)
+        worked_s = asked_at - self._taken_at
+        if self._taken and worked_s > pace_s:
+            self._at_once = max(int(self._taken * pace_s / worked_s), 1)
+        elif self._taken == self._at_once:
+            self._at_once = min(2 * self._at_once, ITERATED_AT_ONCE)
+        taken = await self.consume(self._at_once, wait_s=ITERATION_WAIT_S)
+        self._fetched.extend(taken)
+        self._taken = len(taken)
+        self._taken_at = self._now()
+        self._own = {message.message_id for message in taken}
+        self._own_until = asked_at + self._trusted_s
+
+    async def _is_own(self, message_id: int) -> bool:
+        """Whether an iteration may yield a message that it has fetched."""
+        if not self._trusted_s:
+            return message_id in await self._held([message_id], 0.0)
+        asked_at = self._now()
+        if asked_at >= self._own_until:
+            ids = [message.message_id for message in self._fetched]
+            self._own = set(await self._held(ids, self._trusted_s))
+            self._own_until = asked_at + self._trusted_s
+        return message_id in self._own
 
     async def consume(self, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
         """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once it is closed.
@@ -120,7 +198,15 @@ class Consumer:
 
     async def give_back(self, ids: Sequence[int]) -> None:
         """Have messages that it holds come again, to whoever asks first; what it does not hold is passed over."""
-        await self._give_back(ids)
+        await self._give_back(_checked(ids))
+
+    async def held(self, ids: Sequence[int]) -> list[int]:
+        """Return which of these messages it holds: no others get them before their time is over.
+
+        For who takes many with `consume` and works slowly. None once it is closed.
+        """
+        asked = _checked(ids)
+        return [] if self._closed else list(await self._held(asked, 0.0))
 
     async def close(self) -> None:
         """Give back what is not acknowledged, so that others get it at once; idempotent."""
@@ -166,7 +252,9 @@ class MessageQueue(Protocol):
     async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
         """Return up to `count` messages, none behind 16 MiB; waits up to `wait_s` seconds for one. Cancelling loses none.
 
-        What comes again comes first, the rest in the order of ids. It comes again unless it is acknowledged in time.
+        What comes again comes first, the rest in the order of ids. It comes again unless it is
+        acknowledged in time, and `delivery_count` of the message says how often it came. While
+        consumers of the group hold 16,384 messages, it gets no others.
         """
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:

@@ -15,7 +15,15 @@ from time import monotonic
 import msgspec
 
 from wal.codec import entry_crc32c
-from wal.errors import AlreadyExists, Corrupt, GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound, shown
+from wal.errors import (
+    AlreadyExists,
+    Corrupt,
+    GroupNotFound,
+    OnShutdown,
+    StreamingNodeError,
+    TopicNotFound,
+    shown,
+)
 from wal.queue import Signal
 from wal.rocks.database import Engine
 from wal.rocks.layout import entry_key
@@ -46,6 +54,9 @@ SLOW_S = 0.2
 """A write of what was produced, or a read for consumers, that takes longer is logged: once, however many wait for it."""
 CHECK_S_MAX = 600.0
 """How often retention is looked at, if not ten times within its own time, and statistics are logged."""
+
+COUNTED_S = 0.01
+"""How long a count of deliveries waits for another write to go with."""
 
 ANYBODY = asyncio.Event(), ACK_TIMEOUT_S
 """The end of a consumer, which is whose its messages are, and how many seconds it may hold them."""
@@ -105,6 +116,9 @@ class RocksMQ(MessageQueue):
         self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
         self._openings, self._next_log_id, self._closed = 0, 0, False
         self._ahead: asyncio.Future[bool] | None = None
+        self._counting: asyncio.TimerHandle | None = None
+        self._uncounted: dict[Topic, None] = {}
+        """Topics of which the disk lacks deliveries, for the write that the timer makes."""
 
     # --- topics and groups ------------------------------------------------------------------------------------------------
 
@@ -172,8 +186,19 @@ class RocksMQ(MessageQueue):
                     self._signals[topic, group].end(closed)
             self._give_back(topic, group, ids, closed)
 
+        async def held(ids: Sequence[int], for_s: float) -> list[int]:
+            state = (await self._find(topic, group)).groups[group]
+            return state.held_by(closed, ids, until=self._elapsed_ms() / 1000 + for_s)
+
         deliver = partial(self.consume, topic, group, by=(closed, lasts_s))
-        return Consumer(deliver, partial(self.ack, topic, group), give_back)
+        return Consumer(
+            deliver,
+            partial(self.ack, topic, group),
+            give_back,
+            _held=held,
+            _now=lambda: self._elapsed_ms() / 1000,
+            _lasts_s=lasts_s,
+        )
 
     # --- messages ---------------------------------------------------------------------------------------------------------
 
@@ -214,12 +239,16 @@ class RocksMQ(MessageQueue):
                     # Each has to know until when to wait, or the next one takes what is left.
                     self._signals[topic, group].wake(None if state.due < due else 1)
                 self._read_ahead(found, ids[-1])
-                messages = self._cache.messages(found.log_id, ids)
+                new = state.count(ids)
+                counts = state.deliveries.of(ids)
+                is_exact = bool(new) and new[0] < state.exact_below
+                counted = self._count(found, group, at_once=is_exact)
+                messages = [] if counted else self._cache.messages(found.log_id, ids)
                 if len(messages) < len(ids):
-                    messages = await self._fetch(found, group, lease, ids)
-                if messages:  # else retention has come after the group
+                    messages = await self._fetch(found, group, lease, ids, counted)
+                if messages:  # else retention has come after the group, or the consumer was closed
                     found.delivered += len(messages)
-                    return messages
+                    return _with_counts(messages, counts) if counts else messages
             elif (left := until - monotonic()) > 0:  # not if it is no number, which no timer takes
                 left = min(left, max(state.due - now, 0.001), CHECK_S_MAX)
                 with suppress(TimeoutError):  # not `wait_for`: its task would come too late for what happens now
@@ -277,6 +306,9 @@ class RocksMQ(MessageQueue):
     async def close(self) -> None:
         """Write what was begun, and refuse all else; idempotent. The store is closed after it."""
         if not self._closed:
+            if self._counting is not None:
+                self._counting.cancel()
+                self._write_counts()
             self._flush()
             self._closed = True
             for signal in self._signals.values():
@@ -374,6 +406,7 @@ class RocksMQ(MessageQueue):
                     topic.produced, topic.delivered, topic.acked = old.produced, old.delivered, old.acked
                     for group in topic.groups.keys() & old.groups.keys():
                         topic.groups[group].take_over(old.groups[group], end_id=topic.end_id)
+                        self._count(topic, group, at_once=False)
             for signal in self._signals.values():
                 signal.wake()
 
@@ -395,6 +428,7 @@ class RocksMQ(MessageQueue):
                 stored.append((entry_key(topic.log_id, entry.last_position), data))
                 write.produced.append((topic, entry))
             write.changes |= topic.changes(now_ms)
+            self._uncounted.pop(topic, None)
         try:
             outcome = self._store.write_meta(write.changes, entries=stored, dropped=write.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
@@ -416,10 +450,53 @@ class RocksMQ(MessageQueue):
             for topic in {topic for topic, _ in write.produced}:
                 _tell_slow("produce", topic, write.began, admitted=write.admitted, written=written)
 
-    async def _fetch(self, found: Topic, group: str, lease: Lease, ids: Sequence[int]) -> list[ConsumerMessage]:
-        """Return the messages that a delivery holds; of more than fits into one answer, the first."""
+    def _count(self, found: Topic, group: str, *, at_once: bool) -> asyncio.Future[None] | None:
+        """Write how often messages were delivered: now, and return the write, or in `COUNTED_S`.
+
+        A message that ends its process each time it comes is to be found by its count. After a kill
+        the disk may lack what was delivered last. From the next opening on it has each delivery of
+        such a message before it is made.
+        """
+        found.changed_groups.add(group)
+        if at_once:
+            with suppress(StreamingNodeError):  # as on a full disk, where an acknowledgement makes room
+                self._store.check_admitted(makes_room=True)
+                return self._write().done(found, group)
+        self._uncounted[found] = None
+        if self._counting is None:
+            self._counting = asyncio.get_running_loop().call_later(COUNTED_S, self._write_counts)
+        return None
+
+    def _write_counts(self) -> None:
+        self._counting = None
+        topics, self._uncounted = self._uncounted, {}
+        if self._closed or self._openings != self._store.openings or not self._store.taking_writes:
+            return  # the topics are read again, and take over what is counted
+        with suppress(StreamingNodeError):
+            self._store.check_admitted(makes_room=True)
+            for topic in topics:
+                if self._topics.get(topic.name) is topic:
+                    self._write().topics[topic] = None
+
+    async def _fetch(
+        self,
+        found: Topic,
+        group: str,
+        lease: Lease,
+        ids: Sequence[int],
+        counted: asyncio.Future[None] | None,
+    ) -> list[ConsumerMessage]:
+        """Return the messages that a delivery holds, once it is counted.
+
+        Of more than fits into one answer, it returns the first.
+        """
         messages, size_bytes = list[ConsumerMessage](), 0
         try:
+            if counted is not None:
+                with suppress(StreamingNodeError):  # a disk that fails keeps nobody from reading
+                    await counted
+                if isinstance(lease[0], asyncio.Event) and lease[0].is_set():
+                    return []  # closed meanwhile, the consumer has given all of it back
             while len(messages) < len(ids) and size_bytes < CONSUME_BYTES_MAX:
                 if part := self._cache.messages(found.log_id, ids, len(messages)):
                     messages += part
@@ -434,13 +511,22 @@ class RocksMQ(MessageQueue):
             messages = []
             raise
         finally:
-            self._give_back(found.name, group, ids[len(messages) :], lease)
+            self._give_back(found.name, group, ids[len(messages) :], lease, undelivered=True)
         return messages
 
-    def _give_back(self, topic: str, group: str, ids: Sequence[int] | None, whose: object) -> None:
+    def _give_back(
+        self,
+        topic: str,
+        group: str,
+        ids: Sequence[int] | None,
+        whose: object,
+        *,
+        undelivered: bool = False,
+    ) -> None:
         """Have messages come again, None: all, in the group of now: a failed write or a seek may have come between."""
         if ids != [] and topic in self._topics and (state := self._topics[topic].groups.get(group)):
-            state.give_back(list(state.held) if ids is None else ids, whose)
+            given = list(state.held) if ids is None else ids
+            state.give_back(given, whose, undelivered=undelivered)
             self._wake(topic, group, 1)
 
     def _wake(self, topic: str, group: str, count: int | None = None) -> None:
@@ -483,6 +569,14 @@ class RocksMQ(MessageQueue):
                 if (taken := monotonic()) - began > SLOW_S:
                     _tell_slow("consume", found, began, turn=turn, taken=taken)
         return True
+
+
+def _with_counts(messages: Sequence[ConsumerMessage], counts: Sequence[int]) -> list[ConsumerMessage]:
+    """Return messages with how often each was delivered; those of the cache are for all groups."""
+    return [
+        message if count == 1 else msgspec.structs.replace(message, delivery_count=count)
+        for message, count in zip(messages, counts, strict=False)
+    ]
 
 
 def _tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:

@@ -6,6 +6,8 @@ Pure: no I/O, no clock. For one group a message is open, held or acknowledged:
             held -> open (its time is over, its consumer closed, it could not be read)
     any -> acknowledged (ack, or a seek beyond it); any -> open (a seek back)
 
+Each delivery of a message, which is `open -> held` and a consumer that gets it, is counted.
+
 The records in the state map are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/group/<topic>/<name>`, and
 `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what outlives topics.
 """
@@ -54,6 +56,18 @@ class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
     end_id: int
     crc32c: int = 0
     open_bytes: int = 0
+
+
+class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A group on disk: all below this id is acknowledged, and so are the ranges above it.
+
+    `deliveries` are runs of ids above it: the first, the one behind the last, and how often each
+    was delivered. Acknowledged ids in a run mean nothing.
+    """
+
+    current_id: int
+    acked: list[tuple[int, int]] = []
+    deliveries: list[tuple[int, int, int]] = []
 
 
 Lease = tuple[object, float]
@@ -170,10 +184,82 @@ class Topic:
         return f"{PREFIX}group/{self.name}/{group}"
 
 
+class Deliveries:
+    """How often each message of a group was delivered: a number for each range of ids. Pure.
+
+    At most `HELD_MAX` messages have a number above 0 and are not acknowledged: those that come
+    again come before new ones, so all of them were held when the last new one was delivered.
+    """
+
+    def __init__(self, runs: Iterable[tuple[int, int, int]] = ()) -> None:
+        self._starts = [-1]
+        """Where each range begins, the first below any id; it ends where the next one begins."""
+        self._counts = [0]
+        """Of each range; that of the first and of the last one is 0."""
+        for start, stop, count in runs:
+            self._add(start, stop, count)
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """The ranges that were delivered, as a record has them."""
+        ranges = zip(self._starts, self._starts[1:], self._counts, strict=False)
+        return [(start, stop, count) for start, stop, count in ranges if count]
+
+    def add(self, ids: Sequence[int]) -> None:
+        """Count a delivery of messages, whose ids ascend."""
+        if ids and ids[-1] - ids[0] == len(ids) - 1:
+            self._add(ids[0], ids[-1] + 1)
+            return
+        for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
+            found = [each for _, each in run]
+            self._add(found[0], found[-1] + 1)
+
+    def of(self, ids: Sequence[int]) -> list[int]:
+        """Return how often each of some messages was delivered; nothing for once each."""
+        low = bisect_right(self._starts, ids[0]) - 1
+        high = bisect_right(self._starts, ids[-1])
+        if set(self._counts[low:high]) == {1}:
+            return []
+        return [self._counts[bisect_right(self._starts, each) - 1] for each in ids]
+
+    def forget_below(self, message_id: int) -> None:
+        """Forget messages below an id, which are acknowledged."""
+        if len(self._starts) > 1 and self._starts[1] < message_id:
+            first = self._split(message_id)
+            self._starts[1:first] = []
+            self._counts[1:first] = []
+            self._join(1, 1)
+
+    def _add(self, start: int, stop: int, times: int = 1) -> None:
+        low = self._split(start)
+        high = self._split(stop)
+        self._counts[low:high] = [count + times for count in self._counts[low:high]]
+        self._join(low, high)
+
+    def _split(self, at: int) -> int:
+        """Have a range begin at an id, and return its index."""
+        index = bisect_left(self._starts, at)
+        if index == len(self._starts) or self._starts[index] != at:
+            self._starts.insert(index, at)
+            self._counts.insert(index, self._counts[index - 1])
+        return index
+
+    def _join(self, low: int, high: int) -> None:
+        """Make one of neighbours with the same number, where ranges `low` to `high` begin."""
+        for index in range(min(high, len(self._starts) - 1), max(low, 1) - 1, -1):
+            if self._counts[index] == self._counts[index - 1]:
+                del self._starts[index], self._counts[index]
+
+
 class Group:
     """One consumer group of one topic."""
 
-    def __init__(self, current_id: int, acked: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        current_id: int,
+        acked: Iterable[tuple[int, int]] = (),
+        deliveries: Iterable[tuple[int, int, int]] = (),
+    ) -> None:
         self._acked = [(0, current_id), *acked]
         """Ranges of ids, which do not touch, in ascending order; the first one is all below the first open message."""
         self.first_open = 0
@@ -181,6 +267,16 @@ class Group:
         self.held: dict[int, Lease] = {}
         self.due = math.inf
         """When to look for what comes again; perhaps too early."""
+        self.deliveries = Deliveries(deliveries)
+        self.counted_ahead = set[int]()
+        """Messages whose next delivery is counted: they were taken, and nobody got them."""
+        self.exact_below = 0
+        """Deliveries of messages below it are on the disk before they are made."""
+
+    def count_exactly(self) -> None:
+        """Count on the disk first what an earlier opening may have delivered without a record."""
+        acked_above = sum(stop - start for start, stop in self._acked[1:])
+        self.exact_below = self.floor + HELD_MAX + acked_above
 
     def take_over(self, before: "Group", *, end_id: int) -> None:
         """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
@@ -188,6 +284,9 @@ class Group:
             if self._acked[bisect_right(self._acked, each, key=_START) - 1][1] <= each <= end_id:
                 self.held[each] = lease
         self.due = before.due
+        self.deliveries = before.deliveries
+        self.deliveries.forget_below(self.floor)
+        self.counted_ahead = before.counted_ahead
 
     @property
     def floor(self) -> int:
@@ -195,9 +294,9 @@ class Group:
         return self._acked[0][1]
 
     @property
-    def record(self) -> tuple[int, list[tuple[int, int]]]:
-        """What is stored of it: all below this id is acknowledged, and so are the ranges above it."""
-        return self.floor, self._acked[1:]
+    def record(self) -> tuple[int, list[tuple[int, int]], list[tuple[int, int, int]]]:
+        """What is stored of it: the fields of a `GroupRecord`."""
+        return self.floor, self._acked[1:], self.deliveries.runs
 
     def lag(self, end_id: int) -> int:
         """Return how many messages are not acknowledged."""
@@ -224,12 +323,31 @@ class Group:
             self.first_open = ids[-1] + 1
         return ids
 
-    def give_back(self, ids: Iterable[int], whose: object) -> None:
-        """Have those messages come again that are held under this lease, or by this owner."""
+    def count(self, ids: Sequence[int]) -> Sequence[int]:
+        """Count a delivery of messages that were just taken; return those not counted before."""
+        if not self.counted_ahead.isdisjoint(ids):
+            new = [each for each in ids if each not in self.counted_ahead]
+            self.counted_ahead.difference_update(ids)
+            ids = new
+        self.deliveries.add(ids)
+        return ids
+
+    def give_back(self, ids: Iterable[int], whose: object, *, undelivered: bool = False) -> None:
+        """Have those messages come again that are held under this lease, or by this owner.
+
+        The next delivery of those that nobody got is counted already.
+        """
         for each in ids:
             if (lease := self.held.get(each)) is not None and (whose is lease or whose is lease[0]):
                 del self.held[each]
                 self.first_open = min(self.first_open, each)
+                if undelivered:
+                    self.counted_ahead.add(each)
+
+    def held_by(self, owner: object, ids: Iterable[int], *, until: float) -> list[int]:
+        """Return which of these messages an owner holds, and longer than until then."""
+        leases = [(each, self.held.get(each)) for each in ids]
+        return [each for each, lease in leases if lease and lease[0] is owner and lease[1] > until]
 
     def expire(self, now: float) -> None:
         """Have what was held for too long come again."""
@@ -265,6 +383,8 @@ class Group:
                 f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
             )
         self._acked = acked
+        self.deliveries.forget_below(self.floor)
+        self.counted_ahead.difference_update(ids)
         for each in ids:
             self.held.pop(each, None)
         return held_before - len(self.held)
@@ -282,7 +402,10 @@ def decode_records(records: Mapping[str, bytes]) -> tuple[tuple[int, int], dict[
     for key in sorted(records, key=lambda key: (key.startswith(f"{PREFIX}group/"), key)):  # pages, topics, then groups
         (kind, *names), value = key.removeprefix(PREFIX).split("/"), records[key]
         if kind == "group":
-            topics[names[0]].groups[names[1]] = Group(*decode(value, type=tuple[int, list[tuple[int, int]]]))
+            stored = decode(value, type=GroupRecord)
+            group = Group(stored.current_id, stored.acked, stored.deliveries)
+            group.count_exactly()
+            topics[names[0]].groups[names[1]] = group
         elif kind == "ids":
             ids = decode(value, type=tuple[int, int])
         elif kind == "page":

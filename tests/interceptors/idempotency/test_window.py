@@ -283,3 +283,116 @@ def test_places_keep_nothing_of_clients_whose_writes_nobody_sends_any_more() -> 
     for client_id in range(CLIENT_PRODUCER_IDS, CLIENT_PRODUCER_IDS + 20):
         places.hold(Place(ProducerStamp(client_id, 1, 3)))
     assert (len(places), len(places._last)) == (0, kept)
+
+
+# --- held writes, one after the other: in the machine above the next step mostly hides what one does wrong -----------
+
+
+@pytest.mark.parametrize("how", ["by age", "by number", "as settled"])
+def test_the_floor_stays_where_it_is_when_a_write_that_was_held_is_forgotten(how: str) -> None:
+    """Else the one above it, forgotten before, is written again."""
+    places, producer_id = Places(), CLIENT_PRODUCER_IDS if how == "as settled" else 1
+    limits = ProducerLimits(results_per_producer_max=2, results_max=4, results_age_s=60)
+    window = Window(limits, held=places)
+    stamps = [ProducerStamp(producer_id, 1, sequence) for sequence in range(1, 5)]
+    window.fence(producer_id, 1)
+    place = places.hold(Place(stamps[0]))
+    for number, stamp in enumerate(stamps):
+        window.add(stamp, result_at(number, tick=add_ms(FIRST_TICK, 90_000 * bool(number))))
+    if how == "as settled":
+        window.settle(producer_id, 3)
+    assert window.find(stamps[0]) == result_at(0, tick=FIRST_TICK)
+    del place
+    if how == "by number":
+        for sequence in (1, 2):
+            window.add(ProducerStamp(2, 1, sequence), result_at(sequence))
+    else:
+        window.settle(producer_id, 1)  # that of an older frame, which comes late
+        window.freeze(add_ms(FIRST_TICK, 90_001), now_ms=0)
+    for stamp in stamps[:2]:
+        with pytest.raises(SequenceTooOld):
+            window.find(stamp)
+    assert [window.find(stamp) is not None for stamp in stamps[2:]] == [True, True]
+
+
+def test_a_held_write_is_not_forgotten_by_age_here_nor_over_a_reopening() -> None:
+    places, client_id = Places(), CLIENT_PRODUCER_IDS
+    window = Window(ProducerLimits(results_age_s=60), held=places)
+    stamps = [ProducerStamp(of, 1, sequence) for of in (1, client_id) for sequence in (1, 2)]
+    held = [places.hold(Place(stamps[0])), places.hold(Place(stamps[2]))]
+    window.fence(1, 1)
+    for number, stamp in enumerate(stamps):
+        window.add(stamp, result_at(number, tick=FIRST_TICK))
+    much_later = add_ms(FIRST_TICK, 2 * CLIENT_AGE_MS)
+    window.freeze(much_later, now_ms=1)  # a client's time begins when a cut first finds it quiet
+    saved = encode_window(window.freeze(much_later, now_ms=1 + CLIENT_AGE_MS))
+    rebuilt = decode_window(saved, MemoryMessageId, held=places.writes())
+    for each in (window, rebuilt):
+        assert [each.find(stamp) for stamp in (stamps[0], stamps[2])] == [
+            result_at(0, tick=FIRST_TICK),
+            result_at(2, tick=FIRST_TICK),
+        ]
+        with pytest.raises(SequenceTooOld):
+            each.find(stamps[1])
+    del held
+    window.freeze(much_later, now_ms=1 + CLIENT_AGE_MS)
+    assert client_id not in window.producers
+    with pytest.raises(SequenceTooOld):
+        window.find(stamps[0])
+
+
+def test_nothing_lowers_a_floor() -> None:
+    window = Window()
+    for sequence in (3, 5, 6):
+        window.add(ProducerStamp(CLIENT_PRODUCER_IDS, 2, sequence), result_at(sequence))
+    window.settle(CLIENT_PRODUCER_IDS, 6)
+    known = window.producers[CLIENT_PRODUCER_IDS]
+    assert known.floor == 5
+    window.settle(CLIENT_PRODUCER_IDS, 2)
+    window.add(ProducerStamp(CLIENT_PRODUCER_IDS, 1, 7), result_at(7))
+    assert (known.floor, known.epoch, known.sequences) == (5, 2, [6, 7])
+    window.fence(CLIENT_PRODUCER_IDS, 1)
+    assert known.epoch == 2
+    window.add(ProducerStamp(CLIENT_PRODUCER_IDS, 2, 4), result_at(4))
+    assert (known.floor, known.sequences) == (5, [6, 7])
+    saved = encode_window(window.freeze(add_ms(FIRST_TICK, 9), now_ms=0))
+    assert decode_window(saved, MemoryMessageId).producers[CLIENT_PRODUCER_IDS].floor == 5
+
+
+def test_a_window_that_is_opened_with_room_for_less_takes_no_write_that_it_forgets() -> None:
+    window = Window(ProducerLimits(results_per_producer_max=4))
+    window.fence(1, 1)
+    for sequence in range(1, 5):
+        window.add(ProducerStamp(1, 1, sequence), result_at(sequence))
+    saved = encode_window(window.freeze(add_ms(FIRST_TICK, 9), now_ms=0))
+    smaller = decode_window(saved, MemoryMessageId, ProducerLimits(results_per_producer_max=2))
+    for sequence in (1, 2):
+        with pytest.raises(SequenceTooOld):
+            smaller.find(ProducerStamp(1, 1, sequence))
+    assert smaller.find(ProducerStamp(1, 1, 3)) == result_at(3)
+
+
+def test_a_held_write_that_comes_when_all_above_it_is_forgotten_is_remembered() -> None:
+    places = Places()
+    window = Window(ProducerLimits(results_per_producer_max=1), held=places)
+    window.fence(1, 1)
+    place = places.hold(Place(ProducerStamp(1, 1, 1)))
+    for sequence in (2, 3):
+        window.add(ProducerStamp(1, 1, sequence), result_at(sequence))
+    assert window.find(place.stamp) is None
+    window.add(place.stamp, result_at(1))
+    assert window.find(place.stamp) == result_at(1)
+
+
+def test_what_is_held_pushes_out_no_newer_result() -> None:
+    places = Places()
+    window = Window(ProducerLimits(results_max=2), held=places)
+    held = [places.hold(Place(ProducerStamp(1, 1, sequence))) for sequence in (1, 2)]
+    newer = [ProducerStamp(2, 1, sequence) for sequence in (1, 2)]
+    for number, stamp in enumerate([*(place.stamp for place in held), *newer]):
+        window.add(stamp, result_at(number))
+    assert [window.find(stamp) for stamp in newer] == [result_at(2), result_at(3)]
+    window.add(ProducerStamp(2, 1, 3), result_at(4))
+    assert window.results == 4
+    with pytest.raises(SequenceTooOld):
+        window.find(newer[0])

@@ -199,6 +199,29 @@ async def test_writes_that_wait_behind_those_in_doubt_are_kept_at_once(tmp_path:
         assert sorted(await keys_in_log(served.owner)) == [*range(1 + COMPANY_MIN), *range(30, 50)]
 
 
+async def test_writes_of_one_client_that_wait_at_the_loss_take_place_in_the_order_of_their_calls(
+    tmp_path: Path,
+) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        served.proxy.stop(Way.TO_NODE)
+        sent = []
+        for keys in (range(1), range(1, 1 + COMPANY_MIN)):  # a frame each
+            sent += [asyncio.ensure_future(client.insert("c", rows(key))) for key in keys]
+            for _ in range(5):
+                await asyncio.sleep(0)
+        waiting = [asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}])) for number in range(20)]
+        await asyncio.sleep(0)
+        await lose(client, served.proxy)
+        behind = [
+            asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}])) for number in range(20, 25)
+        ]
+        assert all(result.spooled for result in await asyncio.gather(*waiting, *behind))
+        served.proxy.go_on()
+        await come_back(client, served.proxy)
+        await asyncio.gather(*sent)
+        assert await versions(served.owner, 99) == [*range(25)]
+
+
 async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss_is_answered(tmp_path: Path) -> None:
     sent: list[int] = []
 

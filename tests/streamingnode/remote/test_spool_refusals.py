@@ -32,8 +32,9 @@ from tests.streamingnode.remote.nodes import (
     node_behind_proxy,
     rows,
 )
-from tests.streamingnode.remote.proxy import Way, until
-from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, spool_of
+from tests.streamingnode.remote.proxy import Way, kinds, until
+from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, some_rows, spool_of
+from wal.frames import FrameKind
 from wal.headers import MessageType
 from wal.rocksmq import topic
 from wal.rocksmq.queue import RocksMQ
@@ -321,6 +322,35 @@ async def test_a_spool_goes_on_when_its_producer_was_deleted(tmp_path: Path) -> 
             (name,) = [each for each in served.owner._backend.channel.producers._records if each.startswith("spool-")]  # type: ignore[attr-defined]
             assert await served.owner.delete_producer(name)
         assert await keys_in_log(served.owner) == [0, 1]
+
+
+@pytest.mark.parametrize("kept, by_another, letters", [(1, False, 0), (3, False, 0), (1, True, 1)])
+async def test_what_the_log_has_and_the_node_has_forgotten_is_no_dead_letter(
+    tmp_path: Path, kept: int, by_another: bool, letters: int
+) -> None:
+    """Unless somebody else had the spool's producer: then the last in the log may be another's write."""
+    settings: dict[str, Any] = {"producers.results_age_s": 0.001}
+    async with node_behind_proxy(tmp_path / "node", **settings) as served:
+        async with served.client(spool=tmp_path / "spool", give_up_s=0.05) as client:
+            await lose(client, served.proxy)
+            for key in range(kept):
+                assert (await client.insert("c", rows(key))).spooled
+            served.proxy.on_frame = kinds(FrameKind.RESULTS)
+            served.proxy.is_refusing = False
+            await some_rows(served.owner)
+        served.proxy.on_frame = lambda _: True
+        await served.owner.insert("c", rows(100))
+        await served.owner.flush()
+        if by_another:
+            producers = served.owner._backend.channel.producers  # type: ignore[attr-defined]
+            (name,) = [each for each in producers._records if each.startswith("spool-")]
+            await served.owner.producer(name)
+        async with served.client(spool=tmp_path / "spool") as client:
+            assert spool_of(client).frames == kept
+            await in_state(client, "direct")
+            assert spool_of(client).dead_letters == letters
+            assert spool_of(client).frames == 0
+        assert sorted(await keys_in_log(served.owner)) == [*range(kept), 100]
 
 
 @pytest.mark.may_block

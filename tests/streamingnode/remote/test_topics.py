@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import UserList, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ from tests.parts_of import parts_of
 from tests.streamingnode.remote.client_cases import SOON_S
 from tests.streamingnode.remote.nodes import Served, node_behind_proxy
 from tests.streamingnode.remote.proxy import Passing, Way, until
+from tests.wal.rocksmq.queues import Clock
 from wal.errors import (
     AlreadyExists,
     GroupNotFound,
@@ -35,8 +36,9 @@ from wal.errors import (
     Truncated,
 )
 from wal.frames import FrameKind
-from wal.rocksmq.contract import MessageQueue
+from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.rocksmq.queue import RocksMQ
 
 pytestmark = pytest.mark.anyio
 
@@ -216,6 +218,87 @@ async def test_a_consumer_goes_on_over_the_next_connection(served: Served, clien
     await consumer.ack([found[0].message_id])
     assert (await served.owner.mq.info())["t"].groups["g"].lag == 0
     await consumer.close()
+
+
+async def iterated(served: Served, client: Node, clock: Clock) -> tuple[Consumer, AsyncIterator[ConsumerMessage]]:
+    """Stop the time, and return a consumer that has seven messages and is at the fourth."""
+    assert isinstance(served.owner.mq, RocksMQ)
+    served.owner.mq._elapsed_ms = clock
+    await served.owner.mq.produce("t", [b"%d" % number for number in range(7)])
+    consumer = await client.mq.register_consumer("t", "g", ack_timeout_s=10)
+    consumer._now = lambda: clock() / 1000
+    iteration = aiter(consumer)
+    for number in range(4):  # it takes one, two and four
+        message = await anext(iteration)
+        assert message.payload == b"%d" % number
+        await consumer.ack([message.message_id])
+    return consumer, iteration
+
+
+async def test_an_iterating_client_passes_over_what_it_has_held_too_long(served: Served, client: Node) -> None:
+    clock = Clock()
+    _, iteration = await iterated(served, client, clock)
+    clock.ms += 10_000
+    assert payloads(await served.owner.mq.consume("t", "g", 9)) == [b"4", b"5", b"6"]
+    await served.owner.mq.produce("t", [b"7"])
+    async with asyncio.timeout(SOON_S):
+        assert (await anext(iteration)).payload == b"7"
+
+
+async def test_an_iterating_client_passes_over_what_a_lost_connection_gave_to_others(
+    served: Served, client: Node
+) -> None:
+    clock = Clock()
+    consumer, iteration = await iterated(served, client, clock)
+    served.proxy.cut()
+    async with asyncio.timeout(SOON_S):
+        found = await served.owner.mq.consume("t", "g", 9, wait_s=SOON_S)
+        while len(found) < 3:
+            found += await served.owner.mq.consume("t", "g", 9, wait_s=SOON_S)
+    assert payloads(found) == [b"4", b"5", b"6"]
+    assert await consumer.held([message.message_id for message in found]) == []
+    await served.owner.mq.produce("t", [b"7"])
+    clock.ms += 100  # what it was told is relied on for less
+    async with asyncio.timeout(SOON_S):
+        assert (await anext(iteration)).payload == b"7"
+
+
+async def test_an_iterating_client_asks_its_node_no_more_than_ten_times_a_second(
+    served: Served, client: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, clock = list[int](), Clock()
+    held = topics.ClientTopics.held
+
+    async def counted(self: topics.ClientTopics, *arguments: Any, **named: Any) -> Sequence[int]:
+        asked.append(clock.ms)
+        return await held(self, *arguments, **named)
+
+    monkeypatch.setattr(topics.ClientTopics, "held", counted)
+    consumer, iteration = await iterated(served, client, clock)
+    assert not asked
+    for number in range(4, 7):
+        clock.ms += 60
+        message = await anext(iteration)
+        assert message.payload == b"%d" % number
+        await consumer.ack([message.message_id])
+    assert asked == [clock.ms - 60]
+
+
+async def test_how_often_a_message_was_delivered_crosses_the_connection(node: Node) -> None:
+    ids = await node.mq.produce("t", [b"0", b"1"])
+    async with await node.mq.register_consumer("t", "g") as consumer:
+        for time in (1, 2, 3):
+            assert [message.delivery_count for message in await consumer.consume(1)] == [time]
+            assert await consumer.held(ids) == [ids[0]]
+            await consumer.give_back([ids[0]])
+            assert await consumer.held(ids) == []
+        assert [message.delivery_count for message in await consumer.consume(2)] == [4, 1]
+        await consumer.give_back(ids)
+        assert await consumer.held(ids) == []
+        for call in (consumer.held, consumer.give_back):
+            for wrong in (5, ["there"], [[1]]):
+                with pytest.raises(InvalidArgument, match="pass a list"):
+                    await call(wrong)  # type: ignore[arg-type]
 
 
 async def test_a_cancelled_wait_ends_at_the_node(served: Served, client: Node) -> None:

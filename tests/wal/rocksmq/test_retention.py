@@ -213,3 +213,33 @@ async def test_messages_of_no_bytes_are_given_up_as_others_are(tmp_path: Path) -
         await mq.ack("t", "g", ids)
         await mq.retain()
         assert (await mq.info())["t"].begin_id == ids[-1] + 1
+
+
+@pytest.mark.parametrize("ends", ["group gone", "group gone and node opened again", "group back at its end"])
+async def test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(tmp_path: Path, ends: str) -> None:
+    """A topic without groups keeps everything; and a page's time begins when it is acknowledged again."""
+    clock, options = Clock(), MqOptions(page_bytes=10, retention_s=10, retention_bytes=None)
+    async with opened(tmp_path / "node", clock, options) as mq:
+        ids = await filled(mq)
+        await mq.ack("t", "g", ids)
+        await mq.retain()  # closes the last page, too
+        assert (await mq.info())["t"].acked_pages == 50
+        clock.ms += 9_000
+        await mq.seek("t", "g", ids[50])
+        assert (await mq.info())["t"].acked_pages == 25
+        if ends == "group back at its end":
+            await mq.seek_to_latest("t", "g")
+        else:
+            await mq.destroy_consumer_group("t", "g")
+        if ends == "group gone":
+            clock.ms += 1_000
+            await mq.retain()
+            assert (await mq.info())["t"].begin_id == ids[50]
+    async with opened(tmp_path / "node", clock, options) as mq:
+        clock.ms += 1_000
+        await mq.retain()
+        assert (await mq.info())["t"].begin_id == ids[50]
+        clock.ms += 9_000
+        await mq.retain()
+        left = 100 if ends == "group back at its end" else 50
+        assert (await mq.info())["t"].begin_id == ids[0] + left

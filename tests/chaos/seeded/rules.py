@@ -1,0 +1,76 @@
+"""Bugs of one line that the simulation does not show; each has a test where its rule alone decides.
+
+A history hides them: the next write raises a floor that went down. Topics and spools are not in the
+simulation.
+"""
+
+from typing import Any
+
+import msgspec
+
+from interceptors.errors import SequenceTooOld
+from interceptors.window import KnownProducer, Window
+from streamingnode.remote.spool import SpoolingBackend
+from tests.chaos.seeded.bug import Right, SeededBug
+from wal.packer import Packer
+from wal.rocksmq.topic import Topic
+
+
+def _floor_goes_down(right: Right) -> Right:
+    """What is forgotten may lie below what was forgotten before."""
+
+    def forget(window: Window, known: KnownProducer, sequence: int) -> None:
+        right(window, known, sequence)
+        known.floor = sequence
+
+    return forget
+
+
+def _held_goes_by_age(right: Right) -> Right:
+    def freeze(window: Window, *arguments: Any, **options: Any) -> Window:
+        held, window.held = window.held, frozenset()
+        try:
+            frozen: Window = right(window, *arguments, **options)
+        finally:
+            window.held = held
+        return frozen
+
+    return freeze
+
+
+def _page_keeps_its_time(right: Right) -> Right:
+    """A page that a group went back to is still marked as acknowledged."""
+
+    def settle(topic: Topic, now_ms: int) -> None:
+        before = [page.acked_ms for page in topic.pages]
+        right(topic, now_ms)
+        for page, acked_ms in zip(topic.pages, before, strict=True):
+            if acked_ms and not page.acked_ms:
+                page.acked_ms = acked_ms
+                topic._changes[topic._page_key(page)] = msgspec.msgpack.encode(page)
+
+    return settle
+
+
+def _handed_over_backwards(_right: Right) -> Right:
+    def hand_over(packer: Packer, other: Packer) -> None:
+        while packer._waiting:
+            other.come_again(packer._waiting.popleft())
+
+    return hand_over
+
+
+def _too_old_is_refused(right: Right) -> Right:
+    """Of a write that the log may have, the node's answer is taken for a no."""
+
+    def is_final(backend: SpoolingBackend, error: Exception, sequence: int) -> Any:
+        return isinstance(error, SequenceTooOld) or right(backend, error, sequence)
+
+    return is_final
+
+
+FLOOR_GOES_DOWN = SeededBug("a window's floor goes down", Window, "_forget", _floor_goes_down)
+HELD_GOES_BY_AGE = SeededBug("a held write goes by age", Window, "freeze", _held_goes_by_age)
+PAGE_KEEPS_ITS_TIME = SeededBug("an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time)
+HANDED_OVER_BACKWARDS = SeededBug("handed over backwards", Packer, "hand_over", _handed_over_backwards)
+TOO_OLD_IS_REFUSED = SeededBug("too old is a dead letter", SpoolingBackend, "_is_final", _too_old_is_refused)
