@@ -109,6 +109,7 @@ NUMBERS = {
     "docs/protocol": [
         f"`HELLO`, within {server.HELLO_S_MAX:g} seconds",
         f"when {server.CALLS_MAX:,} of the connection are under way",
+        f"before did not end within {server.SETTLE_S_MAX:g} seconds",
         f"at most {GROUPS_MAX:,} groups, {PIECES_MAX:,} targets",
         f"silent for {server.SILENT_S_MAX:g} seconds, or a node for {NODE_SILENT_S_MAX:g}",
         f"by `PING` before, every {PING_S:g} seconds",

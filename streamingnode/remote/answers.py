@@ -302,6 +302,12 @@ class ClientWrites:
             raise ProtocolError("a body with rows of another shard")
         return MutableMessage(kind, unstamped, vchannel, payload, txn_id)
 
+    def take_over(self, before: "ClientWrites") -> None:
+        """Go on with the transactions of the connection that this one replaces."""
+        transactions = self._shared.transactions
+        for txn_id in [txn_id for txn_id, client in transactions.items() if client is before]:
+            transactions[txn_id] = self
+
     def lost(self) -> None:
         """Roll back the transactions that are open: the client is gone. Its writes go on, but for those without room."""
         if self._joining is not None:

@@ -104,6 +104,8 @@ class Link:
         self.welcome: Welcome
         self.connections = 0
         """How many there have been: what belongs to one has ended with it."""
+        self._attempts = 0
+        """How many hellos were sent, answered or not."""
         self.on_state: Callable[[LinkState], None] = lambda _: None
         """Told of each state, before anything is sent in it, and when the node leaves."""
         self._on_catalog = on_catalog
@@ -207,7 +209,9 @@ class Link:
                 else:
                     tls = (options.tls or ssl.create_default_context()) if address.tls else None
                     await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
-                connection.send(FrameKind.HELLO, 0, calls.Hello(VERSIONS, self.client_id, options.name, token))
+                self._attempts += 1
+                hello = calls.Hello(VERSIONS, self.client_id, options.name, token, self._attempts)
+                connection.send(FrameKind.HELLO, 0, hello)
                 await self._welcomed
         except BaseException as error:
             await self._close_connection()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
@@ -28,7 +27,7 @@ from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireTarget, checked_rows
 from streamingnode.statistics import NodeStatistics
-from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError, shown
+from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError, shown
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
@@ -58,6 +57,8 @@ Authenticate = Callable[[calls.Hello, Connection], Rights]
 """Say what who connects may do. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
+SETTLE_S_MAX = 5.0
+"""How long a client that connects again waits for its calls of before; then it is refused."""
 LOOK_PAUSE_S = 0.02
 """Between two looks for collections that clients are to hear of, or whether they still wait for answers."""
 SILENT_S_MAX, SILENCE_LOOK_S = 60.0, 5.0
@@ -91,6 +92,11 @@ class Session:
         self.rights: Rights | None = None
         """None before the hello; so there are no writes."""
         self._writes: ClientWrites
+        self._hello: calls.Hello
+        self.ended: asyncio.Task[None] | None = None
+        """Of a connection that is lost: done when none of its calls can have an effect any more."""
+        self._before: asyncio.Task[None] | None = None
+        """The same of the connection that this one replaces."""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._calls_bytes = 0
         self._streams: dict[int, Stream] = {}
@@ -112,7 +118,7 @@ class Session:
         self._is_one_too_many = len(sessions) > connections_max or of_host * ADDRESS_SHARE > connections_max
 
     def _on_frame(self, frame: Frame) -> None:
-        if self.rights is None:
+        if not self.connection.has_agreed:
             self._on_hello(frame)
             return
         match frame.kind:
@@ -136,6 +142,8 @@ class Session:
                 pass  # of a later version; the length was checked, and the frame is skipped
 
     def _on_hello(self, frame: Frame) -> None:
+        if self.rights is not None:
+            raise ProtocolError(f"a frame of kind {frame.kind} before the welcome")
         if frame.kind != FrameKind.HELLO:
             raise ProtocolError(f"a frame of kind {frame.kind} before the hello")
         hello: calls.Hello = frame.value(calls.Hello)
@@ -150,21 +158,63 @@ class Session:
             if not CLIENT_PRODUCER_IDS <= hello.client_id < 1 << 63:
                 raise ProtocolError(f"{hello.client_id} is no client id")
             rights = self._authenticate(hello, self.connection)
+            before = self._server.clients.get(hello.client_id)
+            if before is not None:
+                before.check_next(hello, rights)
         except StreamingNodeError as error:
             _audit.warning("client_refused", code=error.code, client=shown(hello.name), address=self.host)
             self._refuse(0, error)
             self.connection.close()
             return
         _audit.info("client_connected", client=shown(rights.name), address=self.host)
-        self.rights, self._writes = rights, ClientWrites(self._shared, self.connection, hello.client_id, rights)
-        if (before := self._server.clients.get(hello.client_id)) is not None and before.rights == rights:
-            before.let_go()
+        self.rights = rights
+        self._hello = hello
+        self._writes = ClientWrites(self._shared, self.connection, hello.client_id, rights)
         self._server.clients[hello.client_id] = self
-        node, settings = self._backend, {each.key: each.value for each in self._backend.config.origins()}
-        welcome = calls.Welcome(max(versions), node.node_id, node.path, node.wal_name, WRITE_BYTES_MAX, settings)
+        if before is None:
+            self._welcome(max(versions))
+            return
+        self._writes.take_over(before._writes)  # noqa: SLF001 - another session
+        before.connection.abort(OnShutdown("its client has connected again"))
+        before.lost(None)
+        self._before = before.ended
+        self._shared.work(self._welcome_later(max(versions)))
+
+    def check_next(self, hello: calls.Hello, rights: Rights) -> None:
+        """Raise unless this is a later hello of the client that this session is of."""
+        if rights != self.rights:
+            raise AccessDenied("a client with another token is connected by this client id — connect by your own")
+        if 0 < hello.connection <= self._hello.connection:
+            raise ProtocolError(
+                f"the hello of connection {hello.connection} came after that of connection "
+                f"{self._hello.connection} — say it over a new connection"
+            )
+
+    def _welcome(self, version: int) -> None:
+        node = self._backend
+        settings = {each.key: each.value for each in node.config.origins()}
+        of_node = node.node_id, node.path, node.wal_name
+        welcome = calls.Welcome(version, *of_node, WRITE_BYTES_MAX, settings)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
         self._shared.work(self.send_catalog())
+
+    async def _welcome_later(self, version: int) -> None:
+        """Welcome the client once nothing of its connection before can take place any more.
+
+        It sends again what was not answered, and goes on: a call of before that took place after that
+        would undo what it did since.
+        """
+        assert self._before is not None, "it was asked to end"
+        await asyncio.wait([self._before], timeout=SETTLE_S_MAX)
+        if not self.connection.is_open:
+            return
+        if self._before.done():
+            self._welcome(version)
+            return
+        why = "calls of this client's last connection have not ended yet — connect again"
+        self._refuse(0, Overloaded(why))
+        self.connection.close()
 
     async def send_catalog(self) -> None:
         """Tell the client which collections there are."""
@@ -182,23 +232,28 @@ class Session:
         endless = self._streams.keys() | self._topics.waiting
         return bool(self._calls.keys() - endless) or (self.rights is not None and self._writes.is_busy)
 
-    def let_go(self) -> None:
-        """Give back what the client goes on with over another connection: it has lost this one, unheard of here."""
-        for number in self._streams.keys() | self._topics.waiting:
-            self._calls[number].cancel()
-        self._shared.work(self._topics.close())
-
     def lost(self, error: Exception | None) -> None:
-        """End what the client has under way: nobody would hear of it."""
+        """End what the client has under way: nobody would hear of it. Idempotent; see `ended`."""
+        if self.ended is not None:
+            return
         if isinstance(error, (ProtocolError, Unauthenticated)):
             _audit.warning("connection_refused", address=self.host, error=shown(str(error)))
         self._server.sessions.discard(self)
         for task in list(self._calls.values()):
             task.cancel()
         self._held.clear()
-        self._shared.work(self._topics.close())
         if self.rights is not None:
             self._writes.lost()
+        self.ended = self._shared.work(self._end())
+
+    async def _end(self) -> None:
+        """Return when no call of this connection or of those before it can have an effect any more."""
+        await self._topics.close()
+        before = () if self._before is None else (self._before,)
+        if pending := [*self._calls.values(), *before]:
+            await asyncio.wait(pending)
+        if self.rights is not None and self._server.clients.get(self._hello.client_id) is self:
+            del self._server.clients[self._hello.client_id]
 
     # --- calls ----------------------------------------------------------------------------------------------------------
 
@@ -357,8 +412,8 @@ class Server:
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
         self.shared, self.connections_max = Shared(backend), connections_max
         self.sessions: set[Session] = set()
-        self.clients = WeakValueDictionary[int, Session]()
-        """The last session of each, by its id."""
+        self.clients: dict[int, Session] = {}
+        """The last session of each, by its id, until its calls have ended."""
         self._listeners: list[asyncio.AbstractServer] = []
         self._watching = Supervisor(lambda failure: _log.error("server_task_failed", error=repr(failure)))
         self._watching.spawn(self._tell_catalog())
@@ -409,7 +464,7 @@ class Server:
         while True:
             if told != (now := (self.shared.backend.catalog, self.shared.backend.catalog.version)):
                 told = now
-                for session in [each for each in self.sessions if each.rights is not None]:
+                for session in [each for each in self.sessions if each.connection.has_agreed]:
                     self.shared.work(session.send_catalog())
             await asyncio.sleep(LOOK_PAUSE_S)
 
