@@ -337,6 +337,8 @@ class Link:
             del self._sent[number]
 
     def _transmit(self, sent: _Sent) -> None:
+        if sent.ended.done():  # its caller was told, and has not run since: the node may have forgotten it
+            return
         if self.state is LinkState.READY and self._connection is not None and self._connection.is_open:
             sent.times += 1
             self._connection.send_encoded(sent.parts)
