@@ -388,6 +388,8 @@ class Link:
                 self._on_results(frame)
             case FrameKind.MESSAGES | FrameKind.OPENED | FrameKind.ERROR if frame.number in self._streams:
                 self._streams[frame.number](frame)
+            case FrameKind.ERROR if not frame.number:  # of the connection, which ends
+                connection.abort(frame.value(WireError).error())
             case FrameKind.REPLY | FrameKind.ERROR:
                 self._on_reply(frame)
             case FrameKind.LEAVING:

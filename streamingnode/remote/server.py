@@ -23,6 +23,7 @@ from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote import calls
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
 from streamingnode.remote.connection import Connection
+from streamingnode.remote.room import CLIENTS_BYTES_MAX, Room, sent_bytes_each
 from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireTarget, checked_rows
@@ -57,6 +58,8 @@ Authenticate = Callable[[calls.Hello, Connection], Rights]
 """Say what who connects may do. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
+ROOM_S_MAX = 5.0
+"""How long a connection waits for room before the one that holds most is ended."""
 SETTLE_S_MAX = 5.0
 """How long a client that connects again waits for its calls of before; then it is refused."""
 LOOK_PAUSE_S = 0.02
@@ -85,7 +88,12 @@ class Session:
         self._server, self._shared, self._backend = server, server.shared, server.shared.backend
         self._authenticate, self._loop = authenticate, asyncio.get_running_loop()
         self.connection = Connection(
-            self._on_frame, self.lost, parts_bytes_max=PARTS_BYTES_MAX, on_made=self._made, is_node=True
+            self._on_frame,
+            self.lost,
+            parts_bytes_max=PARTS_BYTES_MAX,
+            on_made=self._made,
+            is_node=True,
+            room=server.room,
         )
         self._is_one_too_many, self.host = False, ""
         self.began_at = self._loop.time()
@@ -98,7 +106,6 @@ class Session:
         self._before: asyncio.Task[None] | None = None
         """The same of the connection that this one replaces."""
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._calls_bytes = 0
         self._streams: dict[int, Stream] = {}
         self._held: dict[int, Place] = {}
         """The places of writes that the client has begun and not sent."""
@@ -112,6 +119,7 @@ class Session:
     def _made(self) -> None:
         sessions, connections_max = self._server.sessions, self._server.connections_max
         sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
+        self._server.share_out(self)
         peer = self.connection.peer("peername")
         self.host = str(peer[0]) if isinstance(peer, tuple) else ""  # none at the node's own socket
         of_host = sum(session.host == self.host for session in sessions) if self.host else 0
@@ -216,6 +224,17 @@ class Session:
         self._refuse(0, Overloaded(why))
         self.connection.close()
 
+    def check_alive(self) -> None:
+        """Raise `ProtocolError` for a silent client, `Unauthenticated` for an expired token."""
+        limit_s = HELLO_S_MAX if self.rights is None else SILENT_S_MAX
+        since = self.began_at if self.rights is None else self.connection.received_at
+        if self.connection.share.is_waiting:
+            self.connection.send(FrameKind.PONG)  # a sign of life: no ping is read meanwhile
+        elif self._loop.time() - since > limit_s:
+            raise ProtocolError(f"nothing came for {limit_s:g} s")
+        if self.rights is not None:
+            self.rights.check_time()
+
     async def send_catalog(self) -> None:
         """Tell the client which collections there are."""
         async with self._telling:  # an older one must not come last
@@ -239,6 +258,7 @@ class Session:
         if isinstance(error, (ProtocolError, Unauthenticated)):
             _audit.warning("connection_refused", address=self.host, error=shown(str(error)))
         self._server.sessions.discard(self)
+        self._server.share_out()
         for task in list(self._calls.values()):
             task.cancel()
         self._held.clear()
@@ -262,16 +282,17 @@ class Session:
         if number in self._calls or not number:
             raise ProtocolError(f"a second call {number}")
         size_bytes = len(frame.payload)
-        if len(self._calls) >= CALLS_MAX or self._calls_bytes + size_bytes > CALLS_BYTES_MAX:
+        share = self.connection.share
+        if len(self._calls) >= CALLS_MAX or share.calls_bytes + size_bytes > CALLS_BYTES_MAX:
             self._refuse(number, Overloaded("too many calls of one connection are under way — wait for some of them"))
             return
         task = self._loop.create_task(self._run(number, name, frame.payload))
         self._calls[number] = task
-        self._calls_bytes += size_bytes
+        share.hold_call(size_bytes)
 
         def ended(_: "asyncio.Task[None]") -> None:
             self._calls.pop(number, None)
-            self._calls_bytes -= size_bytes
+            share.hold_call(-size_bytes)
 
         task.add_done_callback(ended)
 
@@ -279,7 +300,9 @@ class Session:
         try:
             if (call := calls.CALLS.get(name)) is None:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
-            reply = await self._call(number, call, calls.decode(payload, call.request))
+            request = calls.decode(payload, call.request)
+            payload = b""  # or a stream would hold it as long as it is open
+            reply = await self._call(number, call, request)
             encoded = await to_thread.run_sync(calls.encode, reply) if call.reply is pa.Table else calls.encode(reply)
             await self.connection.send_long(FrameKind.REPLY, number, encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
@@ -352,6 +375,11 @@ class Session:
             case _:
                 return reply
 
+    def refuse(self, error: StreamingNodeError) -> None:
+        """End the connection because of an error, which the client is told."""
+        self._refuse(0, error)
+        self.connection.abort(error)
+
     def _refuse(self, number: int, error: Exception) -> None:
         self.connection.send(FrameKind.ERROR, number, calls.WireError.of(error))
 
@@ -412,6 +440,9 @@ class Server:
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
         self.shared, self.connections_max = Shared(backend), connections_max
         self.sessions: set[Session] = set()
+        self.room = Room(CLIENTS_BYTES_MAX)
+        """For what all of them send."""
+        self._sent_bytes_each = 0
         self.clients: dict[int, Session] = {}
         """The last session of each, by its id, until its calls have ended."""
         self._listeners: list[asyncio.AbstractServer] = []
@@ -458,6 +489,16 @@ class Server:
         """Take a connection, by default from who may open the node's directory, too."""
         return Session(self, authenticate).connection
 
+    def share_out(self, new: Session | None = None) -> None:
+        """Bound what waits for clients to read it by how many there are; a `new` one has no bound yet."""
+        each_bytes = sent_bytes_each(len(self.sessions))
+        if each_bytes != self._sent_bytes_each:
+            self._sent_bytes_each = each_bytes
+            for session in self.sessions:
+                session.connection.bound_sent(each_bytes)
+        elif new is not None:
+            new.connection.bound_sent(each_bytes)
+
     async def _tell_catalog(self) -> None:
         """Tell clients what has changed of the collections, by looking: a reader would cost every append something."""
         told: object = None
@@ -469,16 +510,27 @@ class Server:
             await asyncio.sleep(LOOK_PAUSE_S)
 
     async def _drop_silent(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SILENCE_LOOK_S)
-            for session in list(self.sessions):
-                limit = HELLO_S_MAX if session.rights is None else SILENT_S_MAX
-                since = session.began_at if session.rights is None else session.connection.received_at
-                try:
-                    if loop.time() - since > limit:
-                        raise ProtocolError(f"nothing came for {limit:g} s")
-                    if session.rights is not None:
-                        session.rights.check_time()
-                except (ProtocolError, Unauthenticated) as error:
-                    session.connection.abort(error)
+            self.look()
+
+    def look(self) -> None:
+        """End connections that are silent or whose token has expired; make room for who waits."""
+        for session in list(self.sessions):
+            try:
+                session.check_alive()
+            except (ProtocolError, Unauthenticated) as error:
+                session.connection.abort(error)
+        if self.room.longest_wait_s > ROOM_S_MAX:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """End the connection that holds most, unless most is writes, which end by themselves."""
+        refusable = {each: each.connection.share.refusable_bytes for each in self.sessions}
+        if 2 * sum(refusable.values()) < self.room.bytes_max:
+            return
+        why = (
+            f"of {self.room.bytes_max} bytes that clients may have under way this one has most, "
+            "and others wait — send less at a time"
+        )
+        max(refusable, key=refusable.__getitem__).refuse(Overloaded(why))
