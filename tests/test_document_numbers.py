@@ -90,6 +90,7 @@ NUMBERS = {
         f"it tries again, every {ReopenOptions().longest_pause_s:g} s at most",
         f"A request has {http.HEAD_BYTES_MAX >> 10} KiB and {http.REQUEST_S_MAX:g} seconds",
         f"there are {http.CONNECTIONS_MAX} connections",
+        f"rendered every {http.METRICS_S_MIN:g} s at most",
     ],
     "docs/metrics": [
         f"shifted right by {LOGICAL_BITS} bits",
