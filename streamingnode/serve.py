@@ -23,7 +23,6 @@ from streamingnode.opening import OpenNode, handed_over
 from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
 from wal.errors import InvalidArgument
-from wal.files import FILE_MODE
 from wal.runtime import Event, event_log
 
 _log = event_log(__name__)
@@ -66,16 +65,6 @@ async def serve_node(
         _log.info("node_stopping", path=str(directory))
     finally:
         await node.aclose()
-
-
-def audit_to(file: Path) -> None:
-    """Add what the server's audit log says to a file that only its owner reads. Raises `OSError`; blocks."""
-    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, FILE_MODE))
-    handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    audit = logging.getLogger("streamingnode.audit")
-    audit.setLevel(logging.INFO)
-    audit.addHandler(handler)
 
 
 COMPONENTS = {

@@ -26,7 +26,7 @@ from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, EXIT_OK
 from streamingnode.cli.program import COMMANDS
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.ownership import ROOT_PACKAGES
-from streamingnode.remote import server
+from streamingnode.remote import audit, server
 from streamingnode.remote.address import SOCKET_PATH_BYTES_MAX
 from streamingnode.remote.answers import WRITE_BYTES_MAX
 from streamingnode.remote.auth import TOKEN_BYTES_MIN
@@ -89,6 +89,11 @@ NUMBERS = {
         f"RocksDB's tables, at most {OPEN_TABLES_MAX} and a quarter",
         f"it tries again, every {ReopenOptions().longest_pause_s:g} s at most",
         f"A request has {http.HEAD_BYTES_MAX >> 10} KiB and {http.REQUEST_S_MAX:g} seconds",
+        f"would take it over {audit.FILE_BYTES_MAX // MIB} MiB begins a new one",
+        f"`FILE.1` to `FILE.{audit.FILES_MAX - 1}`",
+        f"have at most {audit.FILES_MAX * audit.FILE_BYTES_MAX // MIB} MiB",
+        f"{audit.REFUSALS_PER_S} a second each of `connection_refused`",
+        f"{audit.LINES_PER_S} each of `client_connected`",
         f"there are {http.CONNECTIONS_MAX} connections",
         f"rendered every {http.METRICS_S_MIN:g} s at most",
     ],

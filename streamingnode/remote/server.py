@@ -22,13 +22,14 @@ from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote import calls
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
+from streamingnode.remote.audit import Audit
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.room import CLIENTS_BYTES_MAX, Room, sent_bytes_each
 from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireTarget, checked_rows
 from streamingnode.statistics import NodeStatistics
-from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError, shown
+from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
@@ -36,8 +37,6 @@ from wal.queue import Signal
 from wal.runtime import Supervisor, accept_one_a_turn, event_log
 
 _log = event_log(__name__)
-_audit = event_log("streamingnode.audit")
-"""Who connects, who is refused, and what admins do. What clients say of themselves is quoted, so that it forges no field."""
 
 ADDRESS_SHARE = 4
 """One address may have so small a part of the connections there may be."""
@@ -170,11 +169,11 @@ class Session:
             if before is not None:
                 before.check_next(hello, rights)
         except StreamingNodeError as error:
-            _audit.warning("client_refused", code=error.code, client=shown(hello.name), address=self.host)
+            self._server.audit.refused(error.code, hello.name, self.host)
             self._refuse(0, error)
             self.connection.close()
             return
-        _audit.info("client_connected", client=shown(rights.name), address=self.host)
+        self._server.audit.connected(rights.name, self.host)
         self.rights = rights
         self._hello = hello
         self._writes = ClientWrites(self._shared, self.connection, hello.client_id, rights)
@@ -256,7 +255,7 @@ class Session:
         if self.ended is not None:
             return
         if isinstance(error, (ProtocolError, Unauthenticated)):
-            _audit.warning("connection_refused", address=self.host, error=shown(str(error)))
+            self._server.audit.broken(self.host, error)
         self._server.sessions.discard(self)
         self._server.share_out()
         for task in list(self._calls.values()):
@@ -329,8 +328,7 @@ class Session:
             raise
         finally:
             if is_audited:
-                who, what = shown(rights.name), shown(collection or EVERYTHING)
-                _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
+                self._server.audit.admin_call(rights.name, call.name, collection or EVERYTHING, outcome)
 
     async def _answer(self, number: int, call: calls.Call, request: Any) -> object:
         if isinstance(request, calls.ReadCall):
@@ -439,6 +437,7 @@ class Server:
 
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
         self.shared, self.connections_max = Shared(backend), connections_max
+        self.audit = Audit()
         self.sessions: set[Session] = set()
         self.room = Room(CLIENTS_BYTES_MAX)
         """For what all of them send."""
@@ -482,6 +481,7 @@ class Server:
         await asyncio.gather(*[session.connection.end() for session in sessions])
         while self.shared.tasks:
             await asyncio.wait(self.shared.tasks)
+        self.audit.tell_left_out()
 
     def connected(
         self, authenticate: Authenticate = lambda hello, _: Rights(hello.name[:128] or "local")
@@ -521,6 +521,7 @@ class Server:
                 session.check_alive()
             except (ProtocolError, Unauthenticated) as error:
                 session.connection.abort(error)
+        self.audit.tell_left_out()
         if self.room.longest_wait_s > ROOM_S_MAX:
             self._make_room()
 
