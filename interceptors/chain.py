@@ -179,7 +179,9 @@ class RedoInterceptor(Interceptor):
             try:
                 return await append(pack)
             except Redo as redo:
-                signal = redo
+                # Its traceback refers to this frame, which refers to it: without it nothing waits
+                # for garbage collection.
+                signal = redo.with_traceback(None)
             assert pack.ticket is None, "what has its place in the log is never redone"
             if pack.come_again is not None and 0 < len(signal.groups) < len(pack.groups):
                 self._send_back(pack, pack.come_again, signal)

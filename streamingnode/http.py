@@ -5,9 +5,11 @@ gives out no rows.
 """
 
 import asyncio
+import math
 import re
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -24,7 +26,7 @@ from streamingnode.statistics import AppendMeter
 from wal.errors import InvalidArgument, StreamingNodeError, brief
 from wal.lifecycle import LogState
 from wal.rocks.space import SpaceLevel
-from wal.runtime import Supervisor, accept_one_a_turn, event_log
+from wal.runtime import Supervisor, accept_one_a_turn, event_log, mark_heard
 
 if TYPE_CHECKING:
     from streamingnode.metrics import NodeMetrics
@@ -41,6 +43,8 @@ LINGER_S_MAX, LINGER_BYTES_MAX = 1.0, 1 << 20
 """What is read and thrown away of a client that still sends: closing before that could lose the answer."""
 CONNECTIONS_MAX = 32
 """At a time; a further one takes the place of the oldest, so that slow clients keep no probe out."""
+METRICS_S_MIN = 1.0
+"""From one rendering of the metrics to the next: appends wait for it. Who asks earlier waits."""
 READY_S_MAX = 1.0
 """How long a new tick may take: an fsync is part of it once a second."""
 
@@ -93,7 +97,16 @@ class Monitor:
         self._connections = dict[asyncio.Task[Any], None]()
         """By age, the oldest first."""
         self._server: asyncio.AbstractServer | None = None
-        self._routes = {"/livez": self._live, "/readyz": self._ready, "/metrics": self._metrics}
+        self._routes: dict[str, Callable[[], Awaitable[Reply]]] = {
+            "/livez": self._live,
+            "/readyz": partial(self._shared, self._ready),
+            "/metrics": partial(self._shared, self._metrics),
+        }
+        self._under_way: dict[Callable[[], Coroutine[Any, Any, Reply]], asyncio.Task[Reply]] = {}
+        """Answers that whoever asks now shares."""
+        self._answers = set[asyncio.Task[Reply]]()
+        self._rendering = asyncio.Lock()
+        self._rendered_at = -math.inf
 
     async def open(self) -> None:
         """Listen. Raises `InvalidArgument` for an address that cannot be had."""
@@ -132,7 +145,9 @@ class Monitor:
             self._server.close()
         for task in list(self._connections):
             task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for answer in self._answers:
+            answer.cancel()
+        await asyncio.gather(*self._connections, *self._answers, return_exceptions=True)
 
     # --- the answers ----------------------------------------------------------------------------------------------------
 
@@ -159,11 +174,33 @@ class Monitor:
     async def _metrics(self) -> Reply:
         if self._node is None:
             return _document(503, reason="the node is opening")
-        try:
-            metrics = await to_thread.run_sync(self._make_metrics)
-        except PackageMissing as error:
-            return _document(501, code=error.code, reason=str(error))
-        return Reply(200, *await metrics.expose())
+        loop = asyncio.get_running_loop()
+        async with self._rendering:
+            # Each answer is measured after its question, and those of the second before share it.
+            await asyncio.sleep(self._rendered_at + METRICS_S_MIN - loop.time())
+            self._under_way.pop(self._metrics, None)
+            try:
+                metrics = await to_thread.run_sync(self._make_metrics)
+                return Reply(200, *await metrics.expose())
+            except PackageMissing as error:
+                return _document(501, code=error.code, reason=str(error))
+            finally:
+                self._rendered_at = loop.time()
+
+    async def _shared(self, make: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
+        """Return an answer that all who ask meanwhile get: many cost the node no more than one."""
+        answer = self._under_way.get(make)
+        if answer is None:
+            answer = self._under_way[make] = asyncio.get_running_loop().create_task(make())
+            self._answers.add(answer)
+            answer.add_done_callback(partial(self._answered, make))
+        return await asyncio.shield(answer)  # one who leaves ends it for nobody else
+
+    def _answered(self, make: object, answer: "asyncio.Task[Reply]") -> None:
+        mark_heard(answer)  # all who asked may have left
+        self._answers.discard(answer)
+        if self._under_way.get(make) is answer:
+            del self._under_way[make]
 
     # --- the connections ------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,6 @@ from streamingnode.remote.auth import Endpoint, Tokens
 from streamingnode.remote.server import Server
 from streamingnode.signals import ENDING
 from wal.errors import InvalidArgument, StreamingNodeError
-from wal.files import FILE_MODE
 from wal.runtime import Event, event_log
 
 _log = event_log(__name__)
@@ -125,16 +124,6 @@ class TokensRead:
             clients = len(tokens.client)
             text = f"tokens: {clients} clients read from {self._file}, {ended} connections ended"
             self._told(text, {"tokens": clients, "ended": ended})
-
-
-def audit_to(file: Path) -> None:
-    """Add what the server's audit log says to a file that only its owner reads. Raises `OSError`; blocks."""
-    os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, FILE_MODE))
-    handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    audit = logging.getLogger("streamingnode.audit")
-    audit.setLevel(logging.INFO)
-    audit.addHandler(handler)
 
 
 COMPONENTS = {

@@ -26,12 +26,13 @@ from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_OK
 from streamingnode.cli.program import COMMANDS
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.ownership import ROOT_PACKAGES
-from streamingnode.remote import server
+from streamingnode.remote import audit, server
 from streamingnode.remote.address import SOCKET_PATH_BYTES_MAX
 from streamingnode.remote.answers import WRITE_BYTES_MAX
 from streamingnode.remote.auth import TOKEN_BYTES_MIN
 from streamingnode.remote.link import GIVE_UP_S_MAX, PING_S
 from streamingnode.remote.link import SILENT_S_MAX as NODE_SILENT_S_MAX
+from streamingnode.remote.room import CLIENTS_BYTES_MAX, SENT_BYTES_MAX, sent_bytes_each
 from streamingnode.remote.writes import GROUPS_MAX, PIECES_MAX
 from streamingnode.serve import COMPONENTS
 from streamingnode.signals import EXIT_SIGNALLED, SIGNALS
@@ -70,6 +71,8 @@ NUMBERS = {
         f"| bytes of writes of one connection without an answer | {WRITE_BYTES_MAX // MIB} MiB |",
         f"| a frame | {FRAME_BYTES_MAX // MIB} MiB, {GROUPS_MAX:,} writes |",
         f"to be silent | {server.HELLO_S_MAX:g} s, {server.HELLO_S_MAX:g} s, {server.SILENT_S_MAX:g} s |",
+        f"calls, writes | {CLIENTS_BYTES_MAX // MIB} MiB | clients wait; after {server.ROOM_S_MAX:g} s",
+        f"read it | {SENT_BYTES_MAX // MIB} MiB: {sent_bytes_each(127) // MIB} MiB each up to 127",
         f"at most {ProducerLimits().producers_max:,} named ones",
         f"a disk with less than {CONFIG.log.free_bytes_min // MIB} MiB free",
         f"| `--flusher-lag` | {LAG[0]}, {LAG[1]} |",
@@ -87,7 +90,13 @@ NUMBERS = {
         f"RocksDB's tables, at most {OPEN_TABLES_MAX} and a quarter",
         f"it tries again, every {ReopenOptions().longest_pause_s:g} s at most",
         f"A request has {http.HEAD_BYTES_MAX >> 10} KiB and {http.REQUEST_S_MAX:g} seconds",
+        f"would take it over {audit.FILE_BYTES_MAX // MIB} MiB begins a new one",
+        f"`FILE.1` to `FILE.{audit.FILES_MAX - 1}`",
+        f"have at most {audit.FILES_MAX * audit.FILE_BYTES_MAX // MIB} MiB",
+        f"{audit.REFUSALS_PER_S} a second each of `connection_refused`",
+        f"{audit.LINES_PER_S} each of `client_connected`",
         f"there are {http.CONNECTIONS_MAX} connections",
+        f"rendered every {http.METRICS_S_MIN:g} s at most",
     ],
     "docs/metrics": [
         f"shifted right by {LOGICAL_BITS} bits",
@@ -110,6 +119,10 @@ NUMBERS = {
     "docs/protocol": [
         f"`HELLO`, within {server.HELLO_S_MAX:g} seconds",
         f"when {server.CALLS_MAX:,} of the connection are under way",
+        f"together have up to {CLIENTS_BYTES_MAX // MIB} MiB of frames",
+        f"sends it a `PONG` every {server.SILENCE_LOOK_S:g} seconds meanwhile",
+        f"one has waited for {server.ROOM_S_MAX:g} seconds",
+        f"before did not end within {server.SETTLE_S_MAX:g} seconds",
         f"at most {GROUPS_MAX:,} groups, {PIECES_MAX:,} targets",
         f"silent for {server.SILENT_S_MAX:g} seconds, or a node for {NODE_SILENT_S_MAX:g}",
         f"by `PING` before, every {PING_S:g} seconds",

@@ -109,3 +109,19 @@ async def test_open_transactions_are_refused_at_the_bound_and_keep_nobody_else_f
             await txn.insert("c", rows(9, 10))
         assert parts_of(node).measure().writes.pending_transaction_bytes == 0
         assert (await node.snapshot("c")).num_rows == 5 + 1 + 30 + 2
+
+
+async def test_rows_that_waited_for_a_segment_do_not_stay_until_garbage_collection() -> None:
+    async with sn.open_node(None, cut_interval_s=None) as node:
+        await node.create_collection("c", SCHEMA, primary_key="key")
+        await node.create_collection("other", SCHEMA, primary_key="key")
+        gc.collect()
+        gc.disable()
+        try:
+            before = pa.total_allocated_bytes()
+            for collection in ("c", "other"):  # the first write of each waits for its segment
+                await node.insert(collection, pa.table({"key": [1], "pad": ["x" * (2 << 20)]}, schema=SCHEMA))
+            await node.insert("c", rows(2, 10))  # the log's last write stays until the next one
+            assert pa.total_allocated_bytes() - before < 1 << 20
+        finally:
+            gc.enable()

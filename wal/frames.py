@@ -98,6 +98,8 @@ class FrameReader:
         """The bound is to be raised when both sides have agreed."""
         self.held_bytes = 0
         """What of a frame is there that is not whole yet."""
+        self.long_bytes = 0
+        """What a frame needs that is not whole and has, or gets with `room`, a buffer of its own."""
         self._buffer = memoryview(b"")
         self._has_preface = False
 
@@ -105,6 +107,10 @@ class FrameReader:
         """Return where the next bytes go, never nothing: the rest of a long frame, or room for several that are not."""
         if not self.held_bytes:
             self._buffer = memoryview(bytearray(RECEIVED_BYTES))
+        elif self.long_bytes > len(self._buffer):
+            whole = memoryview(self._allocate(self.long_bytes)).cast("B")
+            whole[: self.held_bytes] = self._buffer[: self.held_bytes]
+            self._buffer = whole
         return self._buffer[self.held_bytes :]
 
     def feed(self, data: bytes | memoryview) -> Iterator[Frame]:
@@ -147,12 +153,17 @@ class FrameReader:
         finally:
             rest = received[at:]
             self.held_bytes = len(rest)
+            self.long_bytes = wanted if rest and wanted > RECEIVED_BYTES else 0
             if not rest:
                 self._buffer = memoryview(b"")  # who is quiet holds nothing
-            elif wanted > len(self._buffer):
-                self._buffer, at = memoryview(self._allocate(wanted)).cast("B"), wanted
-            if rest and at:
+            elif at:
                 self._buffer[: len(rest)] = rest
+
+    def drop(self) -> None:
+        """Hold nothing any more: the connection is lost."""
+        self._buffer = memoryview(b"")
+        self.held_bytes = 0
+        self.long_bytes = 0
 
 
 def _checked(whole: memoryview, length: int, checksum: int) -> Frame:

@@ -66,8 +66,9 @@ def serve(  # noqa: PLR0913 - one for each option
     --tls-client-ca, and TLS.
     """
     from streamingnode.opening import run_async
+    from streamingnode.remote.audit import audit_to
     from streamingnode.remote.auth import Endpoint, server_tls
-    from streamingnode.serve import TokensRead, audit_to, log_as_json, serve_node
+    from streamingnode.serve import TokensRead, log_as_json, serve_node
 
     if not listen and (tokens or tls_cert or tls_key or tls_client_ca):
         raise InvalidArgument("--tokens and --tls-... say who may connect at --listen — add that, or leave them out")

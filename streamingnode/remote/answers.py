@@ -103,7 +103,8 @@ class Shared:
 class _Unanswered(msgspec.Struct, eq=False):
     """A frame of writes, and how many of its results are still to come."""
 
-    writes: "ClientWrites"
+    writes: "ClientWrites | None"
+    """None when nobody waits for them: the log keeps its last pack, which refers to this."""
     number: int
     size_bytes: int
     left: int
@@ -124,7 +125,8 @@ class Told(msgspec.Struct, eq=False):
     def set_result(self, outcome: AppendResult | Exception, /) -> None:
         """Pass the outcome on."""
         self.is_done = True
-        self.frame.writes.answer(self.frame, self.group, outcome)
+        if (writes := self.frame.writes) is not None:
+            writes.answer(self.frame, self.group, outcome)
 
     set_exception = set_result
 
@@ -140,7 +142,6 @@ class ClientWrites:
         """What is sent at the end of this turn of the event loop."""
         self._unanswered: dict[int, _Unanswered] = {}
         """Frames of writes, by number."""
-        self._unanswered_bytes = 0
         self._without_room: dict[int, list[AppendGroup]] = {}
         """Those of each frame that wait for room in the node's memory; bounded by what may be unanswered."""
         self._joining: asyncio.Task[None] | None = None
@@ -155,7 +156,8 @@ class ClientWrites:
         """Have the writes of a frame wait for the log. Raises `ProtocolError`."""
         writes: WireWrites = frame.value(WireWrites)
         size_bytes = len(frame.meta) + len(frame.payload)
-        if self._unanswered and self._unanswered_bytes + size_bytes > WRITE_BYTES_MAX:
+        share = self._connection.share
+        if self._unanswered and share.writes_bytes + size_bytes > WRITE_BYTES_MAX:
             raise ProtocolError(f"over {WRITE_BYTES_MAX} bytes of writes without an answer")
         if frame.number in self._unanswered:
             raise ProtocolError(f"a second frame of writes {frame.number}")
@@ -163,7 +165,7 @@ class ClientWrites:
         limits = self._backend.config.wal
         taken = groups_of(writes, memoryview(frame.payload), self.target, self.stamp, limits)
         unanswered = self._unanswered[frame.number] = _Unanswered(self, frame.number, size_bytes, len(taken))
-        self._unanswered_bytes += size_bytes
+        share.hold_writes(size_bytes)
         groups: list[AppendGroup] = []
         for index, group in enumerate(taken):
             if not isinstance(group, AppendGroup):
@@ -228,7 +230,8 @@ class ClientWrites:
     def _forget(self, number: int) -> _Unanswered | None:
         """Keep nothing of a frame any more; return what was kept."""
         if (frame := self._unanswered.pop(number, None)) is not None:
-            self._unanswered_bytes -= frame.size_bytes
+            self._connection.share.hold_writes(-frame.size_bytes)
+            frame.writes = None
         return frame
 
     def _send_results(self) -> None:
@@ -302,10 +305,19 @@ class ClientWrites:
             raise ProtocolError("a body with rows of another shard")
         return MutableMessage(kind, unstamped, vchannel, payload, txn_id)
 
+    def take_over(self, before: "ClientWrites") -> None:
+        """Go on with the transactions of the connection that this one replaces."""
+        transactions = self._shared.transactions
+        for txn_id in [txn_id for txn_id, client in transactions.items() if client is before]:
+            transactions[txn_id] = self
+
     def lost(self) -> None:
         """Roll back the transactions that are open: the client is gone. Its writes go on, but for those without room."""
         if self._joining is not None:
             self._joining.cancel()
+        self._without_room.clear()
+        for number in list(self._unanswered):
+            self._forget(number)
         self._shared.forget_ended()
         transactions = self._shared.transactions
         for txn_id in [txn_id for txn_id, client in transactions.items() if client is self]:

@@ -37,12 +37,17 @@ DETAIL_MAX = 4_096
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """What a client says first. `client_id` is its producer id, which it keeps over connections."""
+    """What a client says first. `client_id` is its producer id, which it keeps over connections.
+
+    `connection` counts its connections from 1 on, so that a hello that comes late replaces no newer
+    one; it is 0 for a client that does not count.
+    """
 
     versions: tuple[int, ...]
     client_id: int
     name: str = ""
     token: str = ""
+    connection: int = 0
 
 
 class Welcome(msgspec.Struct, frozen=True):

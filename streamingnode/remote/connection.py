@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from streamingnode.remote.room import Room, Share
 from wal.errors import OnShutdown, ProtocolError, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 from wal.queue import Signal
@@ -21,6 +22,7 @@ CLOSE_S_MAX = 1.0
 """How long the other side may take to read what was sent, and with TLS to say that it ends, too."""
 SEND_BUFFER_BYTES = 4 << 20
 """With more waiting for the other side to read, `send_long` waits."""
+UNBOUNDED_BYTES = 1 << 62
 SOCKET_BYTES = 1 << 20
 """What a Unix socket holds, a batch of messages; by default a fifth of that, and both sides would take turns over each."""
 
@@ -29,7 +31,8 @@ class Connection(asyncio.BufferedProtocol):
     """A connection, from when it is made until it is lost; lives on the event loop.
 
     `on_frame` is told of every frame that is whole, long ones put together again, in order; what it raises closes the
-    connection. `on_lost` is told once, with the reason. `parts_bytes_max` bounds long frames that are not whole yet.
+    connection. `on_lost` is told once, with the reason. `parts_bytes_max` bounds long frames that
+    are not whole yet, and `room` what all connections hold; without it this one holds what it gets.
     """
 
     def __init__(
@@ -40,8 +43,11 @@ class Connection(asyncio.BufferedProtocol):
         parts_bytes_max: int,
         on_made: Callable[[], None] = lambda: None,
         is_node: bool = False,
+        room: Room | None = None,
     ) -> None:
         self._on_frame, self._on_lost, self._on_made = on_frame, on_lost, on_made
+        self.share = Share(room or Room(UNBOUNDED_BYTES), self._read_on)
+        """What it holds for frames, calls and writes."""
         self._parts_bytes_max = parts_bytes_max
         self._reader = FrameReader(allocate=pa.allocate_buffer)  # from memory that Arrow keeps for the next one
         self._parts: dict[int, bytearray] = {}
@@ -80,6 +86,14 @@ class Connection(asyncio.BufferedProtocol):
                     self._on_frame(whole)
         except StreamingNodeError as error:
             self.abort(error)
+        if self.is_open and not self.share.need(self._reader.long_bytes + self._parts_bytes):
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        """Go on after there was no room."""
+        self.received_at = asyncio.get_running_loop().time()  # it may have said much meanwhile
+        if self.is_open and not (self._is_node and self._is_full):
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """Let `send_long` wait."""
@@ -92,14 +106,24 @@ class Connection(asyncio.BufferedProtocol):
         self._is_full = False
         self.received_at = asyncio.get_running_loop().time()  # who reads is there: nothing it says is heard meanwhile
         self._drained.wake()
-        if self._is_node and self.is_open:
+        if self._is_node and self.is_open and not self.share.is_waiting:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell that nothing comes any more."""
+        """Tell that nothing comes any more, and let go of what came and of who is told."""
         self.is_open = False
         self.resume_writing()
-        self._on_lost(self._error or error)
+        self._reader.drop()
+        self._parts.clear()
+        self._parts_bytes = 0
+        self.share.close()
+        on_lost, why = self._on_lost, self._error or error
+        # Its owner refers to it, and an error to frames of the stack, which refer to both: without
+        # these nothing waits for garbage collection.
+        self._on_frame = self._on_lost = _nobody
+        self._on_made = lambda: None
+        self._error = None
+        on_lost(why)
 
     # --- ours -----------------------------------------------------------------------------------------------------------
 
@@ -144,6 +168,10 @@ class Connection(asyncio.BufferedProtocol):
         """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info` does."""
         return self._transport.get_extra_info(name)
 
+    def bound_sent(self, size_bytes: int) -> None:
+        """Keep so much, and `SEND_BUFFER_BYTES` at most, for the other side to read."""
+        self._transport.set_write_buffer_limits(min(size_bytes, SEND_BUFFER_BYTES))
+
     def close(self) -> None:
         """Close it when what was sent is on its way."""
         if self.is_open:
@@ -181,3 +209,7 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(f"over {self._parts_bytes_max} bytes of long frames that are not whole")
         self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
         return None
+
+
+def _nobody(_: object) -> None:
+    """Take the place of who is told of nothing any more."""

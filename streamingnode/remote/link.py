@@ -104,6 +104,8 @@ class Link:
         self.welcome: Welcome
         self.connections = 0
         """How many there have been: what belongs to one has ended with it."""
+        self._attempts = 0
+        """How many hellos were sent, answered or not."""
         self.on_state: Callable[[LinkState], None] = lambda _: None
         """Told of each state, before anything is sent in it, and when the node leaves."""
         self._on_catalog = on_catalog
@@ -207,7 +209,9 @@ class Link:
                 else:
                     tls = (options.tls or ssl.create_default_context()) if address.tls else None
                     await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
-                connection.send(FrameKind.HELLO, 0, calls.Hello(VERSIONS, self.client_id, options.name, token))
+                self._attempts += 1
+                hello = calls.Hello(VERSIONS, self.client_id, options.name, token, self._attempts)
+                connection.send(FrameKind.HELLO, 0, hello)
                 await self._welcomed
         except BaseException as error:
             await self._close_connection()
@@ -333,6 +337,8 @@ class Link:
             del self._sent[number]
 
     def _transmit(self, sent: _Sent) -> None:
+        if sent.ended.done():  # its caller was told, and has not run since: the node may have forgotten it
+            return
         if self.state is LinkState.READY and self._connection is not None and self._connection.is_open:
             sent.times += 1
             self._connection.send_encoded(sent.parts)
@@ -382,6 +388,8 @@ class Link:
                 self._on_results(frame)
             case FrameKind.MESSAGES | FrameKind.OPENED | FrameKind.ERROR if frame.number in self._streams:
                 self._streams[frame.number](frame)
+            case FrameKind.ERROR if not frame.number:  # of the connection, which ends
+                connection.abort(frame.value(WireError).error())
             case FrameKind.REPLY | FrameKind.ERROR:
                 self._on_reply(frame)
             case FrameKind.LEAVING:

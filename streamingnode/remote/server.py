@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn
-from weakref import WeakValueDictionary
 
 import anyio
 import msgspec
@@ -23,12 +22,14 @@ from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote import calls
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
+from streamingnode.remote.audit import Audit
 from streamingnode.remote.connection import Connection
+from streamingnode.remote.room import CLIENTS_BYTES_MAX, Room, sent_bytes_each
 from streamingnode.remote.streams import encode_batch
 from streamingnode.remote.topics import ClientTopics
 from streamingnode.remote.writes import WireTarget, checked_rows
 from streamingnode.statistics import NodeStatistics
-from wal.errors import InvalidArgument, Overloaded, ProtocolError, StreamingNodeError, shown
+from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
@@ -36,8 +37,6 @@ from wal.queue import Signal
 from wal.runtime import Supervisor, accept_one_a_turn, event_log
 
 _log = event_log(__name__)
-_audit = event_log("streamingnode.audit")
-"""Who connects, who is refused, and what admins do. What clients say of themselves is quoted, so that it forges no field."""
 
 ADDRESS_SHARE = 4
 """One address may have so small a part of the connections there may be."""
@@ -58,6 +57,10 @@ Authenticate = Callable[[calls.Hello, Connection], Rights]
 """Say what who connects may do. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
+ROOM_S_MAX = 5.0
+"""How long a connection waits for room before the one that holds most is ended."""
+SETTLE_S_MAX = 5.0
+"""How long a client that connects again waits for its calls of before; then it is refused."""
 LOOK_PAUSE_S = 0.02
 """Between two looks for collections that clients are to hear of, or whether they still wait for answers."""
 SILENT_S_MAX, SILENCE_LOOK_S = 60.0, 5.0
@@ -84,15 +87,24 @@ class Session:
         self._server, self._shared, self._backend = server, server.shared, server.shared.backend
         self._authenticate, self._loop = authenticate, asyncio.get_running_loop()
         self.connection = Connection(
-            self._on_frame, self.lost, parts_bytes_max=PARTS_BYTES_MAX, on_made=self._made, is_node=True
+            self._on_frame,
+            self.lost,
+            parts_bytes_max=PARTS_BYTES_MAX,
+            on_made=self._made,
+            is_node=True,
+            room=server.room,
         )
         self._is_one_too_many, self.host = False, ""
         self.began_at = self._loop.time()
         self.rights: Rights | None = None
         """None before the hello; so there are no writes."""
         self._writes: ClientWrites
+        self._hello: calls.Hello
+        self.ended: asyncio.Task[None] | None = None
+        """Of a connection that is lost: done when none of its calls can have an effect any more."""
+        self._before: asyncio.Task[None] | None = None
+        """The same of the connection that this one replaces."""
         self._calls: dict[int, asyncio.Task[None]] = {}
-        self._calls_bytes = 0
         self._streams: dict[int, Stream] = {}
         self._held: dict[int, Place] = {}
         """The places of writes that the client has begun and not sent."""
@@ -106,13 +118,14 @@ class Session:
     def _made(self) -> None:
         sessions, connections_max = self._server.sessions, self._server.connections_max
         sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
+        self._server.share_out(self)
         peer = self.connection.peer("peername")
         self.host = str(peer[0]) if isinstance(peer, tuple) else ""  # none at the node's own socket
         of_host = sum(session.host == self.host for session in sessions) if self.host else 0
         self._is_one_too_many = len(sessions) > connections_max or of_host * ADDRESS_SHARE > connections_max
 
     def _on_frame(self, frame: Frame) -> None:
-        if self.rights is None:
+        if not self.connection.has_agreed:
             self._on_hello(frame)
             return
         match frame.kind:
@@ -136,6 +149,8 @@ class Session:
                 pass  # of a later version; the length was checked, and the frame is skipped
 
     def _on_hello(self, frame: Frame) -> None:
+        if self.rights is not None:
+            raise ProtocolError(f"a frame of kind {frame.kind} before the welcome")
         if frame.kind != FrameKind.HELLO:
             raise ProtocolError(f"a frame of kind {frame.kind} before the hello")
         hello: calls.Hello = frame.value(calls.Hello)
@@ -150,21 +165,74 @@ class Session:
             if not CLIENT_PRODUCER_IDS <= hello.client_id < 1 << 63:
                 raise ProtocolError(f"{hello.client_id} is no client id")
             rights = self._authenticate(hello, self.connection)
+            before = self._server.clients.get(hello.client_id)
+            if before is not None:
+                before.check_next(hello, rights)
         except StreamingNodeError as error:
-            _audit.warning("client_refused", code=error.code, client=shown(hello.name), address=self.host)
+            self._server.audit.refused(error.code, hello.name, self.host)
             self._refuse(0, error)
             self.connection.close()
             return
-        _audit.info("client_connected", client=shown(rights.name), address=self.host)
-        self.rights, self._writes = rights, ClientWrites(self._shared, self.connection, hello.client_id, rights)
-        if (before := self._server.clients.get(hello.client_id)) is not None and before.rights == rights:
-            before.let_go()
+        self._server.audit.connected(rights.name, self.host)
+        self.rights = rights
+        self._hello = hello
+        self._writes = ClientWrites(self._shared, self.connection, hello.client_id, rights)
         self._server.clients[hello.client_id] = self
-        node, settings = self._backend, {each.key: each.value for each in self._backend.config.origins()}
-        welcome = calls.Welcome(max(versions), node.node_id, node.path, node.wal_name, WRITE_BYTES_MAX, settings)
+        if before is None:
+            self._welcome(max(versions))
+            return
+        self._writes.take_over(before._writes)  # noqa: SLF001 - another session
+        before.connection.abort(OnShutdown("its client has connected again"))
+        before.lost(None)
+        self._before = before.ended
+        self._shared.work(self._welcome_later(max(versions)))
+
+    def check_next(self, hello: calls.Hello, rights: Rights) -> None:
+        """Raise unless this is a later hello of the client that this session is of."""
+        if rights != self.rights:
+            raise AccessDenied("a client with another token is connected by this client id — connect by your own")
+        if 0 < hello.connection <= self._hello.connection:
+            raise ProtocolError(
+                f"the hello of connection {hello.connection} came after that of connection "
+                f"{self._hello.connection} — say it over a new connection"
+            )
+
+    def _welcome(self, version: int) -> None:
+        node = self._backend
+        settings = {each.key: each.value for each in node.config.origins()}
+        of_node = node.node_id, node.path, node.wal_name
+        welcome = calls.Welcome(version, *of_node, WRITE_BYTES_MAX, settings)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
         self._shared.work(self.send_catalog())
+
+    async def _welcome_later(self, version: int) -> None:
+        """Welcome the client once nothing of its connection before can take place any more.
+
+        It sends again what was not answered, and goes on: a call of before that took place after that
+        would undo what it did since.
+        """
+        assert self._before is not None, "it was asked to end"
+        await asyncio.wait([self._before], timeout=SETTLE_S_MAX)
+        if not self.connection.is_open:
+            return
+        if self._before.done():
+            self._welcome(version)
+            return
+        why = "calls of this client's last connection have not ended yet — connect again"
+        self._refuse(0, Overloaded(why))
+        self.connection.close()
+
+    def check_alive(self) -> None:
+        """Raise `ProtocolError` for a silent client, `Unauthenticated` for an expired token."""
+        limit_s = HELLO_S_MAX if self.rights is None else SILENT_S_MAX
+        since = self.began_at if self.rights is None else self.connection.received_at
+        if self.connection.share.is_waiting:
+            self.connection.send(FrameKind.PONG)  # a sign of life: no ping is read meanwhile
+        elif self._loop.time() - since > limit_s:
+            raise ProtocolError(f"nothing came for {limit_s:g} s")
+        if self.rights is not None:
+            self.rights.check_time()
 
     async def send_catalog(self) -> None:
         """Tell the client which collections there are."""
@@ -182,23 +250,29 @@ class Session:
         endless = self._streams.keys() | self._topics.waiting
         return bool(self._calls.keys() - endless) or (self.rights is not None and self._writes.is_busy)
 
-    def let_go(self) -> None:
-        """Give back what the client goes on with over another connection: it has lost this one, unheard of here."""
-        for number in self._streams.keys() | self._topics.waiting:
-            self._calls[number].cancel()
-        self._shared.work(self._topics.close())
-
     def lost(self, error: Exception | None) -> None:
-        """End what the client has under way: nobody would hear of it."""
+        """End what the client has under way: nobody would hear of it. Idempotent; see `ended`."""
+        if self.ended is not None:
+            return
         if isinstance(error, (ProtocolError, Unauthenticated)):
-            _audit.warning("connection_refused", address=self.host, error=shown(str(error)))
+            self._server.audit.broken(self.host, error)
         self._server.sessions.discard(self)
+        self._server.share_out()
         for task in list(self._calls.values()):
             task.cancel()
         self._held.clear()
-        self._shared.work(self._topics.close())
         if self.rights is not None:
             self._writes.lost()
+        self.ended = self._shared.work(self._end())
+
+    async def _end(self) -> None:
+        """Return when no call of this connection or of those before it can have an effect any more."""
+        await self._topics.close()
+        before = () if self._before is None else (self._before,)
+        if pending := [*self._calls.values(), *before]:
+            await asyncio.wait(pending)
+        if self.rights is not None and self._server.clients.get(self._hello.client_id) is self:
+            del self._server.clients[self._hello.client_id]
 
     # --- calls ----------------------------------------------------------------------------------------------------------
 
@@ -207,16 +281,17 @@ class Session:
         if number in self._calls or not number:
             raise ProtocolError(f"a second call {number}")
         size_bytes = len(frame.payload)
-        if len(self._calls) >= CALLS_MAX or self._calls_bytes + size_bytes > CALLS_BYTES_MAX:
+        share = self.connection.share
+        if len(self._calls) >= CALLS_MAX or share.calls_bytes + size_bytes > CALLS_BYTES_MAX:
             self._refuse(number, Overloaded("too many calls of one connection are under way — wait for some of them"))
             return
         task = self._loop.create_task(self._run(number, name, frame.payload))
         self._calls[number] = task
-        self._calls_bytes += size_bytes
+        share.hold_call(size_bytes)
 
         def ended(_: "asyncio.Task[None]") -> None:
             self._calls.pop(number, None)
-            self._calls_bytes -= size_bytes
+            share.hold_call(-size_bytes)
 
         task.add_done_callback(ended)
 
@@ -224,7 +299,9 @@ class Session:
         try:
             if (call := calls.CALLS.get(name)) is None:
                 raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
-            reply = await self._call(number, call, calls.decode(payload, call.request))
+            request = calls.decode(payload, call.request)
+            payload = b""  # or a stream would hold it as long as it is open
+            reply = await self._call(number, call, request)
             encoded = await to_thread.run_sync(calls.encode, reply) if call.reply is pa.Table else calls.encode(reply)
             await self.connection.send_long(FrameKind.REPLY, number, encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
@@ -251,8 +328,7 @@ class Session:
             raise
         finally:
             if is_audited:
-                who, what = shown(rights.name), shown(collection or EVERYTHING)
-                _audit.info("admin_call", client=who, call=call.name, collection=what, outcome=outcome)
+                self._server.audit.admin_call(rights.name, call.name, collection or EVERYTHING, outcome)
 
     async def _answer(self, number: int, call: calls.Call, request: Any) -> object:
         if isinstance(request, calls.ReadCall):
@@ -296,6 +372,11 @@ class Session:
                 return tuple([each for each in reply if own.issuperset(each.collections)])
             case _:
                 return reply
+
+    def refuse(self, error: StreamingNodeError) -> None:
+        """End the connection because of an error, which the client is told."""
+        self._refuse(0, error)
+        self.connection.abort(error)
 
     def _refuse(self, number: int, error: Exception) -> None:
         self.connection.send(FrameKind.ERROR, number, calls.WireError.of(error))
@@ -356,9 +437,13 @@ class Server:
 
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
         self.shared, self.connections_max = Shared(backend), connections_max
+        self.audit = Audit()
         self.sessions: set[Session] = set()
-        self.clients = WeakValueDictionary[int, Session]()
-        """The last session of each, by its id."""
+        self.room = Room(CLIENTS_BYTES_MAX)
+        """For what all of them send."""
+        self._sent_bytes_each = 0
+        self.clients: dict[int, Session] = {}
+        """The last session of each, by its id, until its calls have ended."""
         self._listeners: list[asyncio.AbstractServer] = []
         self._watching = Supervisor(lambda failure: _log.error("server_task_failed", error=repr(failure)))
         self._watching.spawn(self._tell_catalog())
@@ -405,6 +490,7 @@ class Server:
         await asyncio.gather(*[session.connection.end() for session in sessions])
         while self.shared.tasks:
             await asyncio.wait(self.shared.tasks)
+        self.audit.tell_left_out()
 
     def connected(
         self, authenticate: Authenticate = lambda hello, _: Rights(hello.name[:128] or "local")
@@ -412,27 +498,49 @@ class Server:
         """Take a connection, by default from who may open the node's directory, too."""
         return Session(self, authenticate).connection
 
+    def share_out(self, new: Session | None = None) -> None:
+        """Bound what waits for clients to read it by how many there are; a `new` one has no bound yet."""
+        each_bytes = sent_bytes_each(len(self.sessions))
+        if each_bytes != self._sent_bytes_each:
+            self._sent_bytes_each = each_bytes
+            for session in self.sessions:
+                session.connection.bound_sent(each_bytes)
+        elif new is not None:
+            new.connection.bound_sent(each_bytes)
+
     async def _tell_catalog(self) -> None:
         """Tell clients what has changed of the collections, by looking: a reader would cost every append something."""
         told: object = None
         while True:
             if told != (now := (self.shared.backend.catalog, self.shared.backend.catalog.version)):
                 told = now
-                for session in [each for each in self.sessions if each.rights is not None]:
+                for session in [each for each in self.sessions if each.connection.has_agreed]:
                     self.shared.work(session.send_catalog())
             await asyncio.sleep(LOOK_PAUSE_S)
 
     async def _drop_silent(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SILENCE_LOOK_S)
-            for session in list(self.sessions):
-                limit = HELLO_S_MAX if session.rights is None else SILENT_S_MAX
-                since = session.began_at if session.rights is None else session.connection.received_at
-                try:
-                    if loop.time() - since > limit:
-                        raise ProtocolError(f"nothing came for {limit:g} s")
-                    if session.rights is not None:
-                        session.rights.check_time()
-                except (ProtocolError, Unauthenticated) as error:
-                    session.connection.abort(error)
+            self.look()
+
+    def look(self) -> None:
+        """End connections that are silent or whose token has expired; make room for who waits."""
+        for session in list(self.sessions):
+            try:
+                session.check_alive()
+            except (ProtocolError, Unauthenticated) as error:
+                session.connection.abort(error)
+        self.audit.tell_left_out()
+        if self.room.longest_wait_s > ROOM_S_MAX:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """End the connection that holds most, unless most is writes, which end by themselves."""
+        refusable = {each: each.connection.share.refusable_bytes for each in self.sessions}
+        if 2 * sum(refusable.values()) < self.room.bytes_max:
+            return
+        why = (
+            f"of {self.room.bytes_max} bytes that clients may have under way this one has most, "
+            "and others wait — send less at a time"
+        )
+        max(refusable, key=refusable.__getitem__).refuse(Overloaded(why))

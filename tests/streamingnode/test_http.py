@@ -19,6 +19,7 @@ from streamingnode.channel import Channel
 from streamingnode.config import ServeOptions
 from streamingnode.errors import InvalidArgument, StorageFull
 from streamingnode.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, Monitor, Reply, http_address
+from streamingnode.metrics import NodeMetrics
 from streamingnode.node import Node
 from streamingnode.opening import open_briefly
 from tests.failing_disk import FailingDisk
@@ -37,6 +38,12 @@ QUICK: dict[str, Any] = {
     "cut_interval_s": None,
 }
 FOR_EVER = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def metrics_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no test wait a second for metrics, but for the one of that."""
+    monkeypatch.setattr(http, "METRICS_S_MIN", 0.05)
 
 
 async def ask_until(port: int, path: str, status: int) -> Answer:
@@ -271,6 +278,44 @@ async def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: py
         writer.close()
     finally:
         await monitor.close()
+
+
+async def test_many_who_ask_for_metrics_cost_the_node_one_rendering(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, rendered, may_go_on = list[object](), list[float](), asyncio.Event()
+    shared, expose = Monitor._shared, NodeMetrics.expose
+
+    async def noted(monitor: Monitor, make: Any) -> Reply:
+        asked.append(make)
+        return await shared(monitor, make)
+
+    async def held(metrics: NodeMetrics) -> tuple[bytes, str]:
+        rendered.append(asyncio.get_running_loop().time())
+        await may_go_on.wait()
+        return await expose(metrics)
+
+    monkeypatch.setattr(Monitor, "_shared", noted)
+    monkeypatch.setattr(NodeMetrics, "expose", held)
+    async with sn.open_node(None, http=ANY_PORT) as node, anyio.create_task_group() as tasks:
+        port, answers = port_of(node), list[Answer]()
+
+        async def ask_once() -> None:
+            answers.append(await ask(port, "/metrics"))
+
+        tasks.start_soon(ask_once)
+        while not rendered:  # noqa: ASYNC110 - by the node
+            await asyncio.sleep(0)
+        for _ in range(16):  # while the first one is rendered: their answer is measured after that
+            tasks.start_soon(ask_once)
+        while len(asked) < 17:  # noqa: ASYNC110 - by the node
+            await asyncio.sleep(0)
+        may_go_on.set()
+        while len(answers) < 17:  # noqa: ASYNC110 - by the node
+            await asyncio.sleep(0)
+    assert {answer.status for answer in answers} == {200}
+    first, second = rendered
+    assert second - first >= http.METRICS_S_MIN
 
 
 async def test_many_idle_clients_keep_no_probe_out_and_the_oldest_goes_first(node: Node) -> None:

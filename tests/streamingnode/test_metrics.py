@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import streamingnode as sn
-from streamingnode import metrics, statistics
+from streamingnode import http, metrics, statistics
 from streamingnode.node import Node
 from tests.streamingnode.http_asking import ask, port_of
 from tests.streamingnode.remote.nodes import SCHEMA, rows
@@ -23,7 +23,8 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
+async def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    monkeypatch.setattr(http, "METRICS_S_MIN", 0.0)
     timed: dict[str, Any] = {"statistics.time_interceptors": True}
     async with sn.open_node(tmp_path, http="127.0.0.1:0", cut_interval_s=None, **timed) as opened:
         await opened.create_collection("c", SCHEMA, primary_key="id")

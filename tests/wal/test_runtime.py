@@ -1,11 +1,12 @@
 """What was begun ends before the cancellation goes on, whoever cancels."""
 
 import asyncio
+import time
 
 import anyio
 import pytest
 
-from wal.runtime import outlast
+from wal.runtime import elapsed_ms, outlast
 
 pytestmark = pytest.mark.anyio
 
@@ -81,3 +82,10 @@ async def test_error_behind_a_cancellation_is_heard() -> None:
     may_fail.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_time_that_the_machine_sleeps_has_elapsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has one that stops
+    slept_ten_minutes = {time.CLOCK_MONOTONIC: 5 * 10**9} | {goes_on: 605 * 10**9}
+    monkeypatch.setattr(time, "clock_gettime_ns", slept_ten_minutes.__getitem__)
+    assert elapsed_ms() == 605_000

@@ -106,14 +106,26 @@ class Proxy:
         """Pass nothing more these ways, of connections there are and of later ones."""
         self.stopped.update(ways or Way)
 
+    def stall(self) -> None:
+        """Keep what clients send over the connections there are, also once they have left."""
+        for link in self._links:
+            link.is_stalled = True
+
+    @property
+    def held_bytes(self) -> int:
+        """What connections that are stalled keep for the node."""
+        return sum(link.held_bytes for link in self._links)
+
     def go_on(self) -> None:
         """Pass on what was kept, and all that comes."""
         self.stopped.clear()
+        for link in self._links:
+            link.is_stalled = False
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def wait_free(self, way: Way) -> None:
-        while way in self.stopped:
+    async def wait_free(self, way: Way, link: "_Relay") -> None:
+        while way in self.stopped or (way is Way.TO_NODE and link.is_stalled):
             await self._moved.wait()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -148,6 +160,8 @@ class _Relay:
         self._cut_after, self._corrupt_at = cut_after, corrupt_at
         self._passed = proxy.passed = dict.fromkeys(Way, 0)
         self.is_open = True
+        self.is_stalled = False
+        self.held_bytes = 0
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._pump(Way.TO_NODE, client[0], node[1])),
@@ -189,12 +203,14 @@ class _Relay:
                     kind = struct.unpack_from("<H", unit, 16)[0] if has_preface else 0
                     number = struct.unpack_from("<Q", unit, 8)[0] if has_preface else 0
                     has_preface = True
-                    await self._proxy.wait_free(way)
+                    self.held_bytes = len(unit) if self.is_stalled and way is Way.TO_NODE else 0
+                    await self._proxy.wait_free(way, self)
+                    self.held_bytes = 0
                     if self._proxy.on_frame(Passing(way, kind, number, unit)):
                         await self._pass(way, unit, writer)
                     if not self.is_open:
                         return
-        if self.is_open:
+        if self.is_open and not (self.is_stalled and way is Way.TO_CLIENT):
             self.cut()
 
     async def _pass(self, way: Way, data: bytes, writer: asyncio.StreamWriter) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import streamingnode as sn
+from interceptors.window import CLIENT_AGE_MS
 from streamingnode.backend import Backend, Parts
 from streamingnode.errors import (
     DeadlineExceeded,
@@ -391,22 +392,31 @@ async def test_a_write_is_not_sent_again_when_the_node_may_have_forgotten_its_cl
         assert await keys_in_log(served.owner) == [1, 2]
 
 
-async def test_a_write_is_not_sent_again_when_the_machine_has_slept_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_is_not_sent_again_when_the_machine_has_slept_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with node_behind_proxy() as served, served.client() as client:
+        window = parts_of(served.owner).channel.term.idempotency.window
+        has_slept = False
 
         def cut_off_and_sleep(passing: Passing) -> bool:
-            if passing.kind == FrameKind.RESULTS:
+            nonlocal has_slept
+            if passing.kind == FrameKind.RESULTS and not has_slept:
                 served.proxy.cut()
-            if passing.kind == FrameKind.HELLO:  # over the next connection
-                slept_ms = elapsed_ms() + 1000 * (int(link_module.GIVE_UP_S_MAX) + 1)
+                return False
+            if passing.kind == FrameKind.HELLO:  # over the next connection; everything passes from here on
+                has_slept = True
+                slept_ms = elapsed_ms() + CLIENT_AGE_MS
                 monkeypatch.setattr(link_module, "elapsed_ms", lambda: slept_ms)
-            return passing.kind != FrameKind.RESULTS
+                for now_ms in (1, 1 + CLIENT_AGE_MS):  # the node has found it idle, and forgets it
+                    window._forget_clients(now_ms)
+            return True
 
         served.proxy.on_frame = cut_off_and_sleep
         with pytest.raises(Indeterminate):
             async with asyncio.timeout(SOON_S):
                 await client.insert("c", rows(1))
-        served.proxy.on_frame = pass_all
+        assert has_slept
         await client.insert("c", rows(2))
         assert await keys_in_log(served.owner) == [1, 2]
 

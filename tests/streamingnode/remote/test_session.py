@@ -230,19 +230,22 @@ async def test_a_reader_that_goes_on_may_acknowledge_what_it_had_before_anything
     assert [reader.tick for reader in await served.owner.readers()] == [written.time_tick]
 
 
-async def test_what_an_older_connection_still_carries_is_not_written_a_second_time(served: Served) -> None:
+async def test_what_an_older_connection_carried_is_not_written_a_second_time(
+    served: Served,
+) -> None:
     client_id = 1 << 62
     first, second = (writes_of(served.owner, [key], WireGroup(key, False, ((0, 1),)), settled=key) for key in (1, 2))
     async with raw_client(served.port) as older, raw_client(served.port) as newer:
-        for each in (older, newer):
-            await each.greet(client_id=client_id)
-        for number, (writes, data) in enumerate((first, second), 1):  # the second says that the first was told
-            newer.say(FrameKind.WRITES, number, writes, data)
-            assert isinstance(await newer.result(), AppendResult)
-        older.say(FrameKind.WRITES, 1, *first)
-        refused = await older.result()
+        await older.greet(client_id=client_id)
+        for number, (writes, data) in enumerate((first, second), 1):
+            older.say(FrameKind.WRITES, number, writes, data)
+            assert isinstance(await older.result(), AppendResult)
+        await newer.greet(client_id=client_id)
+        await older.ended()
+        newer.say(FrameKind.WRITES, 1, *first)  # the second says that the first was told
+        refused = await newer.result()
         assert isinstance(refused, WireError)
         assert refused.code == "SEQUENCE_TOO_OLD"
-        older.say(FrameKind.WRITES, 2, *second)
-        assert isinstance(await older.result(), AppendResult)
+        newer.say(FrameKind.WRITES, 2, *second)
+        assert isinstance(await newer.result(), AppendResult)
     assert sorted(await keys_in_log(served.owner)) == [1, 2]
