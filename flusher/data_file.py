@@ -4,6 +4,7 @@ Plain Parquet, as `docs/format.md` has it in section "Segment file". After an `O
 gives up everything since its checkpoint and reads it again, which is also what a crash makes it do.
 """
 
+import asyncio
 import base64
 import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from anyio import CapacityLimiter, Lock, to_thread
+from anyio import CapacityLimiter, to_thread
 from msgspec.structs import replace
 
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
@@ -114,7 +115,8 @@ class FileInProgress:
         self.at_work = 0  # tasks that spill or finish the file; kept by who starts them
         self.described: SegmentFile | DeleteFile | None = None  # what the manifest says of it, once it is finished
         self._pending: list[Rows] = []
-        self._decoding, self._writing = Lock(), Lock()
+        self._decoding = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._discarded = False
         self._broken = False  # rows were taken and did not get into the file: it is never finished without them
 

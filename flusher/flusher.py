@@ -5,6 +5,7 @@ path as after a crash, so there is only one, and nothing is lost, because the lo
 Damage is not retried: the flusher stops, the log grows, whoever waits for a cut gets the error; appends and readers go on.
 """
 
+import asyncio
 import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -133,8 +134,8 @@ class Flusher:
         self._context = context
         self._run: FlushRun | None = None
         self._last_cut: Cut | None = None
-        self._changed = anyio.Event()
-        self._asked = anyio.Event()  # ends a pause: somebody waits for a cut
+        self._changed = asyncio.Event()
+        self._asked = asyncio.Event()  # ends a pause: somebody waits for a cut
         self._failure: StreamingNodeError | None = None
         self._short: StorageFull | Overloaded | None = None  # why the last run ended, if it was that
         self._faults = self._file_faults = 0
@@ -255,7 +256,7 @@ class Flusher:
                 await self._end_run(state, cause)
             if self.state is FlusherState.BACKING_OFF:
                 pause_s = options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
-                self._asked = anyio.Event()
+                self._asked = asyncio.Event()
                 with anyio.move_on_after(pause_s):
                     await self._asked.wait()
                 pause_s = min(2 * pause_s, options.retry_max_s)
@@ -323,7 +324,7 @@ class Flusher:
 
     def _wake(self) -> None:
         self._changed.set()
-        self._changed = anyio.Event()
+        self._changed = asyncio.Event()
 
 
 class CutSchedule:
@@ -332,7 +333,7 @@ class CutSchedule:
     def __init__(self, options: CutScheduleOptions, *, now_ms: Callable[[], int]) -> None:
         self._options = options
         self._now_ms = now_ms
-        self._full = anyio.Event()
+        self._full = asyncio.Event()
         self._asked = 0
 
     def report(self, cut_number: int, unflushed_bytes: int) -> None:
@@ -350,7 +351,7 @@ class CutSchedule:
         while is_open:
             with anyio.move_on_after(self.seconds_to_boundary()):
                 await self._full.wait()
-            self._full = anyio.Event()
+            self._full = asyncio.Event()
             is_open = await _try(self._ask(request_cut), "cut_not_made")
 
     async def _ask(self, request_cut: Callable[[], Awaitable[int]]) -> None:

@@ -5,12 +5,12 @@ gone is recorded before they go, and a manifest is set aside under another name 
 a manifest without its files, but for those of dropped collections, and the one set aside tells which files are left over.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from itertools import takewhile
 
-import anyio
 import msgspec
 from anyio import to_thread
 
@@ -78,7 +78,7 @@ class Retention:
         self._directory = cuts.directory
         self._context = context
         self._found_tick, self._opened_ms = context.log.last_tick, context.elapsed_ms()
-        self._enforcing = anyio.Lock()
+        self._enforcing = asyncio.Lock()
         self._holds = 0
 
     @asynccontextmanager

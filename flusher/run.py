@@ -3,6 +3,7 @@
 It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -207,7 +208,7 @@ class FlushRun:
             row_group_bytes=context.options.row_group_bytes,
             limiter=CapacityLimiter(context.options.threads),
         )
-        self._awaited = anyio.Event()
+        self._awaited = asyncio.Event()
         self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
@@ -327,5 +328,5 @@ class FlushRun:
         failpoint("flush.checkpoint_saved")
         self._checkpoint = checkpoint
         self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
-        self._awaited = anyio.Event()
+        self._awaited = asyncio.Event()
         self._on_cut(checkpoint, published)

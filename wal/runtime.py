@@ -121,12 +121,40 @@ def _render(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple
     return (rendered,), {"exc_info": False}  # `Logger.exception` would print the traceback once more
 
 
+class Scope:
+    """A cancel scope that callbacks of the event loop may make and cancel, too; entered by a task.
+
+    anyio's own is made when it is entered: outside of a task, where the package sniffio is
+    installed, anyio cannot detect which library runs.
+    """
+
+    def __init__(self) -> None:
+        self._entered: anyio.CancelScope | None = None
+        self._is_cancelled = False
+
+    def __enter__(self) -> None:
+        self._entered = anyio.CancelScope()
+        if self._is_cancelled:
+            self._entered.cancel()
+        self._entered.__enter__()
+
+    def __exit__(self, *raised: object) -> bool:
+        assert self._entered is not None, "entered before it is left"
+        return self._entered.__exit__(*raised)
+
+    def cancel(self) -> None:
+        """Cancel what runs in it, or will."""
+        self._is_cancelled = True
+        if self._entered is not None:
+            self._entered.cancel()
+
+
 class Supervisor:
     """Owner of background tasks: none outlives it, and `on_failure` is called once, with the first failure."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
-        self._tasks: dict[asyncio.Task[None], anyio.CancelScope] = {}
+        self._tasks: dict[asyncio.Task[None], Scope] = {}
         self.failure: BaseException | None = None
         """What the first task that failed raised."""
 
@@ -134,7 +162,7 @@ class Supervisor:
         """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
         # A task group costs ten times as much per task, wraps errors in groups, and has to be left by the task that entered
         # it. But a scope each: `Task.cancel` would leave a thread behind that works on while the node closes around it.
-        scope = anyio.CancelScope()
+        scope = Scope()
 
         async def run() -> None:
             with scope:

@@ -328,7 +328,7 @@ class Upkeep:
             raise InvalidArgument("a node in memory has nothing to verify or to back up — open one in a directory")
         self._path, self._store, self._channel, self._flusher = path, store, channel, flusher
         self._loop = asyncio.get_running_loop()
-        self._backing_up = anyio.Lock()
+        self._backing_up = asyncio.Lock()
 
     async def verify(self) -> Report:
         """Check everything the node has, as fast as the disk goes; see `Node.verify`."""

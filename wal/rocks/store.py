@@ -81,7 +81,9 @@ class RocksStore:
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
         self.admit, self.check_admitted = self._commit.admit, self._commit.check_admitted
         self._logs: dict[str, RocksLog] = {}
-        self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
+        self._opening = asyncio.Lock()
+        self._closing = asyncio.Lock()
+        self._promising = asyncio.Lock()
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
         self._closed = False
         self.openings = 0
