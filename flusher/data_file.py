@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 from msgspec.structs import replace
 
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
@@ -27,6 +27,7 @@ from wal.codec import crc32c
 from wal.entry import U4, Numbers, RowBatch
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
+from wal.runtime import in_thread
 
 FILE_FORMAT = "1"
 """Value of the metadata key `streamingnode.format` of files this release writes."""
@@ -151,7 +152,7 @@ class FileInProgress:
         self.take()
         with anyio.CancelScope(shield=True):
             async with self._decoding, self._writing:
-                await to_thread.run_sync(self._file.discard, limiter=self._limiter)
+                await in_thread(self._file.discard, limiter=self._limiter)
 
     async def spill(self, *, last: bool = False) -> None:
         """Write the oldest pending rows as a row group, or wait for those under way. Raises `OSError`, `Corrupt`.
@@ -164,7 +165,7 @@ class FileInProgress:
             size_bytes = encoded_bytes(rows)
             self.writing_bytes += size_bytes
             try:
-                table = await to_thread.run_sync(self._decode, rows, limiter=self._limiter) if rows else None
+                table = await in_thread(self._decode, rows, limiter=self._limiter) if rows else None
                 await self._writing.acquire()  # before the next rows may be decoded: that keeps the order
             except BaseException:
                 self.writing_bytes -= size_bytes
@@ -176,10 +177,10 @@ class FileInProgress:
                 pass
             elif last:
                 # In one call, so that the file is open for no longer than one of the threads works on it.
-                written = await to_thread.run_sync(self._file.finish, table, limiter=self._limiter)
+                written = await in_thread(self._file.finish, table, limiter=self._limiter)
                 self.described = self._kind(**self.place, **written)
             elif table is not None:
-                await to_thread.run_sync(self._file.write, table, limiter=self._limiter)
+                await in_thread(self._file.write, table, limiter=self._limiter)
         except BaseException:
             self._broken = True
             raise

@@ -17,6 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from flusher.manifest import OFFSET
 from spark_sink.columns import PARTITION
+from spark_sink.runtime import refuse_after_fork
 from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
 from wal.errors import InvalidArgument, Truncated
 from wal.timetick import tick_given, tick_to_time
@@ -136,6 +137,7 @@ def _kept(table: OpenTable) -> OpenTable:
 
 
 def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
+    refuse_after_fork()
     root = table.path.resolve()
     paths: dict[str, list[str]] = {}
     for file in table.files():

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
-from anyio import to_thread
 
 from spark_sink.errors import PackageMissing
 from streamingnode.config import ServeOptions
@@ -24,7 +23,8 @@ from streamingnode.statistics import AppendMeter
 from wal.errors import InvalidArgument, StreamingNodeError, brief
 from wal.lifecycle import LogState
 from wal.rocks.space import SpaceLevel
-from wal.runtime import Supervisor, accept_one_a_turn, event_log
+from wal.runtime import Supervisor, event_log, in_thread
+from wal.sockets import accept_one_a_turn, stop_accepting
 
 if TYPE_CHECKING:
     from streamingnode.metrics import NodeMetrics
@@ -129,7 +129,7 @@ class Monitor:
     async def close(self) -> None:
         """Take no more connections, and end those there are; idempotent."""
         if self._server is not None:
-            self._server.close()
+            stop_accepting(self._server)
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -160,7 +160,7 @@ class Monitor:
         if self._node is None:
             return _document(503, reason="the node is opening")
         try:
-            metrics = await to_thread.run_sync(self._make_metrics)
+            metrics = await in_thread(self._make_metrics)
         except PackageMissing as error:
             return _document(501, code=error.code, reason=str(error))
         return Reply(200, *await metrics.expose())

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from anyio import to_thread
-
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.embedded import EmbeddedBackend
@@ -24,7 +22,7 @@ from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint
 from wal.errors import InvalidArgument
 from wal.files import FILE_MODE
-from wal.runtime import Event, event_log
+from wal.runtime import Event, event_log, in_thread
 
 _log = event_log(__name__)
 
@@ -57,12 +55,12 @@ async def serve_node(
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection walks it again
         ready(addresses)
-        await to_thread.run_sync(notify, "READY=1")
+        await in_thread(notify, "READY=1")
         ending = [asyncio.ensure_future(each) for each in (stop.wait(), node.wait_closed())]
         await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
         for each in ending:
             each.cancel()
-        await to_thread.run_sync(notify, "STOPPING=1")
+        await in_thread(notify, "STOPPING=1")
         _log.info("node_stopping", path=str(directory))
     finally:
         await node.aclose()

@@ -12,6 +12,8 @@ import pyarrow as pa
 from wal.errors import OnShutdown, ProtocolError, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 from wal.queue import Signal
+from wal.runtime import Holding
+from wal.sockets import hold_socket
 
 PART_BYTES = 2 << 20
 """What a long reply is cut into, so that others get between its parts. Most batches of messages are shorter."""
@@ -47,6 +49,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parts: dict[int, bytearray] = {}
         self._parts_bytes = 0
         self._transport: asyncio.Transport
+        self._held: Holding
         self._is_full, self._drained = False, Signal()
         self._sending, self._long = asyncio.Lock(), asyncio.Semaphore(PARTS_MAX)
         self._is_node, self.has_agreed = is_node, False
@@ -63,6 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(SEND_BUFFER_BYTES)
         if (of := self.peer("socket")).family == socket.AF_UNIX:  # the system adapts others by itself
             of.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        self._held = hold_socket(of.fileno())
         self._transport.write(PREFACE)
         self._on_made()
 
@@ -98,6 +102,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Tell that nothing comes any more."""
         self.is_open = False
+        self._held.end()
         self.resume_writing()
         self._on_lost(self._error or error)
 
