@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
@@ -63,7 +63,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._is_copy = False
         """Whether this process is a fork of the one with the node."""
-        self._held = Holding(self._closed.set, in_child=self._become_copy)
+        self._held = Holding(self._end_with_loop, in_child=self._become_copy)
 
     def __repr__(self) -> str:
         state = "failed" if self._supervisor.failure else "open"
@@ -444,6 +444,10 @@ class Node:
                 await self._backend.drain()
         finally:
             self._held.end()
+            self._closed.set()
+
+    def _end_with_loop(self) -> None:
+        with suppress(RuntimeError):  # of waiters, which have ended with the loop, too
             self._closed.set()
 
     def _become_copy(self) -> None:

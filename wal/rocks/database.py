@@ -8,8 +8,9 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
 from rocksdict import AccessType, ColumnFamily, DBRecoveryMode, Rdict
@@ -46,20 +47,24 @@ def _notice_fork() -> None:
     global _was_used_before_fork  # noqa: PLW0603 - of the process
     if _is_used and not _was_used_before_fork:
         _was_used_before_fork = True
-        _skip_destructors()
+        for register in _skippers:
+            register()
 
 
-def _skip_destructors() -> None:
-    """Have this process end before RocksDB's own end joins threads that are not here.
+def _destructor_skippers() -> list[Any]:
+    """Return what ends a process before RocksDB's own end joins threads that a child does not have.
 
-    That crashes, or hangs: other threads have got their handles meanwhile. What is registered last
-    runs first: the C library writes out its buffers, then ends the process with its exit code.
+    That would crash, or hang: other threads have got their handles meanwhile. The functions are of
+    the C library: one ends the process, with its exit code, the other writes out its buffers. What
+    is registered last runs first.
     """
     libc = ctypes.CDLL(None)
-    with suppress(AttributeError):  # where the C library is not glibc
-        for function in (libc["_exit"], libc["fcloseall"]):
-            libc.on_exit(function, None)
+    return [partial(libc["on_exit"], libc[name], None) for name in ("_exit", "fcloseall")]
 
+
+_skippers: list[Any] = []
+with suppress(AttributeError):  # where the C library is not glibc
+    _skippers = _destructor_skippers()  # now: a child may find the loader's lock taken
 
 os.register_at_fork(after_in_child=_notice_fork)
 
