@@ -4,19 +4,20 @@
 #   make demo        live rows through every part of the system into Spark tables
 #   make test        the whole test suite but crashes and long runs
 #   make test-crash  kills, power cuts, failing disks, flipped bits: a few of each; Linux, and root for some of it
+#   make test-crowded  the README, workers and every command beside packages that users have, in an environment of its own
 #   make test-long   the long tests; with GATE=kill MINUTES=60 one gate for so long, kept in docs/reliability.md
 #   make check       format, lint, types, layers, spelling, tidiness, budgets
 #   make bench       the benchmarks, each against its baseline
 #   make docs        pages and reference as a site in site/; fails on a broken link, or a public name without a docstring
-#   make lock        resolve requirements.lock again
-#   make clean       remove caches and build output; .venv and data stay
+#   make lock        resolve requirements.lock and requirements-crowded.lock again
+#   make clean       remove caches and build output; environments and data stay
 #
 # ARGS is passed on: make test ARGS="tests/wal -x". Tests run in WORKERS processes, of which one has the Spark; in one process,
 # for a debugger: make test WORKERS=0
 
 .POSIX:
 .SUFFIXES:
-.PHONY: demo test test-crash test-long check bench docs lock clean venv
+.PHONY: demo test test-crash test-crowded test-long check bench docs lock clean venv
 
 PYTHON ?= python3
 ARGS ?=
@@ -31,6 +32,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 VENV = .venv
 IN = $(VENV)/bin
+CROWDED = .venv-crowded
 
 demo: $(VENV)/.installed
 	$(IN)/streamingnode demo $(ARGS)
@@ -40,6 +42,9 @@ test: $(VENV)/.installed
 
 test-crash: $(VENV)/.installed
 	$(IN)/python -m pytest --numprocesses 2 --dist worksteal -m crash --durations=10 -o faulthandler_timeout=900 $(ARGS)
+
+test-crowded: $(CROWDED)/.installed
+	$(CROWDED)/bin/python -m pytest -m crowded tests/crowded --durations=5 $(ARGS)
 
 test-long: $(VENV)/.installed
 	@if [ -n "$(GATE)" ]; then \
@@ -75,6 +80,10 @@ lock: $(VENV)/.created
 	build/lock/bin/python -m pip install --quiet uv==$(UV_VERSION)
 	build/lock/bin/uv pip compile --universal --python-version 3.11 --all-extras --generate-hashes --fork-strategy fewest \
 	  --no-emit-index-url --no-emit-find-links --no-header --quiet $(ARGS) pyproject.toml --output-file requirements.lock
+	cp requirements.lock requirements-crowded.lock
+	build/lock/bin/uv pip compile --universal --python-version 3.11 --all-extras --group crowded --generate-hashes \
+	  --fork-strategy fewest --no-emit-index-url --no-emit-find-links --no-header --quiet $(ARGS) \
+	  pyproject.toml --output-file requirements-crowded.lock
 
 # --- the environment --------------------------------------------------------------------------------------------------
 
@@ -85,6 +94,16 @@ $(VENV)/.installed: $(VENV)/.locked pyproject.toml
 $(VENV)/.locked: $(VENV)/.created requirements.lock
 	@echo "installing requirements.lock into $(VENV), once; Spark and Java are about 600 MB"
 	$(IN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	@touch $@
+
+# What .venv has is seen from here, too, and not installed once more: Spark and Java alone are 600 MB.
+$(CROWDED)/.installed: $(VENV)/.installed requirements-crowded.lock
+	rm -rf $(CROWDED)
+	$(IN)/python -m venv $(CROWDED)
+	$(IN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$($(CROWDED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	$(CROWDED)/bin/python -m pip install --quiet --require-hashes --requirement requirements-crowded.lock
+	$(CROWDED)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # A .venv that works is kept, whoever made it. Debian splits ensurepip off into python3-venv, hence the second question.

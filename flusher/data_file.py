@@ -4,6 +4,7 @@ Plain Parquet, as `docs/format.md` has it in section "Segment file". After an `O
 gives up everything since its checkpoint and reads it again, which is also what a crash makes it do.
 """
 
+import asyncio
 import base64
 import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from anyio import CapacityLimiter, Lock, to_thread
+from anyio import CapacityLimiter
 from msgspec.structs import replace
 
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory
@@ -26,6 +27,7 @@ from wal.codec import crc32c
 from wal.entry import U4, Numbers, RowBatch
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
+from wal.runtime import in_thread
 
 FILE_FORMAT = "1"
 """Value of the metadata key `streamingnode.format` of files this release writes."""
@@ -114,7 +116,8 @@ class FileInProgress:
         self.at_work = 0  # tasks that spill or finish the file; kept by who starts them
         self.described: SegmentFile | DeleteFile | None = None  # what the manifest says of it, once it is finished
         self._pending: list[Rows] = []
-        self._decoding, self._writing = Lock(), Lock()
+        self._decoding = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._discarded = False
         self._broken = False  # rows were taken and did not get into the file: it is never finished without them
 
@@ -149,7 +152,7 @@ class FileInProgress:
         self.take()
         with anyio.CancelScope(shield=True):
             async with self._decoding, self._writing:
-                await to_thread.run_sync(self._file.discard, limiter=self._limiter)
+                await in_thread(self._file.discard, limiter=self._limiter)
 
     async def spill(self, *, last: bool = False) -> None:
         """Write the oldest pending rows as a row group, or wait for those under way. Raises `OSError`, `Corrupt`.
@@ -162,7 +165,7 @@ class FileInProgress:
             size_bytes = encoded_bytes(rows)
             self.writing_bytes += size_bytes
             try:
-                table = await to_thread.run_sync(self._decode, rows, limiter=self._limiter) if rows else None
+                table = await in_thread(self._decode, rows, limiter=self._limiter) if rows else None
                 await self._writing.acquire()  # before the next rows may be decoded: that keeps the order
             except BaseException:
                 self.writing_bytes -= size_bytes
@@ -174,10 +177,10 @@ class FileInProgress:
                 pass
             elif last:
                 # In one call, so that the file is open for no longer than one of the threads works on it.
-                written = await to_thread.run_sync(self._file.finish, table, limiter=self._limiter)
+                written = await in_thread(self._file.finish, table, limiter=self._limiter)
                 self.described = self._kind(**self.place, **written)
             elif table is not None:
-                await to_thread.run_sync(self._file.write, table, limiter=self._limiter)
+                await in_thread(self._file.write, table, limiter=self._limiter)
         except BaseException:
             self._broken = True
             raise

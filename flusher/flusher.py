@@ -5,13 +5,14 @@ path as after a crash, so there is only one, and nothing is lost, because the lo
 Damage is not retried: the flusher stops, the log grows, whoever waits for a cut gets the error; appends and readers go on.
 """
 
+import asyncio
 import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, unique
 
 import anyio
-from anyio import sleep, to_thread
+from anyio import sleep
 
 from flusher.cuts import cut_ahead, decode_first_kept, kept_cuts_key, remove_orphans
 from flusher.directory import Cut, CutLog
@@ -23,7 +24,7 @@ from scanner.scanner import Scanner
 from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
-from wal.runtime import event_log
+from wal.runtime import event_log, in_thread
 
 SPACE_LOOK_S = 0.25
 """How soon a store that is short of space is noticed, and how long it needs to notice that it no longer is."""
@@ -133,8 +134,8 @@ class Flusher:
         self._context = context
         self._run: FlushRun | None = None
         self._last_cut: Cut | None = None
-        self._changed = anyio.Event()
-        self._asked = anyio.Event()  # ends a pause: somebody waits for a cut
+        self._changed = asyncio.Event()
+        self._asked = asyncio.Event()  # ends a pause: somebody waits for a cut
         self._failure: StreamingNodeError | None = None
         self._short: StorageFull | Overloaded | None = None  # why the last run ended, if it was that
         self._faults = self._file_faults = 0
@@ -182,7 +183,7 @@ class Flusher:
             await self._changed.wait()
         if self._last_cut is not None and self._last_cut.number == number:
             return self._last_cut  # not kept by `cuts`: what becomes of it on disk is noticed by who reads it there
-        return await to_thread.run_sync(self.cuts.read, number)
+        return await in_thread(self.cuts.read, number)
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
         """Give up log and cuts that nobody needs, now, not at the next interval. Raises as `Retention.enforce`."""
@@ -194,7 +195,7 @@ class Flusher:
 
     async def check_cuts(self) -> None:
         """Raise `Corrupt` when cuts are missing that retention did not give up."""
-        numbers = await to_thread.run_sync(self.cuts.look)
+        numbers = await in_thread(self.cuts.look)
         # Asked for after the cuts were listed: it goes up before a cut goes.
         first_kept = decode_first_kept(await self._context.store.get_meta(kept_cuts_key(self._context.log.name)))
         if numbers and numbers[0] > first_kept:
@@ -255,7 +256,7 @@ class Flusher:
                 await self._end_run(state, cause)
             if self.state is FlusherState.BACKING_OFF:
                 pause_s = options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
-                self._asked = anyio.Event()
+                self._asked = asyncio.Event()
                 with anyio.move_on_after(pause_s):
                     await self._asked.wait()
                 pause_s = min(2 * pause_s, options.retry_max_s)
@@ -265,7 +266,7 @@ class Flusher:
         context = self._context
         checkpoint = decode_checkpoint(await context.store.get_meta(checkpoint_key(context.log.name)))
         failpoint("recovery.checkpoint_read")
-        ahead = await to_thread.run_sync(self._tidy, checkpoint, context.next_id())
+        ahead = await in_thread(self._tidy, checkpoint, context.next_id())
         self.checkpoint = checkpoint
         self._run = FlushRun(context, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
         start = StartingPoint(checkpoint.start_position, checkpoint.tick)
@@ -300,7 +301,7 @@ class Flusher:
         directory, wanted = self._context.directory, short_of(error)
         self._short = None
         if wanted == "disk space":
-            free_bytes = await to_thread.run_sync(directory.free_bytes)
+            free_bytes = await in_thread(directory.free_bytes)
             unwritten = self._run.open_cut.taken_bytes if self._run else 0
             self._short = StorageFull(str(directory.root), free_bytes, max(unwritten, free_bytes + SPACE_BYTES_MIN))
         elif wanted == "file descriptors":
@@ -323,7 +324,7 @@ class Flusher:
 
     def _wake(self) -> None:
         self._changed.set()
-        self._changed = anyio.Event()
+        self._changed = asyncio.Event()
 
 
 class CutSchedule:
@@ -332,7 +333,7 @@ class CutSchedule:
     def __init__(self, options: CutScheduleOptions, *, now_ms: Callable[[], int]) -> None:
         self._options = options
         self._now_ms = now_ms
-        self._full = anyio.Event()
+        self._full = asyncio.Event()
         self._asked = 0
 
     def report(self, cut_number: int, unflushed_bytes: int) -> None:
@@ -350,7 +351,7 @@ class CutSchedule:
         while is_open:
             with anyio.move_on_after(self.seconds_to_boundary()):
                 await self._full.wait()
-            self._full = anyio.Event()
+            self._full = asyncio.Event()
             is_open = await _try(self._ask(request_cut), "cut_not_made")
 
     async def _ask(self, request_cut: Callable[[], Awaitable[int]]) -> None:

@@ -5,14 +5,13 @@ gone is recorded before they go, and a manifest is set aside under another name 
 a manifest without its files, but for those of dropped collections, and the one set aside tells which files are left over.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from itertools import takewhile
 
-import anyio
 import msgspec
-from anyio import to_thread
 
 from flusher.cuts import UNREADABLE, Lease, kept_cuts_key, read_leases
 from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, file_paths, manifest_path
@@ -22,6 +21,7 @@ from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.state import ShardState
 from wal.errors import Corrupt, Truncated, UnsupportedFormat
 from wal.failpoint import failpoint
+from wal.runtime import in_thread
 
 SET_ASIDE_SUFFIX = ".removed"
 """Ends the name of a manifest whose files are going."""
@@ -78,7 +78,7 @@ class Retention:
         self._directory = cuts.directory
         self._context = context
         self._found_tick, self._opened_ms = context.log.last_tick, context.elapsed_ms()
-        self._enforcing = anyio.Lock()
+        self._enforcing = asyncio.Lock()
         self._holds = 0
 
     @asynccontextmanager
@@ -110,7 +110,7 @@ class Retention:
             if taken is None or self._holds:
                 return 0
             collections, old_tick = state.catalog.collections(dropped=True), 0 if old is None else old.tick
-            removable, kept = await to_thread.run_sync(self._look, checkpoint, collections, old_tick, taken.tick)
+            removable, kept = await in_thread(self._look, checkpoint, collections, old_tick, taken.tick)
             await self._give_up(removable)
             if old is None:
                 return 0
@@ -166,7 +166,7 @@ class Retention:
             key, first_kept = kept_cuts_key(self._context.log.name), earliest[-1].number + 1
             await self._context.store.put_meta({key: msgspec.msgpack.encode(first_kept)})
             failpoint("flush.cut_given_up")
-            await to_thread.run_sync(self._remove_cuts, earliest)
+            await in_thread(self._remove_cuts, earliest)
             self._cuts.forget_below(first_kept)
 
     def _remove_cuts(self, manifests: Sequence[CutManifest]) -> None:

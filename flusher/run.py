@@ -3,6 +3,7 @@
 It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 import anyio
 import msgspec
 import pyarrow as pa
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 from anyio.abc import TaskGroup
 
 from flusher.cuts import build_manifest, check_same_cut, publish_cut
@@ -37,6 +38,7 @@ from wal.headers import CutHeader, DropCollectionHeader, DropPartitionHeader, Fl
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message import Message
+from wal.runtime import in_thread
 
 STEPS_OF_A_FILE = 2
 """One row group of a file is decoded while the one before it is written."""
@@ -207,7 +209,7 @@ class FlushRun:
             row_group_bytes=context.options.row_group_bytes,
             limiter=CapacityLimiter(context.options.threads),
         )
-        self._awaited = anyio.Event()
+        self._awaited = asyncio.Event()
         self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
@@ -308,7 +310,7 @@ class FlushRun:
         manifest = build_manifest(
             self._checkpoint, tick, described, self.state, node_id=context.store.node_id, created_ms=context.now_ms()
         )
-        return await to_thread.run_sync(publish_cut, context.directory, manifest)
+        return await in_thread(publish_cut, context.directory, manifest)
 
     async def _advance(self, message: Message, published: Cut) -> None:
         context, manifest = self._context, published.manifest
@@ -327,5 +329,5 @@ class FlushRun:
         failpoint("flush.checkpoint_saved")
         self._checkpoint = checkpoint
         self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)
-        self._awaited = anyio.Event()
+        self._awaited = asyncio.Event()
         self._on_cut(checkpoint, published)

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anyio import to_thread
-
 from interceptors.shard.state import ShardState
 from interceptors.txn import Commits
 from interceptors.window import ProducerLimits, Window, Write, decode_window
@@ -16,6 +14,7 @@ from wal.headers import DDL, MessageType
 from wal.log import Log
 from wal.message import Message
 from wal.position import FIRST_POSITION, message_id_kind
+from wal.runtime import in_thread
 
 READ_BYTES = 1 << 20
 """One read's worth of entries: what is decoded and applied before other tasks get their turn."""
@@ -55,7 +54,7 @@ async def recover(
     if producers is not None:
         kind = message_id_kind(log.wal_name)
         # In a thread: a full window takes longer than the event loop may be held.
-        window = await to_thread.run_sync(lambda: decode_window(producers, kind, producer_limits, held=held))
+        window = await in_thread(lambda: decode_window(producers, kind, producer_limits, held=held))
 
     def begin_missing(commit: Message) -> None:
         # `position` is an LC: of every transaction that commits after the checkpoint the begin is in what is read.

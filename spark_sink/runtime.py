@@ -114,8 +114,10 @@ def session(**conf: str) -> SparkSession:
     and win over ours. `spark.master` is `local[*]` unless given. Those that belong to the JVM (memory) count only when
     this call starts it. Nothing is printed unless Spark has an error to report.
 
-    Raises `PackageMissing` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache.
+    Raises `PackageMissing` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache,
+    and in a forked child of a process that has a session.
     """
+    refuse_after_fork()
     given = {name if "." in name else name.replace("_", "."): str(value) for name, value in conf.items()}
     settings = {**SETTINGS, "spark.master": "local[*]", **given}
     environment = {}
@@ -128,6 +130,27 @@ def session(**conf: str) -> SparkSession:
         builder = builder.config(name, value)
     with _environment(environment):
         return register(builder.getOrCreate())
+
+
+_inherited: SparkContext | None = None
+"""The context that the process which this one was forked from had: both would talk over the same sockets."""
+
+
+def refuse_after_fork() -> None:
+    """Raise `StorageFailed` while this process has the Spark session of the one that it was forked from."""
+    if _inherited is not None and SparkContext._active_spark_context is _inherited:  # noqa: SLF001 - as below
+        raise StorageFailed(
+            "the Spark session belongs to the process that this one was forked from — "
+            "start processes with the spawn method, or make the session after the fork only"
+        )
+
+
+def _notice_fork() -> None:
+    global _inherited  # noqa: PLW0603 - of the process
+    _inherited = SparkContext._active_spark_context  # noqa: SLF001 - as below
+
+
+os.register_at_fork(after_in_child=_notice_fork)
 
 
 def register(spark: SparkSession) -> SparkSession:
@@ -282,6 +305,7 @@ class LazySession:
 
     def get(self) -> SparkSession:
         """Return a session with the settings of an ingest. Raises as `session`."""
+        refuse_after_fork()
         if self._job is None:
             if self._given is None and SparkContext._active_spark_context is not None:  # noqa: SLF001 - as below
                 self._given = session()  # of this process, whoever made it: they end it

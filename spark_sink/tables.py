@@ -18,6 +18,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from flusher.manifest import OFFSET
 from interceptors.errors import before_creation
 from spark_sink.columns import PARTITION
+from spark_sink.runtime import refuse_after_fork
 from spark_sink.table import OpenTable, TableVersion, nearest_states, state_at
 from wal.errors import InvalidArgument, Truncated
 from wal.files import check_path
@@ -190,6 +191,7 @@ def _vacuumed(table: OpenTable) -> str | None:
 
 
 def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
+    refuse_after_fork()
     paths: dict[str, list[Path]] = {}
     for file in table.files():
         paths.setdefault(file.partition, []).append(table.place_of(file))

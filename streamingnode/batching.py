@@ -200,7 +200,9 @@ class ParallelConsumer:
 
     def __post_init__(self) -> None:
         _check(workers=self.workers, in_flight_max=self.in_flight_max, ack_interval_s=self.ack_interval_s)
-        self._slots, self._ended, self._wait = asyncio.Semaphore(self.workers), Signal(), anyio.CancelScope()
+        self._slots = asyncio.Semaphore(self.workers)
+        self._ended = Signal()
+        self._wait: anyio.CancelScope  # of each look for a message
         self._in_flight: OrderedDict[ReadMessage, bool] = OrderedDict()  # whether each is worked off
         self._newest: dict[Hashable, asyncio.Task[None]] = {}  # by key, until it ends
         self._worked_off: ReadMessage | None = None  # to be acknowledged at `_ack_at_s` of the event loop's clock

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
-from anyio import to_thread
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.collections import check_name
@@ -28,6 +27,7 @@ from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgum
 from wal.rocksmq.contract import Consumer
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.rocksmq.messages import check_name as check_topic_name
+from wal.runtime import in_thread
 
 if TYPE_CHECKING:
     from streamingnode.node import Node
@@ -150,7 +150,7 @@ class _Crossing:
         async with await self._mq.register_consumer(self._topic, self._name, ack_timeout_s=None) as consumer:
             messages: Sequence[ConsumerMessage] = ()
             while messages := messages or await self._take(consumer, once=once):
-                fitted = await to_thread.run_sync(self._fit, messages)
+                fitted = await in_thread(self._fit, messages)
                 messages = messages[len(fitted) :]
                 for is_dead, run in groupby(fitted, key=self._is_dead):
                     await (self._bury if is_dead else self._insert)(producer, found := list(run))

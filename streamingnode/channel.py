@@ -11,7 +11,6 @@ from functools import partial
 
 import anyio
 import msgspec
-from anyio import to_thread
 
 from flusher.flusher import Flusher
 from flusher.manifest import Checkpoint, SegmentFile, checkpoint_key, decode_checkpoint
@@ -40,7 +39,7 @@ from wal.log import Log, LogStore
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
 from wal.queue import PendingBytes
-from wal.runtime import Supervisor
+from wal.runtime import Supervisor, in_thread
 from wal.timetick import TickAllocator
 
 
@@ -256,7 +255,7 @@ class Channel:
         """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
         await self.wal.wait_back()
         window = self.term.idempotency.window
-        return await to_thread.run_sync(encode_window, window.freeze(tick, now_ms=self.term.transactions.now_ms()))
+        return await in_thread(encode_window, window.freeze(tick, now_ms=self.term.transactions.now_ms()))
 
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
         """Return what a write came to whose first try may be under way; None when it is not in the log."""

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import anyio
-
 from flusher.directory import CUTS, NodeDirectory, refuse_mixed
 from flusher.flusher import Flusher
 from flusher.manifest import DELETES, SEGMENTS, checkpoint_key, decode_checkpoint
@@ -33,7 +31,7 @@ from wal.memory_store import MemoryLogStore
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocksmq.queue import RocksMQ
 from wal.rocksmq.topic import PREFIX
-from wal.runtime import Supervisor, elapsed_ms, event_log, unix_ms
+from wal.runtime import Holding, Supervisor, elapsed_ms, event_log, in_thread, unix_ms
 from wal.timetick import AHEAD_MS_MAX, TickAllocator, tick_to_time
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ async def compose(
     failpoint("recovery.store_opened")
     if path is not None:  # a log beside cuts that are not its own is refused before anything is appended to it
         checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
-        await anyio.to_thread.run_sync(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
+        await in_thread(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
     traces = await _load_traces(config, store.node_id, brief=brief)
     appends = AppendMeter(*[each for each in (traces, observer) if each is not None])
     channel = Channel(
@@ -164,24 +162,27 @@ async def _load_traces(config: NodeConfig, node_id: str, *, brief: bool) -> "Tra
 
         return Traces(node_id, PCHANNEL)
 
-    return await anyio.to_thread.run_sync(load)
+    return await in_thread(load)
 
 
 async def _open_store(path: Path | None, config: NodeConfig, *, brief: bool) -> LogStore:
     if path is None:
         return MemoryLogStore(config.memory)
-    await anyio.to_thread.run_sync(assert_sole_owner)
+    await in_thread(assert_sole_owner)
     return await open_rocks_store(path, options=config.log, brief=brief)
 
 
 async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:
     """The directory of segments and cuts: the node's own, or a throw-away one for a node in memory."""
     if path is None:
-        root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="streamingnode-")))
-        closing.push_async_callback(anyio.to_thread.run_sync, partial(shutil.rmtree, root, ignore_errors=True))
+        root = Path(await in_thread(partial(tempfile.mkdtemp, prefix="streamingnode-")))
+        remove = partial(shutil.rmtree, root, ignore_errors=True)
+        held = Holding(remove, in_child=lambda: None)
+        closing.callback(held.end)
+        closing.push_async_callback(in_thread, remove)
         return NodeDirectory(root)
     directory = NodeDirectory(path, for_group=config.flush.group_may_read)
-    await anyio.to_thread.run_sync(directory.set_access, (SEGMENTS, DELETES, CUTS))
+    await in_thread(directory.set_access, (SEGMENTS, DELETES, CUTS))
     return directory
 
 

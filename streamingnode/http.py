@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
-from anyio import to_thread
 
 from spark_sink.errors import PackageMissing
 from streamingnode.config import ServeOptions
@@ -26,7 +25,8 @@ from streamingnode.statistics import AppendMeter
 from wal.errors import InvalidArgument, StreamingNodeError, brief
 from wal.lifecycle import LogState
 from wal.rocks.space import SpaceLevel
-from wal.runtime import Supervisor, accept_one_a_turn, event_log, mark_heard
+from wal.runtime import Supervisor, event_log, in_thread, mark_heard
+from wal.sockets import accept_one_a_turn, stop_accepting
 
 if TYPE_CHECKING:
     from streamingnode.metrics import NodeMetrics
@@ -142,7 +142,7 @@ class Monitor:
     async def close(self) -> None:
         """Take no more connections, and end those there are; idempotent."""
         if self._server is not None:
-            self._server.close()
+            stop_accepting(self._server)
         for task in list(self._connections):
             task.cancel()
         for answer in self._answers:
@@ -180,7 +180,7 @@ class Monitor:
             await asyncio.sleep(self._rendered_at + METRICS_S_MIN - loop.time())
             self._under_way.pop(self._metrics, None)
             try:
-                metrics = await to_thread.run_sync(self._make_metrics)
+                metrics = await in_thread(self._make_metrics)
                 return Reply(200, *await metrics.expose())
             except PackageMissing as error:
                 return _document(501, code=error.code, reason=str(error))

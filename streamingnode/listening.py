@@ -7,16 +7,14 @@ with the first of them.
 import asyncio
 import os
 import socket
-import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anyio import to_thread
-
 from streamingnode.remote.address import SOCKET_NAME
 from wal.files import FILE_MODE
-from wal.runtime import accept_one_a_turn, event_log
+from wal.runtime import event_log, in_thread
+from wal.sockets import accept_one_a_turn, stop_accepting
 
 if TYPE_CHECKING:
     from streamingnode.embedded import EmbeddedBackend
@@ -55,13 +53,11 @@ class Listener:
         """Listen at `node.sock` in the node's directory, for this user alone."""
         path = directory / SOCKET_NAME
         try:
-            bound = await to_thread.run_sync(_bind, path)
+            bound = await in_thread(_bind, path)
         except OSError as error:
             _log.warning("not_listening", path=str(path), error=str(error))
             return
         self.path = path
-        # Of a node that is thrown away with its event loop; else it is closed before.
-        weakref.finalize(self, bound.close).atexit = False
         loop = asyncio.get_running_loop()
         self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=1, start_serving=False)
         await accept_one_a_turn(self._socket)
@@ -69,14 +65,14 @@ class Listener:
     async def close(self) -> None:
         """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""
         if self._socket is not None:
-            self._socket.close()
+            stop_accepting(self._socket)
         if self._server is not None:
             await self._server.drain(GRACE_S)
             await self._server.close()
         if self.path is not None:
             path, self.path = self.path, None
             with suppress(OSError):
-                await to_thread.run_sync(path.unlink)
+                await in_thread(path.unlink)
 
     def _connected(self) -> asyncio.BufferedProtocol:
         return self.server.connected()

@@ -9,8 +9,6 @@ from enum import Enum
 from itertools import islice
 from operator import attrgetter
 
-from anyio import to_thread
-
 from flusher.flusher import FlusherState
 from spark_sink.errors import PackageMissing
 from streamingnode.embedded import EmbeddedBackend
@@ -18,6 +16,7 @@ from streamingnode.statistics import AppendMeter, NodeStatistics
 from wal.lifecycle import LogState
 from wal.measure import Histogram
 from wal.rocks.space import SpaceLevel
+from wal.runtime import in_thread
 from wal.timetick import physical_ms
 
 try:
@@ -111,7 +110,7 @@ class NodeMetrics:
     async def expose(self) -> tuple[bytes, str]:
         """Measure, and return it as text with its content type; the text is made in a thread."""
         self._families = list(self.measure())
-        return await to_thread.run_sync(generate_latest, self.registry), CONTENT_TYPE_LATEST
+        return await in_thread(generate_latest, self.registry), CONTENT_TYPE_LATEST
 
     def measure(self) -> Iterator[Metric]:
         """Yield every family as of now."""

@@ -3,13 +3,12 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
-from anyio import to_thread
 
 from interceptors.shard.catalog import CollectionInfo
 from scanner.deliver_policy import DeliverPolicy
@@ -42,12 +41,12 @@ from streamingnode.writing.write import (
     within,
 )
 from wal.append import AppendGroup, AppendResult
-from wal.errors import InvalidArgument, OnShutdown, shown
+from wal.errors import InvalidArgument, OnShutdown, StorageFailed, shown
 from wal.files import check_path
 from wal.headers import MessageType
 from wal.rocks.layout import Durability
 from wal.rocksmq.contract import MessageQueue
-from wal.runtime import Supervisor, outlast
+from wal.runtime import Holding, Supervisor, in_thread, let_go_of_ended, outlast
 from wal.timetick import tick_given
 
 T = TypeVar("T")
@@ -70,11 +69,16 @@ class Node:
         self._closing: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._is_copy = False
+        """Whether this process is a fork of the one with the node."""
+        self._held = Holding(self._end_with_loop, in_child=self._become_copy)
 
     def __repr__(self) -> str:
         state = "failed" if self._supervisor.failure else "open"
         if self._closing is not None and state == "open":
             state = "closed" if self._closing.done() else "closing"
+        if self._loop.is_closed() and state in {"open", "closing"}:
+            state = "closed with its event loop"
         return f"<Node {self.path or 'in memory'} {state}>"
 
     # --- what it is: answers at once, after the node closed too ---------------------------------------------------------
@@ -367,7 +371,7 @@ class Node:
         `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
         """
         self._check_open()
-        definition = await to_thread.run_sync(Definition(name, schema, primary_key, shards, partitions).checked)
+        definition = await in_thread(Definition(name, schema, primary_key, shards, partitions).checked)
         create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists)
         return collection_of(await self._run(create, "the collection", timeout))
 
@@ -442,9 +446,15 @@ class Node:
     async def aclose(self) -> None:
         """Refuse new calls, let those that were begun finish, close everything, and release the directory. Idempotent.
 
-        Any task may call it. A cancelled call raises that when the node is closed. Raises what failed when it was background
-        work that ended the node.
+        Any task may call it, on the node's event loop; once that has ended, on any other. A cancelled call raises that when
+        the node is closed. Raises what failed when it was background work that ended the node. In a forked child, whose copy
+        of the node holds nothing, it does nothing.
         """
+        if self._is_copy:
+            return
+        if self._loop.is_closed():
+            await in_thread(let_go_of_ended)
+            return
         self._check_loop()
         await outlast(self.begin_closing())
         if self._supervisor.failure is not None:
@@ -455,7 +465,15 @@ class Node:
             async with self._parts:
                 await self._backend.drain()
         finally:
+            self._held.end()
             self._closed.set()
+
+    def _end_with_loop(self) -> None:
+        with suppress(RuntimeError):  # of waiters, which have ended with the loop, too
+            self._closed.set()
+
+    def _become_copy(self) -> None:
+        self._is_copy = True
 
     async def _run(
         self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None, *, changes: bool = True
@@ -497,10 +515,17 @@ class Node:
 
     def _check_loop(self) -> None:
         """Raise unless this is the node's event loop: a look from a thread could meet an append half way."""
+        if self._is_copy:
+            raise StorageFailed(
+                "the node was opened before this process was forked — open it in one process only, and start others with "
+                "the spawn method; connect() after the fork reaches it"
+            )
         try:
             here = asyncio.get_running_loop() is self._loop
         except RuntimeError:
             here = False
+        if self._loop.is_closed():
+            raise OnShutdown("the event loop of the node has ended — open the node again")
         if not here:
             raise InvalidArgument(
                 "the node is used on another event loop than its own — call it on the loop that opened it; "

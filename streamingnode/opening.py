@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-from anyio import to_thread
 
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
@@ -25,7 +24,7 @@ from streamingnode.signals import ENDING, Interrupted
 from wal.append import AppendObserver
 from wal.errors import AlreadyOwned, Indeterminate, InvalidArgument, OnShutdown, StorageFailed, StreamingNodeError
 from wal.files import OWNER_S_MAX, check_path, disk_errors_typed
-from wal.runtime import Supervisor, event_log, outlast
+from wal.runtime import Supervisor, event_log, in_thread, let_go_of_ended, outlast
 
 if TYPE_CHECKING:
     import ssl
@@ -112,7 +111,7 @@ def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
     async def compose_lasting(place: Path | None, config: NodeConfig, *parts: Any) -> Node:
         assert place is not None, "it was given"
         try:
-            await to_thread.run_sync(check_free, place)
+            await in_thread(check_free, place)
         except AlreadyOwned as owned:
             if not owned.brief:
                 raise
@@ -132,7 +131,7 @@ async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) ->
 
     assert path is not None, "it was checked"
     with suppress(AlreadyOwned):  # by a service
-        await handed_over(path, partial(to_thread.run_sync, check_free, path))
+        await handed_over(path, partial(in_thread, check_free, path))
     return await compose_shared(path, config, partial(OpenNode, path, compose=compose), *parts)
 
 
@@ -234,6 +233,7 @@ class OpenNode:
         self._supervisor = Supervisor(self._fail)
         self._parts = AsyncExitStack()
         self._node: Node | None = None
+        self._loop: asyncio.AbstractEventLoop
 
     def __await__(self) -> Generator[Any, None, Node]:
         return self.__aenter__().__await__()
@@ -243,6 +243,7 @@ class OpenNode:
             raise InvalidArgument("this open_node() was used already — call open_node() again")
         _check_asyncio()
         self._entered = True
+        self._loop = asyncio.get_running_loop()
         opening = anyio.CancelScope()
         try:  # in a task of its own, so that nothing of the caller's is held until the node closes
             await outlast(self._open_parts(opening), on_cancel=opening.cancel)
@@ -262,21 +263,22 @@ class OpenNode:
         A refusal that names the failure is none of its own.
         """
         assert self._node is not None, "entered before it is left"
+        if kind is GeneratorExit and self._loop.is_closed():  # thrown away after it: nothing can be awaited
+            return
         try:
             await self._node.aclose()
         except Exception as failure:
             refused = isinstance(error, OnShutdown) and error.__cause__ is failure
             own = kind is not None and not refused and failure is self._supervisor.failure
-            # A coroutine that is thrown away after its event loop comes by here, too, and nothing can be awaited then.
-            thrown_away = kind is GeneratorExit and isinstance(failure, InvalidArgument)
-            if not (own or thrown_away):
+            if not own:
                 raise
 
     async def _open_parts(self, scope: anyio.CancelScope) -> None:
         with scope, disk_errors_typed(self._path or "the temporary directory"):
-            config = await to_thread.run_sync(self._settle)
+            await in_thread(let_go_of_ended)
+            config = await in_thread(self._settle)
             # Absolute, because a program may change its directory while the node is open.
-            path = None if self._path is None else await to_thread.run_sync(self._path.absolute)
+            path = None if self._path is None else await in_thread(self._path.absolute)
             self._parts.push_async_callback(self._supervisor.stop)
             try:
                 node = await self._compose(path, config, self._supervisor, self._parts)

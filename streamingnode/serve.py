@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from anyio import to_thread
-
 from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.embedded import EmbeddedBackend
@@ -26,7 +24,7 @@ from streamingnode.remote.auth import Endpoint, Tokens
 from streamingnode.remote.server import Server
 from streamingnode.signals import ENDING
 from wal.errors import InvalidArgument, StreamingNodeError
-from wal.runtime import Event, event_log
+from wal.runtime import Event, event_log, in_thread
 
 _log = event_log(__name__)
 
@@ -79,12 +77,12 @@ async def _serve(
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection walks it again
         ready(addresses)
-        await to_thread.run_sync(notify, "READY=1")
+        await in_thread(notify, "READY=1")
         ending = [asyncio.ensure_future(each) for each in (stop.wait(), node.wait_closed())]
         await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
         for each in ending:
             each.cancel()
-        await to_thread.run_sync(notify, "STOPPING=1")
+        await in_thread(notify, "STOPPING=1")
         _log.info("node_stopping", path=str(directory))
     finally:
         await node.aclose()
@@ -113,7 +111,7 @@ class TokensRead:
         while self._is_asked:
             self._is_asked = False
             try:
-                tokens = await to_thread.run_sync(Tokens.read, self._file)
+                tokens = await in_thread(Tokens.read, self._file)
             except StreamingNodeError as error:
                 text = f"tokens: {error}; those that were read before stay"
                 self._told(text, {"tokens": None, "error": str(error)})

@@ -8,7 +8,6 @@ node's files still go back to the beginning, the files are all there is to read.
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
 import pyarrow as pa
 
 from flusher.cuts import Lease
@@ -27,6 +26,7 @@ from streamingnode.rows import key_hashes
 from wal.entry import Visible, up_to
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated, shown
 from wal.files import disk_errors_typed
+from wal.runtime import in_thread
 from wal.shard_hash import shards_of
 from wal.timetick import tick_shown
 
@@ -73,7 +73,7 @@ async def take_snapshot(
                 source = SnapshotSource(
                     cuts=cuts, collection=info, last_cut=last_cut, tail=tail, as_of=tick, selection=selection
                 )
-                rows = await anyio.to_thread.run_sync(read_rows, source)
+                rows = await in_thread(read_rows, source)
             except StreamingNodeError as error:
                 channel.check_live(info)  # its files may have gone meanwhile
                 is_behind = isinstance(error, (Truncated, TableAhead))

@@ -128,6 +128,40 @@ def test_whoever_reads_parquet_has_its_page_checksums_compared(package: str) -> 
     assert not unchecked
 
 
+DETECTING = {
+    *("CancelScope", "Condition", "Event", "Lock", "Semaphore", "create_task_group", "current_time"),
+    *("current_effective_deadline", "fail_after", "get_cancelled_exc_class", "move_on_after"),
+}
+"""What of anyio asks which library runs, which beside sniffio only a task can tell."""
+
+
+def test_plain_functions_of_the_product_make_nothing_that_asks_which_library_runs() -> None:
+    """A callback of the event loop may call a plain function, and uvloop calls protocol factories outside of any task."""
+    product = [path for path in PYTHON if path.relative_to(ROOT).parts[0] in ROOT_PACKAGES]
+    found = []
+    for path in product:
+        assert not re.search(rf"from anyio import .*\b({'|'.join(DETECTING)})\b", path.read_text("utf-8")), path
+        for function in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(function, ast.FunctionDef | ast.Lambda):
+                found += [f"{_name(path)}:{call.lineno}" for call in _calls_in(function) if _detects(call)]
+    (entering,) = found  # `Scope.__enter__`, which a task calls
+    assert entering.startswith("wal/runtime.py:")
+
+
+def _calls_in(function: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls in a function, but for those in coroutine functions inside it."""
+    for node in ast.iter_child_nodes(function):
+        if isinstance(node, ast.Call):
+            yield node
+        if not isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef | ast.Lambda):
+            yield from _calls_in(node)
+
+
+def _detects(call: ast.Call) -> bool:
+    of = call.func
+    return isinstance(of, ast.Attribute) and getattr(of.value, "id", "") == "anyio" and of.attr in DETECTING
+
+
 @pytest.mark.parametrize("page", MARKDOWN, ids=_name)
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     targets = LINK.findall(CODE.sub("", page.read_text("utf-8")))

@@ -32,7 +32,7 @@ from wal.message import MutableMessage
 from wal.packer import Packer
 from wal.position import NODE_PRODUCER_ID, ProducerStamp
 from wal.queue import Budget
-from wal.runtime import event_log
+from wal.runtime import Scope, event_log
 from wal.timetick import TickAllocator
 
 _log = event_log(__name__)
@@ -120,7 +120,7 @@ class Wal:
         self._full: StorageFull | None = None
         """Why the log is not back: then nobody waits for it, because waiting does not free space."""
         self._kept: asyncio.Future[None] | None = None
-        self._scope = anyio.CancelScope()
+        self._scope = Scope()
         self._reopened = self._attempts = 0
         self._last_error = ""
 

@@ -208,9 +208,9 @@ LOCK_NAME, BRIEF = "node.lock", " brief"
 OWNER_S_MAX = 5.0
 """How long a service waits for a command to let go of its directory, and a command that did for the service to take it."""
 
-_held: dict[tuple[int, int], int] = {}
-"""The lock files held by this process, with its pid, which a forked child does not have. Pids in the files do not tell: two
-containers that share a directory may both be process 1."""
+_held: dict[tuple[int, int], "DirectoryLock"] = {}
+"""The locks of this process, by their files. Pids in the files do not tell: two containers that share
+a directory may both be process 1."""
 
 
 class DirectoryLock:
@@ -238,7 +238,7 @@ class DirectoryLock:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
-                    own = _held.get(identity) == os.getpid()
+                    own = identity in _held
                     # Who has only the directory reads it, and the lock file still names an owner before that.
                     holder, is_brief = read_owner(lock) if descriptor == lock else (None, False)
                     raise AlreadyOwned(
@@ -247,26 +247,41 @@ class DirectoryLock:
             pid = f"{os.getpid()}{BRIEF * brief}\n".encode()
             os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
             os.ftruncate(lock, len(pid))
-            _held[identity] = os.getpid()
-            opened.callback(self._unlock, lock, place, len(pid), os.getpid())
+            opened.callback(self._unlock, lock, place, len(pid))
             opened.callback(_held.pop, identity, None)
+            self._descriptors = (lock, place)
             self._held = opened.pop_all()
+            _held[identity] = self
 
     @staticmethod
-    def _unlock(lock: int, place: int, length: int, owner: int) -> None:
+    def _unlock(lock: int, place: int, length: int) -> None:
         """Take the pid out, so that who is refused before the next owner's is in does not take it for that one's; unlock.
 
         Closing is not enough: a process that another thread is just starting has the descriptors until it runs its program.
         """
-        if os.getpid() == owner:
-            with suppress(OSError):
-                os.pwrite(lock, bytes(length), 0)
-            for descriptor in (place, lock):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with suppress(OSError):
+            os.pwrite(lock, bytes(length), 0)
+        for descriptor in (place, lock):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def release(self) -> None:
-        """Unlock; idempotent. In a forked child this takes nothing from the parent but keeps its lock from outliving it."""
+        """Unlock; idempotent. In a forked child it does nothing."""
         self._held.close()
+
+    def _leave(self) -> None:
+        """Close the descriptors without unlocking: the lock is the parent's, and ends with it."""
+        self._held.pop_all()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+
+
+def _leave_in_child() -> None:
+    for lock in list(_held.values()):
+        lock._leave()  # noqa: SLF001 - of this class
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def read_owner(lock: int) -> tuple[int | None, bool]:

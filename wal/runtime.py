@@ -1,21 +1,25 @@
-"""Event log, clocks, tasks that outlast their caller, listening sockets, and the owner of background tasks."""
+"""Event log, clocks, tasks and threads that outlast their caller, and what is open for an event loop."""
 
 import asyncio
 import logging
 import os
-import socket
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
+import anyio.to_thread
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 from wal.errors import OnShutdown, StreamingNodeError, escaped
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has not seen a leap."""
@@ -72,22 +76,6 @@ def mark_heard(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-BACKLOG = 1_024
-"""Connections that the system keeps until they are accepted."""
-
-
-async def accept_one_a_turn(listening: asyncio.AbstractServer) -> None:
-    """Start a server that was made with a backlog of 1, and have the system keep `BACKLOG` connections for it.
-
-    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each try is a traceback. Who
-    makes a server to be started here has it, and can close it, however this ends.
-    """
-    await listening.start_serving()
-    for each in listening.sockets:  # type: ignore[attr-defined]  # of its own class, which is uvloop's there
-        with socket.socket(fileno=os.dup(each.fileno())) as same:
-            same.listen(BACKLOG)
-
-
 class Event(str):
     """An event as the line of text that it is by default, with the `fields` that a formatter may write in another way."""
 
@@ -121,12 +109,45 @@ def _render(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple
     return (rendered,), {"exc_info": False}  # `Logger.exception` would print the traceback once more
 
 
+class Scope:
+    """A cancel scope that callbacks of the event loop may make and cancel, too; entered by a task.
+
+    anyio's own is made when it is entered: outside of a task, where the package sniffio is
+    installed, anyio cannot detect which library runs.
+    """
+
+    def __init__(self) -> None:
+        self._entered: anyio.CancelScope | None = None
+        self._is_cancelled = False
+
+    def __enter__(self) -> None:
+        self._entered = anyio.CancelScope()
+        if self._is_cancelled:
+            self._entered.cancel()
+        self._entered.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        assert self._entered is not None, "entered before it is left"
+        return self._entered.__exit__(kind, error, traceback)
+
+    def cancel(self) -> None:
+        """Cancel what runs in it, or will."""
+        self._is_cancelled = True
+        if self._entered is not None:
+            self._entered.cancel()
+
+
 class Supervisor:
     """Owner of background tasks: none outlives it, and `on_failure` is called once, with the first failure."""
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
-        self._tasks: dict[asyncio.Task[None], anyio.CancelScope] = {}
+        self._tasks: dict[asyncio.Task[None], Scope] = {}
         self.failure: BaseException | None = None
         """What the first task that failed raised."""
 
@@ -134,7 +155,7 @@ class Supervisor:
         """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
         # A task group costs ten times as much per task, wraps errors in groups, and has to be left by the task that entered
         # it. But a scope each: `Task.cancel` would leave a thread behind that works on while the node closes around it.
-        scope = anyio.CancelScope()
+        scope = Scope()
 
         async def run() -> None:
             with scope:
@@ -174,3 +195,138 @@ class Supervisor:
         if failure is not None and self.failure is None:
             self.failure = failure
             self._on_failure(failure)
+
+
+# --- what is open for an event loop -----------------------------------------------------------------------------------
+#
+# A program may end its event loop and leave a node open, as notebooks and test suites do, or fork. Nothing of
+# that node can be awaited any more, but its lock, threads and sockets are still there. Whoever opens something
+# gives a holding with two plain functions, which need no event loop.
+
+_log = event_log(__name__)
+
+THREADS_S_MAX = 60.0
+"""How long the threads of an ended loop may take for what they are doing, before it is left as it is."""
+
+
+class Holding:
+    """Something that is open for the running event loop, until `end`.
+
+    `let_go` closes it once the loop has ended; it may block, and runs in any thread. `in_child`
+    runs in a forked child, where this is a copy: it must neither block nor change what the parent
+    has, and what it raises is ignored.
+    """
+
+    def __init__(self, let_go: Callable[[], object], *, in_child: Callable[[], object]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.let_go = let_go
+        self.in_child = in_child
+        _open[self] = None
+
+    def end(self) -> None:
+        """Forget it: it was closed in the ordinary way. Idempotent."""
+        _open.pop(self, None)
+
+
+_open: dict[Holding, None] = {}
+"""All there are, oldest first. Only single operations on it, which the interpreter lock makes atomic."""
+_letting_go = threading.Lock()
+_busy: Counter[asyncio.AbstractEventLoop] = Counter()
+"""How many calls each event loop has under way in threads."""
+_threads = threading.Condition()
+"""Guards `_busy`, and is notified when a call ends."""
+
+
+async def in_thread(call: Callable[[*Ts], T], *arguments: *Ts, limiter: anyio.CapacityLimiter | None = None) -> T:
+    """Return what a blocking call returns, in a worker thread; a cancellation is raised at its end.
+
+    That is so however the cancellation comes: asyncio cancels every task when a loop ends, past
+    anyio's shields. A call that has not begun when its loop is closed raises `OnShutdown`, and
+    `let_go_of_ended` waits for those that have: none works on beside what comes after it.
+    """
+    loop = asyncio.get_running_loop()
+    begins = _Token()
+    ends = _Token()
+    ended = asyncio.Event()
+
+    def run() -> T:
+        with _threads:
+            if loop.is_closed() or not begins.take():
+                raise OnShutdown("the call was cancelled, or its event loop has ended")
+            _busy[loop] += 1
+        try:
+            return call(*arguments)
+        finally:
+            with _threads:
+                _busy[loop] -= 1
+                if not _busy[loop]:
+                    del _busy[loop]
+                _threads.notify_all()
+            if not ends.take():
+                with suppress(RuntimeError):  # the loop was closed meanwhile
+                    loop.call_soon_threadsafe(ended.set)
+
+    try:
+        return await anyio.to_thread.run_sync(run, limiter=limiter)
+    except asyncio.CancelledError:
+        if not begins.take() and ends.take():
+            with anyio.CancelScope(shield=True):
+                while not ended.is_set():
+                    with suppress(asyncio.CancelledError):
+                        await ended.wait()
+        raise
+
+
+class _Token:
+    """Something that one of two threads gets: whoever comes first."""
+
+    def __init__(self) -> None:
+        self._left = [True]
+
+    def take(self) -> bool:
+        """Return whether this call got it."""
+        try:
+            self._left.pop()
+        except IndexError:
+            return False
+        return True
+
+
+def let_go_of_ended() -> None:
+    """Close what was left open by event loops that have ended, the newest first. Blocks.
+
+    A loop whose threads do not end keeps what it has.
+    """
+    if not _open:
+        return
+    with _letting_go:
+        ended = {each.loop for each in list(_open) if each.loop.is_closed()}
+        for loop in ended:
+            if not _threads_end(loop):
+                _log.error("threads_of_ended_loop", busy=_busy[loop])
+                continue
+            for each in [each for each in reversed(list(_open)) if each.loop is loop]:
+                each.end()
+                try:
+                    each.let_go()
+                except Exception as error:  # noqa: BLE001 - the others are let go of all the same
+                    _log.warning("not_let_go", error=f"{type(error).__name__}: {error}")
+
+
+def _threads_end(loop: asyncio.AbstractEventLoop) -> bool:
+    with _threads:
+        return _threads.wait_for(lambda: not _busy[loop], timeout=THREADS_S_MAX)
+
+
+def _leave_in_child() -> None:
+    global _letting_go, _threads  # noqa: PLW0603 - those of the parent may be held by its threads
+    _letting_go = threading.Lock()
+    _threads = threading.Condition()
+    _busy.clear()
+    for each in reversed(list(_open)):
+        with suppress(Exception):
+            each.in_child()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)

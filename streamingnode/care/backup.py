@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import anyio
 import msgspec
-from anyio import from_thread, to_thread
+from anyio import from_thread
 
 from flusher.cuts import LEASE_BYTES_MAX, LEASES, UNREADABLE, read_leases, write_lease
 from flusher.directory import (
@@ -46,7 +46,15 @@ from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, flo
 from streamingnode.care.verify import check_cuts, check_leases, verify_unlocked
 from streamingnode.channel import Channel, flush
 from wal.codec import crc32c
-from wal.errors import AlreadyExists, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, Truncated
+from wal.errors import (
+    AlreadyExists,
+    Corrupt,
+    InvalidArgument,
+    OnShutdown,
+    StorageFailed,
+    StreamingNodeError,
+    Truncated,
+)
 from wal.files import (
     DIRECTORY_MODE,
     READ_BYTES_MAX,
@@ -64,7 +72,7 @@ from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.store import RocksStore
 from wal.rocksmq.messages import TopicEntry
 from wal.rocksmq.topic import PREFIX, Topic, decode_records
-from wal.runtime import outlast, unix_ms
+from wal.runtime import in_thread, outlast, unix_ms
 
 T = TypeVar("T")
 
@@ -315,6 +323,8 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
 # The disk is used in threads, the log on the event loop. What retention takes meanwhile is not missed. Where the log is
 # damaged the reading of it ends: what is readable behind that is for `streamingnode verify`, when the node is closed.
 
+LOOP_LOOK_S = 1.0
+"""Between two looks of a thread whether the event loop that it waits for is still there."""
 LINKS = "backup.tmp"
 """In the node directory while a backup of the running node is made: hard links need the same disk."""
 
@@ -328,12 +338,12 @@ class Upkeep:
             raise InvalidArgument("a node in memory has nothing to verify or to back up — open one in a directory")
         self._path, self._store, self._channel, self._flusher = path, store, channel, flusher
         self._loop = asyncio.get_running_loop()
-        self._backing_up = anyio.Lock()
+        self._backing_up = asyncio.Lock()
 
     async def verify(self) -> Report:
         """Check everything the node has, as fast as the disk goes; see `Node.verify`."""
         with disk_errors_typed(self._path):
-            return await _in_own_task(to_thread.run_sync(self._verify))
+            return await _in_own_task(in_thread(self._verify))
 
     def _verify(self) -> Report:
         """Check log, cuts and leases; not the floor file, which is written all the time, nor what nothing names yet."""
@@ -353,7 +363,15 @@ class Upkeep:
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         # Not in the caller's scope, as by `anyio.from_thread.run`: when that was cancelled before, `work` spins for ever.
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        while True:
+            try:
+                return asked.result(timeout=LOOP_LOOK_S)
+            except TimeoutError:
+                if asked.done():  # its own
+                    raise
+                if self._loop.is_closed():
+                    raise OnShutdown("the event loop of the node has ended — open the node again") from None
 
     def _read_topic(self, topic: Topic, at: int) -> list[TopicEntry]:
         """Return entries of a topic, none when it was destroyed or shortened meanwhile."""
@@ -391,14 +409,14 @@ class Upkeep:
         async def run() -> None:
             async with self._backing_up, self._flusher.retention.hold_cuts():
                 await flush(self._channel, self._flusher)
-                made.append(await to_thread.run_sync(self._back_up, path))
+                made.append(await in_thread(self._back_up, path))
 
         try:
             with disk_errors_typed(self._path):
                 await _in_own_task(run())
         except asyncio.CancelledError:
             if made:  # too late to be stopped; its caller knows nothing of it, and would meet it in its way
-                await outlast(to_thread.run_sync(shutil.rmtree, path))
+                await outlast(in_thread(shutil.rmtree, path))
             raise
         return made[0]
 

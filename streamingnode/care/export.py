@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-from anyio import to_thread
 
 from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, manifest_path, refuse_mixed
 from flusher.manifest import NO_CHECKPOINT, Checkpoint, arrow_schema, collection_info
@@ -41,6 +40,7 @@ from wal.files import create_file, disk_errors_typed
 from wal.headers import MessageType
 from wal.message import Message
 from wal.rocks.layout import DATABASE_NAME
+from wal.runtime import in_thread
 
 if TYPE_CHECKING:
     import streamingnode as sn
@@ -104,7 +104,7 @@ async def export_node(
             if node.collection(name).created_tick > tick:
                 continue  # created meanwhile, perhaps in place of one that was dropped
             rows = await node.snapshot(name, as_of=tick)
-            files.append(await to_thread.run_sync(_write_file, building, out, name, rows))
+            files.append(await in_thread(_write_file, building, out, name, rows))
     return ExportResult(path=str(out), node_id=node.node_id, tick=tick, files=tuple(files), missing=())
 
 

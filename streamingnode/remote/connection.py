@@ -13,6 +13,8 @@ from streamingnode.remote.room import Room, Share
 from wal.errors import OnShutdown, ProtocolError, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 from wal.queue import Signal
+from wal.runtime import Holding
+from wal.sockets import hold_socket
 
 PART_BYTES = 2 << 20
 """What a long reply is cut into, so that others get between its parts. Most batches of messages are shorter."""
@@ -53,6 +55,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parts: dict[int, bytearray] = {}
         self._parts_bytes = 0
         self._transport: asyncio.Transport
+        self._held: Holding
         self._is_full, self._drained = False, Signal()
         self._sending, self._long = asyncio.Lock(), asyncio.Semaphore(PARTS_MAX)
         self._is_node, self.has_agreed = is_node, False
@@ -69,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(SEND_BUFFER_BYTES)
         if (of := self.peer("socket")).family == socket.AF_UNIX:  # the system adapts others by itself
             of.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+        self._held = hold_socket(of.fileno())
         self._transport.write(PREFACE)
         self._on_made()
 
@@ -112,6 +116,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Tell that nothing comes any more, and let go of what came and of who is told."""
         self.is_open = False
+        self._held.end()
         self.resume_writing()
         self._reader.drop()
         self._parts.clear()

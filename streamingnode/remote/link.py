@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from anyio import to_thread
 from msgspec.structs import astuple
 
 from interceptors.shard.catalog import CollectionInfo
@@ -30,7 +29,7 @@ from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError
 from wal.frames import Frame, FrameKind, encode_frame
 from wal.position import CLIENT_PRODUCER_IDS, Place
 from wal.queue import Signal
-from wal.runtime import elapsed_ms, event_log
+from wal.runtime import elapsed_ms, event_log, in_thread
 
 _log = event_log(__name__)
 
@@ -193,7 +192,7 @@ class Link:
         address, options, token = self.address, self.options, self.options.token
         if isinstance(token, Path):
             try:
-                token = (await to_thread.run_sync(token.read_text, "utf-8")).strip()
+                token = (await in_thread(token.read_text, "utf-8")).strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise InvalidArgument(f"token file {token} cannot be read: {error} — name another") from error
         self._welcomed, self._lost = self._loop.create_future(), self._loop.create_future()

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import anyio
 import msgspec
 import pyarrow as pa
-from anyio import to_thread
 
 from interceptors.errors import ProducerFenced
 from interceptors.shard.catalog import Catalog
@@ -34,7 +33,8 @@ from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
 from wal.queue import Signal
-from wal.runtime import Supervisor, accept_one_a_turn, event_log
+from wal.runtime import Supervisor, event_log, in_thread
+from wal.sockets import accept_one_a_turn, stop_accepting
 
 _log = event_log(__name__)
 
@@ -302,7 +302,7 @@ class Session:
             request = calls.decode(payload, call.request)
             payload = b""  # or a stream would hold it as long as it is open
             reply = await self._call(number, call, request)
-            encoded = await to_thread.run_sync(calls.encode, reply) if call.reply is pa.Table else calls.encode(reply)
+            encoded = await in_thread(calls.encode, reply) if call.reply is pa.Table else calls.encode(reply)
             await self.connection.send_long(FrameKind.REPLY, number, encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
             if not isinstance(error, StreamingNodeError):
@@ -345,7 +345,7 @@ class Session:
         if call.name.startswith(calls.TOPICS):
             return self._seen(await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments))
         if isinstance(definition := arguments.get("definition"), Definition):
-            arguments["definition"] = await to_thread.run_sync(definition.checked)
+            arguments["definition"] = await in_thread(definition.checked)
         if call.name == "snapshot" and arguments["keys"] is not None:
             info = self._backend.catalog.collection_by_name(arguments["collection"])
             keys = WireTarget(MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"]))
@@ -470,7 +470,7 @@ class Server:
     async def drain(self, grace_s: float) -> None:
         """Take no more connections, tell clients to leave, and let what they have under way end for a while."""
         for listener in self._listeners:
-            listener.close()
+            stop_accepting(listener)
         for session in self.sessions:
             session.connection.send(FrameKind.LEAVING)
         with anyio.move_on_after(grace_s if self.sessions else 0):
@@ -481,7 +481,7 @@ class Server:
     async def close(self) -> None:
         """End every connection; idempotent."""
         for listener in self._listeners:
-            listener.close()
+            stop_accepting(listener)
         await self._watching.stop()
         sessions = list(self.sessions)
         for session in sessions:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import cast
 
 import anyio
-from anyio import to_thread
 
 from streamingnode.care.inspect import check_free
 from streamingnode.config import NodeConfig
@@ -27,7 +26,7 @@ from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Add
 from streamingnode.remote.client import RemoteBackend, compose_remote
 from wal.errors import AlreadyOwned, InvalidArgument
 from wal.files import OWNER_S_MAX
-from wal.runtime import Supervisor, event_log
+from wal.runtime import Supervisor, event_log, in_thread
 
 _log = event_log(__name__)
 
@@ -58,7 +57,7 @@ class Keeper:
         while True:
             self._pause_s = LOOK_PAUSE_S
             try:
-                await to_thread.run_sync(check_free, self._path)
+                await in_thread(check_free, self._path)
                 await self._keep()
             except AlreadyOwned:
                 pass  # by another one, who may have been faster just now
@@ -72,7 +71,7 @@ class Keeper:
         async with self._own(lambda: self._config) as node:
             backend = node._backend  # noqa: SLF001 - this is the other half of the node
             assert isinstance(backend, EmbeddedBackend), "it was opened here"
-            if not await to_thread.run_sync((self._path / SOCKET_NAME).is_socket):
+            if not await in_thread((self._path / SOCKET_NAME).is_socket):
                 raise InvalidArgument(f"{self._path} takes no socket, and no second process — let one have it alone")
             backend.on_wanted = partial(self._hand_over, node)
             if backend.is_wanted:  # by who came between the node's listening and here, and asks once
@@ -110,7 +109,7 @@ async def compose_shared(
                 await keeping.stop()  # who called may have the directory alone
                 raise keeper.error from None
             if time.monotonic() > until:
-                await to_thread.run_sync(check_free, path)
+                await in_thread(check_free, path)
                 raise
         else:
             _check_same(config, cast(RemoteBackend, node._backend).link.welcome.settings)  # noqa: SLF001 - it made it

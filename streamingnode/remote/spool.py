@@ -17,7 +17,6 @@ from typing import Literal
 
 import msgspec
 import pyarrow as pa
-from anyio import to_thread
 from msgspec.structs import replace
 
 from flusher.run import CutScheduleOptions, FlushOptions
@@ -44,7 +43,7 @@ from wal.position import SEQUENCE_MAX, ProducerStamp, message_id_kind
 from wal.queue import Signal
 from wal.rocksmq.contract import Consumer, MessageQueue, MqOptions
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
-from wal.runtime import event_log, outlast, unix_ms
+from wal.runtime import event_log, in_thread, outlast, unix_ms
 
 _log = event_log(__name__)
 
@@ -165,7 +164,7 @@ class SpoolingBackend(RemoteBackend):
         """Open the spool, then connect, which may come later when the node is known. Raises as `open_node` does."""
         self._own = await self._opening
         known = await self._look_at_kept(self._own)
-        await to_thread.run_sync(self._look_at_letters)
+        await in_thread(self._look_at_letters)
         await self.link.open(known.welcome if known else None)
         self._known = known or Known(f"spool-{secrets.token_hex(8)}", self._last_id, self.link.welcome, ())
         if known and self.link.state is not LinkState.READY:
@@ -406,7 +405,7 @@ class SpoolingBackend(RemoteBackend):
                 refused[index] = error
         if refused:
             letters = letters_of(writes, memoryview(frame.payload), refused, self._known)
-            await to_thread.run_sync(self._put_letters, letters)
+            await in_thread(self._put_letters, letters)
         for index, error in refused.items():
             own = writes.groups[index].sequence
             _log.error("spooled_write_refused", sequence=own, code=error.code, error=str(error))

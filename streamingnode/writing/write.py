@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from anyio import to_thread
 from msgspec.structs import replace
 
 from interceptors.errors import InvalidTransactionState
@@ -34,6 +33,7 @@ from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
 from wal.rows import Piece
+from wal.runtime import in_thread
 from wal.timetick import TICK_MAX
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
         """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
-        return self._batches(rows) if _is_small(rows) else await to_thread.run_sync(self._batches, rows)
+        return self._batches(rows) if _is_small(rows) else await in_thread(self._batches, rows)
 
     def _batches(self, rows: Any) -> list[pa.RecordBatch]:
         shape = self.into[-1].shape

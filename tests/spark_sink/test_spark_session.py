@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import spark_sink
+from spark_sink.runtime import LazySession
+from wal.errors import StorageFailed
+
 ROOT = Path(__file__).resolve().parents[2]
 
 WITHOUT = """
@@ -31,6 +35,21 @@ def test_what_needs_a_package_that_is_not_installed_names_it(package: str) -> No
 
 def test_a_session_listens_to_this_machine_alone(spark: SparkSession) -> None:
     assert spark.sparkContext.getConf().get("spark.driver.host") == "127.0.0.1"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking beside threads: that is what it is about
+def test_a_forked_child_does_not_talk_over_the_sockets_of_its_parents_session(spark: SparkSession) -> None:
+    pid = os.fork()
+    if not pid:
+        refused = 0
+        for call in (spark_sink.session, LazySession(spark).get, LazySession().get):
+            try:
+                call()
+            except StorageFailed as error:
+                refused += "spawn method" in str(error)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    assert spark.range(3).count() == 3
 
 
 @pytest.mark.parametrize("module", ["spark_sink", "spark_sink.source"])

@@ -1,7 +1,10 @@
 """Background tasks have an owner: failures are told, and none outlives it."""
 
 import asyncio
+import importlib.util
 import threading
+from collections.abc import Callable
+from contextvars import Context
 
 import pytest
 from anyio import to_thread
@@ -49,6 +52,23 @@ async def test_stop_ends_every_task_and_may_be_repeated() -> None:
     await supervisor.stop()
     await supervisor.stop()
     assert all(task.done() for task in tasks)
+
+
+def spawn_outside(spawn: Callable[[], None]) -> None:
+    """Call back with a context of its own: `anyio.run` leaves a name in its program's, `uvloop.run` does not."""
+    asyncio.get_running_loop().call_soon(spawn, context=Context())
+
+
+async def test_work_is_spawned_by_a_callback_outside_of_any_task_also_beside_sniffio() -> None:
+    assert importlib.util.find_spec("sniffio"), "with it anyio knows its backend in tasks only"
+    supervisor, spawned = Supervisor(lambda _: pytest.fail("nothing failed")), list[asyncio.Task[None]]()
+    spawn_outside(lambda: spawned.append(supervisor.spawn(wait_for_ever())))
+    await settle()
+    spawn_outside(lambda: spawned.append(supervisor.spawn(wait_for_ever())))
+    await asyncio.sleep(0)
+    assert [task.done() for task in spawned] == [False, False]
+    await supervisor.stop()  # the second one before its first step
+    assert [task.done() for task in spawned] == [True, True]
 
 
 async def test_stop_waits_for_the_thread_that_a_task_waits_for() -> None:

@@ -8,18 +8,18 @@ import os
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
-import anyio.to_thread
 from rocksdict import AccessType, ColumnFamily, DBRecoveryMode, Rdict
 
 from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
 from wal.files import DIRECTORY_MODE, no_descriptor_left
 from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
 from wal.rocks.space import REPLAY_BYTES, free_bytes_of, log_bytes_of
-from wal.runtime import outlast
+from wal.runtime import in_thread, outlast
 
 READERS_MAX = 2
 """Reading is decoding, which holds the interpreter lock: more threads would only take turns."""
@@ -28,14 +28,59 @@ _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
 
+_is_used = False
+"""Whether this process has ever opened a database: RocksDB has threads from then on, also when it is closed."""
+_was_used_before_fork = False
+"""Whether the process that this one was forked from had: its threads are not here, and RocksDB waits for them."""
+
+
+def refuse_after_fork(path: Path) -> None:
+    """Raise `StorageFailed` where RocksDB would hang: in a child of a process that has used it."""
+    if _was_used_before_fork:
+        raise StorageFailed(
+            f"{path} cannot be opened: this process was forked from one that had opened a node, and RocksDB's "
+            "threads are not here — open nodes after the fork only, or start processes with the spawn method"
+        )
+
+
+def _notice_fork() -> None:
+    global _was_used_before_fork  # noqa: PLW0603 - of the process
+    if _is_used and not _was_used_before_fork:
+        _was_used_before_fork = True
+        for register in _skippers:
+            register()
+
+
+def _destructor_skippers() -> list[Any]:
+    """Return what ends a process before RocksDB's own end joins threads that a child does not have.
+
+    That would crash, or hang: other threads have got their handles meanwhile. The functions are of
+    the C library: one ends the process, with its exit code, the other writes out its buffers. What
+    is registered last runs first.
+    """
+    libc = ctypes.CDLL(None)
+    return [partial(libc["on_exit"], libc[name], None) for name in ("_exit", "fcloseall")]
+
+
+_skippers: list[Any] = []
+with suppress(AttributeError):  # where the C library is not glibc
+    _skippers = _destructor_skippers()  # now: a child may find the loader's lock taken
+
+os.register_at_fork(after_in_child=_notice_fork)
+
+
 def open_rocksdb(
     path: Path, options: RocksOptions, *, writable: bool = False, create: bool = False, past_damage: bool = False
 ) -> Rdict:
     """Open a database: as far as its log is whole, or with `past_damage` what is behind damage in it, too.
 
-    Raises what RocksDB's failure means. Nothing is changed unless it is `writable`.
+    Raises what RocksDB's failure means, and as `refuse_after_fork`. Nothing is changed unless it is
+    `writable`.
     """
+    global _is_used  # noqa: PLW0603 - of the process
+    refuse_after_fork(path)
     recovery = DBRecoveryMode.skip_any_corrupted_record() if past_damage else DBRecoveryMode.point_in_time()
+    _is_used = True  # first: another thread may fork while RocksDB starts its own
     with classified(path):
         if create:
             path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
@@ -63,13 +108,14 @@ class Engine:
     def __init__(self, path: Path, database: Rdict) -> None:
         self.path = path
         self._is_open = self._held = False
+        self._why_closed = "is closed since a write failed — it is being reopened"
         self._readers = anyio.CapacityLimiter(READERS_MAX)
         self._compactor = anyio.CapacityLimiter(1)
         self.install(database)
 
     async def read(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
         """Run a call that reads, on a reader thread; its failures are typed."""
-        return await outlast(anyio.to_thread.run_sync(self.run, call, *arguments, limiter=self._readers))
+        return await outlast(in_thread(self.run, call, *arguments, limiter=self._readers))
 
     async def compact(self, begin: bytes, end: bytes) -> None:
         """Give back the space of deleted entries between two keys; one compaction at a time."""
@@ -78,7 +124,7 @@ class Engine:
             self.entries.compact_range(begin, end)
             self.database.flush()  # RocksDB keeps its own log while it holds a record of either family that is in no table
 
-        await outlast(anyio.to_thread.run_sync(self.run, compact, limiter=self._compactor))
+        await outlast(in_thread(self.run, compact, limiter=self._compactor))
 
     async def close(self) -> None:
         """Wait for the calls under way, hold new ones back, then close the database; idempotent."""
@@ -88,15 +134,29 @@ class Engine:
             await self._readers.acquire_on_behalf_of(self)
             await self._compactor.acquire_on_behalf_of(self)
         if self._is_open:
-            await anyio.to_thread.run_sync(self.run, self._close)
+            await in_thread(self.run, self._close)
+
+    def let_go(self) -> None:
+        """Close the database in this thread; no other uses it. Idempotent."""
+        if self._is_open:
+            self.run(self._close)
 
     def leave(self) -> None:
         """Never close the database: another process has it open, whose files RocksDB would remove as left-overs."""
         if self._is_open:
             self.database.cancel_all_background(False)
-            for part in (self.database, self.entries, self.entry_family, self.meta_family):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # the last reference would close it
-            self._forget()
+            self._keep_open()
+
+    def leave_in_child(self) -> None:
+        """Never close the database, which is the parent's: RocksDB would wait for threads that are not here."""
+        self._why_closed = "was opened before this process was forked — open nodes after the fork only"
+        if self._is_open:
+            self._keep_open()
+
+    def _keep_open(self) -> None:
+        for part in (self.database, self.entries, self.entry_family, self.meta_family):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # the last reference would close it
+        self._forget()
 
     def install(self, database: Rdict) -> None:
         """Put a database in the place of the closed one; calls are still held back."""
@@ -129,9 +189,7 @@ class Engine:
         """Run a call in this thread, held back or not; its failures are typed."""
         with classified(self.path):
             if not self._is_open:
-                raise StorageFailed(
-                    f"the database at {self.path} is closed since a write failed — it is being reopened"
-                )
+                raise StorageFailed(f"the database at {self.path} {self._why_closed}")
             return call(*arguments)
 
 

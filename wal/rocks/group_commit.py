@@ -176,6 +176,10 @@ class GroupCommit:
             self.taken_over = self.taken_over or state is StoreState.FENCED
             self.lost.set()
 
+    def close_without_loop(self) -> None:
+        """Take no writes from now on; those that wait for room belong to an event loop that has ended."""
+        self.state = max(self.state, StoreState.CLOSED)
+
     def resume(self) -> None:
         """Take writes again: the database was verified and opened. Whoever closed it meanwhile changes nothing any more."""
         if self.state is StoreState.FAILED:

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-import anyio
 from rocksdict import Rdict, RdictIter
 
 from wal.append import AppendTicket, Pack
@@ -72,7 +71,7 @@ class RocksLog:
         self._synced = SyncedPosition(ends.last_position)
         self.admit = commit.admit
         self.wait_beyond, self.end = self._synced.wait_beyond, self._synced.end
-        self._truncating = anyio.Lock()
+        self._truncating = asyncio.Lock()
         self._make_outcome = asyncio.get_running_loop().create_future
         self.restart(ends)
 

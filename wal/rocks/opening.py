@@ -15,7 +15,7 @@ from rocksdict import Rdict
 from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import BRIEF, LOCK_NAME, DirectoryLock, disk_errors_typed, make_directory, read_regular, sync_directory
-from wal.rocks.database import classified, open_rocksdb
+from wal.rocks.database import classified, open_rocksdb, refuse_after_fork
 from wal.rocks.floor import (
     BACKUP_RECORD_NAME,
     FLOOR_BYTES,
@@ -55,6 +55,7 @@ def take_directory(
     directory: Path, options: RocksOptions, *, brief: bool = False
 ) -> tuple[OwnedDirectory, Rdict, Survey]:
     """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
+    refuse_after_fork(directory)  # before anything is made or locked
     with disk_errors_typed(directory):
         if directory.exists() and not directory.is_dir():
             raise InvalidArgument(f"{directory} is a file — name a directory")

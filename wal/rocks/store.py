@@ -5,14 +5,12 @@ After a failed write, writer thread and database are made anew from the disk, un
 
 import asyncio
 import os
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 from rocksdict import Checkpoint, Rdict
 
 from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFull, StreamingNodeError
@@ -35,7 +33,7 @@ from wal.rocks.opening import OwnedDirectory, open_owned, take_directory
 from wal.rocks.recovery import Survey, scan_prefix
 from wal.rocks.space import SpaceLevel, SpaceVerdict
 from wal.rocks.writer import Writer
-from wal.runtime import event_log, outlast
+from wal.runtime import Holding, event_log, in_thread, outlast
 
 _log = event_log(__name__)
 
@@ -58,8 +56,8 @@ async def open_rocks_store(
     """
 
     async def open_store() -> RocksStore:
-        take = partial(take_directory, Path(path), options or RocksOptions(), brief=brief)
-        return RocksStore(*await anyio.to_thread.run_sync(take))
+        taking = _Taking(partial(take_directory, Path(path), options or RocksOptions(), brief=brief))
+        return RocksStore(*await taking.take())
 
     opening = asyncio.ensure_future(open_store())
     try:
@@ -68,6 +66,37 @@ async def open_rocks_store(
         if opening.exception() is None:
             await opening.result().close()  # nobody else knows of it
         raise
+
+
+class _Taking:
+    """A directory that a thread is taking, held until its store is made: the event loop may end before that."""
+
+    def __init__(self, take: Callable[[], tuple[OwnedDirectory, Rdict, Survey]]) -> None:
+        self._take = take
+        self._taken: tuple[OwnedDirectory, Rdict, Survey] | None = None
+        self._held = Holding(self._let_go, in_child=lambda: None)  # its lock leaves by itself
+
+    async def take(self) -> tuple[OwnedDirectory, Rdict, Survey]:
+        """Return what was taken, which is the caller's from then on."""
+        try:
+            await in_thread(self._run)
+        except BaseException:  # also a cancellation, which is raised when the thread has ended
+            if self._taken is not None:
+                await in_thread(self._let_go)
+            self._held.end()
+            raise
+        self._held.end()
+        assert self._taken is not None, "the thread takes it, or it raises"
+        return self._taken
+
+    def _run(self) -> None:
+        self._taken = self._take()
+
+    def _let_go(self) -> None:
+        if self._taken is not None:
+            owned, database, _ = self._taken
+            database.close()
+            owned.release()
 
 
 class RocksStore:
@@ -81,13 +110,15 @@ class RocksStore:
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
         self.admit, self.check_admitted = self._commit.admit, self._commit.check_admitted
         self._logs: dict[str, RocksLog] = {}
-        self._opening, self._closing, self._promising = anyio.Lock(), anyio.Lock(), anyio.Lock()
+        self._opening = asyncio.Lock()
+        self._closing = asyncio.Lock()
+        self._promising = asyncio.Lock()
         self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
         self._closed = False
         self.openings = 0
         """How often its database was opened: what was read before that may not be so any more."""
         self._begin(found)
-        _open_stores.add(self)
+        self._held = Holding(self._let_go, in_child=self._leave)
 
     @property
     def queued_bytes(self) -> int:
@@ -110,7 +141,7 @@ class RocksStore:
         async with self._promising:  # closing waits for it: the descriptors must not be another file's meanwhile
             self._commit.check_promising()
             try:
-                await outlast(anyio.to_thread.run_sync(self._owned.floor.promise, tick, limiter=self._promiser))
+                await outlast(in_thread(self._owned.floor.promise, tick, limiter=self._promiser))
             except OSError as error:
                 if not self._commit.reopening:  # the next term asks again
                     self._commit.failed([], error)
@@ -208,10 +239,23 @@ class RocksStore:
                 log.end(self._commit.refusal())
         await outlast(self._release())
 
-    def abandon(self) -> None:
-        """Refuse everything from now on: this process is a fork of the owner. Called in the child, by the fork guard."""
+    def _leave(self) -> None:
+        """Refuse everything from now on: this process is a fork of the owner. RocksDB would take writes and lose them."""
         self._commit.refuse(StoreState.FORKED)
-        self._owned.release()
+        self.engine.leave_in_child()
+        self._owned.floor.close()
+
+    def _let_go(self) -> None:
+        """Do what `close` does, without the event loop, which has ended. What was not acknowledged may be written."""
+        self._commit.close_without_loop()
+        self._writer.stop()
+        try:
+            if self._commit.taken_over:
+                self.engine.leave()
+            self.engine.let_go()
+        finally:
+            self._closed = True
+            self._owned.release()
 
     # --- the database and the next ----------------------------------------------------------------------------------------
 
@@ -232,9 +276,9 @@ class RocksStore:
                 raise self._commit.refusal()
             try:
                 # Before the database is closed: closing would remove files of the owner that took over.
-                await anyio.to_thread.run_sync(self._owned.floor.check_token)
+                await in_thread(self._owned.floor.check_token)
                 self._commit.reopening = True
-                await anyio.to_thread.run_sync(self._writer.stop)
+                await in_thread(self._writer.stop)
                 if self._commit.taken_over:  # its last batch met another owner's token
                     raise self._commit.refusal()
                 with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
@@ -256,17 +300,17 @@ class RocksStore:
         spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
         engine, options = self.engine, self._owned.options
         try:
-            database, found = await anyio.to_thread.run_sync(lambda: open_owned(self._owned, term_is_spent=spent))
+            database, found = await in_thread(lambda: open_owned(self._owned, term_is_spent=spent))
             engine.install(database)
             ends = [
-                (log, await anyio.to_thread.run_sync(engine.run, load_ends, engine, log.log_id, log.name))
+                (log, await in_thread(engine.run, load_ends, engine, log.log_id, log.name))
                 for log in self._logs.values()
             ]
         except BaseException:
             with suppress(StreamingNodeError):
                 await engine.close()
             with suppress(StreamingNodeError):
-                engine.install(await anyio.to_thread.run_sync(open_rocksdb, engine.path, options))
+                engine.install(await in_thread(open_rocksdb, engine.path, options))
             raise
         for log, end in ends:
             log.restart(end)
@@ -277,11 +321,12 @@ class RocksStore:
         async with self._closing:
             if self._closed:
                 return
-            await anyio.to_thread.run_sync(self._writer.stop)
+            await in_thread(self._writer.stop)
             failpoint("append.closing_written")
+            is_closed = True
             try:
                 if self._commit.taken_over:
-                    await anyio.to_thread.run_sync(self.engine.leave)
+                    await in_thread(self.engine.leave)
                 await self.engine.close()
             except StorageFull as error:
                 # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
@@ -290,11 +335,16 @@ class RocksStore:
                 # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
                 if self._commit.cause is None:
                     raise
+            except asyncio.CancelledError:  # the event loop is ending: `_let_go` goes on from here
+                is_closed = False
+                raise
             finally:
-                failpoint("append.closing_database_closed")
-                self._closed = True
-                async with self._promising:
-                    self._owned.release()
+                if is_closed:
+                    failpoint("append.closing_database_closed")
+                    self._closed = True
+                    self._held.end()
+                    async with self._promising:
+                        self._owned.release()
 
     async def _make_log(self, name: str) -> int:
         if len(self._log_ids) >= LOGS_MAX:
@@ -307,15 +357,3 @@ class RocksStore:
         await asyncio.shield(self._commit.submit(RecordWrite({log_id_key(name): encode_log_id(log_id)})))
         failpoint("recovery.log_made")
         return log_id
-
-
-_open_stores: "weakref.WeakSet[RocksStore]" = weakref.WeakSet()
-
-
-def _abandon_in_child() -> None:
-    """Have every store refuse everything in a forked child: RocksDB takes writes there and loses them."""
-    for store in _open_stores:
-        store.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_in_child)
