@@ -17,7 +17,7 @@ def before_creation(collection: str, tick: int, created_tick: int, *, first: int
     return Truncated(
         f"tick {tick_shown(tick)}",
         earliest,
-        f"ask for {tick_shown(earliest)} or later; an earlier collection's rows went with it",
+        f"ask for {tick_shown(earliest)} or later; rows of an earlier {collection!r} are gone",
         why=f"is before collection {collection!r} was created, at {tick_shown(created_tick)}",
     )
 

@@ -65,7 +65,7 @@ def rows_of(message: sn.ReadMessage) -> list[dict[str, Any]]:
     return rows.to_pylist()
 
 
-@pytest.mark.parametrize("rounds, count", [(4, 25), pytest.param(60, 200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds, count", [(4, 25), pytest.param(25, 200, marks=pytest.mark.long)])
 def test_each_request_gets_one_decision_however_owners_are_killed(tmp_path: Path, rounds: int, count: int) -> None:
     (own,) = re.findall(r"(def own\(.*?)\nfor request", GUIDE.read_text("utf-8"), re.DOTALL)
     (tmp_path / "worker.py").write_text(WORKER.format(own=own), "utf-8")

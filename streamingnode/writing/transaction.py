@@ -38,8 +38,6 @@ from wal.runtime import carry_on
 
 ROLLBACK_S_MAX = 5.0
 """How long leaving the block waits for a rollback, at most; it goes on by itself."""
-
-
 ROLLED_BACK = "rolled back by its caller"
 
 
@@ -66,8 +64,8 @@ class Transaction:
 
     A `deadline` bounds all that the transaction waits for at the node: the rows that it sends
     before its commit, the commit, and a rollback. Past it, a commit that may be in the log raises
-    `DeadlineExceeded`. Every other call that would wait raises `Overloaded`: the transaction did
-    nothing, and never will.
+    `DeadlineExceeded`. Every other call that would wait raises `Overloaded`: this transaction did
+    nothing, and never will; an earlier try of the same sequence is another one.
     """
 
     def __init__(
