@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +42,8 @@ def start() -> Iterator[Start]:
     with ExitStack() as ending:
 
         def begin(*arguments: str) -> Started:
-            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            process = subprocess.Popen([*PROGRAM, *arguments], cwd=ROOT, text=True, **pipes)
+            pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            process: Started = subprocess.Popen([*PROGRAM, *arguments], cwd=ROOT, text=True, **pipes)
             ending.enter_context(process)
             ending.callback(process.kill)
             return process
@@ -55,6 +54,13 @@ def start() -> Iterator[Start]:
 def first_line(process: Started) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
+
+
+def goes_on(process: "subprocess.Popen[Any]") -> bool:
+    """Whether a command has not ended, a moment later."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    return process.poll() is None
 
 
 @pytest.fixture
@@ -102,8 +108,7 @@ def test_an_export_that_is_terminated_leaves_nothing_behind(data: Path, tmp_path
     served.send_signal(signal.SIGSTOP)  # so that the export is under way for as long as it takes
     export = start("export", str(data), str(out))
     while not [*tmp_path.glob("rows.*")]:
-        assert export.poll() is None
-        time.sleep(0.01)
+        assert goes_on(export)
     export.send_signal(signal.SIGTERM)
     assert export.wait(HANGS_S) == code_on_page("export", signal.SIGTERM)
     assert not [*tmp_path.glob("rows*")]
@@ -123,8 +128,7 @@ def test_a_tail_that_writes_into_a_full_pipe_ends_too(
     with subprocess.Popen(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE) as tail:
         try:
             while select.select([], [full], [], 0)[1]:
-                assert tail.poll() is None
-                time.sleep(0.01)
+                assert goes_on(tail)
             tail.send_signal(number)
             assert tail.wait(HANGS_S) == code_on_page("tail", number)
         finally:
