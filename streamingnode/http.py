@@ -68,6 +68,9 @@ class Reply(NamedTuple):
         return head.encode() + self.body
 
 
+Make = Callable[[], Coroutine[Any, Any, Reply]]
+
+
 def http_address(given: str, *, for_anybody: bool) -> tuple[str, int]:
     """Return the host and port of `HOST:PORT`. Raises `InvalidArgument`, for one open to other machines unless they may."""
     try:
@@ -102,7 +105,7 @@ class Monitor:
             "/readyz": partial(self._shared, self._ready),
             "/metrics": partial(self._shared, self._metrics),
         }
-        self._under_way: dict[Callable[[], Coroutine[Any, Any, Reply]], asyncio.Task[Reply]] = {}
+        self._under_way: dict[Make, asyncio.Task[Reply]] = {}
         """Answers that whoever asks now shares."""
         self._answers = set[asyncio.Task[Reply]]()
         self._rendering = asyncio.Lock()
@@ -187,7 +190,7 @@ class Monitor:
             finally:
                 self._rendered_at = loop.time()
 
-    async def _shared(self, make: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
+    async def _shared(self, make: Make) -> Reply:
         """Return an answer that all who ask meanwhile get: many cost the node no more than one."""
         answer = self._under_way.get(make)
         if answer is None:
@@ -196,7 +199,7 @@ class Monitor:
             answer.add_done_callback(partial(self._answered, make))
         return await asyncio.shield(answer)  # one who leaves ends it for nobody else
 
-    def _answered(self, make: object, answer: "asyncio.Task[Reply]") -> None:
+    def _answered(self, make: Make, answer: "asyncio.Task[Reply]") -> None:
         mark_heard(answer)  # all who asked may have left
         self._answers.discard(answer)
         if self._under_way.get(make) is answer:

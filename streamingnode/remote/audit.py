@@ -9,8 +9,8 @@ import logging.handlers
 import os
 import time
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -99,7 +99,7 @@ class Audit:
 class _AuditFile(logging.handlers.RotatingFileHandler):
     """A file that only its owner reads, and so are those that it is renamed to."""
 
-    def _open(self) -> IO[str]:
+    def _open(self) -> TextIOWrapper:
         flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
         os.close(os.open(self.baseFilename, flags, FILE_MODE))
         return super()._open()
