@@ -90,14 +90,19 @@ class Connection(asyncio.BufferedProtocol):
                     self._on_frame(whole)
         except StreamingNodeError as error:
             self.abort(error)
-        if self.is_open and not self.share.need(self._reader.long_bytes + self._parts_bytes):
+        if self._is_reading and not self.share.need(self._reader.long_bytes + self._parts_bytes):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
         """Go on after there was no room."""
         self.received_at = asyncio.get_running_loop().time()  # it may have said much meanwhile
-        if self.is_open and not (self._is_node and self._is_full):
+        if self._is_reading and not (self._is_node and self._is_full):
             self._transport.resume_reading()
+
+    @property
+    def _is_reading(self) -> bool:
+        """Whether more may come; one that closes, which `close` begins, is not to be told of that."""
+        return self.is_open and not self._transport.is_closing()
 
     def pause_writing(self) -> None:
         """Let `send_long` wait."""
@@ -110,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_full = False
         self.received_at = asyncio.get_running_loop().time()  # who reads is there: nothing it says is heard meanwhile
         self._drained.wake()
-        if self._is_node and self.is_open and not self.share.is_waiting:
+        if self._is_node and self._is_reading and not self.share.is_waiting:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -175,7 +180,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def bound_sent(self, size_bytes: int) -> None:
         """Keep so much, and `SEND_BUFFER_BYTES` at most, for the other side to read."""
-        self._transport.set_write_buffer_limits(min(size_bytes, SEND_BUFFER_BYTES))
+        if self._is_reading:
+            self._transport.set_write_buffer_limits(min(size_bytes, SEND_BUFFER_BYTES))
 
     def close(self) -> None:
         """Close it when what was sent is on its way."""

@@ -190,7 +190,7 @@ class Session:
     def check_next(self, hello: calls.Hello, rights: Rights) -> None:
         """Raise unless this is a later hello of the client that this session is of."""
         if rights != self.rights:
-            raise AccessDenied("a client with another token is connected by this client id — connect by your own")
+            raise AccessDenied("this client id is in use by one with another token — connect with an id of your own")
         if 0 < hello.connection <= self._hello.connection:
             raise ProtocolError(
                 f"the hello of connection {hello.connection} came after that of connection "
@@ -209,7 +209,7 @@ class Session:
     async def _welcome_later(self, version: int) -> None:
         """Welcome the client once nothing of its connection before can take place any more.
 
-        It sends again what was not answered, and goes on: a call of before that took place after that
+        It sends again what was not answered, and goes on: an older call that took place after that
         would undo what it did since.
         """
         assert self._before is not None, "it was asked to end"
@@ -243,6 +243,11 @@ class Session:
             self._told = catalog, catalog.version
             number = next(self._catalog_numbers)  # which no client gives: parts of long frames are told by it
             await self.connection.send_long(FrameKind.CATALOG, number, calls.encode(catalog.collections()))
+
+    @property
+    def name(self) -> str:
+        """What the client is called; nothing before its hello."""
+        return "" if self.rights is None else self.rights.name
 
     @property
     def is_busy(self) -> bool:
@@ -543,4 +548,6 @@ class Server:
             f"of {self.room.bytes_max} bytes that clients may have under way this one has most, "
             "and others wait — send less at a time"
         )
-        max(refusable, key=refusable.__getitem__).refuse(Overloaded(why))
+        most = max(refusable, key=refusable.__getitem__)
+        self.audit.refused(Overloaded.code, most.name, most.host)
+        most.refuse(Overloaded(why))

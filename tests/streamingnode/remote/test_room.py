@@ -110,14 +110,14 @@ async def test_who_waited_for_room_goes_on_when_others_have_ended(served: Served
 async def test_room_that_nobody_gives_back_is_taken_from_the_connection_that_holds_most(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "ROOM_S_MAX", 0.0)
+    monkeypatch.setattr(server_module, "ROOM_S_MAX", -1.0)
     async with clients(served, 3) as (small, large, late):
         small.send(begun(LONG_BYTES))
         large.send(begun(2 * LONG_BYTES))
         await until(lambda: served.server.room.held_bytes == 3 * LONG_BYTES)
         late.send(begun())
         await until(lambda: waiting(served) == 1)
-        served.server._make_room()
+        served.server.look()
         assert (await large.error()).code == "OVERLOADED"
         await large.ended()
         late.send(b"\0")
