@@ -18,7 +18,7 @@ import streamingnode as sn
 from streamingnode.cli.command import DEMO, NODE, SPARK, Place, command, operand, option, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
 from streamingnode.progress import Progress
-from streamingnode.signals import ENDING
+from streamingnode.signals import ENDING, Interrupted
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class _Asked:
         self._open_again = 0.0
 
     def flush(self) -> object:
-        """Return the newest cut, None when nobody is to be asked now. Raises `AlreadyOwned` as `with_node`."""
+        """Return the newest cut, None when nobody is to be asked now. Raises as `with_node`."""
         from streamingnode.care.inspect import holder
 
         if holder(Path(self.path)) is not None:
@@ -216,7 +216,11 @@ class _Asked:
             return None
         else:
             self._open_again = time.monotonic() + CLOSED_NODE_CUT_S
-        return with_node(Path(self.path), lambda node: node.flush())
+        try:
+            return with_node(Path(self.path), lambda node: node.flush())
+        finally:
+            if ENDING.number is not None:  # it may have come too late to be the outcome of the question
+                raise Interrupted
 
 
 def _show_round(output: Output, told: "IngestRound") -> None:
