@@ -126,7 +126,8 @@ def ingest(
     system: no second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
 
     Once `stop` is set, the commit under way ends and no other begins: the report then has the
-    tables as they are, and another ingest takes the rest.
+    tables that were reached, and another ingest takes the rest. What fails from then on is not
+    raised.
 
     Raises `InvalidArgument` for an address in place of a path, for tables inside the node's
     directory, for a backup and for a node that lives on an event loop, `StorageFailed` when the
@@ -264,7 +265,8 @@ class IngestJob:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is raised, or told, as one of ours
-            if self.is_stopping():  # who ends this may have ended Spark's Java, too; the next ingest tells what stays
+            if self.is_stopping():
+                # Who ends this may have ended Spark's Java, too. The next ingest raises what stays.
                 _log.info("table %s: %s", self.tables / name, error)
                 return
             told = typed(error, f"table {self.tables / name}")

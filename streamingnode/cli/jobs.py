@@ -18,7 +18,7 @@ import streamingnode as sn
 from streamingnode.cli.command import DEMO, NODE, SPARK, Place, command, operand, option, require, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
 from streamingnode.progress import Progress
-from streamingnode.signals import ENDING
+from streamingnode.signals import ENDING, Interrupted
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
 if TYPE_CHECKING:
@@ -65,34 +65,36 @@ def serve(  # noqa: PLR0913 - one for each option
     that file anew instead, and a line says so. An address other than loopback needs --tokens or
     --tls-client-ca, and TLS.
     """
-    from streamingnode.opening import run_async
-    from streamingnode.remote.audit import audit_to
-    from streamingnode.remote.auth import Endpoint, server_tls
-    from streamingnode.serve import TokensRead, log_as_json, serve_node
+    with suppress(KeyboardInterrupt):  # a signal that came before there was a node to close
+        from streamingnode.opening import run_async
+        from streamingnode.remote.audit import audit_to
+        from streamingnode.remote.auth import Endpoint, server_tls
+        from streamingnode.serve import TokensRead, log_as_json, serve_node
 
-    if not listen and (tokens or tls_cert or tls_key or tls_client_ca):
-        raise InvalidArgument("--tokens and --tls-... say who may connect at --listen — add that, or leave them out")
-    tls = server_tls(tls_cert, tls_key, tls_client_ca)
-    endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
-    if audit_log is not None:
-        audit_to(audit_log)
-    if log_format == "json":
-        log_as_json()
-    given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody, "serve.traces": traces}
-    settings = {name: value for name, value in given.items() if value}
+        if not listen and (tokens or tls_cert or tls_key or tls_client_ca):
+            raise InvalidArgument(
+                "--tokens and --tls-... say who may connect at --listen — add that, or leave them out"
+            )
+        tls = server_tls(tls_cert, tls_key, tls_client_ca)
+        endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
+        if audit_log is not None:
+            audit_to(audit_log)
+        if log_format == "json":
+            log_as_json()
+        given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody, "serve.traces": traces}
+        settings = {name: value for name, value in given.items() if value}
 
-    def ready(addresses: list[str]) -> None:
-        document = {"ready": True, "pid": os.getpid(), "addresses": addresses}
-        output.result(f"ready: {' '.join(addresses)}", document)
-        output.flush()
-
-    def told(text: str, document: Mapping[str, object]) -> None:
-        with suppress(BrokenPipeError, StorageFailed):  # nobody reads what it prints any more
-            output.result(text, document)
+        def ready(addresses: list[str]) -> None:
+            document = {"ready": True, "pid": os.getpid(), "addresses": addresses}
+            output.result(f"ready: {' '.join(addresses)}", document)
             output.flush()
 
-    reading = None if tokens is None else TokensRead(tokens, told)
-    with suppress(KeyboardInterrupt):  # a signal that came before there was anything to end
+        def told(text: str, document: Mapping[str, object]) -> None:
+            with suppress(BrokenPipeError, StorageFailed):  # nobody reads what it prints any more
+                output.result(text, document)
+                output.flush()
+
+        reading = None if tokens is None else TokensRead(tokens, told)
         run_async(partial(serve_node, directory, endpoints, config, settings, ready, reading))
 
 
@@ -208,7 +210,7 @@ class _Asked:
         self._open_again = 0.0
 
     def flush(self) -> object:
-        """Return the newest cut, None when nobody is to be asked now. Raises `AlreadyOwned` as `with_node`."""
+        """Return the newest cut, None when nobody is to be asked now. Raises as `with_node`."""
         from streamingnode.care.inspect import holder
 
         if holder(Path(self.path)) is not None:
@@ -217,7 +219,11 @@ class _Asked:
             return None
         else:
             self._open_again = time.monotonic() + CLOSED_NODE_CUT_S
-        return with_node(Path(self.path), lambda node: node.flush())
+        try:
+            return with_node(Path(self.path), lambda node: node.flush())
+        finally:
+            if ENDING.number is not None:  # it may have come too late to be the outcome of the question
+                raise Interrupted
 
 
 def _show_round(output: Output, told: "IngestRound") -> None:
