@@ -326,10 +326,12 @@ def demo(
 ) -> int:
     """This machine's processes, through a node, into checked tables.
 
-    Shows everything on real input: samples every process into a node (each round is one transaction over the
-    collections `samples` and `live`), cuts, lets Spark ingest the cuts, checks that the tables hold exactly what
-    was acknowledged, prints the top processes from Spark SQL and draws report.png. Replaces a directory that an
-    earlier demo made, and nothing else. Exit code 1 when a check fails.
+    Shows everything on real input: a process of its own samples every process into a node, while
+    Spark ingests its cuts. Each round is one transaction over the collections `samples` and `live`.
+    In the middle the sampling process is killed (SIGKILL), and another one goes on. Then it checks
+    that every version of the tables holds exactly what was acknowledged, prints the top processes
+    from Spark SQL and draws report.png. Replaces a directory that an earlier demo made, and nothing
+    else. Exit code 1 when a check fails.
     """
     if not (0 < seconds < math.inf and 0 < rounds_per_second < math.inf):
         raise InvalidArgument("--seconds or --rounds-per-second is out of range — give more than 0")
@@ -340,12 +342,22 @@ def demo(
         result = job.run_demo(directory, seconds, rounds_per_second, progress)
     acknowledged = f"{result.rounds} rounds with {result.samples} samples acknowledged"
     output.line(f"{acknowledged}, and ingested in {result.cuts} cuts")
+    if result.killed_round:
+        killed = f"killed with SIGKILL while round {result.killed_round} was written"
+        output.line(f"{killed}; the next row was acknowledged {result.away_s:.1f} s later")
     output.line()
     output.records(result.top)
     output.line()
     for check in result.checks:
         output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({format_count(check.rows, 'row')})")
-    picture, passed = directory / job.PICTURE, all(check.passed for check in result.checks)
-    document = {**vars(result), "directory": directory, "passed": passed, "picture": picture}
-    output.result(f"picture: {picture}", document)
+    picture = directory / job.PICTURE
+    passed = all(check.passed for check in result.checks)
+    commands = job.next_commands(directory)
+    found = {"directory": directory, "passed": passed, "picture": picture, "next": commands}
+    output.line(f"picture: {picture}")
+    output.line()
+    output.line("to try next:")
+    for each in commands:
+        output.line(f"  {each}")
+    output.document({**vars(result), **found})
     return EXIT_OK if passed else EXIT_FAILED

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
+from time import monotonic
 from typing import Any
 
 from streamingnode.remote.calls import CALLS, TOPICS
@@ -65,6 +66,7 @@ class RemoteQueue(RemoteCalls):
             partial(self.ack, topic, group),
             partial(self.give_back, *key),
             _held=partial(self.held, *key),
+            _now=monotonic,
             _lasts_s=lasts_s,
             _trusted_s=min(TRUSTED_S, ITERATED_PART * lasts_s),
         )

@@ -12,6 +12,10 @@ from streamingnode.demo import (
     SCHEMA,
     Check,
     Recording,
+    Round,
+    State,
+    Step,
+    _checks,
     check_rows,
     prepare,
     record,
@@ -153,6 +157,61 @@ async def test_live_is_the_last_round_and_samples_are_all(rounds: list[pa.Record
         assert check_rows("samples", kept.samples(), await node.snapshot("samples")).passed
     assert kept.samples().num_rows == sum(look.num_rows for look in rounds)
     assert kept.live_at(kept[0].time_tick - 1).num_rows == 0
+
+
+def _step(number: int, processes: pa.RecordBatch) -> Step:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as stream:
+        stream.write_batch(processes)
+    return Step(number, rows=sink.getvalue().to_pybytes())
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
+async def test_a_round_of_which_nobody_knows_is_there_once(rounds: list[pa.RecordBatch], written: bool) -> None:
+    said, kept, silent = list[Step](), Recording(), Progress(io.StringIO())
+
+    class UntilAll(Progress):
+        def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
+            if note.startswith("2 rounds"):
+                raise Enough
+
+    async with open_node(None) as node:
+        with pytest.raises(Enough):
+            await record(node, kept, 60, 1_000, UntilAll(io.StringIO()), say=said.append)
+        assert [(step.number, bool(step.time_tick)) for step in said] == [
+            (1, False),
+            (1, True),
+            (2, False),
+            (2, True),
+        ]
+        in_doubt = _step(2 if written else 3, rounds[1 if written else 2])
+        await record(node, again := Recording(), 0, 1_000, silent, again=in_doubt, say=said.append)
+        assert (again[0].time_tick == kept[1].time_tick) is written
+        everything = kept if written else Recording([*kept, *again])
+        assert check_rows("samples", everything.samples(), await node.snapshot("samples")).passed
+        live = await node.snapshot("live")
+        assert check_rows("live", everything.live_at(again[0].time_tick), live).passed
+
+
+def test_a_table_without_a_round_or_with_half_of_one_fails_its_check() -> None:
+    recording = Recording([Round(1, 10, _processes(1, 1, 2)), Round(2, 20, _processes(2, 1, 3))])
+    recording.killed_round = 2
+    both, live = recording.samples(), recording.live_at(20)
+    assert all(check.passed for check in _checks(recording, [State(20, 0, both, live)]))
+    for samples, found in (
+        (both[:2], live),
+        (both[:3], live),
+        (both, live[:1]),
+        (both, recording.live_at(10)),
+    ):
+        assert not all(check.passed for check in _checks(recording, [State(20, 0, samples, found)]))
+    assert not all(check.passed for check in _checks(recording, []))
+    older = State(10, 0, recording.samples_at(10), recording.live_at(10))
+    assert [check.passed for check in _checks(recording, [older])] == [
+        *(True, True),  # the version is right, and it is not all
+        *(False, False),
+    ]
 
 
 def test_look_at_this_machine_sees_this_process() -> None:

@@ -36,6 +36,39 @@ def test_tables_hold_exactly_what_was_acknowledged(demo: tuple[Path, dict[str, o
     assert result["samples"] > 0
 
 
+def test_it_was_killed_while_a_round_was_written_and_has_that_once(
+    demo: tuple[Path, dict[str, object]],
+) -> None:
+    _, result = demo
+    killed = result["killed_round"]
+    assert isinstance(killed, int)
+    assert isinstance(result["rounds"], int)
+    assert 0 < killed <= result["rounds"]
+    assert isinstance(result["away_s"], float)
+    assert result["away_s"] > 0
+    assert isinstance(result["checks"], list)
+    found = {check["what"]: check["passed"] for check in result["checks"]}
+    assert found[f"round {killed}, killed while it was written, is there once"]
+
+
+def test_what_it_says_to_try_next_works_as_printed(demo: tuple[Path, dict[str, object]]) -> None:
+    directory, result = demo
+    assert isinstance(result["next"], list)
+    assert len(result["next"]) == 3
+    for command in result["next"]:
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=directory,
+            env=ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+
+
 def test_picture_is_a_picture(demo: tuple[Path, dict[str, object]]) -> None:
     directory, result = demo
     picture = (directory / str(result["picture"])).read_bytes()

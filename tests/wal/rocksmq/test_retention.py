@@ -1,11 +1,13 @@
 """Pages and retention, by the reference's vectors: what all groups have acknowledged goes, and its space with it."""
 
+import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.failing_disk import FailingDisk
 from tests.wal.rocksmq.queues import Clock, opened
 from wal.errors import Truncated
 from wal.rocksmq.contract import MqOptions
@@ -243,3 +245,26 @@ async def test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(tmp
         await mq.retain()
         left = 100 if ends == "group back at its end" else 50
         assert (await mq.info())["t"].begin_id == ids[0] + left
+
+
+async def test_an_open_page_is_not_closed_while_messages_of_it_are_on_their_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, options = FailingDisk(monkeypatch), MqOptions(page_bytes=100, retention_s=0)
+    async with opened(tmp_path / "node", options=options) as mq:
+        await mq.create_topic("t")
+        await mq.create_consumer_group("t", "g")
+        ids = await mq.produce("t", [b"12345"])
+        await mq.ack("t", "g", ids)
+        disk.gate.clear()
+        producing = asyncio.ensure_future(mq.produce("t", [b"1234567"]))
+        async with asyncio.timeout(60):
+            while not disk.waiting:  # noqa: ASYNC110 - the thread of the store sets it
+                await asyncio.sleep(0)
+        keeping = asyncio.ensure_future(mq.retain())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        disk.gate.set()
+        await asyncio.gather(producing, keeping)
+        found = (await mq.info())["t"]
+        assert (found.begin_id, found.pages, found.bytes) == (ids[0], 0, 12)
