@@ -45,7 +45,7 @@ LINES = {
     "streamingnode": Budget(16_515, 13_500),
 }
 LINES_IN_ALL = Budget(34_092, 32_000)
-FILES = Budget(159, 159)
+FILES = Budget(160, 160)  # sockets are let go of without their event loop: `wal/sockets.py`
 SETTINGS = Budget(55, 55)
 ERROR_CLASSES = Budget(34, 34)
 
