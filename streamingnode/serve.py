@@ -114,14 +114,14 @@ class TokensRead:
                 tokens = await in_thread(Tokens.read, self._file)
             except StreamingNodeError as error:
                 text = f"tokens: {error}; those that were read before stay"
-                await to_thread.run_sync(self._told, text, {"tokens": None, "error": str(error)})
+                await in_thread(self._told, text, {"tokens": None, "error": str(error)})
                 continue
             for endpoint in endpoints:
                 endpoint.tokens = tokens
             ended = server.end_unless(tokens.are_those_of)
             clients = len(tokens.client)
             text = f"tokens: {clients} clients read from {self._file}, {ended} connections ended"
-            await to_thread.run_sync(self._told, text, {"tokens": clients, "ended": ended})
+            await in_thread(self._told, text, {"tokens": clients, "ended": ended})
 
 
 COMPONENTS = {
