@@ -16,6 +16,7 @@ import pyarrow.types as pt
 
 from interceptors.errors import SchemaMismatch
 from streamingnode.casting import leaves
+from streamingnode.cli.old_calendar import ARROW_SCHEMA, Doubt, doubt_of, is_of_spark
 from streamingnode.schema import AnyArray, child_fields, has_leaf, is_list, with_children
 
 READ_BYTES = 8 << 20
@@ -23,11 +24,7 @@ READ_BYTES = 8 << 20
 GROWING_ROWS = 128
 """Rows decoded at a time where texts may take far more room than in the file."""
 CHECK_ROWS = 8 << 10
-"""Rows whose INT96 times are looked at together."""
-ARROW_SCHEMA = b"ARROW:schema"
-"""In the footer of what Arrow has written."""
-SPARK_VERSION = b"org.apache.spark.version"
-"""In the footer of what Spark has written."""
+"""Rows whose times are looked at together."""
 
 
 class ParquetInput:
@@ -44,6 +41,9 @@ class ParquetInput:
         self.metadata = pq.read_metadata(self._source)
         columns = [self.metadata.schema.column(at) for at in range(self.metadata.num_columns)]
         self._times = [column.path for column in columns if column.physical_type == "INT96"]
+        self._footer: dict[bytes, bytes] = self.metadata.metadata or {}
+        found = {column.path: doubt_of(column, self._footer) for column in columns}
+        self._doubts = {path: doubt for path, doubt in found.items() if doubt is not None}
         as_dictionaries: list[str] = []
         self._may_grow = False
         for at, column in enumerate(columns):
@@ -64,11 +64,11 @@ class ParquetInput:
     @property
     def schema(self) -> pa.Schema:
         """The columns as the writer had them: INT96 is in UTC if Spark wrote it, or Arrow's schema says so."""
-        found = self.metadata.metadata or {}
-        if SPARK_VERSION in found:
+        if is_of_spark(self._footer):
             return self.in_utc(None)
-        if ARROW_SCHEMA in found:
-            return self.in_utc(pa.ipc.read_schema(pa.py_buffer(b64decode(found[ARROW_SCHEMA]))))
+        if ARROW_SCHEMA in self._footer:
+            written = pa.py_buffer(b64decode(self._footer[ARROW_SCHEMA]))
+            return self.in_utc(pa.ipc.read_schema(written))
         return self._micros
 
     def in_utc(self, target: pa.Schema | None) -> pa.Schema:
@@ -91,7 +91,11 @@ class ParquetInput:
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def check_times(self) -> None:
-        """Read all INT96 times once. Raises `SchemaMismatch` for one that `timestamp[us]` does not hold."""
+        """Read all INT96 times once, and all dates and times that may be of the hybrid calendar.
+
+        Raises `SchemaMismatch` for a time that `timestamp[us]` does not hold, and for a day or time
+        that was another one where it was written.
+        """
         if self._is_checked or any(has_leaf(field.type, pt.is_map) for field in self._micros):
             return  # no collection has maps
         row = 1
@@ -104,7 +108,22 @@ class ParquetInput:
                     text = f"column {name!r}, row {row}: a time is finer than microseconds, or beyond their years"
                     raise SchemaMismatch(f"{text} — change it in the file", column=name, row=row)
             row += batches[0].num_rows
+        for path, doubt in self._doubts.items():
+            self._check_calendar(path, doubt)
         self._is_checked = True
+
+    def _check_calendar(self, path: str, doubt: Doubt) -> None:
+        """Raise `SchemaMismatch` for the first row of a column whose value is in doubt."""
+        row = 1
+        # In seconds, INT96 of all years fits.
+        for batch in self._opened("s").iter_batches(CHECK_ROWS, columns=[path]):
+            for name, array in zip(batch.schema.names, batch.columns, strict=True):
+                if doubt.concerns(array):
+                    slices = (array.slice(at, 1) for at in range(len(array)))
+                    row += next(at for at, found in enumerate(slices) if doubt.concerns(found))
+                    text = f"column {name!r}, row {row}: {doubt.what} — {doubt.next_step}"
+                    raise SchemaMismatch(text, column=name, row=row)
+            row += batch.num_rows
 
     def iter_batches(self, rows_max: int, *, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield some columns of all rows, in order, in batches of about `rows_max`."""

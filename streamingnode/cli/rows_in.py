@@ -119,12 +119,11 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
                 what = "packed with gzip, which is read from a file alone"
                 step = "unpack it in the pipe, with gunzip -c, or name the file"
                 raise InvalidArgument(f"the input is {what} — {step}")
+            begin = stream.tell()
+            _check_gzip(stream)
+            stream.seek(begin)
             stream = opened.enter_context(gzip.open(stream))
             with _readable():
-                # A member's checksum is at its end: it is compared before a row goes in.
-                while stream.read(READ_BYTES):
-                    pass
-                stream.seek(0)
                 head = stream.peek(1)
             if head.startswith((PARQUET_MAGIC, GZIP_MAGIC)):
                 what = "gzip around what is packed already"
@@ -136,6 +135,20 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
         if is_parquet and not stream.seekable():
             raise InvalidArgument("Parquet is read from its end, which a pipe has not yet — name the file")
         yield ParquetRows(stream) if is_parquet else JsonLines(stream)
+
+
+def _check_gzip(stream: BinaryIO) -> None:
+    """Unpack all of a gzip file once. Raises `StorageFailed` when any of it is damaged.
+
+    A member's checksum is at its end, so that no row may go in before all of it has been read.
+    """
+    with _readable(), gzip.open(stream) as unpacked:
+        try:
+            while unpacked.read(READ_BYTES):
+                pass
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            what = f"the gzip file is damaged: {brief(str(error))}; nothing of it is inserted"
+            raise StorageFailed(f"{what} — pack it again") from None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Parquet as Spark writes it by default goes into a collection: times of INT96, and Spark's footer."""
+"""Parquet as Spark writes it goes in: times of INT96, its footer, and what it marks as old."""
 
 import datetime as dt
 from pathlib import Path
@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from interceptors.errors import SchemaMismatch
 from streamingnode.cli.rows_in import open_rows
 from streamingnode.rows import row_shape, to_batches
 
@@ -49,3 +50,51 @@ def test_times_that_spark_writes_by_default_are_the_instants_that_they_were(
         "naive": dt.datetime(2026, 1, 1, 0, 0, 0, 500000),  # noqa: DTZ001
         "struct": {"at": dt.datetime(2026, 1, 1, 0, 0, 0, 1, dt.UTC), "word": "word 1"},
     }
+
+
+OLD_ROWS = """
+    SELECT id, named_struct('at', array(null, {time})) AS struct, {day} AS day,
+    timestamp_ntz '1500-01-01 00:00:00' AS naive
+    FROM range({first}, 4)
+"""
+
+
+@pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS"])
+def test_what_spark_writes_in_the_hybrid_calendar_goes_in_since_both_are_the_same_and_else_not(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.parquet.outputTimestampType", kind)
+    modern = ("timestamp '1900-01-01 00:00:00'", "date '1582-10-15'")
+    cases = {
+        "modern": modern,
+        "day": (modern[0], "date '1582-10-04'"),
+        "time": ("timestamp '1582-10-04 23:59:59'", modern[1]),
+    }
+
+    def written(mode: str, zone: str, name: str) -> str:
+        session.conf.set("spark.sql.session.timeZone", zone)
+        for setting in ("datetime", "int96"):
+            session.conf.set(f"spark.sql.parquet.{setting}RebaseModeInWrite", mode)
+        early = session.sql(OLD_ROWS.format(time=cases[name][0], day=cases[name][1], first=2))
+        late = session.sql(OLD_ROWS.format(time=modern[0], day=modern[1], first=0)).limit(2)
+        to = tmp_path / f"{mode} {zone} {name}".replace("/", " ")
+        late.union(early).coalesce(1).write.parquet(str(to))
+        [file] = to.glob("*.parquet")
+        return str(file)
+
+    for name in cases:
+        with open_rows(written("CORRECTED", "Asia/Tokyo", name), None) as source:
+            [batch] = source.batches(source.infer_schema())
+            assert len(batch.rows) == 4
+    for zone in ("UTC", "America/New_York"):
+        with open_rows(written("LEGACY", zone, "modern"), None) as source:
+            [batch] = source.batches(source.infer_schema())
+            assert len(batch.rows) == 4
+        for name, column in (("day", "day"), ("time", "struct")):
+            with (
+                open_rows(written("LEGACY", zone, name), None) as source,
+                pytest.raises(SchemaMismatch, match="RebaseModeInWrite=CORRECTED") as caught,
+            ):
+                source.infer_schema()
+            assert (caught.value.column, caught.value.row) == (column, 3)

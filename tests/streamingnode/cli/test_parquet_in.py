@@ -1,4 +1,4 @@
-"""Parquet files as other programs write them: delta encodings, and times of INT96."""
+"""Parquet as other programs write it: delta encodings, times of INT96, the hybrid calendar."""
 
 import datetime as dt
 import io
@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from interceptors.errors import SchemaMismatch
-from streamingnode.cli.parquet_in import READ_BYTES, SPARK_VERSION, ParquetInput
+from streamingnode.cli.old_calendar import SPARK_COLUMNS, SPARK_VERSION
+from streamingnode.cli.parquet_in import READ_BYTES, ParquetInput
 from streamingnode.cli.rows_in import ParquetRows
 from streamingnode.rows import row_shape, to_batches
 
@@ -193,3 +194,130 @@ def test_a_column_without_a_zone_that_is_no_int96_is_not_taken_for_one() -> None
     table = pa.table({"id": [1], "at": pa.array([MOMENTS[1]], NAIVE)})
     with pytest.raises(SchemaMismatch, match=r"is timestamp\[us\], the schema has timestamp\[us, tz=UTC\]"):
         _rows(_file(table), _types(AWARE))
+
+
+# --- the hybrid calendar
+
+LEGACY_DATETIME = {SPARK_VERSION: b"3.5.1", b"org.apache.spark.legacyDateTime": b""}
+LEGACY_INT96 = {SPARK_VERSION: b"3.5.1", b"org.apache.spark.legacyINT96": b""}
+ZONE_IS_UTC = {b"org.apache.spark.timeZone": b"UTC"}
+SPARK_2 = {SPARK_VERSION: b"2.4.8"}
+OLDER_SPARK_2 = {SPARK_COLUMNS: b"{}"}
+HIVE = {b"writer.date.proleptic": b"false"}
+
+LAST_OLD_DAY, FIRST_DAY = dt.date(1582, 10, 14), dt.date(1582, 10, 15)
+LAST_OLD_TIME = dt.datetime(1899, 12, 31, 23, 59, 59, 999999)  # noqa: DTZ001
+FIRST_TIME = dt.datetime(1900, 1, 1)  # noqa: DTZ001
+FIRST_TIME_IN_UTC = dt.datetime(1582, 10, 15)  # noqa: DTZ001
+LAST_OLD_TIME_IN_UTC = FIRST_TIME_IN_UTC - dt.timedelta(microseconds=1)
+DAY = pa.date32()
+
+
+def _of_spark(
+    values: list[Any], kind: pa.DataType, footer: dict[bytes, bytes], *, is_int96: bool = False
+) -> io.BytesIO:
+    """Return a file as Spark writes it: with its footer, and without Arrow's schema."""
+    buffer = io.BytesIO()
+    options: dict[str, Any] = {"store_schema": False, "use_deprecated_int96_timestamps": is_int96}
+    with pq.ParquetWriter(buffer, _types(kind), **options) as writer:
+        ids = range(len(values))
+        writer.write_table(pa.table({"id": ids, "at": values}, schema=_types(kind)))
+        writer.add_key_value_metadata({key.decode(): footer[key].decode() for key in footer})
+    buffer.seek(0)
+    return buffer
+
+
+def _refused(file: io.BytesIO) -> SchemaMismatch:
+    """Return the error by which a file is refused, with `--create` and without."""
+    schema = ParquetInput(file).schema
+    file.seek(0)
+    with pytest.raises(SchemaMismatch) as caught:
+        ParquetRows(file).infer_schema()
+    file.seek(0)
+    with pytest.raises(SchemaMismatch) as again:
+        next(ParquetRows(file).batches(schema))
+    assert str(again.value) == str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "footer, kind, is_int96, last_old, first_sure",
+    [
+        (LEGACY_DATETIME, DAY, False, LAST_OLD_DAY, FIRST_DAY),
+        (LEGACY_DATETIME, AWARE, False, LAST_OLD_TIME, FIRST_TIME),
+        (LEGACY_DATETIME | ZONE_IS_UTC, AWARE, False, LAST_OLD_TIME_IN_UTC, FIRST_TIME_IN_UTC),
+        (LEGACY_INT96, NAIVE, True, LAST_OLD_TIME, FIRST_TIME),
+        (LEGACY_INT96 | ZONE_IS_UTC, NAIVE, True, LAST_OLD_TIME_IN_UTC, FIRST_TIME_IN_UTC),
+        (SPARK_2, DAY, False, LAST_OLD_DAY, FIRST_DAY),
+        (SPARK_2, AWARE, False, LAST_OLD_TIME, FIRST_TIME),
+        (SPARK_2, NAIVE, True, LAST_OLD_TIME, FIRST_TIME),
+        ({SPARK_VERSION: b"3.0.3"}, NAIVE, True, LAST_OLD_TIME, FIRST_TIME),
+        (OLDER_SPARK_2, DAY, False, LAST_OLD_DAY, FIRST_DAY),
+        (OLDER_SPARK_2, NAIVE, True, LAST_OLD_TIME, FIRST_TIME),
+        (HIVE, DAY, False, LAST_OLD_DAY, FIRST_DAY),
+    ],
+)
+def test_what_was_another_day_in_the_hybrid_calendar_is_refused_by_row_and_all_later_goes_in(
+    footer: dict[bytes, bytes], kind: pa.DataType, is_int96: bool, last_old: Any, first_sure: Any
+) -> None:
+    error = _refused(_of_spark([first_sure, None, last_old], kind, footer, is_int96=is_int96))
+    assert (error.column, error.row) == ("at", 3)
+    assert str(error).startswith("column 'at', row 3: a ")
+    if footer is HIVE:
+        assert "rewrite the file in Hive" in str(error)
+    else:
+        mode = "int96" if is_int96 else "datetime"
+        assert f"spark.sql.parquet.{mode}RebaseModeInWrite=CORRECTED" in str(error)
+        assert ("RebaseModeInRead=LEGACY" in str(error)) == (footer is OLDER_SPARK_2)
+
+    file = _of_spark([first_sure, None], kind, footer, is_int96=is_int96)
+    times = [row["at"] for row in _rows(file)]
+    if kind != DAY:
+        first_sure = first_sure.replace(tzinfo=dt.UTC)
+    assert times == [first_sure, None]
+
+
+def test_an_old_day_or_time_is_refused_at_any_depth() -> None:
+    days = pa.struct([("n", pa.int64()), ("l", pa.list_(pa.struct([("d", DAY), ("e", DAY)])))])
+    new = {"n": 1, "l": [{"d": FIRST_DAY, "e": None}, None]}
+    old = {"n": 1, "l": [None, {"d": None, "e": LAST_OLD_DAY}]}
+    many = [new] * 10_000
+    error = _refused(_of_spark([*many, None, old], days, SPARK_2))
+    assert (error.column, error.row) == ("at", 10_002)
+    times = pa.list_(pa.struct([("t", NAIVE)]))
+    values = [[{"t": FIRST_TIME}], [None, {"t": MOMENTS[0]}]]
+    assert _refused(_of_spark(values, times, LEGACY_INT96, is_int96=True)).row == 2
+
+
+@pytest.mark.parametrize(
+    "footer, kind, is_int96, value",
+    [
+        ({SPARK_VERSION: b"3.0.0"}, DAY, False, LAST_OLD_DAY),
+        ({SPARK_VERSION: b"3.0.0"}, AWARE, False, IN_UTC[0]),
+        ({SPARK_VERSION: b"3.1.0"}, NAIVE, True, IN_UTC[0]),
+        ({SPARK_VERSION: b"10.0.0"}, DAY, False, LAST_OLD_DAY),
+        (LEGACY_INT96, DAY, False, LAST_OLD_DAY),
+        (LEGACY_INT96, AWARE, False, IN_UTC[0]),
+        (LEGACY_DATETIME, NAIVE, True, IN_UTC[0]),
+        # Spark has these in the Gregorian calendar always.
+        (LEGACY_DATETIME, NAIVE, False, MOMENTS[0]),
+        ({b"writer.date.proleptic": b"true"}, DAY, False, LAST_OLD_DAY),
+        ({}, DAY, False, LAST_OLD_DAY),
+        ({}, NAIVE, True, MOMENTS[0]),
+    ],
+)
+def test_an_old_day_or_time_in_the_gregorian_calendar_goes_in(
+    footer: dict[bytes, bytes], kind: pa.DataType, is_int96: bool, value: Any
+) -> None:
+    file = _of_spark([value, None], kind, footer, is_int96=is_int96)
+    assert [row["at"] for row in _rows(file)] == [value, None]
+
+
+def test_what_arrow_copied_from_a_file_in_the_hybrid_calendar_stays_refused() -> None:
+    for values, kind, is_int96, footer in (
+        ([None, LAST_OLD_DAY], DAY, False, SPARK_2),
+        ([None, LAST_OLD_TIME], NAIVE, True, LEGACY_INT96),
+        ([None, LAST_OLD_TIME], AWARE, False, LEGACY_DATETIME),
+    ):
+        copied = _file(pq.read_table(_of_spark(values, kind, footer, is_int96=is_int96)))
+        assert _refused(copied).row == 2

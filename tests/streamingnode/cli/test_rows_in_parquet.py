@@ -4,7 +4,6 @@ import gzip
 import io
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,17 +167,6 @@ def test_lines_packed_with_gzip_are_read(tmp_path: Path) -> None:
         open_rows(str(tmp_path / "plain"), None) as plain,
     ):
         assert list(packed.batches(schema)) == list(plain.batches(schema))
-
-
-@pytest.mark.parametrize("damage", [lambda packed: packed[:-9], lambda packed: packed[:40] + bytes(40)])
-def test_a_damaged_gzip_file_is_a_typed_error(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
-    lines = "".join(f'{{"id": {number}}}\n' for number in range(1_000)).encode()
-    (tmp_path / "packed").write_bytes(damage(gzip.compress(lines)))
-    with (
-        pytest.raises(StorageFailed, match="cannot be read whole"),
-        open_rows(str(tmp_path / "packed"), None) as source,
-    ):
-        list(source.batches(pa.schema({"id": pa.int64()})))
 
 
 def test_gzip_around_parquet_and_gzip_in_a_pipe_are_refused_with_what_to_do(tmp_path: Path) -> None:
