@@ -11,7 +11,8 @@ def typed(error: Exception, what: str) -> StreamingNodeError:
     """Return what a disk, a table's library or Spark raised as one of our errors, and ours as they are."""
     if isinstance(error, StreamingNodeError):
         return error
-    lines = _COLOURS.sub("", str(error)).splitlines()
+    said, _, _ = _COLOURS.sub("", str(error)).partition("\nJVM stacktrace:")  # as Spark Connect ends it
+    lines = said.splitlines()
     reason = " ".join(" ".join(line for line in lines if not line.startswith("\t")).split())  # without Java's stack
     told = StorageFailed(f"{what}: {reason} — look at the disk, then run it again")
     told.__cause__ = error

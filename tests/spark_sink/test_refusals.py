@@ -178,3 +178,7 @@ def test_of_an_error_of_java_all_is_told_but_its_stack() -> None:
     said = "calling o3.parquet.\n: SparkException: reading a file\n\tat a.b\n\t... 2 more\nCaused by: overflow\n\tat d"
     told = str(typed(RuntimeError(said), "table t"))
     assert told.startswith("table t: calling o3.parquet. : SparkException: reading a file Caused by: overflow — ")
+    of_connect = typed(
+        RuntimeError("[FAILED] reading\n\nJVM stacktrace:\norg.apache.SparkException\n\tat a.b"), "table t"
+    )
+    assert str(of_connect).startswith("table t: [FAILED] reading — ")

@@ -15,24 +15,24 @@ from pyspark.sql import DataFrame, SparkSession
 import spark_sink
 from spark_sink.columns import table_schema
 from spark_sink.ingestion import IngestJob
+from streamingnode.schema import AnyField
 from tests.spark_sink.node_builder import NodeBuilder, Value, extreme
 from wal.errors import Corrupt, StorageFailed
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.int64()),
-        pa.field("day", pa.date32()),
-        pa.field("at", pa.timestamp("us")),
-        pa.field("zoned", pa.timestamp("us", "UTC")),
-        pa.field("text", pa.string()),
-        pa.field("blob", pa.binary()),
-        pa.field("price", pa.decimal128(10, 2)),
-        pa.field("tags", pa.list_(pa.string())),
-        pa.field("point", pa.struct([pa.field("x", pa.float64()), pa.field("day", pa.date32())])),
-    ]
-)
+_COLUMNS: list[AnyField] = [
+    pa.field("id", pa.int64()),
+    pa.field("day", pa.date32()),
+    pa.field("at", pa.timestamp("us")),
+    pa.field("zoned", pa.timestamp("us", "UTC")),
+    pa.field("text", pa.string()),
+    pa.field("blob", pa.binary()),
+    pa.field("price", pa.decimal128(10, 2)),
+    pa.field("tags", pa.list_(pa.string())),
+    pa.field("point", pa.struct([pa.field("x", pa.float64()), pa.field("day", pa.date32())])),
+]
+SCHEMA = pa.schema(_COLUMNS)
 DAYS = (dt.date(1, 1, 3), dt.date(1500, 3, 1), dt.date(1883, 11, 18), dt.date(2024, 2, 29))
 """Of the calendar that Spark 2 had until 1582, and of the time zones there were until 1900."""
 
@@ -194,7 +194,9 @@ def test_a_changed_or_emptied_or_missing_file_is_an_error_also_where_the_session
     whole = file.read_bytes()
     group = pq.read_metadata(file).row_group(0)
     changed = bytearray(whole)
-    changed[group.column(1).dictionary_page_offset - 1] ^= 1  # the last byte of the pages of the column before
+    first = group.column(0)
+    end = first.dictionary_page_offset or first.data_page_offset
+    changed[end + first.total_compressed_size - 1] ^= 1  # the last byte of its pages
     file.write_bytes(changed)
     with pytest.raises(Exception, match="CRC checksum verification failed"):
         spark_sink.read_table(of_caller, table).toArrow()
@@ -239,7 +241,7 @@ def shapes(table: Path) -> list[object]:
         group = footer.row_group(0)
         columns = [group.column(index) for index in range(group.num_columns)]
         stored = [(each.path_in_schema, each.physical_type, each.compression, each.encodings) for each in columns]
-        found.append((extreme(first, "id", min), footer.num_rows, sorted(footer.metadata), stored))
+        found.append((extreme(first, "id", min), footer.num_rows, sorted(footer.metadata or {}), stored))
     return sorted(found, key=str)
 
 
