@@ -208,7 +208,14 @@ class Deliveries:
     def add(self, ids: Sequence[int]) -> None:
         """Count a delivery of messages, whose ids ascend."""
         if ids and ids[-1] - ids[0] == len(ids) - 1:
-            self._add(ids[0], ids[-1] + 1)
+            # Most are new, and next to those before; or all before are acknowledged.
+            if len(self._starts) == 1:
+                self._starts += [ids[0], ids[-1] + 1]
+                self._counts += [1, 0]
+            elif ids[0] == self._starts[-1] and self._counts[-2] == 1:
+                self._starts[-1] = ids[-1] + 1
+            else:
+                self._add(ids[0], ids[-1] + 1)
             return
         for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
             found = [each for _, each in run]
@@ -224,7 +231,13 @@ class Deliveries:
 
     def forget_below(self, message_id: int) -> None:
         """Forget messages below an id, which are acknowledged."""
-        if len(self._starts) > 1 and self._starts[1] < message_id:
+        if len(self._starts) == 1 or self._starts[1] >= message_id:
+            return
+        if message_id < self._starts[2]:
+            self._starts[1] = message_id
+        elif message_id >= self._starts[-1]:
+            del self._starts[1:], self._counts[1:]
+        else:
             first = self._split(message_id)
             self._starts[1:first] = []
             self._counts[1:first] = []
@@ -325,7 +338,7 @@ class Group:
 
     def count(self, ids: Sequence[int]) -> Sequence[int]:
         """Count a delivery of messages that were just taken; return those not counted before."""
-        if not self.counted_ahead.isdisjoint(ids):
+        if self.counted_ahead and not self.counted_ahead.isdisjoint(ids):
             new = [each for each in ids if each not in self.counted_ahead]
             self.counted_ahead.difference_update(ids)
             ids = new
