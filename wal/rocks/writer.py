@@ -14,14 +14,19 @@ from wal.rocks.database import Engine
 from wal.rocks.group_commit import GroupCommit, Write
 from wal.rocks.layout import WAITING_MEMTABLES_MAX
 from wal.rocks.opening import OwnedDirectory
-from wal.rocks.space import SpaceLevel
+from wal.rocks.space import SHORT_LOOK_BYTES, SpaceLevel
 
 WRITE_BYTES_MAX = 1 << 20
 """One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go into one."""
 FLOOR_SYNC_S = 0.2
 """A power cut forgets at most this much of the floor."""
 SPACE_CHECK_S = 0.1
-"""How old a look at the disk may be when something is written, and how soon free space is noticed."""
+"""How old a look at the disk may be when something is written, and how soon free space is noticed.
+
+The bound: a disk can pass the low-water mark unnoticed by what others write in this time, with
+RocksDB's tables among them, and by `LOOK_BYTES_MIN` of the log's own. After more of those, or half
+of the way to the mark, the writer looks sooner; and before a batch of `SHORT_LOOK_BYTES` always.
+"""
 TABLES_CHECK_S = 0.002
 THREAD_NAME = "log-writer"
 
@@ -178,7 +183,9 @@ class Writer:
         self._unlooked_bytes += size_bytes
         now = monotonic()
         is_due = now >= self._space_due or self._unlooked_bytes >= self._space.verdict.look_after_bytes
-        if is_due or self._space.is_tight(size_bytes):
+        if not is_due and size_bytes >= SHORT_LOOK_BYTES:
+            is_due = self._space.is_tight(size_bytes)
+        if is_due:
             self._look_at_space(now)
 
     def _look_at_space(self, now: float) -> None:
