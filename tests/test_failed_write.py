@@ -28,6 +28,7 @@ from wal.errors import ChannelFenced, Corrupt, Indeterminate, StorageFailed, Str
 from wal.lifecycle import ReopenOptions
 from wal.rocks.floor import FloorFile
 from wal.rocks.opening import open_owned
+from wal.rocks.writer import OWNER_CHECK_S
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -289,13 +290,18 @@ async def test_node_ends_when_verification_finds_that_something_acknowledged_is_
         assert 1 in await keys_of(node)
 
 
-async def test_node_whose_directory_was_taken_over_ends_and_says_by_whom(tmp_path: Path) -> None:
+async def test_node_whose_directory_was_taken_over_ends_and_says_by_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other: FloorFile | None = None
     with anyio.fail_after(HANGS_S), pytest.raises(ChannelFenced, match="of term 77"):
         async with opened(tmp_path) as node:
             await node.insert("a", [row(1)])
             other = FloorFile(tmp_path)
             other.take_token(77)
+            # A real take-over takes longer than that.
+            later = time.monotonic() + OWNER_CHECK_S
+            monkeypatch.setattr("wal.rocks.writer.monotonic", lambda: later)
             assert isinstance(await error_of(node.insert("a", [row(2)])), ChannelFenced)
             await read_for_ever(node)
     assert other is not None

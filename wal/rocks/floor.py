@@ -154,7 +154,7 @@ class FloorFile:
     The writer thread alone writes the slots, one call at a time the promise, an opening alone the token, so there is no
     lock. Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and
     loses at most one sync interval of the floor, never of the log. Where `flock` does not work, or the directory is
-    replaced under its owner, the token tells: the writer compares it before each batch and before it acknowledges.
+    replaced under its owner, the token tells: the writer compares it before it acknowledges.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -183,16 +183,25 @@ class FloorFile:
         self._token, self.token_term = token, term
         os.fsync(self._descriptor)
 
+    def check_owner(self) -> None:
+        """Raise `ChannelFenced` when another owner's token or floor file is here."""
+        self.check_token()
+        self.check_place()
+
     def check_token(self) -> None:
-        """Raise `ChannelFenced` when the token is another owner's, or another floor file is in the place of this one."""
+        """Raise `ChannelFenced` when the token in this file is another owner's."""
         found = os.pread(self._descriptor, TOKEN_BYTES, TOKEN_OFFSET)
         if found != self._token:
             raise ChannelFenced(
                 f"{Path(self._path).parent} was taken over by another owner, of term {decode_token_term(found)} — "
                 "stop one of the two: this one writes no more"
             )
+
+    def check_place(self) -> None:
+        """Raise `ChannelFenced` when another floor file, or none, is in the place of this one."""
         try:
-            in_place = os.path.samestat(os.stat(self._path), self._status)  # noqa: PTH116 - twice for each batch of writes
+            found = os.stat(self._path)  # noqa: PTH116 - often called
+            in_place = os.path.samestat(found, self._status)
         except FileNotFoundError:
             in_place = False
         if not in_place:

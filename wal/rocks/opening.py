@@ -95,7 +95,8 @@ def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rd
     # The token is written before the database is opened for good, and the floor read once more: so everything is found
     # that an owner which no lock kept out had acknowledged before it was fenced.
     if not is_first:
-        floor.check_token()  # verifying takes long: that of an owner which came meanwhile is not to be written over
+        # Verifying takes long: the token of an owner that came meanwhile is not to be written over.
+        floor.check_owner()
     floor.take_token(1 + max(found.term, floor.known.term) if is_first or term_is_spent else floor.token_term)
     failpoint("recovery.token_taken")
     if is_first:

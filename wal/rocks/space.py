@@ -37,6 +37,8 @@ RESERVE_STEP_BYTES = 2 * MIB
 """Each step of the reserve is an allocation on the writer's thread, of 0.2 ms."""
 LOOK_BYTES_MIN = MIB // 2
 """A look takes 50 us, and so much is written in 2 ms at best."""
+SHORT_LOOK_BYTES = MIB // 16
+"""The short look comes before each batch of so much, which takes about a hundred times as long."""
 RESERVE_NAME = "reserve"
 ASK_AGAIN_BYTES, ASK_AGAIN_LOOKS = 1 << 20, 64
 """A reserve that could not be had is asked for again with so much more room, and every so many looks: a quota shows none."""
@@ -72,9 +74,16 @@ class SpaceVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def look_after_bytes(self) -> int:
-        """How much may be written before the next look: half of the way to a mark, and no more than the reserve is for."""
-        above = self.free_bytes - (self.needed_bytes if self.level < SpaceLevel.FULL else EXHAUSTED_BYTES)
-        return max(LOOK_BYTES_MIN, min(above // 2, self.reserve_bytes - REPLAY_BYTES - self.log_bytes))
+        """How much may be written before the next look, 0 or less when nothing may.
+
+        That is half of the way to a mark, no more than the reserve is for, and at least what is
+        worth a look; but never so much that it would leave an exhausted disk.
+        """
+        mark = self.needed_bytes if self.level < SpaceLevel.FULL else EXHAUSTED_BYTES
+        to_mark = (self.free_bytes - mark) // 2
+        covered = self.reserve_bytes - REPLAY_BYTES - self.log_bytes
+        to_exhausted = self.free_bytes - EXHAUSTED_BYTES
+        return min(max(LOOK_BYTES_MIN, min(to_mark, covered)), to_exhausted)
 
 
 NOT_LOOKED = SpaceVerdict(level=SpaceLevel.AMPLE, free_bytes=0, log_bytes=0, needed_bytes=0, reserve_bytes=0)

@@ -276,7 +276,7 @@ class RocksStore:
                 raise self._commit.refusal()
             try:
                 # Before the database is closed: closing would remove files of the owner that took over.
-                await in_thread(self._owned.floor.check_token)
+                await in_thread(self._owned.floor.check_owner)
                 self._commit.reopening = True
                 await in_thread(self._writer.stop)
                 if self._commit.taken_over:  # its last batch met another owner's token

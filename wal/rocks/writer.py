@@ -14,14 +14,23 @@ from wal.rocks.database import Engine
 from wal.rocks.group_commit import GroupCommit, Write
 from wal.rocks.layout import WAITING_MEMTABLES_MAX
 from wal.rocks.opening import OwnedDirectory
-from wal.rocks.space import SpaceLevel
+from wal.rocks.space import SHORT_LOOK_BYTES, SpaceLevel
 
 WRITE_BYTES_MAX = 1 << 20
 """One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go into one."""
 FLOOR_SYNC_S = 0.2
 """A power cut forgets at most this much of the floor."""
 SPACE_CHECK_S = 0.1
-"""How old a look at the disk may be when something is written, and how soon free space is noticed."""
+"""How old a look at the disk may be when something is written, and how soon free space is noticed.
+
+The bound: a disk can pass the low-water mark unnoticed by what others write in this time, with
+RocksDB's tables among them, and by `LOOK_BYTES_MIN` of the log's own. After more of those, or half
+of the way to the mark, the writer looks sooner; and before a batch of `SHORT_LOOK_BYTES` always.
+"""
+OWNER_CHECK_S = 0.01
+"""How old the last comparison with the token may be when a batch is written, and the last look at
+the floor file's name when one is acknowledged. Opening a database takes another owner longer.
+"""
 TABLES_CHECK_S = 0.002
 THREAD_NAME = "log-writer"
 
@@ -45,7 +54,7 @@ class Writer:
         self._ending = threading.Event()
         self._unlooked_bytes = self._unasked_bytes = 0
         self._ask_after_bytes = min(WRITE_BYTES_MAX, owned.options.memtable_bytes)  # before several of them are full
-        self._sync_due = self._floor_due = self._space_due = monotonic()
+        self._sync_due = self._floor_due = self._space_due = self._owner_due = monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -114,11 +123,11 @@ class Writer:
     def _write(self) -> None:
         # RocksDB's `write` holds the interpreter lock and `flush_wal` does not: so a batch is written without sync, in a
         # piece small enough for the event loop, and synced by the call that lets the loop run.
+        self._check_owner_before()
         writes, self._taken = self._taken, []
         if not self._unsynced and self._sync_interval_s is not None:
             self._sync_due = monotonic() + self._sync_interval_s
         self._unsynced += writes
-        self._floor.check_token()
         failpoint("append.taken")
         batch = WriteBatch(raw_mode=True)
         batch.set_default_column_family(self._engine.entry_family)
@@ -130,15 +139,13 @@ class Writer:
         if self._sync_interval_s is None or any(write.urgent for write in writes):
             self._sync()
         else:
+            self._check_owner_after()
             self._tell(self._group_commit.acknowledged, writes)
 
     def _sync(self) -> None:
         self.sync_log()
         failpoint("append.synced")
-        try:
-            self._floor.check_token()
-        except ChannelFenced as error:  # the other owner came after the write: it may have read that, or not
-            raise Indeterminate(f"{error}; what was being written may be in the log, or not") from error
+        self._check_owner_after()
         landed = self._unsynced
         if not self._floor.dirty:
             self._floor_due = monotonic() + FLOOR_SYNC_S
@@ -153,6 +160,40 @@ class Writer:
             self._sync_floor()  # of a torn tail the floor alone can tell how much was synced
         self._unsynced = []
         self._tell(self._group_commit.landed, landed)
+
+    def _check_owner_before(self) -> None:
+        """Raise `ChannelFenced` if another owner has taken over: nothing of this batch is written.
+
+        Acknowledgements do not rest on this comparison. It protects the other owner's files: a
+        batch that fills a memtable makes RocksDB create a log file and a table, whose names the
+        other owner may have used. An owner that slept through a take-over must not do that. While
+        the last comparison is younger than `OWNER_CHECK_S`, the other owner is still opening the
+        database, and RocksDB's own threads, which no comparison stops, are as dangerous.
+        """
+        now = monotonic()
+        if now >= self._owner_due:
+            self._floor.check_owner()
+            self._owner_due = now + OWNER_CHECK_S
+
+    def _check_owner_after(self) -> None:
+        """Raise `Indeterminate` if another owner has taken over: this batch is not acknowledged.
+
+        The other owner writes its token first and reads the log after that. If its token is not
+        here after the write, it will read the write. If its token is here, it may have read the
+        log before the write, and nobody knows. So every acknowledged write is in its log, and this
+        one comparison is enough, synced or not: both processes see the same pages.
+
+        The name of the floor file is looked at every `OWNER_CHECK_S` only. Whoever puts another
+        directory in the place of this one loses what was written since it was copied, anyway.
+        """
+        now = monotonic()
+        try:
+            self._floor.check_token()
+            if now >= self._owner_due:
+                self._floor.check_place()
+                self._owner_due = now + OWNER_CHECK_S
+        except ChannelFenced as error:
+            raise _left_open(error) from error
 
     def _sync_floor(self) -> None:
         self._floor.sync()
@@ -178,7 +219,9 @@ class Writer:
         self._unlooked_bytes += size_bytes
         now = monotonic()
         is_due = now >= self._space_due or self._unlooked_bytes >= self._space.verdict.look_after_bytes
-        if is_due or self._space.is_tight(size_bytes):
+        if not is_due and size_bytes >= SHORT_LOOK_BYTES:
+            is_due = self._space.is_tight(size_bytes)
+        if is_due:
             self._look_at_space(now)
 
     def _look_at_space(self, now: float) -> None:
@@ -210,8 +253,15 @@ class Writer:
         self._failure = cause if isinstance(cause, ChannelFenced) else error
         self._failure.with_traceback(None)  # its frames would keep the database open after closing
         error.with_traceback(None)
-        failed, self._unsynced, self._taken = self._unsynced + self._taken, [], []
-        self._tell(self._group_commit.failed, failed, error)
+        written = self._unsynced
+        taken = self._taken
+        self._unsynced = []
+        self._taken = []
+        if written and isinstance(error, ChannelFenced):
+            # The batch that was taken is refused. These were written before, and wait for a sync.
+            self._tell(self._group_commit.failed, written, _left_open(error))
+            written = []
+        self._tell(self._group_commit.failed, written + taken, error)
 
     def _tell(self, report: Callable[..., None], *arguments: object) -> None:
         try:
@@ -242,3 +292,10 @@ class Writer:
     def table_failures(self) -> int:
         """How often RocksDB failed to write a table since it was opened."""
         return self._engine.database.property_int_value("rocksdb.background-errors") or 0
+
+
+def _left_open(error: ChannelFenced) -> Indeterminate:
+    """Return what became of writes that another owner may have read, or not."""
+    outcome = Indeterminate(f"{error}; what was being written may be in the log, or not")
+    outcome.__cause__ = error
+    return outcome

@@ -17,8 +17,10 @@ from tests.wal.log_contract import append, stamped_pack
 from wal.errors import ChannelFenced, Indeterminate, StorageFailed
 from wal.rocks.floor import Floor, FloorFile, read_floor, write_floor
 from wal.rocks.layout import RocksOptions
+from wal.rocks.log import RocksLog, last_position
 from wal.rocks.recovery import Survey, verify_database
 from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.writer import OWNER_CHECK_S
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +141,114 @@ async def test_owner_overtaken_while_it_reopens_is_fenced_and_leaves_the_token_o
         await store.promise_tick(TICK)
     await anyio.to_thread.run_sync(others[0].check_token)
     others[0].close()
+
+
+class Clock:
+    """The writer's time, which a test decides."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr("wal.rocks.writer.monotonic", lambda: self.now_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+async def written_end(store: RocksStore, log: RocksLog) -> int:
+    """Return the last position that RocksDB has, acknowledged or not."""
+    return await store.engine.read(lambda: last_position(store.engine.entries, log.log_id))
+
+
+async def test_owner_overtaken_since_its_last_comparison_writes_nothing(
+    clock: Clock, store: RocksStore, tmp_path: Path
+) -> None:
+    log = await store.open_log("p0")
+    await append(log, b"before")
+    await overtake(store, tmp_path / "node")
+    clock.now_s += OWNER_CHECK_S
+    for _ in range(2):
+        with pytest.raises(ChannelFenced):
+            await log.append(stamped_pack(b"too late")).durable
+    assert await written_end(store, log) == 1
+
+
+async def test_owner_overtaken_right_after_a_comparison_acknowledges_nothing_and_writes_one_batch(
+    clock: Clock, store: RocksStore, tmp_path: Path
+) -> None:
+    log = await store.open_log("p0")
+    await append(log, b"before")
+    await overtake(store, tmp_path / "node")
+    with pytest.raises(Indeterminate, match="taken over"):
+        await log.append(stamped_pack(b"open")).durable
+    with pytest.raises(ChannelFenced):
+        await log.append(stamped_pack(b"later")).durable
+    assert await written_end(store, log) == 2
+
+
+@pytest.fixture
+async def lazy(clock: Clock, tmp_path: Path) -> AsyncIterator[RocksStore]:
+    """A store that acknowledges before it syncs, and syncs at its end."""
+    options = RocksOptions(free_bytes_min=0, durability="os", sync_interval_ms=60_000)
+    store = await open_rocks_store(tmp_path / "node", options=options)
+    await store.open_log("p0")
+    yield store
+    await store.close()
+
+
+async def test_write_that_is_not_synced_is_not_acknowledged_either_when_it_was_overtaken(
+    lazy: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await lazy.open_log("p0")
+    disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
+    disk.gate.clear()
+    ticket = log.append(stamped_pack(b"overtaken"))
+    while not disk.waiting:  # it is about to be written; the other owner may not read it any more
+        await anyio.lowlevel.checkpoint()
+    await overtake(lazy, tmp_path / "node")
+    disk.gate.set()
+    with pytest.raises(Indeterminate, match="taken over"):
+        await ticket.written
+
+
+async def test_what_was_written_and_not_synced_before_another_owner_came_is_indeterminate(
+    clock: Clock, lazy: RocksStore, tmp_path: Path
+) -> None:
+    log = await lazy.open_log("p0")
+    acknowledged = log.append(stamped_pack(b"acknowledged"))
+    await acknowledged.written
+    await overtake(lazy, tmp_path / "node")
+    clock.now_s += OWNER_CHECK_S
+    with pytest.raises(ChannelFenced):
+        await log.append(stamped_pack(b"too late")).written
+    with pytest.raises(Indeterminate, match="taken over"):
+        await acknowledged.durable
+
+
+async def test_a_batch_soon_after_another_costs_one_look_at_the_floor_file(
+    clock: Clock, store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await store.open_log("p0")
+    looks: list[str] = []
+
+    def counted(name: str) -> Callable[..., object]:
+        call = getattr(os, name)
+
+        def count(*arguments: object) -> object:
+            looks.append(name)
+            return call(*arguments)
+
+        return count
+
+    with monkeypatch.context() as counting:
+        for name in ("pread", "stat", "statvfs"):
+            counting.setattr(os, name, counted(name))
+        for _ in range(10):
+            await append(log, b"x")
+        clock.now_s += OWNER_CHECK_S
+        await append(log, b"x")
+    assert looks == [*["pread"] * 10, "pread", "stat", "pread"]
 
 
 @pytest.fixture

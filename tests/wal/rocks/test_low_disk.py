@@ -14,8 +14,17 @@ from tests.failing_disk import FailingDisk
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_pack
 from wal.errors import StorageFull
 from wal.rocks.layout import RocksOptions
-from wal.rocks.space import MIB, RESERVE_NAME, SpaceLevel, SpaceWatch
+from wal.rocks.space import (
+    EXHAUSTED_BYTES,
+    MIB,
+    RESERVE_NAME,
+    SHORT_LOOK_BYTES,
+    SpaceLevel,
+    SpaceVerdict,
+    SpaceWatch,
+)
 from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.writer import SPACE_CHECK_S
 
 pytestmark = pytest.mark.anyio
 
@@ -23,9 +32,10 @@ MARK_BYTES = 64 * MIB
 
 
 class Disk:
-    """Free space that a test decides, at a time that stands still."""
+    """Free space and time that a test decides."""
 
     free_bytes = 1 << 40
+    now_s = 0.0
 
 
 @pytest.fixture
@@ -33,7 +43,7 @@ def disk() -> Iterator[Disk]:
     disk = Disk()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("wal.rocks.space.free_bytes_of", lambda _: disk.free_bytes)
-        patch.setattr("wal.rocks.writer.monotonic", lambda: 0.0)
+        patch.setattr("wal.rocks.writer.monotonic", lambda: disk.now_s)
         yield disk
 
 
@@ -48,14 +58,20 @@ async def store(tmp_path: Path, disk: Disk) -> AsyncIterator[RocksStore]:
     await store.close()
 
 
+@pytest.mark.parametrize(
+    "payload, after_s",
+    [(b"small", SPACE_CHECK_S), (bytes(SHORT_LOOK_BYTES), 0.0)],
+    ids=["small, the last look is old", "large, the last look is new"],
+)
 async def test_a_disk_that_is_suddenly_full_is_noticed_before_the_next_write(
-    tmp_path: Path, store: RocksStore, disk: Disk
+    tmp_path: Path, store: RocksStore, disk: Disk, payload: bytes, after_s: float
 ) -> None:
     reserve = tmp_path / "node" / RESERVE_NAME
     assert (await anyio.Path(reserve).stat()).st_size > 0
-    disk.free_bytes = 0
     log = await store.open_log("p0")
-    await log.append(stamped_pack(b"admitted before")).written
+    disk.free_bytes = 0
+    disk.now_s += after_s
+    await log.append(stamped_pack(payload)).written
     assert (await anyio.Path(reserve).stat()).st_size == 0
     assert store.short_of_space
     for makes_room in (False, True):
@@ -76,15 +92,43 @@ async def test_what_makes_room_passes_on_a_full_disk_and_rows_do_not(store: Rock
     await store.put_meta({"k": b"v"})
 
 
-async def test_small_writes_on_an_ample_disk_do_not_look_each_time(
-    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+async def test_small_writes_on_an_ample_disk_look_once_in_so_long(
+    store: RocksStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    monkeypatch.setattr(SpaceWatch, "look", looks.append)
+
+    def count(_path: Path) -> int:
+        looks.append(_path)
+        return disk.free_bytes
+
+    monkeypatch.setattr("wal.rocks.space.free_bytes_of", count)
     log = await store.open_log("p0")
-    for _ in range(20):
-        await append(log, b"x")
+    for times in (0, 1, 2):
+        for _ in range(20):
+            await append(log, b"x")
+        assert len(looks) == times
+        disk.now_s += SPACE_CHECK_S
+
+
+async def test_the_logs_own_writes_do_not_exhaust_a_disk_between_two_looks(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.free_bytes = EXHAUSTED_BYTES + 1000
+    store = await open_rocks_store(tmp_path / "node", options=RocksOptions(free_bytes_min=0))
+    log = await store.open_log("p0")
+    looks: list[str] = []
+    look = SpaceWatch.look
+
+    def count(watch: SpaceWatch) -> SpaceVerdict:
+        looks.append("look")
+        return look(watch)
+
+    monkeypatch.setattr(SpaceWatch, "look", count)
+    await append(log, bytes(100))
     assert looks == []
+    await append(log, bytes(1000))
+    assert looks == ["look"], "far less was written than else is worth a look"
+    await store.close()
 
 
 async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_disk_becomes_full(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.opening import open_owned
 from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.writer import OWNER_CHECK_S
 
 pytestmark = pytest.mark.anyio
 
@@ -345,13 +347,17 @@ async def test_poisoned_owner_that_was_overtaken_does_not_reopen(
 
 
 @pytest.mark.parametrize("gone", ["replaced", "removed"])
-async def test_owner_whose_directory_was_replaced_writes_no_more(store: RocksStore, tmp_path: Path, gone: str) -> None:
+async def test_owner_whose_directory_was_replaced_writes_no_more(
+    store: RocksStore, tmp_path: Path, gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = await store.open_log("p0")
     floor = tmp_path / "node" / "floor"
     copy = floor.read_bytes()
     floor.unlink()
     if gone == "replaced":
         floor.write_bytes(copy)
+    later = time.monotonic() + OWNER_CHECK_S
+    monkeypatch.setattr("wal.rocks.writer.monotonic", lambda: later)
     with pytest.raises(ChannelFenced, match="replaced or removed"):
         await log.append(stamped_pack(b"into the wrong place")).written
 
