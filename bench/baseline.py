@@ -1,9 +1,11 @@
-"""Baselines measured beside the product: bare group commit and plain iteration on rocksdict, without anything of ours.
+"""Baselines measured beside the product: bare group commit and plain iteration on rocksdict,
+without anything of ours.
 
-The limit for appends: an asyncio queue, one writer thread, `write` of what is queued, `flush_wal`, one wake-up of the
-event loop for the batch. No checksum, no order, no bound, no check: what is left when all of that is free. Both sides get
-values that do not compress, RocksDB with the same settings and the same warm-up, and are measured in the same run, since the
-same machine differs four-fold between quiet and busy.
+The limit for appends: an asyncio queue, one writer thread, `write` of what is queued, `flush_wal`,
+one wake-up of the event loop for the batch. No checksum, no order, no bound, no check: what is left
+when all of that is free. Both sides get values that do not compress, RocksDB with the same settings
+and the same warm-up, and are measured in the same run, since the same machine differs four-fold
+between quiet and busy.
 """
 
 import asyncio
@@ -37,7 +39,9 @@ _Queued = tuple[int, bytes, asyncio.Future[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One cell of the grid: `outstanding` tasks, each awaiting appends of `batch` rows of `row_bytes`, for `seconds`."""
+    """One cell of the grid: `outstanding` tasks, each awaiting appends of `batch` rows of
+    `row_bytes`, for `seconds`.
+    """
 
     outstanding: int
     batch: int
@@ -61,7 +65,9 @@ async def measure_warm(load: Load, append: Callable[[], Awaitable[object]]) -> M
 
 
 async def measure_appends(load: Load, append: Callable[[], Awaitable[object]]) -> Measured:
-    """Run `append` (one batch) from `load.outstanding` tasks, each at least once, until the time is over."""
+    """Run `append` (one batch) from `load.outstanding` tasks, each at least once, until the time is
+    over.
+    """
     latencies: list[float] = []
     deadline = time.perf_counter() + load.seconds
 
@@ -88,7 +94,9 @@ async def measure_appends(load: Load, append: Callable[[], Awaitable[object]]) -
 
 
 class BareGroupCommit:
-    """The limit: one value for each append, group commit, nothing else. `sync=False` leaves the syncing to the system."""
+    """The limit: one value for each append, group commit, nothing else. `sync=False` leaves the
+    syncing to the system.
+    """
 
     def __init__(self, path: Path, *, sync: bool = True) -> None:
         self._database = open_database(path)
@@ -113,7 +121,8 @@ class BareGroupCommit:
         self._database.close()
 
     def _run(self) -> None:
-        queue, closing = self._queue, False
+        queue = self._queue
+        closing = False
         while not closing:
             writes: list[_Queued] = []
             size = 0
@@ -139,7 +148,9 @@ class BareGroupCommit:
 
 
 async def measure_bare_appends(load: Load, directory: Path, *, sync: bool = True) -> Measured:
-    """Return the limit for `load`, on the disk of `directory`; a batch is one packed value that does not compress."""
+    """Return the limit for `load`, on the disk of `directory`; a batch is one packed value that
+    does not compress.
+    """
     with scratch(directory) as path:
         commit = BareGroupCommit(path, sync=sync)
         values = itertools.cycle([os.urandom(load.row_bytes * load.batch) for _ in range(_VALUES)])
@@ -149,10 +160,14 @@ async def measure_bare_appends(load: Load, directory: Path, *, sync: bool = True
             await commit.close()
 
 
-def measure_plain_scan(directory: Path, *, rows: int, row_bytes: int = 1024, batch: int = 1) -> float:
-    """Return how many rows per second plain `iter()` yields, `batch` of them packed in one value that does not compress.
+def measure_plain_scan(
+    directory: Path, *, rows: int, row_bytes: int = 1024, batch: int = 1
+) -> float:
+    """Return how many rows per second plain `iter()` yields, `batch` of them packed in one value
+    that does not compress.
 
-    The database is opened anew before, as a node's log is: nothing is left in memory but what the system keeps of files.
+    The database is opened anew before, as a node's log is: nothing is left in memory but what the
+    system keeps of files.
     """
     with scratch(directory) as path:
         database = open_database(path)

@@ -1,4 +1,6 @@
-"""Durable appends through the public interface, against a bare group commit on the same disk, in turn."""
+"""Durable appends through the public interface, against a bare group commit on the same disk, in
+turn.
+"""
 
 import sys
 from functools import partial
@@ -21,7 +23,9 @@ GRID: tuple[tuple[int, int, float], ...] = (
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return rows per second for each cell of the grid; product and limit take turns on one disk."""
+    """Return rows per second for each cell of the grid; product and limit take turns on one
+    disk.
+    """
     return run_async(partial(_measure_grid, settings))
 
 

@@ -1,7 +1,9 @@
-"""What the log's own checks cost an append: checksums, the chain and the floor file, against the same node without them.
+"""What the log's own checks cost an append: checksums, the chain and the floor file, against the
+same node without them.
 
-Both run through the public interface, in turns on the same disk: once as it is, once with a checksum that is always zero
-and a floor that is never written. The second is no mode anybody can ask for; it exists in this file only.
+Both run through the public interface, in turns on the same disk: once as it is, once with a
+checksum that is always zero and a floor that is never written. The second is no mode anybody can
+ask for; it exists in this file only.
 """
 
 import sys
@@ -24,7 +26,10 @@ AIM = 0.85
 
 def run(settings: Settings) -> list[Measurement]:
     """Return rows per second with the checks, as a part of those without."""
-    return [run_async(partial(_measure_case, settings, Load(outstanding=n, batch=rows))) for n, rows in CASES]
+    return [
+        run_async(partial(_measure_case, settings, Load(outstanding=n, batch=rows)))
+        for n, rows in CASES
+    ]
 
 
 async def _measure_case(settings: Settings, load: Load) -> Measurement:
@@ -36,7 +41,12 @@ async def _measure_case(settings: Settings, load: Load) -> Measurement:
         unchecked.append(await _rows_per_s(settings, load, without_checks()))
         checked.append(await _rows_per_s(settings, load, nullcontext()))
     return Measurement(
-        name="checks", case=case, value=median(checked), unit="rows/s", baseline=median(unchecked), aim=AIM
+        name="checks",
+        case=case,
+        value=median(checked),
+        unit="rows/s",
+        baseline=median(unchecked),
+        aim=AIM,
     )
 
 
@@ -50,7 +60,8 @@ async def _rows_per_s(settings: Settings, load: Load, mode: AbstractContextManag
 
 @contextmanager
 def without_checks() -> Iterator[None]:
-    """Make the checksums of entries and floor zero, and leave the floor as it is when its file is opened.
+    """Make the checksums of entries and floor zero, and leave the floor as it is when its file is
+    opened.
 
     Not those by which RocksDB's own files are looked at: a node would not open.
     """

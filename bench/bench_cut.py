@@ -1,4 +1,6 @@
-"""From many rows in memory to rows in files, through log and cut, against writing the same rows with `write_table` once."""
+"""From many rows in memory to rows in files, through log and cut, against writing the same rows
+with `write_table` once.
+"""
 
 import sys
 import time
@@ -19,17 +21,19 @@ ROWS = 100_000
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return rows per second from the begin of one large insert to the end of the cut that has it in files.
+    """Return rows per second from the begin of one large insert to the end of the cut that has it
+    in files.
 
-    The node writes every row twice, to the log and to the file, and syncs both, so no ratio is aimed at; what the flusher
-    alone costs is measured by `bench_flush`.
+    The node writes every row twice, to the log and to the file, and syncs both, so no ratio is
+    aimed at; what the flusher alone costs is measured by `bench_flush`.
     """
     return run_async(partial(_measure_cut, settings))
 
 
 async def _measure_cut(settings: Settings) -> list[Measurement]:
     note("cut")
-    bare, ours = [], []
+    bare = []
+    ours = []
     table = pa.Table.from_batches([record_batch(0, ROWS)])
     for _ in range(settings.repeats):
         bare.append(ROWS / await anyio.to_thread.run_sync(_write_table, settings.directory, table))
@@ -58,7 +62,9 @@ async def _insert_and_cut(directory: Path, table: pa.Table) -> float:
 def _write_table(directory: Path, table: pa.Table) -> float:
     with scratch(directory) as path:
         began = time.perf_counter()
-        pq.write_table(table, path, compression="zstd", use_dictionary=False, write_page_checksum=True)
+        pq.write_table(
+            table, path, compression="zstd", use_dictionary=False, write_page_checksum=True
+        )
         return time.perf_counter() - began
 
 

@@ -1,8 +1,10 @@
-"""Flush speed: from a log full of encoded rows to a cut on disk, against `pyarrow.parquet.write_table` in the same run.
+"""Flush speed: from a log full of encoded rows to a cut on disk, against
+`pyarrow.parquet.write_table` in the same run.
 
-What is measured is all the flusher does: read and check the log, decode, add the system columns, encode, checksum, sync,
-rename, manifest, checkpoint. The baseline has the rows in memory as a table and writes one file, with the same compression,
-page checksums and dictionaries, and no sync. Rounds alternate, so that both meet the same machine; medians count.
+What is measured is all the flusher does: read and check the log, decode, add the system columns,
+encode, checksum, sync, rename, manifest, checkpoint. The baseline has the rows in memory as a table
+and writes one file, with the same compression, page checksums and dictionaries, and no sync. Rounds
+alternate, so that both meet the same machine; medians count.
 
     python -m bench.bench_flush [--rounds 5] [--scale 1.0] [--json results.json]
 """
@@ -36,7 +38,8 @@ from wal.memory_store import MemoryLogStore, MemoryOptions
 from wal.message import MutableMessage
 
 LOG_BYTES_MAX = 4 << 30
-COLLECTION, PARTITION = 1, 2
+COLLECTION = 1
+PARTITION = 2
 FIRST_TICK = 1_700_000_000_000 << 18
 
 
@@ -59,8 +62,9 @@ class Spent(msgspec.Struct, frozen=True):
 class Result(msgspec.Struct, frozen=True):
     """Medians of one case.
 
-    `ratio` is over `write_table` of the rows alone, the others over rows that have the system columns already; `ratio_cpu`
-    compares processor time, which other programs on the machine disturb less.
+    `ratio` is over `write_table` of the rows alone, the others over rows that have the system
+    columns already; `ratio_cpu` compares processor time, which other programs on the machine
+    disturb less.
     """
 
     case: Case
@@ -90,7 +94,11 @@ def make_table(name: str, rows: int) -> pa.Table:
     if name == "numbers":
         items = pa.array([f"item-{number}" for number in range(5000)])
         return pa.table(
-            {"id": ids, "amount": randomness.random(rows), "item": items.take(randomness.integers(0, 5000, rows))}
+            {
+                "id": ids,
+                "amount": randomness.random(rows),
+                "item": items.take(randomness.integers(0, 5000, rows)),
+            }
         )
     values = pa.array(randomness.random(rows * 128, dtype=np.float32))
     vectors = pa.FixedSizeListArray.from_arrays(values, 128).cast(pa.list_(pa.float32()))
@@ -113,7 +121,9 @@ async def measure(case: Case, rounds: int) -> Result:
             root = Path(directory)
             alone.append(await anyio.to_thread.run_sync(write_table, table, root / "alone.parquet"))
             complete = add_system_columns(table, case)
-            full.append(await anyio.to_thread.run_sync(write_table, complete, root / "full.parquet"))
+            full.append(
+                await anyio.to_thread.run_sync(write_table, complete, root / "full.parquet")
+            )
             flushed.append(await flush(store, log, root))
         await store.put_meta({"checkpoint/p0": None})
     flush_s = _median(flushed).wall_s
@@ -131,7 +141,10 @@ async def measure(case: Case, rounds: int) -> Result:
 
 
 def _median(times: Sequence[Spent]) -> Spent:
-    return Spent(statistics.median(each.wall_s for each in times), statistics.median(each.cpu_s for each in times))
+    return Spent(
+        statistics.median(each.wall_s for each in times),
+        statistics.median(each.cpu_s for each in times),
+    )
 
 
 def fill(log: Log, table: pa.Table, case: Case) -> None:
@@ -150,7 +163,8 @@ def fill(log: Log, table: pa.Table, case: Case) -> None:
     for shard, name in enumerate(names):
         segment = CreateSegmentHeader(COLLECTION, PARTITION, 10 + shard, 1, 1 << 40, 1 << 40)
         append(log, [MutableMessage(MessageType.CREATE_SEGMENT, segment, name)])
-    offsets, targets = [0] * case.shards, [OneShard(COLLECTION, PARTITION, name) for name in names]
+    offsets = [0] * case.shards
+    targets = [OneShard(COLLECTION, PARTITION, name) for name in names]
     for number, batch in enumerate(table.to_batches(max_chunksize=case.batch_rows)):
         shard = number % case.shards
         append_rows(
@@ -163,7 +177,14 @@ def fill(log: Log, table: pa.Table, case: Case) -> None:
             tick=FIRST_TICK + log.next_position,
         )
         offsets[shard] += batch.num_rows
-    append(log, [MutableMessage(MessageType.CUT, CutHeader(1, tuple(10 + shard for shard in range(case.shards))))])
+    append(
+        log,
+        [
+            MutableMessage(
+                MessageType.CUT, CutHeader(1, tuple(10 + shard for shard in range(case.shards)))
+            )
+        ],
+    )
 
 
 def append(log: Log, messages: list[MutableMessage]) -> None:
@@ -203,7 +224,9 @@ async def flush(store: MemoryLogStore, log: Log, root: Path) -> Spent:
 
 def add_system_columns(table: pa.Table, case: Case) -> pa.Table:
     """Return the table as the flusher stores it, for the second baseline."""
-    ticks = np.repeat(FIRST_TICK + np.arange(1 + case.rows // case.batch_rows), case.batch_rows)[: case.rows]
+    ticks = np.repeat(FIRST_TICK + np.arange(1 + case.rows // case.batch_rows), case.batch_rows)[
+        : case.rows
+    ]
     names = pa.DictionaryArray.from_arrays(np.zeros(case.rows, np.int32), [f"p0_{COLLECTION}v0"])
     columns = [*table.columns, pa.array(ticks), pa.array(np.arange(case.rows)), names]
     return pa.table(columns, names=[*table.column_names, TICK, OFFSET, VCHANNEL])
@@ -221,14 +244,17 @@ def write_table(table: pa.Table, path: Path) -> Spent:
         write_page_checksum=True,
         row_group_size=ROW_GROUP_ROWS_MAX,
         use_dictionary=[name for name in encodings(table)[0] if name in table.column_names],  # type: ignore[arg-type]
-        column_encoding={TICK: "DELTA_BINARY_PACKED", OFFSET: "DELTA_BINARY_PACKED"} if system else None,
+        column_encoding={TICK: "DELTA_BINARY_PACKED", OFFSET: "DELTA_BINARY_PACKED"}
+        if system
+        else None,
     )
     return stop()
 
 
 def stopwatch() -> Callable[[], Spent]:
     """Return a function that tells what was spent since this call."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     return lambda: Spent(time.perf_counter() - wall, time.process_time() - cpu)
 
 
@@ -249,10 +275,15 @@ def print_results(results: Sequence[Result]) -> None:
     for result in results:
         case = result.case
         print(
-            f"{case.table:8} {case.rows:9,} {case.batch_rows:6,} {case.shards:6} {result.rows_per_s:12,.0f} "
-            f"{result.mb_per_s:7.0f} {result.ratio:6.2f} {result.ratio_all_columns:12.2f} {result.ratio_cpu:6.2f}"
+            f"{case.table:8} {case.rows:9,} {case.batch_rows:6,} {case.shards:6} "
+            f"{result.rows_per_s:12,.0f} "
+            f"{result.mb_per_s:7.0f} {result.ratio:6.2f} {result.ratio_all_columns:12.2f} "
+            f"{result.ratio_cpu:6.2f}"
         )
-    print("ratio: write_table of the rows alone to flush, aim 0.85; all columns, cpu: with the system columns in both")
+    print(
+        "ratio: write_table of the rows alone to flush, aim 0.85; all columns, cpu: with the "
+        "system columns in both"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -262,7 +293,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of rows")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    cases = [msgspec.structs.replace(case, rows=max(1000, int(case.rows * options.scale))) for case in CASES]
+    cases = [
+        msgspec.structs.replace(case, rows=max(1000, int(case.rows * options.scale)))
+        for case in CASES
+    ]
     results = [anyio.run(measure, case, options.rounds) for case in cases]
     print_results(results)
     if options.json:

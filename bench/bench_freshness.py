@@ -1,8 +1,10 @@
-"""How old a table is beside an ingest that stays: from when a row is acknowledged until its table has it. Long.
+"""How old a table is beside an ingest that stays: from when a row is acknowledged until its table
+has it. Long.
 
-A node in this process takes 1,000 rows of 1 KiB a second, in writes of ten; `ingest --every 2s` runs beside it. The log of
-the table is looked at twenty times a second, and each write is seen with the first version whose tick is not below its own.
-Rows of the first seconds, while Spark starts, do not count.
+A node in this process takes 1,000 rows of 1 KiB a second, in writes of ten; `ingest --every 2s`
+runs beside it. The log of the table is looked at twenty times a second, and each write is seen with
+the first version whose tick is not below its own. Rows of the first seconds, while Spark starts, do
+not count.
 
     python -m bench.bench_freshness --seconds 3600
 """
@@ -24,17 +26,26 @@ from spark_sink.table import OpenTable
 from streamingnode.node import Node
 from streamingnode.opening import open_node, run_async
 
-ROWS_PER_S, ROWS_A_WRITE, UPSERTED = 1_000, 10, 2
-"""Of the rows of a write of the second case, so many are upserts of keys that were written in the last minute."""
+ROWS_PER_S = 1_000
+ROWS_A_WRITE = 10
+UPSERTED = 2
+"""Of the rows of a write of the second case, so many are upserts of keys that were written in the
+last minute.
+"""
 EVERY = "2s"
-LOOK_S, WARM_UP_S, PATIENCE_S = 0.05, 40.0, 120.0
-P50_AIMS_S, P99_AIM_S = {False: 3.0, True: 5.0}, 10.0
+LOOK_S = 0.05
+WARM_UP_S = 40.0
+PATIENCE_S = 120.0
+P50_AIMS_S = {False: 3.0, True: 5.0}
+P99_AIM_S = 10.0
 TABLE = "rows"
 
 
 @dataclass
 class Seen:
-    """Writes by their tick and when they were acknowledged, and how long after that the table had each."""
+    """Writes by their tick and when they were acknowledged, and how long after that the table had
+    each.
+    """
 
     waiting: deque[tuple[int, float]] = field(default_factory=deque)
     ages_s: list[float] = field(default_factory=list)
@@ -48,8 +59,14 @@ class Seen:
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return median and 99th percentile of the age, for inserts alone and with upserts among them."""
-    return [each for upserts in (False, True) for each in run_async(partial(_measure, settings, upserts=upserts))]
+    """Return median and 99th percentile of the age, for inserts alone and with upserts among
+    them.
+    """
+    return [
+        each
+        for upserts in (False, True)
+        for each in run_async(partial(_measure, settings, upserts=upserts))
+    ]
 
 
 async def _measure(settings: Settings, *, upserts: bool) -> list[Measurement]:
@@ -63,7 +80,9 @@ async def _measure(settings: Settings, *, upserts: bool) -> list[Measurement]:
                 command = ["-m", "streamingnode", "ingest", *places, "--every", EVERY, "--json"]
                 ingest = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=told)
                 try:
-                    seen = await _write_and_look(node, path / "tables" / TABLE, settings.seconds, upserts=upserts)
+                    seen = await _write_and_look(
+                        node, path / "tables" / TABLE, settings.seconds, upserts=upserts
+                    )
                 finally:
                     ingest.terminate()
                     ended = await ingest.wait()
@@ -79,10 +98,12 @@ async def _measure(settings: Settings, *, upserts: bool) -> list[Measurement]:
 
 
 async def _write_and_look(node: Node, table: Path, seconds: float, *, upserts: bool) -> Seen:
-    seen, began = Seen(), time.monotonic()
+    seen = Seen()
+    began = time.monotonic()
     until = began + WARM_UP_S + seconds
     looking = asyncio.ensure_future(_look(seen, table, began + WARM_UP_S, until))
-    chance, batches = random.Random(1), [record_batch(0, ROWS_A_WRITE) for _ in range(64)]
+    chance = random.Random(1)
+    batches = [record_batch(0, ROWS_A_WRITE) for _ in range(64)]
     pause_s = ROWS_A_WRITE / ROWS_PER_S
     for number in range(int((WARM_UP_S + seconds) / pause_s)):
         await asyncio.sleep(max(0.0, began + number * pause_s - time.monotonic()))

@@ -1,8 +1,9 @@
-"""What an ingest costs beside the bare copy of the same files: Spark reading the segments and writing Parquet, nothing else.
+"""What an ingest costs beside the bare copy of the same files: Spark reading the segments and
+writing Parquet, nothing else.
 
-Run as `python -m bench.bench_ingest`. The bare copy is the limit: no checksums, no deletes, no sync, no commit. Measured in
-the same run and session, in turn; medians of `--rounds`. `--roads` measures
-only what small cuts cost, copied and by Spark.
+Run as `python -m bench.bench_ingest`. The bare copy is the limit: no checksums, no deletes, no
+sync, no commit. Measured in the same run and session, in turn; medians of `--rounds`. `--roads`
+measures only what small cuts cost, copied and by Spark.
 """
 
 import argparse
@@ -62,7 +63,9 @@ VCHANNEL = "p0_1v0"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One line of the result; `ratio` is the speed relative to its baseline, None for a baseline or a latency."""
+    """One line of the result; `ratio` is the speed relative to its baseline, None for a baseline or
+    a latency.
+    """
 
     what: str
     seconds: float
@@ -81,12 +84,22 @@ class NodeDirectory:
         (path / "cuts").mkdir(parents=True)
 
     def cut(self, *, segments: int, rows: int, deletes: int = 0) -> None:
-        """Write a cut of `segments` files of `rows` rows, and `deletes` of keys spread over everything before."""
+        """Write a cut of `segments` files of `rows` rows, and `deletes` of keys spread over
+        everything before.
+        """
         self._number += 1
-        keys = self._random.choice(self._offset, deletes, replace=False) if deletes else np.array([], np.int64)
+        keys = (
+            self._random.choice(self._offset, deletes, replace=False)
+            if deletes
+            else np.array([], np.int64)
+        )
         gone = [self._deletes(np.sort(keys))] if deletes else []
         ids = range(1, self._collections + 1)
-        files = [self._segment(collection, number, rows) for collection in ids for number in range(segments)]
+        files = [
+            self._segment(collection, number, rows)
+            for collection in ids
+            for number in range(segments)
+        ]
         tick = self._number << 18
         entry = CollectionEntry(
             collection_id=1,
@@ -108,7 +121,9 @@ class NodeDirectory:
                 previous_crc32c=self._crc,
                 created_ms=0,
                 collections=tuple(
-                    msgspec.structs.replace(entry, collection_id=each, name="orders" if each == 1 else f"orders{each}")
+                    msgspec.structs.replace(
+                        entry, collection_id=each, name="orders" if each == 1 else f"orders{each}"
+                    )
                     for each in ids
                 ),
                 vchannels=(),
@@ -139,14 +154,18 @@ class NodeDirectory:
         table = pa.Table.from_arrays(columns, schema=pa.schema([*COLUMNS, *SYSTEM]))
         segment_id = 1000 * self._number + number
         described = self._write(collection, segment_path(collection, segment_id), table)
-        return SegmentFile(segment_id=segment_id, partition_id=1, **msgspec.structs.asdict(described))
+        return SegmentFile(
+            segment_id=segment_id, partition_id=1, **msgspec.structs.asdict(described)
+        )
 
     def _deletes(self, keys: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> DeleteFile:
         below = np.full(len(keys), self._offset)
         table = pa.Table.from_arrays(
             [pa.array(keys), *self._system(below)], schema=pa.schema([COLUMNS.field("id"), *SYSTEM])
         )
-        return DeleteFile(**msgspec.structs.asdict(self._write(1, delete_path(1, self._number, VCHANNEL), table)))
+        return DeleteFile(
+            **msgspec.structs.asdict(self._write(1, delete_path(1, self._number, VCHANNEL), table))
+        )
 
     def _system(self, offsets: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> list[AnyArray]:
         ticks = np.full(len(offsets), self._number << 18)
@@ -157,7 +176,8 @@ class NodeDirectory:
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path, compression="zstd", write_page_checksum=True)
         content = path.read_bytes()
-        keys, offsets = table["id"].to_numpy(), table["_offset"].to_numpy()
+        keys = table["id"].to_numpy()
+        offsets = table["_offset"].to_numpy()
         return DataFile(
             path=relative,
             bytes=len(content),
@@ -175,9 +195,11 @@ class NodeDirectory:
 
 
 def medians_s(rounds: int, actions: Mapping[str, Callable[[int], object]]) -> dict[str, float]:
-    """Return the median time of each action, run in turn `rounds` times after two that do not count.
+    """Return the median time of each action, run in turn `rounds` times after two that do not
+    count.
 
-    In turn, because the JVM gets faster for minutes and the machine may be shared: what is compared runs side by side.
+    In turn, because the JVM gets faster for minutes and the machine may be shared: what is compared
+    runs side by side.
     """
     times: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(rounds + 2):
@@ -188,14 +210,19 @@ def medians_s(rounds: int, actions: Mapping[str, Callable[[int], object]]) -> di
     return {name: statistics.median(found[2:]) for name, found in times.items()}
 
 
-def measure(spark: SparkSession, root: Path, *, segments: int, rows: int, rounds: int) -> list[Measured]:
+def measure(
+    spark: SparkSession, root: Path, *, segments: int, rows: int, rounds: int
+) -> list[Measured]:
     """Measure copies, ingests and reads of `segments` files of `rows` rows."""
     node = NodeDirectory(root / "node")
     node.cut(segments=segments, rows=rows)
-    paths, total = node.segment_paths(), segments * rows
+    paths = node.segment_paths()
+    total = segments * rows
 
     def bare_copy(turn: int) -> None:
-        spark.read.parquet(*paths).write.option("compression", "zstd").parquet(str(root / f"copy-{turn}"))
+        spark.read.parquet(*paths).write.option("compression", "zstd").parquet(
+            str(root / f"copy-{turn}")
+        )
 
     def ingest(turn: int) -> None:
         spark_sink.ingest(spark, node.path, root / f"tables-{turn}", request_cut=False)
@@ -203,7 +230,11 @@ def measure(spark: SparkSession, root: Path, *, segments: int, rows: int, rounds
     took = medians_s(rounds, {"copy": bare_copy, "ingest": ingest, "idle": lambda _: ingest(0)})
     node.cut(segments=1, rows=rows, deletes=max(1, total // 100))
     took |= medians_s(rounds, {"deletes": ingest})
-    source = spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders")
+    source = (
+        spark.read.format("streamingnode")
+        .option("node", str(node.path))
+        .option("subscribe", "orders")
+    )
     took |= medians_s(
         rounds,
         {
@@ -220,7 +251,12 @@ def measure(spark: SparkSession, root: Path, *, segments: int, rows: int, rounds
         _line("ingest with nothing to take", 0, took["idle"]),
         _line("scan of the segments by spark.read.parquet (limit)", after, took["parquet"]),
         _line("scan of the table by read_table", after, took["table"], limit_s=took["parquet"]),
-        _line("scan by the data source, deletes applied", after, took["source"], limit_s=took["parquet"]),
+        _line(
+            "scan by the data source, deletes applied",
+            after,
+            took["source"],
+            limit_s=took["parquet"],
+        ),
     ]
 
 
@@ -229,7 +265,9 @@ ROAD_TABLES = (1, 20)
 
 
 def measure_roads(spark: SparkSession, root: Path, *, rounds: int) -> list[Measured]:
-    """Measure one cut of inserts into some tables by each road, in turn, tables warm: as a resident ingest takes it."""
+    """Measure one cut of inserts into some tables by each road, in turn, tables warm: as a resident
+    ingest takes it.
+    """
     lines: list[Measured] = []
     for tables in ROAD_TABLES:
         node = NodeDirectory(root / f"node-{tables}", collections=tables)
@@ -248,7 +286,8 @@ def measure_roads(spark: SparkSession, root: Path, *, rounds: int) -> list[Measu
             return took
 
         times: dict[Road, list[float]] = {Road.COPY: [], Road.SPARK: []}
-        for _ in range(rounds + 1):  # each takes the other's cut as well: the same work on both sides
+        # each takes the other's cut as well: the same work on both sides
+        for _ in range(rounds + 1):
             for road, found in times.items():
                 found.append(take(road))
         by_copy, by_spark = (statistics.median(found[1:]) for found in times.values())
@@ -259,7 +298,9 @@ def measure_roads(spark: SparkSession, root: Path, *, rounds: int) -> list[Measu
 
 
 def _line(what: str, rows: int, seconds: float, *, limit_s: float | None = None) -> Measured:
-    return Measured(what, seconds, rows / seconds if rows else None, limit_s / seconds if limit_s else None)
+    return Measured(
+        what, seconds, rows / seconds if rows else None, limit_s / seconds if limit_s else None
+    )
 
 
 def _scan(frame: DataFrame) -> None:
@@ -269,7 +310,8 @@ def _scan(frame: DataFrame) -> None:
 def report(results: Sequence[Measured]) -> dict[str, object]:
     """Return the results with what they were measured on."""
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} "
+        f"{platform.release()}",
         "python": sys.version.split()[0],
         "versions": {name: version(name) for name in ("pyspark", "deltalake", "pyarrow")},
         "results": [asdict(result) for result in results],
@@ -278,11 +320,15 @@ def report(results: Sequence[Measured]) -> dict[str, object]:
 
 def main() -> None:
     """Print the results as a table and as JSON."""
-    parser = argparse.ArgumentParser(description="what an ingest costs beside the bare copy of its files")
+    parser = argparse.ArgumentParser(
+        description="what an ingest costs beside the bare copy of its files"
+    )
     parser.add_argument("--segments", type=int, default=6)
     parser.add_argument("--rows", type=int, default=100_000, help="rows in a segment")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--roads", action="store_true", help="only what one small cut costs, copied and by Spark")
+    parser.add_argument(
+        "--roads", action="store_true", help="only what one small cut costs, copied and by Spark"
+    )
     arguments = parser.parse_args()
     spark = spark_sink.session()
     root = Path(tempfile.mkdtemp())
@@ -290,7 +336,13 @@ def main() -> None:
         if arguments.roads:
             results = measure_roads(spark, root, rounds=arguments.rounds)
         else:
-            results = measure(spark, root, segments=arguments.segments, rows=arguments.rows, rounds=arguments.rounds)
+            results = measure(
+                spark,
+                root,
+                segments=arguments.segments,
+                rows=arguments.rows,
+                rounds=arguments.rounds,
+            )
     finally:
         shutil.rmtree(root)
         spark.stop()

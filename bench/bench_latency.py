@@ -1,4 +1,6 @@
-"""From an insert to its delivery at a reader that waits, and how long the event loop is ever held meanwhile."""
+"""From an insert to its delivery at a reader that waits, and how long the event loop is ever held
+meanwhile.
+"""
 
 import asyncio
 import sys
@@ -26,13 +28,18 @@ LARGE_ROWS = 20_000
 
 def run(settings: Settings) -> list[Measurement]:
     """Return both, in ms."""
-    return [run_async(partial(_measure_delivery, settings)), run_async(partial(_measure_loop_hold, settings))]
+    return [
+        run_async(partial(_measure_delivery, settings)),
+        run_async(partial(_measure_loop_hold, settings)),
+    ]
 
 
 async def _measure_delivery(settings: Settings) -> Measurement:
     """Return how much later than a bare durable write a row is delivered, in ms."""
     note("delivery")
-    bare = await measure_bare_appends(Load(outstanding=1, batch=1, seconds=settings.seconds), settings.directory)
+    bare = await measure_bare_appends(
+        Load(outstanding=1, batch=1, seconds=settings.seconds), settings.directory
+    )
     with scratch(settings.directory) as path:
         async with open_node(path) as node:
             delays = await _deliver(node)
@@ -49,7 +56,9 @@ async def _measure_delivery(settings: Settings) -> Measurement:
 
 
 async def _measure_loop_hold(settings: Settings) -> Measurement:
-    """Return the longest time the event loop was held while rows of all sizes are inserted, read and cut, in ms."""
+    """Return the longest time the event loop was held while rows of all sizes are inserted, read
+    and cut, in ms.
+    """
     note("event loop")
     with scratch(settings.directory) as path:
         async with open_node(path) as node:
@@ -62,7 +71,8 @@ async def _measure_loop_hold(settings: Settings) -> Measurement:
         value=max(hold.wall_s for hold in holds) * 1000,
         unit="ms",
         aim=HOLD_AIM_MS,
-        note=f"of {len(holds)} turns; most processor time in one {max(hold.busy_s for hold in holds) * 1000:.0f} ms",
+        note=f"of {len(holds)} turns; most processor time in one "
+        f"{max(hold.busy_s for hold in holds) * 1000:.0f} ms",
     )
 
 
@@ -86,9 +96,14 @@ async def _deliver(node: Node) -> list[float]:
 
 
 async def _prepare(node: Node, seconds: float) -> Callable[[], Awaitable[None]]:
-    """Return the load to run; its rows are made here, so that making them does not hold the loop."""
+    """Return the load to run; its rows are made here, so that making them does not hold the
+    loop.
+    """
     collection = await create(node, "rows")
-    loads = (Load(outstanding=64, batch=1, seconds=seconds), Load(outstanding=8, batch=100, seconds=seconds))
+    loads = (
+        Load(outstanding=64, batch=1, seconds=seconds),
+        Load(outstanding=8, batch=100, seconds=seconds),
+    )
     inserts = [(load, inserts_of(node, collection, load.batch)) for load in loads]
     large = record_batch(1 << 40, LARGE_ROWS)
 
@@ -98,7 +113,9 @@ async def _prepare(node: Node, seconds: float) -> Callable[[], Awaitable[None]]:
                 tasks.create_task(measure_appends(load, insert))
             await node.insert(collection, large)
             await node.flush()
-            async with node.read(collection, DeliverPolicy.all(), until=await node.consistent_tick()) as messages:
+            async with node.read(
+                collection, DeliverPolicy.all(), until=await node.consistent_tick()
+            ) as messages:
                 async for _ in messages:
                     pass
         await node.flush()

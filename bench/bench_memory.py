@@ -1,7 +1,8 @@
-"""How much a node grows between the first and the fourth GiB inserted, with the flusher cutting all the while. Long.
+"""How much a node grows between the first and the fourth GiB inserted, with the flusher cutting all
+the while. Long.
 
-What counts is the largest resident size in the last half GiB before each mark, so that a cut that happens to run at one mark
-does not decide. Needs about 9 GiB of disk.
+What counts is the largest resident size in the last half GiB before each mark, so that a cut that
+happens to run at one mark does not decide. Needs about 9 GiB of disk.
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from bench.rows import ROW_BYTES, create, rows_of
 from streamingnode.node import Node
 from streamingnode.opening import open_node, run_async
 
-FIRST_BYTES, LAST_BYTES = 1 << 30, 4 << 30
+FIRST_BYTES = 1 << 30
+LAST_BYTES = 4 << 30
 WINDOW_BYTES = 1 << 29
 BATCH = 1_000
 OUTSTANDING = 4
@@ -62,7 +64,9 @@ def run(settings: Settings) -> list[Measurement]:
 
 async def _insert_all(directory: Path, scale: float) -> Watch:
     watch = Watch()
-    first_at, last_at, window = (int(size * scale) for size in (FIRST_BYTES, LAST_BYTES, WINDOW_BYTES))
+    first_at, last_at, window = (
+        int(size * scale) for size in (FIRST_BYTES, LAST_BYTES, WINDOW_BYTES)
+    )
     with scratch(directory) as path:
         async with open_node(path, cut_interval_s=CUT_INTERVAL_S) as node:
             collection = await create(node, "rows")

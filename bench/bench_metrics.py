@@ -1,4 +1,6 @@
-"""Durable appends of a node whose metrics are read every second, against one that nobody asks, in turn."""
+"""Durable appends of a node whose metrics are read every second, against one that nobody asks, in
+turn.
+"""
 
 import asyncio
 import sys
@@ -11,10 +13,12 @@ from bench.report import Settings, main, note
 from bench.rows import create, inserts_of
 from streamingnode.opening import open_node, run_async
 
-OUTSTANDING, AIM = 64, 0.97
+OUTSTANDING = 64
+AIM = 0.97
 PAUSE_S = 1.0
 """Between two scrapes; monitors ask every 15 s."""
-HOST, PORT = "127.0.0.1", 9464
+HOST = "127.0.0.1"
+PORT = 9464
 
 
 def run(settings: Settings) -> list[Measurement]:
@@ -24,7 +28,9 @@ def run(settings: Settings) -> list[Measurement]:
 
 
 async def _measure(settings: Settings) -> Measurement:
-    load, scraped, alone = Load(outstanding=OUTSTANDING, batch=1, seconds=settings.seconds), [], []
+    load = Load(outstanding=OUTSTANDING, batch=1, seconds=settings.seconds)
+    scraped = []
+    alone = []
     for _ in range(settings.repeats):
         alone.append(await _appends(load, settings, scraping=False))
         scraped.append(await _appends(load, settings, scraping=True))

@@ -1,7 +1,9 @@
-"""Durable appends against the best durable peer a Python process has without another machine: Redis Streams.
+"""Durable appends against the best durable peer a Python process has without another machine: Redis
+Streams.
 
-Rows of 1 KiB, acknowledged after fsync on both sides, in turn on the same disk: ours through the public interface and the
-full chain, the peer's with one entry for each row, a batch of them pipelined.
+Rows of 1 KiB, acknowledged after fsync on both sides, in turn on the same disk: ours through the
+public interface and the full chain, the peer's with one entry for each row, a batch of them
+pipelined.
 """
 
 import itertools
@@ -26,7 +28,9 @@ _BATCHES = 64
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return rows per second for each cell of the grid; nothing on a machine without the peer, which is said."""
+    """Return rows per second for each cell of the grid; nothing on a machine without the peer,
+    which is said.
+    """
     if lack := lacking():
         note(f"peers are left out: {lack}")
         return []
@@ -50,18 +54,25 @@ async def measure_peers(settings: Settings) -> list[Measurement]:
 
 async def measure_redis(load: Load, directory: Path) -> Measured:
     """Return what the peer does under `load`, on the disk of `directory`."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as scratch, serving(Path(scratch)) as socket:
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as scratch,
+        serving(Path(scratch)) as socket,
+    ):
         async with connected(socket) as connection:
             return await measure_warm(load, _appends(connection, load.batch))
 
 
 def _appends(connection: Connection, batch: int) -> Callable[[], Awaitable[object]]:
-    commands = itertools.cycle([_commands(record_batch(number * batch, batch)) for number in range(_BATCHES)])
+    commands = itertools.cycle(
+        [_commands(record_batch(number * batch, batch)) for number in range(_BATCHES)]
+    )
     return lambda: connection.append(next(commands), batch)
 
 
 def _commands(rows: pa.RecordBatch) -> bytes:
-    return b"".join(entry_command(b"rows", str(row["id"]).encode(), row["value"]) for row in rows.to_pylist())
+    return b"".join(
+        entry_command(b"rows", str(row["id"]).encode(), row["value"]) for row in rows.to_pylist()
+    )
 
 
 def _summary(case: str, ours: list[Measured], theirs: list[Measured]) -> Measurement:

@@ -1,4 +1,6 @@
-"""Reading a whole collection through the public interface, against plain iteration over as many packed values."""
+"""Reading a whole collection through the public interface, against plain iteration over as many
+packed values.
+"""
 
 import sys
 import time
@@ -27,7 +29,8 @@ def run(settings: Settings) -> list[Measurement]:
 
 async def _measure_read(settings: Settings) -> list[Measurement]:
     note("read")
-    bare, ours = [], []
+    bare = []
+    ours = []
     with scratch(settings.directory) as path:
         async with open_node(path) as node:
             collection = await create(node, "rows")
@@ -35,7 +38,8 @@ async def _measure_read(settings: Settings) -> list[Measurement]:
             for _ in range(ROWS // BATCH):
                 await node.insert(collection, next_rows())
         for _ in range(settings.repeats):
-            # Opened anew, so that the rows come from the log and not from the memory of their insert.
+            # Opened anew, so that the rows come from the log and not from the memory of their
+            # insert.
             async with open_node(path) as node:
                 ours.append(await _read(node, collection))
             bare.append(await anyio.to_thread.run_sync(_plain_scan, settings.directory))
@@ -52,8 +56,11 @@ async def _measure_read(settings: Settings) -> list[Measurement]:
 
 
 async def _read(node: Node, collection: str) -> float:
-    began, rows = time.perf_counter(), 0
-    async with node.read(collection, DeliverPolicy.all(), until=await node.consistent_tick()) as messages:
+    began = time.perf_counter()
+    rows = 0
+    async with node.read(
+        collection, DeliverPolicy.all(), until=await node.consistent_tick()
+    ) as messages:
         async for message in messages:
             decoded = message.to_arrow()
             rows += decoded.num_rows if decoded is not None else 0

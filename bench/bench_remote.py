@@ -1,9 +1,11 @@
-"""A node served to another process over a Unix socket, against Redis Streams over one, and against the node embedded. Long.
+"""A node served to another process over a Unix socket, against Redis Streams over one, and against
+the node embedded. Long.
 
-Rows of 1 KiB, acknowledged after fsync on all sides, in turn on the same disk; server and client are two processes of one
-machine. The peer (`appendfsync always`) is asked by two clients: the pipelined one of `redis_streams`, which knows how long
-each reply will be and looks at none of it, and redis-py, which programs use, where it is installed. As a service should
-(docs/guide.md), server and client have told the garbage collector that what is loaded stays.
+Rows of 1 KiB, acknowledged after fsync on all sides, in turn on the same disk; server and client
+are two processes of one machine. The peer (`appendfsync always`) is asked by two clients: the
+pipelined one of `redis_streams`, which knows how long each reply will be and looks at none of it,
+and redis-py, which programs use, where it is installed. As a service should (docs/guide.md), server
+and client have told the garbage collector that what is loaded stays.
 """
 
 import asyncio
@@ -51,9 +53,12 @@ INSERTS: tuple[tuple[int, int, float, float], ...] = (
     (1, 100, 1.2, 0.0),
     (8, 100, 2.0, 0.0),
 )
-"""Outstanding inserts, rows in each, and the parts of what the peer does to reach: through the lean client, and redis-py."""
+"""Outstanding inserts, rows in each, and the parts of what the peer does to reach: through the lean
+client, and redis-py.
+"""
 CHANGES = ("upsert", "transaction over two collections")
-CHANGES_OUTSTANDING, CHANGES_CONNECTIONS = 64, 8
+CHANGES_OUTSTANDING = 64
+CHANGES_CONNECTIONS = 8
 CHANGES_AIM = 0.7
 """Of the node embedded."""
 CHANGED_KEYS = 1_000
@@ -65,15 +70,21 @@ READ_AIM = 1.5
 
 DELIVERIES = 300
 READY_AIM_S = 1.0
-IDLE_CONNECTIONS, IDLE_AIM_MIB = 1_000, 100.0
+IDLE_CONNECTIONS = 1_000
+IDLE_AIM_MIB = 100.0
 CONNECTING = 50
 """So many connections are made at a time."""
-READERS, READERS_ROWS, READERS_AIM = 200, 4_000, 2.0
+READERS = 200
+READERS_ROWS = 4_000
+READERS_AIM = 2.0
 FOLLOWED_BATCHES = 50
 
 SECONDS_PART = 0.5
-"""Of the time that each load is given elsewhere: here are many of them, each with a server of its own."""
-KNOWN_S, STOP_S = 10.0, 60.0
+"""Of the time that each load is given elsewhere: here are many of them, each with a server of its
+own.
+"""
+KNOWN_S = 10.0
+STOP_S = 60.0
 """How long a connection may take to hear of a collection, and a server to end."""
 
 Append = Callable[[], Awaitable[object]]
@@ -102,11 +113,13 @@ async def _measure(settings: Settings) -> list[Measurement]:
     ]
 
 
-# --- a server, and who connects to it ---------------------------------------------------------------------------------
+# --- a server, and who connects to it -------------------------------------------------------------
 
 
 class Served(NamedTuple):
-    """A node that another process has open: where, how long that took from its start, and of this after its imports."""
+    """A node that another process has open: where, how long that took from its start, and of this
+    after its imports.
+    """
 
     url: str
     pid: int
@@ -116,10 +129,14 @@ class Served(NamedTuple):
 
 @contextmanager
 def serving_node(directory: Path) -> Iterator[Served]:
-    """Yield a node of a new process, which has ended afterwards. Raises `ConnectionError` when it does not start."""
+    """Yield a node of a new process, which has ended afterwards. Raises `ConnectionError` when it
+    does not start.
+    """
     command = [sys.executable, "-m", "bench.remote_server", str(directory)]
     began = time.perf_counter()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdin is not None and server.stdout is not None, "asked for"  # noqa: PT018
         try:
             said = server.stdout.readline().split()
@@ -148,7 +165,9 @@ async def connections(url: str, count: int) -> AsyncIterator[list[Node]]:
 
 
 class Cost(NamedTuple):
-    """What was measured over a connection, and the processor time for each row at both ends, in seconds."""
+    """What was measured over a connection, and the processor time for each row at both ends, in
+    seconds.
+    """
 
     measured: Measured
     server_s: float
@@ -159,10 +178,14 @@ async def measure_served(served: Served, load: Load, append: Append) -> Cost:
     """Return what `measure_warm` measures, with its cost."""
     await measure_appends(dataclasses.replace(load, seconds=WARM_UP_S), append)
     server = psutil.Process(served.pid)
-    began, server_s, client_s = time.perf_counter(), _cpu_s(server), time.process_time()
+    began = time.perf_counter()
+    server_s = _cpu_s(server)
+    client_s = time.process_time()
     measured = await measure_appends(load, append)
     rows = measured.rows_per_s * (time.perf_counter() - began)
-    return Cost(measured, (_cpu_s(server) - server_s) / rows, (time.process_time() - client_s) / rows)
+    return Cost(
+        measured, (_cpu_s(server) - server_s) / rows, (time.process_time() - client_s) / rows
+    )
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -170,7 +193,7 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-# --- writes -----------------------------------------------------------------------------------------------------------
+# --- writes ---------------------------------------------------------------------------------------
 
 
 async def _measure_inserts(settings: Settings) -> list[Measurement]:
@@ -178,7 +201,9 @@ async def _measure_inserts(settings: Settings) -> list[Measurement]:
     for outstanding, batch, lean_aim, redis_py_aim in INSERTS:
         load = Load(outstanding=outstanding, batch=batch, seconds=settings.seconds * SECONDS_PART)
         case = f"{outstanding} x insert of {_rows(batch)}"
-        lean, redis_py, ours = list[Measured](), list[Measured](), list[Cost]()
+        lean = list[Measured]()
+        redis_py = list[Measured]()
+        ours = list[Cost]()
         for _ in range(settings.repeats):
             note(f"remote, {case}")
             if not lacking():
@@ -188,7 +213,9 @@ async def _measure_inserts(settings: Settings) -> list[Measurement]:
             ours.append(await measure_inserts(load, settings.directory))
         found.append(_compared(case, ours, lean, lean_aim, "the lean client"))
         if redis_py:
-            found.append(_compared(f"{case}, against redis-py", ours, redis_py, redis_py_aim, "redis-py"))
+            found.append(
+                _compared(f"{case}, against redis-py", ours, redis_py, redis_py_aim, "redis-py")
+            )
     return found
 
 
@@ -196,14 +223,17 @@ async def measure_inserts(load: Load, directory: Path) -> Cost:
     """Return what one connection to a new node does under `load`."""
     with scratch(directory) as path, serving_node(path) as served:
         async with connect(served.url) as node:
-            return await measure_served(served, load, inserts_of(node, await create(node, "rows"), load.batch))
+            return await measure_served(
+                served, load, inserts_of(node, await create(node, "rows"), load.batch)
+            )
 
 
 async def _measure_changes(settings: Settings) -> list[Measurement]:
     found = []
     load = Load(outstanding=CHANGES_OUTSTANDING, batch=1, seconds=settings.seconds * SECONDS_PART)
     for kind in CHANGES:
-        embedded, ours = list[Measured](), list[Cost]()
+        embedded = list[Measured]()
+        ours = list[Cost]()
         for _ in range(settings.repeats):
             note(f"remote, {kind}")
             with scratch(settings.directory) as path:
@@ -218,10 +248,13 @@ async def _measure_changes(settings: Settings) -> list[Measurement]:
 
 
 async def changes_of(nodes: Sequence[Node], kind: str) -> Append:
-    """Return what makes the next change of a kind, over these connections in turn; keys of upserts come again."""
+    """Return what makes the next change of a kind, over these connections in turn; keys of upserts
+    come again.
+    """
     for name in ("orders", "stock"):
         await nodes[0].create_collection(name, SCHEMA, primary_key=PRIMARY_KEY)
-    numbers, turns = itertools.count(1), itertools.cycle(nodes)
+    numbers = itertools.count(1)
+    turns = itertools.cycle(nodes)
     for node in nodes:
         await _wait_known(node, "stock")
 
@@ -244,16 +277,18 @@ async def changes_of(nodes: Sequence[Node], kind: str) -> Append:
 async def _wait_known(node: Node, collection: str) -> None:
     """Return when a connection was told of a collection that another one made."""
     async with asyncio.timeout(KNOWN_S):
-        while all(each.name != collection for each in node.collections()):  # noqa: ASYNC110 - nobody tells
+        # nobody tells
+        while all(each.name != collection for each in node.collections()):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 async def _measure_reading(settings: Settings) -> list[Measurement]:
     count = max(READ_COUNT, int(READ_ROWS * settings.scale) // READ_COUNT * READ_COUNT)
-    lean, redis_py = list[float](), list[float]()
+    lean = list[float]()
+    redis_py = list[float]()
     found = []
     if not lacking():
         with tempfile.TemporaryDirectory(dir=settings.directory, prefix="bench-") as place:
@@ -262,7 +297,9 @@ async def _measure_reading(settings: Settings) -> list[Measurement]:
                 await fill_redis(socket, count)
                 lean = await _after_one(settings.repeats, partial(read_redis, socket, count))
                 if not lacking_redis_py():
-                    redis_py = await _after_one(settings.repeats, partial(read_redis_py, socket, count))
+                    redis_py = await _after_one(
+                        settings.repeats, partial(read_redis_py, socket, count)
+                    )
     for batch in READ_BATCHES:
         note(f"remote, read of inserts of {_rows(batch)}")
         ours = await _read_node(settings, count, batch)
@@ -270,7 +307,13 @@ async def _measure_reading(settings: Settings) -> list[Measurement]:
         found.append(_against(case, ours, median(lean), READ_AIM, f"XREAD COUNT {READ_COUNT}"))
         if redis_py:
             found.append(
-                _against(f"{case}, against redis-py", ours, median(redis_py), 0.0, f"XREAD COUNT {READ_COUNT}")
+                _against(
+                    f"{case}, against redis-py",
+                    ours,
+                    median(redis_py),
+                    0.0,
+                    f"XREAD COUNT {READ_COUNT}",
+                )
             )
     return found
 
@@ -300,7 +343,8 @@ async def _after_one(repeats: int, read: Callable[[], Awaitable[float]]) -> list
 
 async def _fill_node(served: Served, count: int, batch: int) -> None:
     async with connect(served.url) as node:
-        insert, left = inserts_of(node, await create(node, "rows"), batch), itertools.repeat(None, count // batch)
+        insert = inserts_of(node, await create(node, "rows"), batch)
+        left = itertools.repeat(None, count // batch)
 
         async def inserting() -> None:
             for _ in left:
@@ -317,13 +361,17 @@ async def _read_all(node: Node, until: int) -> int:
     return rows
 
 
-# --- append to delivery -----------------------------------------------------------------------------------------------
+# --- append to delivery ---------------------------------------------------------------------------
 
 
 async def _measure_delivery(settings: Settings) -> list[Measurement]:
-    """Return the way of a row from one connection to another, and how long the servers of it took to start."""
+    """Return the way of a row from one connection to another, and how long the servers of it took
+    to start.
+    """
     count = max(10, int(DELIVERIES * settings.scale))
-    ours, theirs, starts = list[float](), list[float](), list[Served]()
+    ours = list[float]()
+    theirs = list[float]()
+    starts = list[Served]()
     for _ in range(settings.repeats):
         note("remote, delivery")
         with scratch(settings.directory) as path, serving_node(path) as served:
@@ -335,7 +383,9 @@ async def _measure_delivery(settings: Settings) -> list[Measurement]:
                 with serving(Path(place)) as socket:
                     theirs.append(median(await deliver_redis(socket, count)) * 1000)
     return [
-        _at_most("append to delivery on another connection, p50", ours, theirs, 1.0, "XREAD BLOCK", "ms"),
+        _at_most(
+            "append to delivery on another connection, p50", ours, theirs, 1.0, "XREAD BLOCK", "ms"
+        ),
         Measurement(
             name="remote",
             case="ready after start, empty directory",
@@ -349,7 +399,9 @@ async def _measure_delivery(settings: Settings) -> list[Measurement]:
 
 async def _deliver(writer: Node, reader: Node, count: int) -> list[float]:
     """Return how long rows are on their way from one connection to another."""
-    collection, next_row, delays = await create(writer, "rows"), rows_of(1), list[float]()
+    collection = await create(writer, "rows")
+    next_row = rows_of(1)
+    delays = list[float]()
     await _wait_known(reader, collection)
     async with reader.read(collection, DeliverPolicy.latest()) as messages:
         stream = aiter(messages)
@@ -366,7 +418,7 @@ async def _deliver(writer: Node, reader: Node, count: int) -> list[float]:
     return delays
 
 
-# --- the server by itself ---------------------------------------------------------------------------------------------
+# --- the server by itself -------------------------------------------------------------------------
 
 
 async def _measure_idle(settings: Settings) -> list[Measurement]:
@@ -393,8 +445,11 @@ async def _measure_idle(settings: Settings) -> list[Measurement]:
 
 
 async def _measure_readers(settings: Settings) -> list[Measurement]:
-    """Compare the reads of the log of many readers with those of one: of what was there before, and of what comes."""
-    rows, many = max(100, int(READERS_ROWS * settings.scale)), max(2, int(READERS * settings.scale))
+    """Compare the reads of the log of many readers with those of one: of what was there before, and
+    of what comes.
+    """
+    rows = max(100, int(READERS_ROWS * settings.scale))
+    many = max(2, int(READERS * settings.scale))
     with scratch(settings.directory) as path:
         with serving_node(path) as served:
             await _fill_node(served, rows, 100)
@@ -407,17 +462,24 @@ async def _measure_readers(settings: Settings) -> list[Measurement]:
                     async with connections(served.url, CHANGES_CONNECTIONS) as nodes:
                         reads.append(await read([*itertools.islice(itertools.cycle(nodes), count)]))
             case = f"log reads of {many} readers that {what}"
-            found.append(_at_most(case, reads[1:], [max(reads[0], 1)], READERS_AIM, "one reader", "reads"))
+            found.append(
+                _at_most(case, reads[1:], [max(reads[0], 1)], READERS_AIM, "one reader", "reads")
+            )
     return found
 
 
 async def _log_reads_catching_up(nodes: Sequence[Node]) -> int:
-    """Return how often the log is read for readers over these connections, from its start to its end."""
-    before, until = await _log_reads(nodes[0]), await nodes[0].consistent_tick()
+    """Return how often the log is read for readers over these connections, from its start to its
+    end.
+    """
+    before = await _log_reads(nodes[0])
+    until = await nodes[0].consistent_tick()
     async with AsyncExitStack() as stack:
 
         async def read(node: Node) -> None:
-            reader = await stack.enter_async_context(node.read("rows", DeliverPolicy.all(), until=until))
+            reader = await stack.enter_async_context(
+                node.read("rows", DeliverPolicy.all(), until=until)
+            )
             async for _ in reader.batches():
                 pass
 
@@ -429,7 +491,8 @@ async def _log_reads_following(nodes: Sequence[Node]) -> int:
     """Return how often the log is read for readers that are open, while rows come."""
     async with AsyncExitStack() as stack:
         readers = [
-            await stack.enter_async_context(node.read("rows", DeliverPolicy.latest()))  # one after the other
+            # one after the other
+            await stack.enter_async_context(node.read("rows", DeliverPolicy.latest()))
             for node in nodes
         ]
 
@@ -450,7 +513,7 @@ async def _log_reads(node: Node) -> int:
     return sum(reader.read_s.count for reader in (await node.statistics()).readers)
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- what is told ---------------------------------------------------------------------------------
 
 
 def _rows(batch: int) -> str:
@@ -458,30 +521,50 @@ def _rows(batch: int) -> str:
 
 
 def _compared(
-    case: str, ours: Sequence[Cost], theirs: Sequence[Measured], aim: float, whose: str, *, unit: str = "rows/s"
+    case: str,
+    ours: Sequence[Cost],
+    theirs: Sequence[Measured],
+    aim: float,
+    whose: str,
+    *,
+    unit: str = "rows/s",
 ) -> Measurement:
     p50_ms = median([each.measured.p50_s for each in ours]) * 1000
     server_us = median([each.server_s for each in ours]) * 1e6
     client_us = median([each.client_s for each in ours]) * 1e6
-    said = f"p50 {p50_ms:.2f} ms, {server_us:.0f} us of the server and {client_us:.0f} us of the client each"
+    said = (
+        f"p50 {p50_ms:.2f} ms, {server_us:.0f} us of the server and {client_us:.0f} us of the "
+        "client each"
+    )
     if theirs:
         said += f"; {whose} p50 {median([each.p50_s for each in theirs]) * 1000:.2f} ms"
     rate = median([each.measured.rows_per_s for each in ours])
     return _against(case, rate, median([each.rows_per_s for each in theirs]), aim, said, unit=unit)
 
 
-def _against(case: str, value: float, baseline: float, aim: float, said: str, *, unit: str = "rows/s") -> Measurement:
+def _against(
+    case: str, value: float, baseline: float, aim: float, said: str, *, unit: str = "rows/s"
+) -> Measurement:
     """Return a rate with the aim to reach, none without a baseline."""
     return Measurement(
-        name="remote", case=case, value=value, unit=unit, baseline=baseline, aim=aim if baseline else 0.0, note=said
+        name="remote",
+        case=case,
+        value=value,
+        unit=unit,
+        baseline=baseline,
+        aim=aim if baseline else 0.0,
+        note=said,
     )
 
 
 def _at_most(
     case: str, ours: Sequence[float], theirs: Sequence[float], aim: float, whose: str, unit: str
 ) -> Measurement:
-    """Return what should not exceed so many times the baseline, as that multiple; by itself without a baseline."""
-    value, baseline = median(ours), median(theirs)
+    """Return what should not exceed so many times the baseline, as that multiple; by itself without
+    a baseline.
+    """
+    value = median(ours)
+    baseline = median(theirs)
     if not baseline:
         return Measurement(name="remote", case=case, value=value, unit=unit)
     return Measurement(

@@ -1,6 +1,8 @@
-"""Scans of a log store through `Scanner.next_batch`, against plain `iter()` on rocksdict in the same run.
+"""Scans of a log store through `Scanner.next_batch`, against plain `iter()` on rocksdict in the
+same run.
 
-Prints one line for each batch size and the cost of one publish to the live tail; `python -m bench.bench_scan [directory]`.
+Prints one line for each batch size and the cost of one publish to the live tail;
+`python -m bench.bench_scan [directory]`.
 """
 
 import asyncio
@@ -47,19 +49,33 @@ class ScanMeasured:
 
 
 async def measure_scan(directory: Path, *, batch_rows: int, rows: int) -> ScanMeasured:
-    """Return how fast `rows` rows of 1 KiB, `batch_rows` in an entry, are scanned on the disk of `directory`."""
-    plain, logged, tailed = [], [], []
+    """Return how fast `rows` rows of 1 KiB, `batch_rows` in an entry, are scanned on the disk of
+    `directory`.
+    """
+    plain = []
+    logged = []
+    tailed = []
     with scratch(directory) as path:
         async with _log_at(path) as log:
-            await _fill(log, rows // batch_rows, [os.urandom(ROW_BYTES * batch_rows) for _ in range(PAYLOADS)])
+            await _fill(
+                log,
+                rows // batch_rows,
+                [os.urandom(ROW_BYTES * batch_rows) for _ in range(PAYLOADS)],
+            )
             tail = await _tail_of(log)
         for _ in range(ROUNDS):
             plain.append(
-                await asyncio.to_thread(measure_plain_scan, directory, rows=rows, row_bytes=ROW_BYTES, batch=batch_rows)
+                await asyncio.to_thread(
+                    measure_plain_scan, directory, rows=rows, row_bytes=ROW_BYTES, batch=batch_rows
+                )
             )
             async with _log_at(path) as log:  # opened anew, as the database it is compared with
-                logged.append(rows / await _seconds(Scanner(log, None, DeliverPolicy.all()), log.last_tick))
-                tailed.append(rows / await _seconds(Scanner(log, tail, DeliverPolicy.all()), log.last_tick))
+                logged.append(
+                    rows / await _seconds(Scanner(log, None, DeliverPolicy.all()), log.last_tick)
+                )
+                tailed.append(
+                    rows / await _seconds(Scanner(log, tail, DeliverPolicy.all()), log.last_tick)
+                )
     log_rows_per_s = statistics.median(logged)
     return ScanMeasured(
         batch_rows=batch_rows,
@@ -72,7 +88,9 @@ async def measure_scan(directory: Path, *, batch_rows: int, rows: int) -> ScanMe
 
 
 async def measure_publish(directory: Path) -> float:
-    """Return what publishing one entry to the live tail takes without a reader that waits, in microseconds."""
+    """Return what publishing one entry to the live tail takes without a reader that waits, in
+    microseconds.
+    """
     with scratch(directory) as path:
         async with _log_at(path) as log:
             await _fill(log, TAIL_ENTRIES, [b"row"])
@@ -101,7 +119,9 @@ async def _fill(log: Log, count: int, payloads: Sequence[bytes]) -> None:
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     for tick, payload in zip(range(1, count + 1), itertools.cycle(payloads), strict=False):
         await log.admit(len(payload))
-        durable = append_rows(log, target, payload, rows=1, segment_id=1, offset=tick - 1, tick=tick).durable
+        durable = append_rows(
+            log, target, payload, rows=1, segment_id=1, offset=tick - 1, tick=tick
+        ).durable
     await durable
 
 
@@ -136,7 +156,8 @@ async def run(directory: Path) -> list[ScanMeasured]:
         await measure_scan(directory, batch_rows=1, rows=50_000),
     ]
     print(
-        f"{'rows/entry':>10} {'plain rows/s':>13} {'log rows/s':>12} {'tail rows/s':>13} {'ratio':>6} {'us/entry':>9}"
+        f"{'rows/entry':>10} {'plain rows/s':>13} {'log rows/s':>12} {'tail rows/s':>13} "
+        f"{'ratio':>6} {'us/entry':>9}"
     )
     for each in results:
         print(
@@ -148,7 +169,11 @@ async def run(directory: Path) -> list[ScanMeasured]:
     measured = {"scans": [asdict(each) for each in results], "publish_us": publish_us}
     print(
         json.dumps(
-            {"machine": platform.processor() or platform.machine(), "python": platform.python_version()} | measured
+            {
+                "machine": platform.processor() or platform.machine(),
+                "python": platform.python_version(),
+            }
+            | measured
         )
     )
     return results

@@ -1,9 +1,11 @@
-"""Transactions of a web service: FastAPI with an embedded node against the same with sqlite3, and without storage.
+"""Transactions of a web service: FastAPI with an embedded node against the same with sqlite3, and
+without storage.
 
-Each POST commits one transaction over two collections, a row of 1 KiB inserted and one upserted, and is answered after
-fsync; sqlite3 has one connection in one thread (WAL, `synchronous=FULL`), which is how a service has it. The service has one
-worker, the load is a process of its own that keeps its connections, each with one request outstanding; all are on loopback
-and share the machine. Every run has a new service and a new directory on the same disk, in turn.
+Each POST commits one transaction over two collections, a row of 1 KiB inserted and one upserted,
+and is answered after fsync; sqlite3 has one connection in one thread (WAL, `synchronous=FULL`),
+which is how a service has it. The service has one worker, the load is a process of its own that
+keeps its connections, each with one request outstanding; all are on loopback and share the machine.
+Every run has a new service and a new directory on the same disk, in turn.
 """
 
 import subprocess
@@ -35,7 +37,9 @@ def lacking() -> str:
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return transactions per second for each number of connections; nothing without the extra, which is said."""
+    """Return transactions per second for each number of connections; nothing without the extra,
+    which is said.
+    """
     if lack := lacking():
         note(f"the service is left out: {lack}")
         return []
@@ -60,7 +64,9 @@ def measure_service(store: str, connections: int, settings: Settings) -> Loaded:
 
 @contextmanager
 def serving(store: str, directory: Path) -> Iterator[int]:
-    """Yield the port of a new service, which has ended afterwards. Raises `ConnectionError` when it does not start."""
+    """Yield the port of a new service, which has ended afterwards. Raises `ConnectionError` when it
+    does not start.
+    """
     command = [sys.executable, "-m", "bench.service_app", store, str(directory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None, "asked for"
@@ -78,7 +84,9 @@ def serving(store: str, directory: Path) -> Iterator[int]:
 
 
 def put_load_on(port: int, connections: int, seconds: float) -> Loaded:
-    """Run the load in a process of its own. Raises `CalledProcessError` when a request is refused."""
+    """Run the load in a process of its own. Raises `CalledProcessError` when a request is
+    refused.
+    """
     command = [sys.executable, "-m", "bench.http_load", str(port), str(connections), str(seconds)]
     said = subprocess.run(
         command, stdout=subprocess.PIPE, check=True, timeout=2 * (seconds + GIVE_UP_S)
@@ -91,7 +99,9 @@ def _summaries(connections: int, loaded: dict[str, list[Loaded]]) -> list[Measur
         return median([each.requests_per_s for each in loaded[store]])
 
     def said(store: str) -> str:
-        p50_ms, p99_ms = (median([value(each) * 1000 for each in loaded[store]]) for value in (_p50_s, _p99_s))
+        p50_ms, p99_ms = (
+            median([value(each) * 1000 for each in loaded[store]]) for value in (_p50_s, _p99_s)
+        )
         core = median([each.core for each in loaded[store]])
         return f"p50 {p50_ms:.1f} ms, p99 {p99_ms:.1f} ms, load {core:.2f} of a core"
 

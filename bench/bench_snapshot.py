@@ -1,7 +1,9 @@
-"""Snapshots after many small cuts against those of the same rows after one: of tables that took them, and of files. Long.
+"""Snapshots after many small cuts against those of the same rows after one: of tables that took
+them, and of files. Long.
 
-Both nodes are ingested in one Spark session and then read in turn, each open, in this process. With a table a snapshot goes
-by its newest version and by what followed it, so the number of cuts before that should not matter.
+Both nodes are ingested in one Spark session and then read in turn, each open, in this process. With
+a table a snapshot goes by its newest version and by what followed it, so the number of cuts before
+that should not matter.
 """
 
 import sys
@@ -17,18 +19,25 @@ from bench.report import Settings, main, note
 from streamingnode.node import Node
 from streamingnode.opening import open_node, run_async
 
-CUTS, CUT_ROWS, KEYS = 1_000, 5, 3_000
+CUTS = 1_000
+CUT_ROWS = 5
+KEYS = 3_000
 ROUNDS = 20
 """Snapshots of each node in a run, in turn."""
 MANY_CUTS_AIM = 0.5
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)]).append(pa.field("item", pa.string()))
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)]).append(
+    pa.field("item", pa.string())
+)
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return snapshots per second after `CUTS` cuts; the baseline is that of one cut with the same rows."""
+    """Return snapshots per second after `CUTS` cuts; the baseline is that of one cut with the same
+    rows.
+    """
     cuts = max(10, int(CUTS * settings.scale))
     with scratch(settings.directory) as path:
-        many, one = path / "many", path / "one"
+        many = path / "many"
+        one = path / "one"
         note(f"snapshot: {cuts} cuts of {CUT_ROWS} rows")
         run_async(partial(_fill, many, cuts, CUT_ROWS))
         run_async(partial(_fill, one, 1, min(KEYS, cuts * CUT_ROWS)))
@@ -61,7 +70,10 @@ async def _fill(path: Path, cuts: int, rows: int) -> None:
 
 async def _measure(many: Path, one: Path, repeats: int) -> tuple[float, float]:
     """Return the median of snapshots per second of both nodes."""
-    async with open_node(many, cut_interval_s=None) as first, open_node(one, cut_interval_s=None) as second:
+    async with (
+        open_node(many, cut_interval_s=None) as first,
+        open_node(one, cut_interval_s=None) as second,
+    ):
         for node in (first, second):
             await _snapshot(node)  # imports, and manifests that are read once
         taken = [(await _snapshot(first), await _snapshot(second)) for _ in range(repeats * ROUNDS)]
@@ -75,7 +87,9 @@ async def _snapshot(node: Node) -> float:
 
 
 def _measurement(case: str, rates: tuple[float, float], *, aim: float) -> Measurement:
-    return Measurement(name="snapshot", case=case, value=rates[0], unit="snapshots/s", baseline=rates[1], aim=aim)
+    return Measurement(
+        name="snapshot", case=case, value=rates[0], unit="snapshots/s", baseline=rates[1], aim=aim
+    )
 
 
 if __name__ == "__main__":

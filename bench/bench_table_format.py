@@ -1,8 +1,10 @@
-"""Delta or Iceberg for the tables of an ingest: what one commit costs on real segment files. ADR 0002 quotes it.
+"""Delta or Iceberg for the tables of an ingest: what one commit costs on real segment files. ADR
+0002 quotes it.
 
-Run as `python -m bench.bench_table_format`. Both get the same Parquet files in one directory, as Spark would have written
-them, and commit them with their own library: no data is moved, so what is measured is the commit. Iceberg needs pyiceberg
-and SQLAlchemy, which the product does not; without them only Delta is measured.
+Run as `python -m bench.bench_table_format`. Both get the same Parquet files in one directory, as
+Spark would have written them, and commit them with their own library: no data is moved, so what is
+measured is the commit. Iceberg needs pyiceberg and SQLAlchemy, which the product does not; without
+them only Delta is measured.
 """
 
 import argparse
@@ -80,7 +82,9 @@ class Delta:
         )
 
     def _entry(self, file: Path) -> AddAction:
-        return AddAction(file.name, file.stat().st_size, {}, 0, True, stats_json(pq.read_metadata(file)))
+        return AddAction(
+            file.name, file.stat().st_size, {}, 0, True, stats_json(pq.read_metadata(file))
+        )
 
 
 class Iceberg:
@@ -96,7 +100,9 @@ class Iceberg:
     def add(self, files: list[Path]) -> None:
         """Commit new files and move the watermark."""
         self._cut += 1
-        self._table().add_files([str(file) for file in files], snapshot_properties={"cut": str(self._cut)})
+        self._table().add_files(
+            [str(file) for file in files], snapshot_properties={"cut": str(self._cut)}
+        )
 
     def swap(self, old: Path, new: Path) -> None:
         """Replace a file by its rewritten form and move the watermark, in one commit."""
@@ -104,11 +110,17 @@ class Iceberg:
 
         self._cut += 1
         table = self._table()
-        replaced = next(task.file for task in table.scan().plan_files() if task.file.file_path == str(old))
+        replaced = next(
+            task.file for task in table.scan().plan_files() if task.file.file_path == str(old)
+        )
         with table.transaction() as transaction:
-            with transaction.update_snapshot(snapshot_properties={"cut": str(self._cut)}).overwrite() as swap:
+            with transaction.update_snapshot(
+                snapshot_properties={"cut": str(self._cut)}
+            ).overwrite() as swap:
                 swap.delete_data_file(replaced)
-                for entry in parquet_files_to_data_files(table.io, transaction.table_metadata, iter([str(new)])):
+                for entry in parquet_files_to_data_files(
+                    table.io, transaction.table_metadata, iter([str(new)])
+                ):
                     swap.append_data_file(entry)
 
     def reopen(self) -> int:
@@ -119,7 +131,9 @@ class Iceberg:
     def _catalog(self) -> Any:  # pyiceberg is no dependency, so its types are not there to check
         from pyiceberg.catalog.sql import SqlCatalog
 
-        return SqlCatalog("c", uri=f"sqlite:///{self._root}/catalog.db", warehouse=self._root.as_uri())
+        return SqlCatalog(
+            "c", uri=f"sqlite:///{self._root}/catalog.db", warehouse=self._root.as_uri()
+        )
 
     def _table(self) -> Any:
         return self._catalog().load_table("n.t")
@@ -162,9 +176,12 @@ def measure(make: Callable[[Path], Format], files: int, rows: int) -> dict[str, 
     try:
         written = write_files(root, (files + 2) * ROUNDS, rows)
         table = make(root)
-        many, rest = written[: files * ROUNDS], written[files * ROUNDS :]
+        many = written[: files * ROUNDS]
+        rest = written[files * ROUNDS :]
         return {
-            f"add {files} files": median_ms(lambda turn: table.add(many[turn * files : (turn + 1) * files])),
+            f"add {files} files": median_ms(
+                lambda turn: table.add(many[turn * files : (turn + 1) * files])
+            ),
             "add 1 file": median_ms(lambda turn: table.add([rest[turn]])),
             "swap 1 file": median_ms(lambda turn: table.swap(many[turn], rest[ROUNDS + turn])),
             "reopen": median_ms(lambda _: table.reopen()),

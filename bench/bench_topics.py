@@ -1,8 +1,10 @@
-"""Topics of RocksMQ against Redis Streams with consumer groups, and what retention gives back. Long.
+"""Topics of RocksMQ against Redis Streams with consumer groups, and what retention gives back.
+Long.
 
-Messages of 1 KiB, acknowledged after fsync on both sides (`appendfsync always`), in turn on the same disk: ours in this
-process, the peer over a Unix socket through a client that parses nothing. Its ids are given, so that their replies have
-known lengths; what it does at once goes through one pipelined connection.
+Messages of 1 KiB, acknowledged after fsync on both sides (`appendfsync always`), in turn on the
+same disk: ours in this process, the peer over a Unix socket through a client that parses nothing.
+Its ids are given, so that their replies have known lengths; what it does at once goes through one
+pipelined connection.
 """
 
 import asyncio
@@ -25,16 +27,22 @@ from streamingnode.opening import open_node, run_async
 from wal.rocksmq.contract import MqOptions
 from wal.rocksmq.queue import RocksMQ
 
-TOPIC, GROUP = "jobs", "workers"
+TOPIC = "jobs"
+GROUP = "workers"
 LOADS: tuple[tuple[int, int, float], ...] = ((1, 100, 2.0), (64, 1, 1.0))
-"""Producers or consumers, messages at a time of each, and the part of what the peer does to reach."""
+"""Producers or consumers, messages at a time of each, and the part of what the peer does to
+reach.
+"""
 CONSUMED = 40_000
-RETAINED_BYTES, GIVEN_BACK_AIM = 1 << 30, 0.95
+RETAINED_BYTES = 1 << 30
+GIVEN_BACK_AIM = 0.95
 _RETAINED_BATCH = 1_000
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return messages per second produced, and consumed and acknowledged; nothing of a peer that is not there."""
+    """Return messages per second produced, and consumed and acknowledged; nothing of a peer that is
+    not there.
+    """
     if lack := lacking():
         note(f"Redis is left out: {lack}")
     return run_async(partial(_measure, settings))
@@ -46,8 +54,10 @@ async def _measure(settings: Settings) -> list[Measurement]:
         load = Load(outstanding=outstanding, batch=batch, seconds=settings.seconds)
         count = max(outstanding * batch, int(CONSUMED * settings.scale) // 6_400 * 6_400)
         case = f"{outstanding} x {'one message' if batch == 1 else f'{batch} messages'}"
-        made, taken = list[float](), list[float]()
-        their_made, their_taken = list[float](), list[float]()
+        made = list[float]()
+        taken = list[float]()
+        their_made = list[float]()
+        their_taken = list[float]()
         for _ in range(settings.repeats):
             note(f"topics, {case}")
             made.append((await _produce(load, settings.directory)).rows_per_s)
@@ -71,7 +81,7 @@ def _against(case: str, ours: list[float], theirs: list[float], aim: float) -> M
     )
 
 
-# --- ours -------------------------------------------------------------------------------------------------------------
+# --- ours -----------------------------------------------------------------------------------------
 
 
 async def _produce(load: Load, directory: Path) -> Measured:
@@ -82,12 +92,16 @@ async def _produce(load: Load, directory: Path) -> Measured:
 
 async def _producing(node: Node, batch: int) -> Callable[[], Awaitable[object]]:
     await node.mq.create_topic(TOPIC)
-    batches = itertools.cycle([VALUES[start : start + batch] for start in range(0, len(VALUES) - batch, batch)])
+    batches = itertools.cycle(
+        [VALUES[start : start + batch] for start in range(0, len(VALUES) - batch, batch)]
+    )
     return lambda: node.mq.produce(TOPIC, next(batches))
 
 
 async def _consume(load: Load, count: int, directory: Path) -> float:
-    """Return how many messages a second are consumed and acknowledged by a group that finds them all there."""
+    """Return how many messages a second are consumed and acknowledged by a group that finds them
+    all there.
+    """
     with scratch(directory) as path:
         async with open_node(path) as node:
             produce = await _producing(node, 100)
@@ -110,7 +124,9 @@ async def _consume(load: Load, count: int, directory: Path) -> float:
 
 
 async def _measure_retention(settings: Settings) -> Measurement:
-    """Return the part of the space of a topic that retention gives back once it has been acknowledged."""
+    """Return the part of the space of a topic that retention gives back once it has been
+    acknowledged.
+    """
     note("topics, retention")
     payload_bytes = max(_RETAINED_BATCH << 10, int(RETAINED_BYTES * settings.scale))
     with scratch(settings.directory) as path:
@@ -131,7 +147,10 @@ async def _measure_retention(settings: Settings) -> Measurement:
             await queue.retain()
             took_s = time.perf_counter() - began
             left = await asyncio.to_thread(_size_of, path)
-    said = f"{full >> 20} MiB before, {left >> 20} MiB after, an empty node has {empty >> 20} MiB; in {took_s:.1f} s"
+    said = (
+        f"{full >> 20} MiB before, {left >> 20} MiB after, an empty node has {empty >> 20} MiB; "
+        f"in {took_s:.1f} s"
+    )
     return Measurement(
         name="topics",
         case=f"given back of {payload_bytes >> 20} MiB",
@@ -147,11 +166,14 @@ def _size_of(directory: Path) -> int:
     return sum(file.stat().st_blocks * 512 for file in directory.rglob("*") if file.is_file())
 
 
-# --- theirs -----------------------------------------------------------------------------------------------------------
+# --- theirs ---------------------------------------------------------------------------------------
 
 
 async def _produce_redis(load: Load, directory: Path) -> Measured:
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place, serving(Path(place)) as socket:
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place,
+        serving(Path(place)) as socket,
+    ):
         async with connected(socket) as connection:
             numbers = itertools.count(1)
 
@@ -163,22 +185,44 @@ async def _produce_redis(load: Load, directory: Path) -> Measured:
 
 
 async def _consume_redis(load: Load, count: int, directory: Path) -> float:
-    """Return what one consumer takes and acknowledges, with as many commands in the pipeline as we have consumers."""
-    stream, read_count = b"rows", load.batch
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place, serving(Path(place)) as socket:
+    """Return what one consumer takes and acknowledges, with as many commands in the pipeline as we
+    have consumers.
+    """
+    stream = b"rows"
+    read_count = load.batch
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place,
+        serving(Path(place)) as socket,
+    ):
         await fill_redis(socket, count)
         async with Exchange.open(socket) as exchange:
-            await exchange.ask(words(b"XGROUP", b"CREATE", stream, GROUP.encode(), b"0"), len(b"+OK\r\n"))
+            await exchange.ask(
+                words(b"XGROUP", b"CREATE", stream, GROUP.encode(), b"0"), len(b"+OK\r\n")
+            )
             take = words(
-                *(b"XREADGROUP", b"GROUP", GROUP.encode(), b"consumer", b"COUNT", b"%d" % read_count),
+                *(
+                    b"XREADGROUP",
+                    b"GROUP",
+                    GROUP.encode(),
+                    b"consumer",
+                    b"COUNT",
+                    b"%d" % read_count,
+                ),
                 *(b"STREAMS", stream, b">"),
             )
             replies = len(b":%d\r\n" % read_count)
             began = time.perf_counter()
             for first in range(0, count, load.outstanding * read_count):
-                await exchange.ask(take * load.outstanding, read_bytes(read_count) * load.outstanding)
+                await exchange.ask(
+                    take * load.outstanding, read_bytes(read_count) * load.outstanding
+                )
                 acks = [
-                    words(b"XACK", stream, GROUP.encode(), *map(entry_id, range(start, start + read_count)))
+                    words(
+                        b"XACK",
+                        stream,
+                        GROUP.encode(),
+                        *map(entry_id, range(start, start + read_count)),
+                    )
                     for start in range(first, first + load.outstanding * read_count, read_count)
                 ]
                 await exchange.ask(b"".join(acks), replies * load.outstanding)

@@ -1,11 +1,13 @@
-"""Small writes of many callers through the public interface, each kind against a bare group commit, sqlite3 and Redis.
+"""Small writes of many callers through the public interface, each kind against a bare group commit,
+sqlite3 and Redis.
 
-Rows of 1 KiB, each call one row, acknowledged after fsync on all sides, in turn on the same disk. The limit is a group
-commit on rocksdict of values of the same size, with the same number outstanding; a transaction, which has two rows, is
-compared with one value of one row, and told in transactions. sqlite3 has one connection in one thread (WAL,
-`synchronous=FULL`), which is how a service has it; Redis one pipelined connection (`appendfsync always`). As a service
-should (docs/guide.md), the process has told the garbage collector that what is loaded stays, for all sides. Behind it the
-log that upserting tasks wrote is scanned and flushed.
+Rows of 1 KiB, each call one row, acknowledged after fsync on all sides, in turn on the same disk.
+The limit is a group commit on rocksdict of values of the same size, with the same number
+outstanding; a transaction, which has two rows, is compared with one value of one row, and told in
+transactions. sqlite3 has one connection in one thread (WAL, `synchronous=FULL`), which is how a
+service has it; Redis one pipelined connection (`appendfsync always`). As a service should
+(docs/guide.md), the process has told the garbage collector that what is loaded stays, for all
+sides. Behind it the log that upserting tasks wrote is scanned and flushed.
 """
 
 import asyncio
@@ -24,7 +26,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from bench.baseline import Load, Measured, measure_bare_appends, measure_plain_scan, measure_warm, scratch
+from bench.baseline import (
+    Load,
+    Measured,
+    measure_bare_appends,
+    measure_plain_scan,
+    measure_warm,
+    scratch,
+)
 from bench.measurement import Measurement, median
 from bench.redis_streams import connected, lacking, serving, words
 from bench.report import Settings, main, note
@@ -42,8 +51,11 @@ AIMS: dict[str, tuple[float, float, float]] = {
     "named producer": (0.0, 0.4, 0.3),
     "named producer, sequence given": (0.0, 0.4, 0.3),
 }
-"""By kind: the part of the limit to reach with 1, 64 and 1000 outstanding; none for a write alone."""
-SCAN_AIM, FLUSH_AIM = 0.5, 0.3
+"""By kind: the part of the limit to reach with 1, 64 and 1000 outstanding; none for a write
+alone.
+"""
+SCAN_AIM = 0.5
+FLUSH_AIM = 0.3
 SCANNED_ROWS = 200_000
 _VALUES = [os.urandom(VALUE_BYTES) for _ in range(997)]
 
@@ -51,7 +63,9 @@ Append = Callable[[], Awaitable[object]]
 
 
 def run(settings: Settings) -> list[Measurement]:
-    """Return writes per second for each kind and number outstanding, and what scan and flush make of them."""
+    """Return writes per second for each kind and number outstanding, and what scan and flush make
+    of them.
+    """
     gc.collect()
     gc.freeze()
     return run_async(partial(_measure, settings))
@@ -78,13 +92,21 @@ async def _measure(settings: Settings) -> list[Measurement]:
         for kind, runs in theirs.items():
             rate = median([each.rows_per_s for each in runs])
             found.append(
-                Measurement(name="writes", case=f"{outstanding} x {kind}", value=rate, unit="writes/s", baseline=limit)
+                Measurement(
+                    name="writes",
+                    case=f"{outstanding} x {kind}",
+                    value=rate,
+                    unit="writes/s",
+                    baseline=limit,
+                )
             )
     found += await _measure_behind(settings)
     return found
 
 
-def _summary(case: str, runs: list[tuple[Measured, float]], limit: float, aim: float) -> Measurement:
+def _summary(
+    case: str, runs: list[tuple[Measured, float]], limit: float, aim: float
+) -> Measurement:
     p50_ms = median([measured.p50_s for measured, _ in runs]) * 1000
     loop_us = median([loop_s for _, loop_s in runs]) * 1e6
     return Measurement(
@@ -98,11 +120,13 @@ def _summary(case: str, runs: list[tuple[Measured, float]], limit: float, aim: f
     )
 
 
-# --- ours -----------------------------------------------------------------------------------------------------------------
+# --- ours -----------------------------------------------------------------------------------------
 
 
 async def measure_node(kind: str, load: Load, directory: Path) -> tuple[Measured, float]:
-    """Return what a new node does under `load`, and the processor time of its event loop for each write."""
+    """Return what a new node does under `load`, and the processor time of its event loop for each
+    write.
+    """
     with scratch(directory) as path:
         async with open_node(path) as node:
             append = await writes_of(node, kind)
@@ -114,13 +138,16 @@ async def measure_node(kind: str, load: Load, directory: Path) -> tuple[Measured
                 await append()
 
             await measure_warm(load, counted)
-            count, began = 0, time.thread_time()
+            count = 0
+            began = time.thread_time()
             measured = await measure_warm(load, counted)
             return measured, (time.thread_time() - began) / count
 
 
 async def writes_of(node: Node, kind: str) -> Append:
-    """Return what makes the next write of a kind each time it is called; keys of upserts come again."""
+    """Return what makes the next write of a kind each time it is called; keys of upserts come
+    again.
+    """
     for name in ("orders", "stock"):
         await node.create_collection(name, SCHEMA, primary_key=PRIMARY_KEY)
     feed = await node.producer("feed")
@@ -138,7 +165,9 @@ async def writes_of(node: Node, kind: str) -> Append:
     def numbered(write: Callable[[int], Awaitable[object]]) -> Append:
         return lambda: write(next(numbers))
 
-    batches = itertools.cycle([pa.RecordBatch.from_pylist([row(each, each)], schema=SCHEMA) for each in range(997)])
+    batches = itertools.cycle(
+        [pa.RecordBatch.from_pylist([row(each, each)], schema=SCHEMA) for each in range(997)]
+    )
     kinds: dict[str, Append] = {
         "insert of a dict": numbered(lambda number: node.insert("orders", [row(number, number)])),
         "insert of a record batch": lambda: node.insert("orders", next(batches)),
@@ -156,7 +185,10 @@ async def writes_of(node: Node, kind: str) -> Append:
 async def _measure_behind(settings: Settings) -> list[Measurement]:
     """Scan and flush what 64 upserting tasks wrote."""
     count = max(1_000, int(SCANNED_ROWS * settings.scale))
-    scanned, plain, flushed, written = [], [], [], []
+    scanned = []
+    plain = []
+    flushed = []
+    written = []
     for _ in range(settings.repeats):
         note("scan and flush of upserts")
         with scratch(settings.directory) as path:
@@ -164,17 +196,21 @@ async def _measure_behind(settings: Settings) -> list[Measurement]:
                 append = await writes_of(node, "upsert")
                 left = itertools.repeat(None, count)
 
-                async def upserting(append: Append = append, left: "itertools.repeat[None]" = left) -> None:
+                async def upserting(
+                    append: Append = append, left: "itertools.repeat[None]" = left
+                ) -> None:
                     for _ in left:
                         await append()
 
                 await asyncio.gather(*(upserting() for _ in range(64)))
                 until = await node.consistent_tick()
             async with open_node(path, cut_interval_s=3600) as node:
-                began, rows = time.perf_counter(), 0
+                began = time.perf_counter()
+                rows = 0
                 await node.flush()
                 flushed.append(count / (time.perf_counter() - began))
-                began = time.perf_counter()  # now, because the flusher reads the log as soon as there is one
+                # now, because the flusher reads the log as soon as there is one
+                began = time.perf_counter()
                 async with node.read("orders", until=until) as reader:
                     async for batch in reader.batches():
                         rows += batch.num_rows
@@ -210,28 +246,36 @@ def _write_table(directory: Path, count: int) -> float:
     table = pa.table([pa.array(range(count), pa.int64()), values], schema=SCHEMA)
     with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as path:
         began = time.perf_counter()
-        parquet.write_table(table, Path(path) / "rows.parquet", compression="zstd", use_dictionary=False)
+        parquet.write_table(
+            table, Path(path) / "rows.parquet", compression="zstd", use_dictionary=False
+        )
         return count / (time.perf_counter() - began)
 
 
-# --- theirs ---------------------------------------------------------------------------------------------------------------
+# --- theirs ---------------------------------------------------------------------------------------
 
 
 async def _measure_peers(load: Load, directory: Path) -> dict[str, Measured]:
     found = {}
     for kind, statements in _SQL.items():
         async with _sqlite(directory) as execute:
-            found[f"sqlite3, {kind}"] = await measure_warm(load, partial(_next_statement, execute, statements))
+            found[f"sqlite3, {kind}"] = await measure_warm(
+                load, partial(_next_statement, execute, statements)
+            )
     if lack := lacking():
         note(f"Redis is left out: {lack}")
         return found
     for kind, make in _REDIS.items():
-        with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place, serving(Path(place)) as socket:
+        with (
+            tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place,
+            serving(Path(place)) as socket,
+        ):
             async with connected(socket) as connection:
                 numbers = itertools.count(1)
 
                 async def command(
-                    make: Callable[[int], tuple[bytes, int]] = make, numbers: "itertools.count[int]" = numbers
+                    make: Callable[[int], tuple[bytes, int]] = make,
+                    numbers: "itertools.count[int]" = numbers,
                 ) -> None:
                     data, lines = make(next(numbers))
                     await connection.send(data, lines)
@@ -259,7 +303,10 @@ async def _next_statement(execute: Execute, statements: tuple[str, ...]) -> None
 @asynccontextmanager
 async def _sqlite(directory: Path) -> AsyncIterator[Execute]:
     """Yield what runs statements as one transaction, in the one thread of the one connection."""
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place, ThreadPoolExecutor(1) as thread:
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place,
+        ThreadPoolExecutor(1) as thread,
+    ):
         connection = thread.submit(_connect, Path(place) / "rows.db").result()
         loop = asyncio.get_running_loop()
 
@@ -287,7 +334,15 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _xadd(number: int) -> bytes:
-    return words(b"XADD", b"orders", b"*", b"id", str(number).encode(), b"value", _VALUES[number % len(_VALUES)])
+    return words(
+        b"XADD",
+        b"orders",
+        b"*",
+        b"id",
+        str(number).encode(),
+        b"value",
+        _VALUES[number % len(_VALUES)],
+    )
 
 
 def _hset(number: int) -> bytes:
@@ -298,7 +353,10 @@ _REDIS: dict[str, Callable[[int], tuple[bytes, int]]] = {
     "XADD": lambda number: (_xadd(number), 2),
     "HSET": lambda number: (_hset(number), 1),
     "DEL": lambda number: (words(b"DEL", str(number).encode()), 1),
-    "MULTI XADD HSET EXEC": lambda number: (words(b"MULTI") + _xadd(number) + _hset(number) + words(b"EXEC"), 7),
+    "MULTI XADD HSET EXEC": lambda number: (
+        words(b"MULTI") + _xadd(number) + _hset(number) + words(b"EXEC"),
+        7,
+    ),
 }
 """What is sent, and how many lines the answer has."""
 

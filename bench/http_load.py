@@ -1,7 +1,9 @@
-"""A load on `service_app`, as a process of its own: `python -m bench.http_load PORT CONNECTIONS SECONDS` prints its figures.
+"""A load on `service_app`, as a process of its own:
+`python -m bench.http_load PORT CONNECTIONS SECONDS` prints its figures.
 
-Each connection is kept and has one request outstanding. The requests are put together from ready pieces and of the answer
-only the status line is looked at, so that one process is far from being what limits the service; `core` says how far.
+Each connection is kept and has one request outstanding. The requests are put together from ready
+pieces and of the answer only the status line is looked at, so that one process is far from being
+what limits the service; `core` says how far.
 """
 
 import argparse
@@ -24,15 +26,20 @@ WARM_UP_S = 1.0
 """At most, and no longer than what is measured."""
 GIVE_UP_S = 60.0
 """A service that has not answered everything by so long after the end is given up."""
-FIRST_ID, FIRST_ITEM, ITEMS = 10**9, 1000, 1000
+FIRST_ID = 10**9
+FIRST_ITEM = 1000
+ITEMS = 1000
 """Numbers of one length each: so all requests have one length."""
 _VALUES = 64
 """Values made before the clock starts and used in turn."""
-_ANSWER, _END = b"HTTP/1.1 204 ", b"\r\n\r\n"
+_ANSWER = b"HTTP/1.1 204 "
+_END = b"\r\n\r\n"
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What one load came to; `core` is the part of a core that the load itself took, `sent` counts the warm-up too."""
+    """What one load came to; `core` is the part of a core that the load itself took, `sent` counts
+    the warm-up too.
+    """
 
     requests_per_s: float
     p50_s: float
@@ -51,10 +58,13 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep what to write to."""
-        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's own derives from none of asyncio's
+        # uvloop's own derives from none of asyncio's
+        self._transport = cast("asyncio.WriteTransport", transport)
 
     def post(self, request: bytes) -> asyncio.Future[None]:
-        """Send one; the future is done when it is answered. It fails with `ConnectionError` for anything but a 204."""
+        """Send one; the future is done when it is answered. It fails with `ConnectionError` for
+        anything but a 204.
+        """
         assert self._transport is not None, "connected"
         self._answered = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -88,10 +98,14 @@ class Requests:
 
     def __init__(self) -> None:
         letters = random.Random(0)
-        values = ["".join(letters.choices(string.ascii_letters, k=VALUE_BYTES)).encode() for _ in range(_VALUES)]
+        values = [
+            "".join(letters.choices(string.ascii_letters, k=VALUE_BYTES)).encode()
+            for _ in range(_VALUES)
+        ]
         length = len(_body(FIRST_ID, FIRST_ITEM, values[0]))
         head = (
-            b"POST /orders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            b"POST /orders HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: "
+            b"application/json\r\nContent-Length: %d\r\n\r\n"
         )
         self._head = head % length
         self._values = itertools.cycle(values)
@@ -99,8 +113,11 @@ class Requests:
 
     def next(self) -> bytes:
         """Return the next one."""
-        number, self.count = self.count, self.count + 1
-        return self._head + _body(FIRST_ID + number, FIRST_ITEM + number % ITEMS, next(self._values))
+        number = self.count
+        self.count = self.count + 1
+        return self._head + _body(
+            FIRST_ID + number, FIRST_ITEM + number % ITEMS, next(self._values)
+        )
 
 
 def _body(order: int, item: int, value: bytes) -> bytes:
@@ -108,10 +125,16 @@ def _body(order: int, item: int, value: bytes) -> bytes:
 
 
 async def run_load(port: int, connections: int, seconds: float) -> Loaded:
-    """Warm up, and measure. Raises `ConnectionError` when the service refuses a request or goes away."""
-    loop, requests = asyncio.get_running_loop(), Requests()
+    """Warm up, and measure. Raises `ConnectionError` when the service refuses a request or goes
+    away.
+    """
+    loop = asyncio.get_running_loop()
+    requests = Requests()
     async with asyncio.timeout(2 * seconds + GIVE_UP_S):
-        idle = [(await loop.create_connection(Connection, "127.0.0.1", port))[1] for _ in range(connections)]
+        idle = [
+            (await loop.create_connection(Connection, "127.0.0.1", port))[1]
+            for _ in range(connections)
+        ]
         opened = list(idle)
 
         async def post() -> None:
@@ -121,7 +144,8 @@ async def run_load(port: int, connections: int, seconds: float) -> Loaded:
 
         load = Load(outstanding=connections, batch=1, seconds=seconds)
         await measure_appends(dataclasses.replace(load, seconds=min(WARM_UP_S, seconds)), post)
-        busy, began = time.process_time(), time.perf_counter()
+        busy = time.process_time()
+        began = time.perf_counter()
         measured: Measured = await measure_appends(load, post)
         core = (time.process_time() - busy) / (time.perf_counter() - began)
     for connection in opened:
@@ -143,7 +167,9 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     arguments = parser.parse_args()
     try:
-        loaded = run_async(lambda: run_load(arguments.port, arguments.connections, arguments.seconds))
+        loaded = run_async(
+            lambda: run_load(arguments.port, arguments.connections, arguments.seconds)
+        )
     except* ConnectionError as failed:  # every connection says the same
         sys.exit(str(failed.exceptions[0]))
     print(msgspec.json.encode(loaded).decode())

@@ -1,4 +1,6 @@
-"""How long an event loop is held: what is late, and by how much, because something did not let it run."""
+"""How long an event loop is held: what is late, and by how much, because something did not let it
+run.
+"""
 
 import asyncio
 import time
@@ -11,7 +13,8 @@ HEARTBEAT_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """How much later than asked the loop came back, and the processor time its thread used in between, in seconds.
+    """How much later than asked the loop came back, and the processor time its thread used in
+    between, in seconds.
 
     On a busy machine the first is longer than the second, because other programs ran.
     """
@@ -27,7 +30,8 @@ async def heartbeat() -> AsyncIterator[list[Hold]]:
 
     async def beat() -> None:
         while True:
-            asked, busy = time.perf_counter(), time.thread_time()
+            asked = time.perf_counter()
+            busy = time.thread_time()
             await asyncio.sleep(HEARTBEAT_S)
             holds.append(Hold(time.perf_counter() - asked - HEARTBEAT_S, time.thread_time() - busy))
 

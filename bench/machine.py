@@ -7,16 +7,29 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("streamingnode", "rocksdict", "pyarrow", "anyio", "msgspec", "uvloop", "pyspark", "deltalake")
+PACKAGES = (
+    "streamingnode",
+    "rocksdict",
+    "pyarrow",
+    "anyio",
+    "msgspec",
+    "uvloop",
+    "pyspark",
+    "deltalake",
+)
 
 
 def describe_machine(directory: Path) -> dict[str, object]:
-    """Return the machine, the disk of `directory`, versions, and the commit when this is a checkout with git."""
+    """Return the machine, the disk of `directory`, versions, and the commit when this is a checkout
+    with git.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
-        "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processors": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_bytes": memory,
         "load": round(os.getloadavg()[0], 2),
         "file_system": _file_system(directory),
@@ -36,7 +49,9 @@ def _processor() -> str:
 
 
 def _file_system(directory: Path) -> str:
-    """Return the type of the file system that holds `directory`, as Linux lists mounts; elsewhere nothing."""
+    """Return the type of the file system that holds `directory`, as Linux lists mounts; elsewhere
+    nothing.
+    """
     mounts = Path("/proc/mounts")
     if not mounts.is_file():
         return ""

@@ -7,9 +7,11 @@ import msgspec
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """The median of some runs of one case; `baseline` is that of the baseline's runs in between, 0 when there is none.
+    """The median of some runs of one case; `baseline` is that of the baseline's runs in between, 0
+    when there is none.
 
-    `aim` is the ratio to the baseline to reach, or, without a baseline, the value not to exceed; 0 when nothing was hoped.
+    `aim` is the ratio to the baseline to reach, or, without a baseline, the value not to exceed; 0
+    when nothing was hoped.
     """
 
     name: str
@@ -65,4 +67,8 @@ def format_number(value: float) -> str:
 
 def as_document(measured: Measurement) -> dict[str, object]:
     """Return the measurement with its ratio and verdict, as machines read it."""
-    return {**msgspec.structs.asdict(measured), "ratio": round(measured.ratio, 4), "reached": measured.reached}
+    return {
+        **msgspec.structs.asdict(measured),
+        "ratio": round(measured.ratio, 4),
+        "reached": measured.reached,
+    }

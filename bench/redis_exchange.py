@@ -1,4 +1,6 @@
-"""Redis in `bench remote`: streams written, read and awaited over a connection that parses no more than it has to."""
+"""Redis in `bench remote`: streams written, read and awaited over a connection that parses no more
+than it has to.
+"""
 
 import asyncio
 import importlib
@@ -15,7 +17,8 @@ from bench.baseline import Load, Measured, measure_warm
 from bench.redis_streams import connected, serving, words
 from bench.rows import VALUE_BYTES, rows_of
 
-_STREAM, _FIRST_ENTRY = b"rows", 1_000_000
+_STREAM = b"rows"
+_FIRST_ENTRY = 1_000_000
 VALUES: list[bytes] = [os.urandom(VALUE_BYTES) for _ in range(997)]
 READ_COUNT = 1_000
 """Entries that the peer is asked for at a time."""
@@ -27,16 +30,21 @@ def redis_py() -> Any:
 
 
 class Exchange(asyncio.BufferedProtocol):
-    """A connection to the peer for who knows how many bytes a reply has: nothing is parsed, nothing is kept."""
+    """A connection to the peer for who knows how many bytes a reply has: nothing is parsed, nothing
+    is kept.
+    """
 
     def __init__(self) -> None:
-        self._buffer, self._left, self._is_first = bytearray(1 << 20), 0, True
+        self._buffer = bytearray(1 << 20)
+        self._left = 0
+        self._is_first = True
         self._transport: asyncio.Transport | None = None
         self._done: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        self._transport = cast(asyncio.Transport, transport)  # those of uvloop are none by their class
+        # those of uvloop are none by their class
+        self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, _sizehint: int) -> bytearray:
         """Receive into the same place again."""
@@ -54,13 +62,20 @@ class Exchange(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Tell who waits."""
         if self._done is not None and not self._done.done():
-            said = "the server hung up" if self._is_first else f"the server said {bytes(self._buffer[:80])!r}"
+            said = (
+                "the server hung up"
+                if self._is_first
+                else f"the server said {bytes(self._buffer[:80])!r}"
+            )
             self._done.set_exception(ConnectionError(said))
 
     def ask(self, command: bytes, reply_bytes: int) -> asyncio.Future[None]:
-        """Send a command; what is returned is done when so many bytes came, or raises `ConnectionError` for an error."""
+        """Send a command; what is returned is done when so many bytes came, or raises
+        `ConnectionError` for an error.
+        """
         assert self._transport is not None, "connected"
-        self._left, self._is_first = self._left + reply_bytes, True
+        self._left = self._left + reply_bytes
+        self._is_first = True
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(command)
         return self._done
@@ -69,7 +84,9 @@ class Exchange(asyncio.BufferedProtocol):
     @asynccontextmanager
     async def open(cls, socket: Path) -> "AsyncIterator[Exchange]":
         """Yield a connection."""
-        transport, exchange = await asyncio.get_running_loop().create_unix_connection(cls, str(socket))
+        transport, exchange = await asyncio.get_running_loop().create_unix_connection(
+            cls, str(socket)
+        )
         try:
             yield exchange
         finally:
@@ -84,7 +101,9 @@ def entry_id(number: int) -> bytes:
 def add(number: int) -> bytes:
     """Return the command that adds an entry."""
     key = b"%d" % (_FIRST_ENTRY + number)
-    return words(b"XADD", _STREAM, entry_id(number), b"id", key, b"value", VALUES[number % len(VALUES)])
+    return words(
+        b"XADD", _STREAM, entry_id(number), b"id", key, b"value", VALUES[number % len(VALUES)]
+    )
 
 
 def added_bytes(count: int) -> int:
@@ -119,7 +138,10 @@ async def read_redis(socket: Path, count: int) -> float:
         began = time.perf_counter()
         for first in range(0, count, READ_COUNT):
             after = entry_id(first - 1)
-            await exchange.ask(words(b"XREAD", b"COUNT", b"%d" % READ_COUNT, b"STREAMS", _STREAM, after), reply_bytes)
+            await exchange.ask(
+                words(b"XREAD", b"COUNT", b"%d" % READ_COUNT, b"STREAMS", _STREAM, after),
+                reply_bytes,
+            )
         return count / (time.perf_counter() - began)
 
 
@@ -127,10 +149,13 @@ async def read_redis_py(socket: Path, count: int) -> float:
     """Read them all with redis-py; return rows/s."""
     client = redis_py().Redis(unix_socket_path=str(socket))
     try:
-        began, rows, after = time.perf_counter(), 0, b"0"
+        began = time.perf_counter()
+        rows = 0
+        after = b"0"
         while found := await client.xread({_STREAM: after}, count=READ_COUNT):
             ((_, entries),) = found
-            rows, after = rows + len(entries), entries[-1][0]
+            rows = rows + len(entries)
+            after = entries[-1][0]
         assert rows == count, f"{rows} rows were read, {count} added"
         return rows / (time.perf_counter() - began)
     finally:
@@ -160,9 +185,14 @@ def lacking_redis_py() -> str:
 
 
 async def measure_redis_py(load: Load, directory: Path) -> Measured:
-    """Return what redis-py does with one row at a time under `load`, with a connection for each outstanding one."""
+    """Return what redis-py does with one row at a time under `load`, with a connection for each
+    outstanding one.
+    """
     asked = redis_py()
-    with tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place, serving(Path(place)) as socket:
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="bench-") as place,
+        serving(Path(place)) as socket,
+    ):
         async with connected(socket):
             pool = asked.BlockingConnectionPool(
                 connection_class=asked.UnixDomainSocketConnection,

@@ -1,7 +1,8 @@
-"""The durable peer: Redis Streams with `appendfsync always`, a server of our own on a Unix socket of a scratch directory.
+"""The durable peer: Redis Streams with `appendfsync always`, a server of our own on a Unix socket
+of a scratch directory.
 
-One connection, pipelined, over a client of a few lines that parses nothing but the ends of replies: faster than the client
-libraries a Python program would use, so the comparison favours the peer.
+One connection, pipelined, over a client of a few lines that parses nothing but the ends of replies:
+faster than the client libraries a Python program would use, so the comparison favours the peer.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ START_S = 30.0
 _LOOK_S = 0.01
 _LINES_PER_REPLY = 2
 """The length of an entry's id, and the id."""
-_KEY, _VALUE = b"id", b"value"
+_KEY = b"id"
+_VALUE = b"value"
 
 
 def lacking() -> str:
@@ -36,14 +38,17 @@ def entry_command(stream: bytes, key: bytes, value: bytes) -> bytes:
 
 def words(*given: bytes) -> bytes:
     """Return the words of a command as the server reads them."""
-    return b"*%d\r\n" % len(given) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in given)
+    return b"*%d\r\n" % len(given) + b"".join(
+        b"$%d\r\n%b\r\n" % (len(word), word) for word in given
+    )
 
 
 class Connection:
     """A pipelined connection: replies come in the order of the commands."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader = reader
+        self._writer = writer
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._listening = asyncio.create_task(self._listen())
 
@@ -53,14 +58,17 @@ class Connection:
         return cls(*await asyncio.open_unix_connection(str(socket)))
 
     async def append(self, commands: bytes, count: int) -> None:
-        """Send `count` appends at once and return when all are answered, which is after the server's fsync.
+        """Send `count` appends at once and return when all are answered, which is after the
+        server's fsync.
 
         Raises `ConnectionError` when the server refuses one or goes away.
         """
         await self.send(commands, count * _LINES_PER_REPLY)
 
     async def send(self, commands: bytes, lines: int) -> None:
-        """Send commands and return when they are answered, with so many lines. Raises as `append` does."""
+        """Send commands and return when they are answered, with so many lines. Raises as `append`
+        does.
+        """
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((lines, done))
         self._writer.write(commands)
@@ -92,11 +100,23 @@ class Connection:
 
 @contextmanager
 def serving(directory: Path) -> Iterator[Path]:
-    """Yield the socket of a new server whose data is in `directory`, synced before each answer; ended afterwards."""
-    # The server changes into its directory before it makes the socket, whose path may have 107 bytes.
+    """Yield the socket of a new server whose data is in `directory`, synced before each answer;
+    ended afterwards.
+    """
+    # The server changes into its directory before it makes the socket, whose path may have 107
+    # bytes.
     with tempfile.TemporaryDirectory(prefix="redis-") as place:
         socket = Path(place) / "socket"
-        settings = ("--port", "0", "--unixsocket", str(socket), "--appendonly", "yes", "--appendfsync", "always")
+        settings = (
+            "--port",
+            "0",
+            "--unixsocket",
+            str(socket),
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+        )
         server = subprocess.Popen(
             [PROGRAM, *settings, "--save", "", "--dir", str(directory.absolute())],
             stdout=subprocess.DEVNULL,
@@ -112,9 +132,12 @@ def serving(directory: Path) -> Iterator[Path]:
 
 @asynccontextmanager
 async def connected(socket: Path) -> AsyncIterator[Connection]:
-    """Yield a connection to a server that has just been started. Raises `TimeoutError` when it does not answer."""
+    """Yield a connection to a server that has just been started. Raises `TimeoutError` when it does
+    not answer.
+    """
     async with asyncio.timeout(START_S):
-        while (connection := await _try_to_connect(socket)) is None:  # noqa: ASYNC110 - it says nothing when it listens
+        # it says nothing when it listens
+        while (connection := await _try_to_connect(socket)) is None:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
     try:
         yield connection

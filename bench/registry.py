@@ -1,7 +1,7 @@
 """All benchmarks by name, each as a function from settings to measurements.
 
-Those that measure one part alone (scan, flush, ingest) keep results of their own; what they say is put into the common
-form here.
+Those that measure one part alone (scan, flush, ingest) keep results of their own; what they say is
+put into the common form here.
 """
 
 import asyncio
@@ -37,9 +37,11 @@ from bench import (
 from bench.measurement import Measurement
 from bench.report import Run, Settings, note
 
-SCAN_AIM, FLUSH_AIM = 0.5, 0.85
+SCAN_AIM = 0.5
+FLUSH_AIM = 0.85
 SCAN_CASES = ((100, 100_000), (1, 50_000))
-INGEST_SEGMENTS, INGEST_ROWS = 10, 100_000
+INGEST_SEGMENTS = 10
+INGEST_ROWS = 100_000
 
 
 def scan(settings: Settings) -> list[Measurement]:
@@ -48,7 +50,9 @@ def scan(settings: Settings) -> list[Measurement]:
     found = []
     for batch_rows, rows in SCAN_CASES:
         count = max(batch_rows, int(rows * settings.scale) // batch_rows * batch_rows)
-        measured = asyncio.run(bench_scan.measure_scan(settings.directory, batch_rows=batch_rows, rows=count))
+        measured = asyncio.run(
+            bench_scan.measure_scan(settings.directory, batch_rows=batch_rows, rows=count)
+        )
         found.append(
             Measurement(
                 name="scan",
@@ -93,7 +97,9 @@ def ingest(settings: Settings) -> list[Measurement]:
     root = Path(tempfile.mkdtemp(dir=settings.directory, prefix="bench-"))
     try:
         rows = max(1_000, int(INGEST_ROWS * settings.scale))
-        results = bench_ingest.measure(spark, root, segments=INGEST_SEGMENTS, rows=rows, rounds=settings.repeats)
+        results = bench_ingest.measure(
+            spark, root, segments=INGEST_SEGMENTS, rows=rows, rounds=settings.repeats
+        )
     finally:
         shutil.rmtree(root)
         spark.stop()
@@ -104,7 +110,9 @@ def _ingested(result: bench_ingest.Measured) -> Measurement:
     if result.rows_per_s is None:
         return Measurement(name="ingest", case=result.what, value=result.seconds, unit="s")
     baseline = result.rows_per_s / result.ratio if result.ratio else 0.0
-    return Measurement(name="ingest", case=result.what, value=result.rows_per_s, unit="rows/s", baseline=baseline)
+    return Measurement(
+        name="ingest", case=result.what, value=result.rows_per_s, unit="rows/s", baseline=baseline
+    )
 
 
 BENCHMARKS: dict[str, Run] = {

@@ -1,7 +1,8 @@
-"""The server of `bench_remote`: `python -m bench.remote_server DIRECTORY` opens the node there and lets others connect.
+"""The server of `bench_remote`: `python -m bench.remote_server DIRECTORY` opens the node there and
+lets others connect.
 
-Prints `ready` and how many seconds that took after the imports. Ends on SIGTERM, or at the end of its input, so that it
-never outlives who started it.
+Prints `ready` and how many seconds that took after the imports. Ends on SIGTERM, or at the end of
+its input, so that it never outlives who started it.
 """
 
 import argparse
@@ -24,13 +25,17 @@ READY = "ready"
 
 
 def allow_files() -> None:
-    """Let this process, and the servers that it starts, have as many connections as the system permits."""
+    """Let this process, and the servers that it starts, have as many connections as the system
+    permits.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def open_served(directory: Path) -> AbstractAsyncContextManager[Node]:
-    """Return what opens the node in a directory, with the settings it has by itself: it listens at `node.sock` there."""
+    """Return what opens the node in a directory, with the settings it has by itself: it listens at
+    `node.sock` there.
+    """
     return open_node(directory)
 
 
@@ -43,7 +48,8 @@ async def _serve(directory: Path, began: float) -> None:
 
 
 async def _asked_to_stop() -> None:
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
 
     def watch_input() -> None:
         while os.read(sys.stdin.fileno(), 1 << 12):

@@ -1,4 +1,6 @@
-"""What every benchmark prints: the machine, a table of medians with their ratio to the baseline, and the same as JSON."""
+"""What every benchmark prints: the machine, a table of medians with their ratio to the baseline,
+and the same as JSON.
+"""
 
 import argparse
 import json
@@ -14,7 +16,9 @@ from streamingnode.cli.output import Output
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """On which disk, how long each load runs, how many runs a median is of, and a factor on numbers of rows."""
+    """On which disk, how long each load runs, how many runs a median is of, and a factor on numbers
+    of rows.
+    """
 
     directory: Path
     seconds: float
@@ -27,17 +31,31 @@ Run = Callable[[Settings], Sequence[Measurement]]
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that become `Settings`."""
-    parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the disk to measure (default: here)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="how long each load runs (default: 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="runs a median is taken of (default: 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="multiplies numbers of rows (default: 1)")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(),
+        help="a directory on the disk to measure (default: here)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="how long each load runs (default: 2)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="runs a median is taken of (default: 3)"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="multiplies numbers of rows (default: 1)"
+    )
     parser.add_argument("--json", action="store_true", help="print the JSON only")
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """Return the settings somebody gave."""
     return Settings(
-        directory=arguments.dir, seconds=arguments.seconds, repeats=arguments.repeats, scale=arguments.scale
+        directory=arguments.dir,
+        seconds=arguments.seconds,
+        repeats=arguments.repeats,
+        scale=arguments.scale,
     )
 
 
@@ -49,7 +67,9 @@ def print_report(directory: Path, measured: Sequence[Measurement], *, json_only:
     output.line()
     output.table(HEADINGS, [table_row(each) for each in measured])
     output.line()
-    print(json.dumps({"machine": machine, "measurements": [as_document(each) for each in measured]}))
+    print(
+        json.dumps({"machine": machine, "measurements": [as_document(each) for each in measured]})
+    )
 
 
 def note(text: str) -> None:

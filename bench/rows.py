@@ -22,7 +22,9 @@ Rows = pa.RecordBatch | list[dict[str, object]]
 
 
 def rows_of(batch: int) -> Callable[[], Rows]:
-    """Return what gives the next `batch` rows: a dict when it is one, as small inserts are written, else a record batch."""
+    """Return what gives the next `batch` rows: a dict when it is one, as small inserts are written,
+    else a record batch.
+    """
     if batch > 1:
         batches = itertools.cycle([record_batch(start * batch, batch) for start in range(_BATCHES)])
         return lambda: next(batches)
@@ -42,7 +44,9 @@ def record_batch(first: int, count: int) -> pa.RecordBatch:
     offsets = np.arange(count + 1, dtype=np.int32) * VALUE_BYTES
     buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(bytes_of_all)]
     values = pa.Array.from_buffers(pa.binary(), count, buffers)
-    return pa.RecordBatch.from_arrays([pa.array(np.arange(first, first + count)), values], schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(np.arange(first, first + count)), values], schema=SCHEMA
+    )
 
 
 def inserts_of(node: Node, collection: str, batch: int) -> Callable[[], Awaitable[object]]:

@@ -1,7 +1,9 @@
-"""The service of `bench_service`: `python -m bench.service_app STORE DIRECTORY` serves it on loopback and prints its port.
+"""The service of `bench_service`: `python -m bench.service_app STORE DIRECTORY` serves it on
+loopback and prints its port.
 
-A FastAPI app under uvicorn with httptools and uvloop, as `uvicorn[standard]` is run. A POST of an order inserts a row of
-1 KiB into `orders` and upserts one into `stock`, and is answered once both are committed, in one transaction.
+A FastAPI app under uvicorn with httptools and uvloop, as `uvicorn[standard]` is run. A POST of an
+order inserts a row of 1 KiB into `orders` and upserts one into `stock`, and is answered once both
+are committed, in one transaction.
 """
 
 import argparse
@@ -23,7 +25,9 @@ BACKLOG = 1024
 
 
 class Order(BaseModel):
-    """The body of a POST: the key of the row in `orders`, that of the row in `stock`, and the value of both."""
+    """The body of a POST: the key of the row in `orders`, that of the row in `stock`, and the value
+    of both.
+    """
 
     id: int
     item: int
@@ -85,7 +89,8 @@ async def sqlite_store(directory: Path) -> AsyncIterator[Commit]:
             with connection:
                 connection.execute("INSERT INTO orders VALUES (?, ?)", (order.id, order.value))
                 connection.execute(
-                    "INSERT INTO stock VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET value = excluded.value",
+                    "INSERT INTO stock VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET value = "
+                    "excluded.value",
                     (order.item, order.value),
                 )
 
@@ -130,7 +135,8 @@ def main() -> None:
     listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
 
     def say_port() -> None:
-        print(listening.getsockname()[1], flush=True)  # who connects before uvicorn accepts waits in the backlog
+        # who connects before uvicorn accepts waits in the backlog
+        print(listening.getsockname()[1], flush=True)
 
     app = make_app(STORES[arguments.store], arguments.directory, say_port)
     config = uvicorn.Config(

@@ -13,7 +13,9 @@ class OneShard:
     """Where rows of one segment go, which are encoded already."""
 
     def __init__(self, collection_id: int, partition_id: int, vchannel: str) -> None:
-        self.type, self.collection_id, self.partition_id = MessageType.INSERT, collection_id, partition_id
+        self.type = MessageType.INSERT
+        self.collection_id = collection_id
+        self.partition_id = partition_id
         self.schema_version = 1
         self.vchannels: tuple[str, ...] = (vchannel,)
 
@@ -29,13 +31,26 @@ def append_messages(log: Log, messages: list[MutableMessage], *, tick: int) -> A
 
 
 def append_rows(
-    log: Log, target: OneShard, payload: bytes, *, rows: int, segment_id: int, offset: int, tick: int
+    log: Log,
+    target: OneShard,
+    payload: bytes,
+    *,
+    rows: int,
+    segment_id: int,
+    offset: int,
+    tick: int,
 ) -> AppendTicket:
     """Append the encoded rows of one insert at a tick, with their place."""
     pieces = [Piece(target, (payload, rows), len(payload))]
     encoded = [Encoded(target, target.vchannels[0], payload, [0], [rows])]
     pack = Pack([AppendGroup(pieces=pieces, rows_bytes=len(payload))])
-    laid_out = lay_out([pieces], [False], encoded, next_offsets={target.vchannels[0]: offset}, segments=[segment_id])
+    laid_out = lay_out(
+        [pieces],
+        [False],
+        encoded,
+        next_offsets={target.vchannels[0]: offset},
+        segments=[segment_id],
+    )
     pack.take_rows(laid_out)
     return _append(log, pack, tick)
 

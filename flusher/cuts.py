@@ -1,19 +1,22 @@
-"""Makes a cut visible, data files first, the manifest last, and sorts out what a crash left. Blocks, so it runs in threads.
+"""Makes a cut visible, data files first, the manifest last, and sorts out what a crash left.
+Blocks, so it runs in threads.
 
-The files are complete and synced under temporary names before, and the checkpoint follows. What each crash leaves behind,
-and what the next start makes of it:
+The files are complete and synced under temporary names before, and the checkpoint follows. What
+each crash leaves behind, and what the next start makes of it:
 
-1. While a file is written, or before it is renamed: `*.tmp`. Removed; the log is read again from the last checkpoint.
+1. While a file is written, or before it is renamed: `*.tmp`. Removed; the log is read again from
+   the last checkpoint.
 2. Between the renames: data files no manifest names. Removed, and read again.
 3. Before the manifest's rename: as 2, and the manifest's `*.tmp`. The same.
-4. After that rename, before its directory is synced: after a power cut either the manifest or its `*.tmp`, never half of
-   one. As 3, or as 5.
-5. Before the checkpoint: the cut, and a checkpoint one cut behind. The cut is adopted: its names are synced once more, the
-   log up to its tick is read again and compared with it (`check_same_cut`), no file is written, the checkpoint follows.
+4. After that rename, before its directory is synced: after a power cut either the manifest or its
+   `*.tmp`, never half of one. As 3, or as 5.
+5. Before the checkpoint: the cut, and a checkpoint one cut behind. The cut is adopted: its names
+   are synced once more, the log up to its tick is read again and compared with it
+   (`check_same_cut`), no file is written, the checkpoint follows.
 6. Before truncation: everything. Truncation is tried again, and is idempotent.
 
-A cut on disk is never written again: a reader may hold it. A disk error in the running process leaves what a crash at the
-same place leaves, and is treated the same.
+A cut on disk is never written again: a reader may hold it. A disk error in the running process
+leaves what a crash at the same place leaves, and is treated the same.
 """
 
 import os
@@ -64,7 +67,9 @@ def build_manifest(
     node_id: str,
     created_ms: int,
 ) -> CutManifest:
-    """Return the manifest of the cut at `tick` that follows the checkpoint's; the state is as of its tick."""
+    """Return the manifest of the cut at `tick` that follows the checkpoint's; the state is as of
+    its tick.
+    """
     found = sorted(files, key=lambda file: file.path)
     return CutManifest(
         format=MANIFEST_FORMAT,
@@ -74,7 +79,9 @@ def build_manifest(
         previous_tick=before.tick,
         previous_crc32c=before.manifest_crc32c,
         created_ms=created_ms,
-        collections=collection_entries(state.catalog.collections(dropped=True), since_tick=before.tick),
+        collections=collection_entries(
+            state.catalog.collections(dropped=True), since_tick=before.tick
+        ),
         vchannels=tuple(
             VChannelEntry(name=name, complete_to=tick, next_offset=next_offset)
             for name, next_offset in sorted(state.next_offsets.items())
@@ -85,7 +92,9 @@ def build_manifest(
 
 
 def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
-    """Give the files their names and write the manifest; durable on return. An `OSError` is as a crash at that place."""
+    """Give the files their names and write the manifest; durable on return. An `OSError` is as a
+    crash at that place.
+    """
     paths = file_paths(manifest)
     for path in paths:
         failpoint("flush.file_renaming")
@@ -108,30 +117,41 @@ def publish_cut(directory: NodeDirectory, manifest: CutManifest) -> Cut:
 
 
 def cut_ahead(directory: NodeDirectory, checkpoint: Checkpoint) -> Cut | None:
-    """Return the cut that was published when a crash kept its checkpoint from following; None when there is none.
+    """Return the cut that was published when a crash kept its checkpoint from following; None when
+    there is none.
 
-    It is durable when this returns. Raises `Corrupt` when the cuts on disk and the checkpoint do not belong together.
+    It is durable when this returns. Raises `Corrupt` when the cuts on disk and the checkpoint do
+    not belong together.
     """
-    newest, known = max(cut_numbers(directory), default=0), checkpoint.cut_number
+    newest = max(cut_numbers(directory), default=0)
+    known = checkpoint.cut_number
     if newest not in {known, known + 1}:
         raise Corrupt(
-            f"the newest cut in {directory.root / CUTS} is {newest}, the checkpoint is at {known} — "
+            f"the newest cut in {directory.root / CUTS} is {newest}, the checkpoint is at {known} "
+            "— "
             "restore the cuts and the log from one backup"
         )
     if newest == 0:
         return None
     cut = read_cut(directory, newest)
     if newest > known:
-        # The names are there, but what kept the checkpoint back may have come before they were durable.
+        # The names are there, but what kept the checkpoint back may have come before they were
+        # durable.
         directory.sync_parents([manifest_path(newest), *file_paths(cut.manifest)])
         return cut
     if cut.crc32c != checkpoint.manifest_crc32c:
-        raise Corrupt(f"cut {newest} is not the one the checkpoint knows — restore it from a backup")
+        raise Corrupt(
+            f"cut {newest} is not the one the checkpoint knows — restore it from a backup"
+        )
     return None
 
 
-def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: Mapping[str, int]) -> None:
-    """Raise `Corrupt` unless a cut on disk is the one the log tells; `rows` counts what the log has for each path."""
+def check_same_cut(
+    manifest: CutManifest, before: Checkpoint, tick: int, rows: Mapping[str, int]
+) -> None:
+    """Raise `Corrupt` unless a cut on disk is the one the log tells; `rows` counts what the log has
+    for each path.
+    """
     found = {file.path: file.rows for file in manifest.files}
     if found != rows or (manifest.tick, manifest.previous_crc32c) != (tick, before.manifest_crc32c):
         raise Corrupt(
@@ -140,10 +160,14 @@ def check_same_cut(manifest: CutManifest, before: Checkpoint, tick: int, rows: M
         )
 
 
-def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None) -> None:
-    """Remove what was written for cut `number` and is not named by it, nothing that anybody else put there. Idempotent.
+def remove_orphans(
+    directory: NodeDirectory, number: int, *, segment_ids: range, ahead: Cut | None
+) -> None:
+    """Remove what was written for cut `number` and is not named by it, nothing that anybody else
+    put there. Idempotent.
 
-    `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises `OSError`.
+    `segment_ids` are those given since the cut before it. Only while no file is in progress. Raises
+    `OSError`.
     """
     named = frozenset() if ahead is None else frozenset(file_paths(ahead.manifest))
     for path in [path for top in (*DATA, CUTS) for path in directory.files(top)]:
@@ -153,17 +177,20 @@ def remove_orphans(directory: NodeDirectory, number: int, *, segment_ids: range,
 
 
 def _is_of_cut(path: str, number: int, segment_ids: range) -> bool:
-    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to its manifest."""
+    """Whether the node gives this path to a file of cut `number`, or to one in the making; not to
+    its manifest.
+    """
     if path == manifest_path(number) + TEMPORARY_SUFFIX:
         return True
     top, owner = named_for(path.removesuffix(TEMPORARY_SUFFIX)) or ("", 0)
     return owner in segment_ids if top == SEGMENTS else (top, owner) == (DELETES, number)
 
 
-# --- the earliest cut that is kept ------------------------------------------------------------------------------------
+# --- the earliest cut that is kept ----------------------------------------------------------------
 #
-# Its number, in the log store's map, goes up durably before retention removes the cuts below it. So a cut that retention
-# took is told from one that is lost; whatever no cut names any more is only removed when none is lost.
+# Its number, in the log store's map, goes up durably before retention removes the cuts below it. So
+# a cut that retention took is told from one that is lost; whatever no cut names any more is only
+# removed when none is lost.
 
 CUTS_RECORD = "cuts/"
 FIRST_CUT = 1
@@ -175,7 +202,9 @@ def kept_cuts_key(pchannel: str) -> str:
 
 
 def decode_first_kept(content: bytes | None) -> int:
-    """Return a stored number, that of the first cut when nothing was ever removed. Raises `Corrupt` for other bytes."""
+    """Return a stored number, that of the first cut when nothing was ever removed. Raises `Corrupt`
+    for other bytes.
+    """
     if content is None:
         return FIRST_CUT
     try:
@@ -191,7 +220,9 @@ UNREADABLE = 0
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What one table has taken of one node; it may lag behind the table, which keeps files longer, and is never ahead."""
+    """What one table has taken of one node; it may lag behind the table, which keeps files longer,
+    and is never ahead.
+    """
 
     table: str = ""
     node_id: str
@@ -201,7 +232,9 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lease_path(node: Path, table: Path) -> Path:
-    """Return where the lease of a table lies; tables of one name in two places have a lease each."""
+    """Return where the lease of a table lies; tables of one name in two places have a lease
+    each.
+    """
     return node / LEASES / f"{table.name}-{crc32(str(table.resolve().parent).encode()):08x}.json"
 
 
@@ -210,7 +243,12 @@ def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
     for path in directory.files(LEASES):
         if path.endswith(".json"):
             try:
-                yield path, msgspec.json.decode(directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease)
+                yield (
+                    path,
+                    msgspec.json.decode(
+                        directory.read(path, bytes_max=LEASE_BYTES_MAX), type=Lease
+                    ),
+                )
             except FileNotFoundError:
                 pass  # an ingest gives up the lease of a dropped collection's table
             except (msgspec.DecodeError, UnicodeDecodeError, Corrupt) as error:
@@ -218,20 +256,30 @@ def lease_files(directory: NodeDirectory) -> Iterator[tuple[str, Lease | str]]:
 
 
 def read_leases(directory: NodeDirectory, *, node_id: str) -> list[Lease]:
-    """Return the leases of tables fed from this node, and one of `UNREADABLE` in place of each that does not decode."""
+    """Return the leases of tables fed from this node, and one of `UNREADABLE` in place of each that
+    does not decode.
+    """
     leases = (
-        found if isinstance(found, Lease) else Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
+        found
+        if isinstance(found, Lease)
+        else Lease(table=path, node_id=node_id, collection_id=UNREADABLE, cut=0)
         for path, found in lease_files(directory)
     )
     return [lease for lease in leases if lease.node_id == node_id]
 
 
 def write_lease(node: Path, lease: Lease) -> None:
-    """Replace the table's lease, whole; durable on return. The group may read it where it may read the directory."""
+    """Replace the table's lease, whole; durable on return. The group may read it where it may read
+    the directory.
+    """
     path = lease_path(node, Path(lease.table))
     make_directory(path.parent)
     building = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
-    write_file(building, msgspec.json.encode(lease) + b"\n", for_group=bool(path.parent.stat().st_mode & 0o040))
+    write_file(
+        building,
+        msgspec.json.encode(lease) + b"\n",
+        for_group=bool(path.parent.stat().st_mode & 0o040),
+    )
     failpoint("ingest.lease_written")
     building.replace(path)
     failpoint("ingest.lease_renamed")
@@ -247,10 +295,13 @@ def release(node: Path, table: Path) -> None:
 
 
 def check_writable(node: Path) -> None:
-    """Raise `StorageFailed` where no lease could be written: a table would be ahead of a node that keeps files for ever."""
+    """Raise `StorageFailed` where no lease could be written: a table would be ahead of a node that
+    keeps files for ever.
+    """
     place = node / LEASES if (node / LEASES).is_dir() else node
     if not os.access(place, os.W_OK | os.X_OK):
         raise StorageFailed(
-            f"an ingest writes its lease into {place}, which this user may not — run it as the node's user, "
+            f"an ingest writes its lease into {place}, which this user may not — run it as the "
+            "node's user, "
             f"or let a group of both write to {node / LEASES}"
         )

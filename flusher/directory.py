@@ -1,8 +1,10 @@
-"""A node's directory and the cuts in it as everybody reads them: dense in number, each named by the one after it.
+"""A node's directory and the cuts in it as everybody reads them: dense in number, each named by the
+one after it.
 
-A cut is believed when the cuts after it lead to it, from the newest one down: each manifest names the tick and the checksum
-of the one before it. Only `cuts` writes a cut, only `retention` removes one. All of it blocks; paths are relative to the
-node directory, with `/`. Imported on a Spark executor.
+A cut is believed when the cuts after it lead to it, from the newest one down: each manifest names
+the tick and the checksum of the one before it. Only `cuts` writes a cut, only `retention` removes
+one. All of it blocks; paths are relative to the node directory, with `/`. Imported on a Spark
+executor.
 """
 
 import itertools
@@ -15,7 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from flusher.manifest import Checkpoint, CollectionEntry, CutManifest, DataFile, decode_manifest, manifest_crc32c
+from flusher.manifest import (
+    Checkpoint,
+    CollectionEntry,
+    CutManifest,
+    DataFile,
+    decode_manifest,
+    manifest_crc32c,
+)
 from wal.codec import crc32c
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated, UnsupportedFormat
 from wal.files import (
@@ -40,16 +49,21 @@ TOGETHER = "put log, floor and cuts of one backup together"
 _NAME = re.compile(r"(\d{16})\.json")
 
 KEPT_ENTRIES_MAX = 16_384
-"""Files and collections in the manifests kept in memory: some MiB; what a snapshot just read the next one reads again."""
+"""Files and collections in the manifests kept in memory: some MiB; what a snapshot just read the
+next one reads again.
+"""
 
 CHUNK_BYTES = 1 << 20
-"""Read at a time where a file is read through; large enough to cost nothing per call, small enough to forget."""
+"""Read at a time where a file is read through; large enough to cost nothing per call, small enough
+to forget.
+"""
 
 
 class NodeDirectory:
     """Files of one node, under `root`; `for_group` lets the group read what is made here.
 
-    All methods block, and raise `OSError`, and `Corrupt` for what is no regular file and for a link in place of a directory.
+    All methods block, and raise `OSError`, and `Corrupt` for what is no regular file and for a link
+    in place of a directory.
     """
 
     def __init__(self, root: Path, *, for_group: bool = False) -> None:
@@ -57,13 +71,17 @@ class NodeDirectory:
         self._for_group = for_group
 
     def create(self, path: str) -> BinaryIO:
-        """Open a new file for writing, replacing one of that name; directories on the way are made durable."""
+        """Open a new file for writing, replacing one of that name; directories on the way are made
+        durable.
+        """
         place = place_beneath(self.root, path)
         self._make_parents(place.parent)
         return create_file(place, for_group=self._for_group)
 
     def set_access(self, tops: Iterable[str]) -> None:
-        """Let the group read the directories `tops`, or nobody but the owner, whatever an earlier opening was told."""
+        """Let the group read the directories `tops`, or nobody but the owner, whatever an earlier
+        opening was told.
+        """
         mode = self.root.stat().st_mode
         if self._for_group and not mode & 0o010:
             self.root.chmod(stat.S_IMODE(mode) | 0o010)
@@ -71,7 +89,9 @@ class NodeDirectory:
             set_group_access(place_beneath(self.root, f"{top}/"), for_group=self._for_group)
 
     def append(self, path: str) -> BinaryIO:
-        """Open a file that `create` made, to go on at its end; one that is gone is not made anew."""
+        """Open a file that `create` made, to go on at its end; one that is gone is not made
+        anew.
+        """
         return open(
             place_beneath(self.root, path),
             "ab",
@@ -107,11 +127,15 @@ class NodeDirectory:
         return disk.f_bavail * disk.f_frsize
 
     def files(self, under: str) -> list[str]:
-        """Return all names below the directory `under` but directories, sorted; none when it does not exist."""
+        """Return all names below the directory `under` but directories, sorted; none when it does
+        not exist.
+        """
         top = place_beneath(self.root, f"{under}/")
         if not top.is_dir():
             return []
-        return sorted(path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir())
+        return sorted(
+            path.relative_to(self.root).as_posix() for path in top.rglob("*") if not path.is_dir()
+        )
 
     def _make_parents(self, directory: Path) -> None:
         if directory.is_dir():
@@ -130,17 +154,25 @@ def read_through(stream: BinaryIO, take: Callable[[bytes], object]) -> tuple[int
     return length, checksum
 
 
-def measure_file(path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = len) -> tuple[int, int]:
-    """Return length and CRC32C of a file; of one with another length than expected, perhaps of holes, nothing is read."""
+def measure_file(
+    path: Path, *, expected_bytes: int, take: Callable[[bytes], object] = len
+) -> tuple[int, int]:
+    """Return length and CRC32C of a file; of one with another length than expected, perhaps of
+    holes, nothing is read.
+    """
     with open_binary(path) as stream:
         size_bytes = os.fstat(stream.fileno()).st_size
         return read_through(stream, take) if size_bytes == expected_bytes else (size_bytes, 0)
 
 
 def check_file(path: Path | str, file: DataFile, length: int, checksum: int) -> None:
-    """Return if a file of this length and CRC32C is the one that its cut names. Raises `Corrupt`."""
+    """Return if a file of this length and CRC32C is the one that its cut names. Raises
+    `Corrupt`.
+    """
     if length != file.bytes:
-        raise Corrupt(f"{path} has {length} bytes, its cut says {file.bytes} — restore it from a backup")
+        raise Corrupt(
+            f"{path} has {length} bytes, its cut says {file.bytes} — restore it from a backup"
+        )
     if checksum != file.crc32c:
         raise Corrupt(f"{path} fails its checksum — restore it from a backup")
 
@@ -154,7 +186,9 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One cut that is on disk, and the checksum by which its successor, the checkpoint and the tables name it."""
+    """One cut that is on disk, and the checksum by which its successor, the checkpoint and the
+    tables name it.
+    """
 
     manifest: CutManifest
     crc32c: int
@@ -181,7 +215,9 @@ class Cut:
 
 
 def manifest_path(number: int) -> str:
-    """Return the path of a cut's manifest, relative to the node directory; they sort in cut order."""
+    """Return the path of a cut's manifest, relative to the node directory; they sort in cut
+    order.
+    """
     return f"{CUTS}/{number:016d}.json"
 
 
@@ -195,7 +231,8 @@ def cut_numbers(directory: NodeDirectory | Path) -> list[int]:
         except FileNotFoundError:
             return []
         numbers = sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
-        # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later one may be missed.
+        # Thousands of names are not read at once: of cuts that retention removes meanwhile, a later
+        # one may be missed.
         if not numbers or numbers == before or numbers[-1] - numbers[0] < len(numbers):
             return numbers
         before = numbers
@@ -204,15 +241,16 @@ def cut_numbers(directory: NodeDirectory | Path) -> list[int]:
 def read_cut(directory: NodeDirectory, number: int) -> Cut:
     """Return a cut as it is on disk, whatever comes after it.
 
-    Raises `Truncated` when retention took it, `Corrupt` when it is missing though no later one is the earliest kept, or is
-    not what was written.
+    Raises `Truncated` when retention took it, `Corrupt` when it is missing though no later one is
+    the earliest kept, or is not what was written.
     """
     path = manifest_path(number)
     try:
         content = directory.read(path)
     except FileNotFoundError:
         numbers = cut_numbers(directory)
-        if not numbers or number > numbers[0]:  # retention takes the earliest ones, and never the newest
+        # retention takes the earliest ones, and never the newest
+        if not numbers or number > numbers[0]:
             missing = path if numbers else f"{directory.root / CUTS} holds no cut any more: {path}"
             raise Corrupt(f"{missing} is missing — restore the cuts from a backup") from None
         earliest = f"cut {numbers[0]}"
@@ -229,36 +267,44 @@ def file_paths(manifest: CutManifest) -> list[str]:
 
 
 def refuse_mixed(directory: Path, checkpoint: Checkpoint, node_id: str, last_tick: int) -> None:
-    """Return if a log that ends at `last_tick` may go on beside the cuts here. Raises `Corrupt`, having changed nothing.
+    """Return if a log that ends at `last_tick` may go on beside the cuts here. Raises `Corrupt`,
+    having changed nothing.
 
-    A log that is older than the cuts beside it would make those cuts again, with other rows: tables that took the first ones
-    could never be told from those that took the second. A damaged or missing file is met by who reads it, and stops nobody.
+    A log that is older than the cuts beside it would make those cuts again, with other rows: tables
+    that took the first ones could never be told from those that took the second. A damaged or
+    missing file is met by who reads it, and stops nobody.
     """
-    newest, manifest = max(cut_numbers(directory), default=0), None
+    newest = max(cut_numbers(directory), default=0)
+    manifest = None
     with suppress(OSError, StreamingNodeError):
         manifest = read_cut(NodeDirectory(directory), newest).manifest if newest else None
     if manifest is not None and manifest.node_id != node_id:
         raise Corrupt(
-            f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node {node_id} — {TOGETHER}"
+            f"{directory / CUTS} holds cuts of node {manifest.node_id} and the log is of node "
+            f"{node_id} — {TOGETHER}"
         )
     if newest > checkpoint.cut_number + 1 or (manifest is not None and manifest.tick > last_tick):
         raise Corrupt(
-            f"{directory / CUTS} has cut {newest} and the log does not know it: the log is older than the cuts "
+            f"{directory / CUTS} has cut {newest} and the log does not know it: the log is older "
+            "than the cuts "
             f"beside it — {TOGETHER}"
         )
 
 
 class CutLog:
-    """The cuts in one node directory, of node `node_id`, which is empty while nothing has told; any thread.
+    """The cuts in one node directory, of node `node_id`, which is empty while nothing has told; any
+    thread.
 
-    Given a path, as by who does not own the node, the node's id is what its floor file says, if that can be read. Raises
-    `InvalidArgument` for a path where there is no directory.
+    Given a path, as by who does not own the node, the node's id is what its floor file says, if
+    that can be read. Raises `InvalidArgument` for a path where there is no directory.
     """
 
     def __init__(self, node: NodeDirectory | Path, *, node_id: str = "") -> None:
         if isinstance(node, Path):
             if not node.is_dir():
-                raise InvalidArgument(f"{node} is no node directory — name the one the node was opened with")
+                raise InvalidArgument(
+                    f"{node} is no node directory — name the one the node was opened with"
+                )
             with suppress(OSError, Corrupt, UnsupportedFormat):
                 floor = read_floor(node)
                 node_id = node_id or (floor.node_id if floor else "")
@@ -266,7 +312,8 @@ class CutLog:
         self.directory = node
         self.node_id = node_id
         self._numbers: list[int] | None = None
-        # Threads share these without a lock: each use is one step of a dict, and what is lost is read again.
+        # Threads share these without a lock: each use is one step of a dict, and what is lost is
+        # read again.
         self._marks: dict[int, Mark] = {}  # of cuts that are believed
         self._kept: dict[int, Cut] = {}
         self._kept_entries = 0  # at most: what retention took still counts
@@ -275,7 +322,9 @@ class CutLog:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the cuts, as listed first or by `look`. Raises `Corrupt` when one between two is missing."""
+        """The numbers of the cuts, as listed first or by `look`. Raises `Corrupt` when one between
+        two is missing.
+        """
         return self.look() if self._numbers is None else self._numbers
 
     def look(self) -> list[int]:
@@ -283,7 +332,10 @@ class CutLog:
         numbers = cut_numbers(self.directory)
         for before, after in itertools.pairwise(numbers):
             if after != before + 1:
-                raise Corrupt(f"cut {before + 1} is missing in {self.directory.root / CUTS} — restore it from a backup")
+                raise Corrupt(
+                    f"cut {before + 1} is missing in {self.directory.root / CUTS} — restore it "
+                    "from a backup"
+                )
         self._numbers = numbers
         return numbers
 
@@ -300,10 +352,11 @@ class CutLog:
     # --- what they hold
 
     def anchor(self, number: int, *, crc32c: int, tick: int) -> None:
-        """Let what is read lead to the cut `number` that had this checksum and tick when it was made; 0 stands for none.
+        """Let what is read lead to the cut `number` that had this checksum and tick when it was
+        made; 0 stands for none.
 
-        Without an anchor the newest manifest is taken as it is, and the one after it tells whether that was right. Raises
-        `Corrupt` when the cut that is there is another one.
+        Without an anchor the newest manifest is taken as it is, and the one after it tells whether
+        that was right. Raises `Corrupt` when the cut that is there is another one.
         """
         mark = Mark(crc32c, tick)
         if number and not self._marks:
@@ -313,7 +366,9 @@ class CutLog:
 
     def append(self, cut: Cut) -> None:
         """Take in a cut that was made, or adopted, to follow the newest one. Does no I/O."""
-        assert self._marks.setdefault(cut.number, cut.mark) == cut.mark, "a cut on disk is never written again"
+        assert self._marks.setdefault(cut.number, cut.mark) == cut.mark, (
+            "a cut on disk is never written again"
+        )
 
     def forget_below(self, number: int) -> None:
         """Forget the cuts that retention took."""
@@ -323,18 +378,23 @@ class CutLog:
                 self._kept.pop(known, None)
 
     def read(self, number: int) -> Cut:
-        """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not what was written."""
+        """Return one cut. Raises `Truncated` when it is no longer kept, `Corrupt` when it is not
+        what was written.
+        """
         return self._load(number, self.mark_of(number))
 
     def read_alone(self, number: int) -> Cut:
-        """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises `Corrupt`, `OSError`."""
+        """Return one cut of this node by its own checksum, whatever the cuts after it say. Raises
+        `Corrupt`, `OSError`.
+        """
         return self._of_this_node(read_cut(self.directory, number))
 
     def _of_this_node(self, cut: Cut) -> Cut:
         self.node_id = self.node_id or cut.manifest.node_id
         if cut.manifest.node_id != self.node_id:
             raise Corrupt(
-                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of {self.node_id} like what is beside "
+                f"{manifest_path(cut.number)} is of node {cut.manifest.node_id}, not of "
+                f"{self.node_id} like what is beside "
                 "it — put log, floor and cuts of one backup together"
             )
         return cut
@@ -348,20 +408,27 @@ class CutLog:
         return number in self._marks
 
     def crc32c_of(self, number: int) -> int | None:
-        """Return the checksum of cut `number`, as its successor or `anchor` tells it; None when nothing does."""
-        told = number in self._marks or (bool(self.numbers) and self.first - 1 <= number <= self.newest)
+        """Return the checksum of cut `number`, as its successor or `anchor` tells it; None when
+        nothing does.
+        """
+        told = number in self._marks or (
+            bool(self.numbers) and self.first - 1 <= number <= self.newest
+        )
         return self.mark_of(number).crc32c if told else None
 
     # --- how they lead to one another
 
     def mark_of(self, number: int) -> Mark:
-        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when one of those is not."""
+        """Return what the cuts after this one, or `anchor`, say that it is. Raises `Corrupt` when
+        one of those is not.
+        """
         if (mark := self._marks.get(number)) is not None:
             return mark
         known = self._marks.copy()
         above = [each for each in known if each > number]
         if above:
-            to, newest = number, self._load(min(above), known[min(above)])
+            to = number
+            newest = self._load(min(above), known[min(above)])
         else:
             to = max(known, default=number)
             newest = self.read_alone(max([number, *cut_numbers(self.directory)[-1:]]))
@@ -378,7 +445,8 @@ class CutLog:
         cut = self._kept.get(number) or read_cut(self.directory, number)
         if cut.mark != mark:
             raise _not_ours(number)
-        self._keep(self._of_this_node(cut))  # after that: another's cut does not say whose these are
+        # after that: another's cut does not say whose these are
+        self._keep(self._of_this_node(cut))
         return cut
 
     def _keep(self, cut: Cut) -> None:
@@ -392,7 +460,10 @@ class CutLog:
 
 
 def _not_ours(number: int) -> Corrupt:
-    return Corrupt(f"{manifest_path(number)} is not the cut {number} that this node made — restore it from a backup")
+    return Corrupt(
+        f"{manifest_path(number)} is not the cut {number} that this node made — restore it from a "
+        "backup"
+    )
 
 
 def lives(entry: CollectionEntry, tick: int) -> bool:
@@ -401,5 +472,9 @@ def lives(entry: CollectionEntry, tick: int) -> bool:
 
 
 def living(manifest: CutManifest) -> frozenset[int]:
-    """Return the ids of the collections that live at a cut: of those that do not at the newest one, files may be gone."""
-    return frozenset(entry.collection_id for entry in manifest.collections if lives(entry, manifest.tick))
+    """Return the ids of the collections that live at a cut: of those that do not at the newest one,
+    files may be gone.
+    """
+    return frozenset(
+        entry.collection_id for entry in manifest.collections if lives(entry, manifest.tick)
+    )

@@ -1,8 +1,10 @@
-"""The flusher of one pchannel: keeps a run going, through failures of the disk, for as long as the node lives.
+"""The flusher of one pchannel: keeps a run going, through failures of the disk, for as long as the
+node lives.
 
-A fault of the disk, or of the log store, throws the run away and starts another from the checkpoint after a pause: the same
-path as after a crash, so there is only one, and nothing is lost, because the log is truncated only behind checkpoints.
-Damage is not retried: the flusher stops, the log grows, whoever waits for a cut gets the error; appends and readers go on.
+A fault of the disk, or of the log store, throws the run away and starts another from the checkpoint
+after a pause: the same path as after a crash, so there is only one, and nothing is lost, because
+the log is truncated only behind checkpoints. Damage is not retried: the flusher stops, the log
+grows, whoever waits for a cut gets the error; appends and readers go on.
 """
 
 import asyncio
@@ -21,19 +23,33 @@ from flusher.retention import Retention, finish_removal
 from flusher.run import CutScheduleOptions, FlushContext, FlushRun
 from scanner.deliver_policy import StartingPoint
 from scanner.scanner import Scanner
-from wal.errors import ChannelFenced, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
+from wal.errors import (
+    ChannelFenced,
+    Corrupt,
+    OnShutdown,
+    Overloaded,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
 from wal.runtime import event_log, in_thread
 
 SPACE_LOOK_S = 0.25
-"""How soon a store that is short of space is noticed, and how long it needs to notice that it no longer is."""
+"""How soon a store that is short of space is noticed, and how long it needs to notice that it no
+longer is.
+"""
 SPACE_PAUSE_S = 2.0
-"""Making room that did not help is tried again after this: a disk that stays short costs cuts so often."""
+"""Making room that did not help is tried again after this: a disk that stays short costs cuts so
+often.
+"""
 SPACE_BYTES_MIN = 1 << 20
 """What a flusher without room asks for at least, beyond what is free."""
 LASTING_FAULTS = 3
-"""Who waits for a cut hears of its files when so many tries in a row could not write them: after 1.5 s by default."""
+"""Who waits for a cut hears of its files when so many tries in a row could not write them: after
+1.5 s by default.
+"""
 
 _log = event_log(__name__)
 
@@ -53,12 +69,15 @@ ALIVE = (FlusherState.RECOVERING, FlusherState.RUNNING, FlusherState.BACKING_OFF
 
 
 def state_after(error: BaseException) -> FlusherState | None:
-    """Return what the flusher is in after an error of a run; None for one that is a bug and is not caught."""
+    """Return what the flusher is in after an error of a run; None for one that is a bug and is not
+    caught.
+    """
     match error:
         case OnShutdown() | ChannelFenced():
             return FlusherState.CLOSED
         case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
-            # Of a write whose outcome is open the stored checkpoint says what became of it, once the store is reopened.
+            # Of a write whose outcome is open the stored checkpoint says what became of it, once
+            # the store is reopened.
             return FlusherState.BACKING_OFF
         case StreamingNodeError():
             return FlusherState.FAILED
@@ -67,7 +86,9 @@ def state_after(error: BaseException) -> FlusherState | None:
 
 
 def short_of(error: BaseException | None) -> str:
-    """Return what a run ended for want of, that the flusher cannot make room for; nothing when it was something else."""
+    """Return what a run ended for want of, that the flusher cannot make room for; nothing when it
+    was something else.
+    """
     match error:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT) | StorageFull():
             return "disk space"
@@ -78,15 +99,22 @@ def short_of(error: BaseException | None) -> str:
 
 
 def decisive(error: BaseException) -> BaseException:
-    """Return the error of a group that says what comes next: a bug, the end of the log, damage, a shortage, a fault."""
+    """Return the error of a group that says what comes next: a bug, the end of the log, damage, a
+    shortage, a fault.
+    """
     if not isinstance(error, BaseExceptionGroup):
         return error
     order = (None, FlusherState.CLOSED, FlusherState.FAILED, FlusherState.BACKING_OFF)
-    return min(map(decisive, error.exceptions), key=lambda each: (order.index(state_after(each)), not short_of(each)))
+    return min(
+        map(decisive, error.exceptions),
+        key=lambda each: (order.index(state_after(each)), not short_of(each)),
+    )
 
 
 async def _try(work: Awaitable[object], event: str) -> bool:
-    """Await what is tried again when it fails, which is told as `event`; return False once the log is closed."""
+    """Await what is tried again when it fails, which is told as `event`; return False once the log
+    is closed.
+    """
     try:
         await work
     except (OnShutdown, ChannelFenced):
@@ -98,7 +126,8 @@ async def _try(work: Awaitable[object], event: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlusherStatistics:
-    """Where the flusher is: what the last cut covered, what waits for the next, how often the disk failed.
+    """Where the flusher is: what the last cut covered, what waits for the next, how often the disk
+    failed.
 
     `short_of` names what it needs more of to go on; nothing is "".
     """
@@ -118,9 +147,11 @@ class FlusherStatistics:
 
 
 class Flusher:
-    """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work is in threads.
+    """Flushes one pchannel into the files of a node directory. Lives on the event loop; heavy work
+    is in threads.
 
-    `checkpoint` is the stored one, for those who ask before the first run has read it: the log before it may be gone.
+    `checkpoint` is the stored one, for those who ask before the first run has read it: the log
+    before it may be gone.
     """
 
     def __init__(self, context: FlushContext, checkpoint: Checkpoint) -> None:
@@ -137,19 +168,23 @@ class Flusher:
         self._changed = asyncio.Event()
         self._asked = asyncio.Event()  # ends a pause: somebody waits for a cut
         self._failure: StreamingNodeError | None = None
-        self._short: StorageFull | Overloaded | None = None  # why the last run ended, if it was that
+        # why the last run ended, if it was that
+        self._short: StorageFull | Overloaded | None = None
         self._faults = self._file_faults = 0
         self._last_error = ""
 
     async def run(self) -> None:
-        """Flush until cancelled, until the log is closed, or until damage is found; faults of the disk are outlived."""
+        """Flush until cancelled, until the log is closed, or until damage is found; faults of the
+        disk are outlived.
+        """
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._retain)
                 await self._keep_running()
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as errors:
-            raise decisive(errors) from None  # as it is: who hears of it is told what failed, not where
+            # as it is: who hears of it is told what failed, not where
+            raise decisive(errors) from None
         finally:
             if self.state in ALIVE:
                 self._enter(FlusherState.CLOSED)
@@ -157,15 +192,17 @@ class Flusher:
     async def wait_for_cut(self, number: int) -> Cut:
         """Return cut `number` once its checkpoint is durable; a pause between tries ends.
 
-        Raises `StorageFull`, `Overloaded` or `StorageFailed` when its files cannot be written, and as `log_is_back`;
-        tries go on, so the cut is made later. Raises `Corrupt` and the like when the flusher has found damage, `OnShutdown`
-        when it is closed, `Truncated` for a cut that is no longer kept.
+        Raises `StorageFull`, `Overloaded` or `StorageFailed` when its files cannot be written, and
+        as `log_is_back`; tries go on, so the cut is made later. Raises `Corrupt` and the like when
+        the flusher has found damage, `OnShutdown` when it is closed, `Truncated` for a cut that is
+        no longer kept.
         """
         self._asked.set()
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
-                raise (self._failure or OnShutdown("the flusher is closed")).with_traceback(None)  # or frames add up
+                # or frames add up
+                raise (self._failure or OnShutdown("the flusher is closed")).with_traceback(None)
             is_new_fault = self._faults > faults
             if is_new_fault and self._short is not None:
                 raise self._short.with_traceback(None)
@@ -175,21 +212,27 @@ class Flusher:
                 continue
             if is_new_fault and self._file_faults >= LASTING_FAULTS:
                 raise StorageFailed(
-                    f"cut {number} is not made: {self._file_faults} tries in a row failed, the last with "
+                    f"cut {number} is not made: {self._file_faults} tries in a row failed, the "
+                    "last with "
                     f"{self._last_error} — check the disk; it is tried on by itself"
                 )
             if self._run is not None:
                 self._run.stop_gathering()
             await self._changed.wait()
         if self._last_cut is not None and self._last_cut.number == number:
-            return self._last_cut  # not kept by `cuts`: what becomes of it on disk is noticed by who reads it there
+            # not kept by `cuts`: what becomes of it on disk is noticed by who reads it there
+            return self._last_cut
         return await in_thread(self.cuts.read, number)
 
     async def enforce_retention(self, *, short_of_space: bool = False) -> None:
-        """Give up log and cuts that nobody needs, now, not at the next interval. Raises as `Retention.enforce`."""
+        """Give up log and cuts that nobody needs, now, not at the next interval. Raises as
+        `Retention.enforce`.
+        """
         run = self._run
         if run is not None and self.checkpoint.cut_number:
-            kept_tick = await self.retention.enforce(self.checkpoint, run.state, short_of_space=short_of_space)
+            kept_tick = await self.retention.enforce(
+                self.checkpoint, run.state, short_of_space=short_of_space
+            )
             run.state.forget_below(kept_tick)
             self._context.on_kept_tick(kept_tick)
 
@@ -197,9 +240,13 @@ class Flusher:
         """Raise `Corrupt` when cuts are missing that retention did not give up."""
         numbers = await in_thread(self.cuts.look)
         # Asked for after the cuts were listed: it goes up before a cut goes.
-        first_kept = decode_first_kept(await self._context.store.get_meta(kept_cuts_key(self._context.log.name)))
+        first_kept = decode_first_kept(
+            await self._context.store.get_meta(kept_cuts_key(self._context.log.name))
+        )
         if numbers and numbers[0] > first_kept:
-            raise Corrupt(f"cuts {first_kept} to {numbers[0] - 1} are lost — restore them from a backup")
+            raise Corrupt(
+                f"cuts {first_kept} to {numbers[0] - 1} are lost — restore them from a backup"
+            )
 
     def statistics(self) -> FlusherStatistics:
         """Return the present levels and counts."""
@@ -220,12 +267,16 @@ class Flusher:
         )
 
     async def _retain(self) -> None:
-        while await _try(self.enforce_retention(), "retention_failed"):  # noqa: ASYNC110 - it is work, not a look
+        # it is work, not a look
+        while await _try(self.enforce_retention(), "retention_failed"):  # noqa: ASYNC110
             await sleep(self._context.options.retention.interval_s)
 
     async def reclaim_space(self, request_cut: Callable[[], Awaitable[int]]) -> None:
-        """Make room before appends have to be refused, until the log is closed. `request_cut` as in `CutSchedule.run`."""
-        store, is_open = self._context.store, True
+        """Make room before appends have to be refused, until the log is closed. `request_cut` as in
+        `CutSchedule.run`.
+        """
+        store = self._context.store
+        is_open = True
         while is_open:
             await sleep(SPACE_LOOK_S)
             if store.short_of_space:
@@ -255,7 +306,9 @@ class Flusher:
                     raise
                 await self._end_run(state, cause)
             if self.state is FlusherState.BACKING_OFF:
-                pause_s = options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
+                pause_s = (
+                    options.retry_first_s if self.checkpoint.cut_number > cut_before else pause_s
+                )
                 self._asked = asyncio.Event()
                 with anyio.move_on_after(pause_s):
                     await self._asked.wait()
@@ -264,11 +317,15 @@ class Flusher:
 
     async def _run_once(self) -> None:
         context = self._context
-        checkpoint = decode_checkpoint(await context.store.get_meta(checkpoint_key(context.log.name)))
+        checkpoint = decode_checkpoint(
+            await context.store.get_meta(checkpoint_key(context.log.name))
+        )
         failpoint("recovery.checkpoint_read")
         ahead = await in_thread(self._tidy, checkpoint, context.next_id())
         self.checkpoint = checkpoint
-        self._run = FlushRun(context, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut)
+        self._run = FlushRun(
+            context, checkpoint, ahead, report=self.schedule.report, on_cut=self._on_cut
+        )
         start = StartingPoint(checkpoint.start_position, checkpoint.tick)
         scanner = Scanner(context.log, context.tail, start, name="flusher")
         self._enter(FlusherState.RUNNING)
@@ -284,26 +341,34 @@ class Flusher:
         failpoint("recovery.cuts_compared")
         finish_removal(self.cuts)
         made = range(checkpoint.state().next_id, next_id)
-        remove_orphans(self._context.directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead)
+        remove_orphans(
+            self._context.directory, checkpoint.cut_number + 1, segment_ids=made, ahead=ahead
+        )
         failpoint("recovery.orphans_removed")
         return ahead
 
     def _anchor(self, checkpoint: Checkpoint) -> None:
-        self.cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
+        self.cuts.anchor(
+            checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick
+        )
 
     def _on_cut(self, checkpoint: Checkpoint, cut: Cut) -> None:
         self.cuts.append(cut)
-        self.checkpoint, self._last_cut = checkpoint, cut
+        self.checkpoint = checkpoint
+        self._last_cut = cut
         self._file_faults = 0
         self._wake()
 
     async def _end_run(self, state: FlusherState, error: BaseException) -> None:
-        directory, wanted = self._context.directory, short_of(error)
+        directory = self._context.directory
+        wanted = short_of(error)
         self._short = None
         if wanted == "disk space":
             free_bytes = await in_thread(directory.free_bytes)
             unwritten = self._run.open_cut.taken_bytes if self._run else 0
-            self._short = StorageFull(str(directory.root), free_bytes, max(unwritten, free_bytes + SPACE_BYTES_MIN))
+            self._short = StorageFull(
+                str(directory.root), free_bytes, max(unwritten, free_bytes + SPACE_BYTES_MIN)
+            )
         elif wanted == "file descriptors":
             self._short = no_descriptor_left(directory.root, error)
         error = self._short or error
@@ -328,7 +393,9 @@ class Flusher:
 
 
 class CutSchedule:
-    """Asks for cuts, at boundaries of time and when much is unflushed; the shard manager makes none that would be empty."""
+    """Asks for cuts, at boundaries of time and when much is unflushed; the shard manager makes none
+    that would be empty.
+    """
 
     def __init__(self, options: CutScheduleOptions, *, now_ms: Callable[[], int]) -> None:
         self._options = options
@@ -338,14 +405,17 @@ class CutSchedule:
 
     def report(self, cut_number: int, unflushed_bytes: int) -> None:
         """Take in how many bytes will go into cut `cut_number`; a run calls this as it reads."""
-        # A cut asked for is on its way through the log: until the flusher meets it, the bytes it covers do not ask again.
+        # A cut asked for is on its way through the log: until the flusher meets it, the bytes it
+        # covers do not ask again.
         if cut_number > self._asked and unflushed_bytes >= self._options.bytes_max:
             self._full.set()
 
     async def run(self, request_cut: Callable[[], Awaitable[int]]) -> None:
-        """Ask until the log is closed; a cut that could not be made is asked for again at the next boundary.
+        """Ask until the log is closed; a cut that could not be made is asked for again at the next
+        boundary.
 
-        `request_cut` returns the number of the cut that covers everything appended before, made now or earlier.
+        `request_cut` returns the number of the cut that covers everything appended before, made now
+        or earlier.
         """
         is_open = True
         while is_open:
@@ -358,7 +428,8 @@ class CutSchedule:
         self._asked = await request_cut()
 
     def seconds_to_boundary(self) -> float | None:
-        """Return how long it is to the next multiple of the interval since the epoch, never 0; None without an interval.
+        """Return how long it is to the next multiple of the interval since the epoch, never 0; None
+        without an interval.
 
         So the cuts of several nodes line up without a coordinator.
         """

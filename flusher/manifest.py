@@ -1,7 +1,8 @@
-"""What a cut leaves: a manifest for Spark, naming every file sealed since the last cut, and a checkpoint for the restart.
+"""What a cut leaves: a manifest for Spark, naming every file sealed since the last cut, and a
+checkpoint for the restart.
 
-A manifest is two lines of text, the JSON document and its checksum, so that a person can read it and a program can tell a
-torn or edited one; `docs/format.md` is the reference. No I/O here.
+A manifest is two lines of text, the JSON document and its checksum, so that a person can read it
+and a program can tell a torn or edited one; `docs/format.md` is the reference. No I/O here.
 """
 
 import re
@@ -24,14 +25,18 @@ DATA = SEGMENTS, DELETES = "segments", "deletes"
 _SEGMENT_NAME = re.compile(r"segments/([1-9][0-9]*)/([1-9][0-9]*)\.parquet")
 _DELETES_NAME = re.compile(r"deletes/([1-9][0-9]*)/([0-9]{10,})-[A-Za-z0-9_-]+_\1v[0-9]+\.parquet")
 
-TICK, OFFSET, VCHANNEL = "_tick", "_offset", "_vchannel"
+TICK = "_tick"
+OFFSET = "_offset"
+VCHANNEL = "_vchannel"
 """Columns of every data file behind those of its messages."""
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of rows in offset order; `path` is the name the node gives it, relative to its directory; ranges are inclusive.
+    """A file of rows in offset order; `path` is the name the node gives it, relative to its
+    directory; ranges are inclusive.
 
-    `key_min` and `key_max` are None when the key type has no JSON form (everything but integers and strings).
+    `key_min` and `key_max` are None when the key type has no JSON form (everything but integers and
+    strings).
     """
 
     path: str
@@ -49,7 +54,9 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentFile(DataFile, frozen=True, kw_only=True):
-    """The rows of one sealed segment: the collection's columns, then `_tick`, `_offset`, `_vchannel`."""
+    """The rows of one sealed segment: the collection's columns, then `_tick`, `_offset`,
+    `_vchannel`.
+    """
 
     segment_id: int
     partition_id: int
@@ -71,7 +78,9 @@ class PartitionEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema, base64 in JSON."""
+    """A collection that lived at some time since the last cut; `schema` is the Arrow IPC schema,
+    base64 in JSON.
+    """
 
     collection_id: int
     name: str
@@ -85,7 +94,9 @@ class CollectionEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VChannelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one live vchannel is complete: every row at or below `complete_to` is in a file of this or an earlier cut."""
+    """How far one live vchannel is complete: every row at or below `complete_to` is in a file of
+    this or an earlier cut.
+    """
 
     name: str
     complete_to: int
@@ -137,18 +148,26 @@ def manifest_crc32c(content: bytes) -> int:
 
 
 def decode_manifest(content: bytes, *, name: str) -> CutManifest:
-    """Return the manifest in `content`; `name` is only for errors. Raises `Corrupt`, `UnsupportedFormat`."""
+    """Return the manifest in `content`; `name` is only for errors. Raises `Corrupt`,
+    `UnsupportedFormat`.
+    """
     what = f"cut manifest {name}"
     document = checked_document(content, what)
-    manifest = decode_versioned(document, CutManifest, MANIFEST_FORMAT, what, decode=msgspec.json.decode)
+    manifest = decode_versioned(
+        document, CutManifest, MANIFEST_FORMAT, what, decode=msgspec.json.decode
+    )
     for file in manifest.files:
         if isinstance(file, SegmentFile):
             path = segment_path(file.collection_id, file.segment_id)
         else:
             path = delete_path(file.collection_id, manifest.number, file.vchannel)
-        # What a manifest names is read, copied and in the end removed: it lies nowhere but where this node puts it.
+        # What a manifest names is read, copied and in the end removed: it lies nowhere but where
+        # this node puts it.
         if file.path != path or named_for(path) is None:
-            raise Corrupt(f"{what} names {file.path!r}, where this node has no such file — restore it from a backup")
+            raise Corrupt(
+                f"{what} names {file.path!r}, where this node has no such file — restore it from a "
+                "backup"
+            )
     return manifest
 
 
@@ -158,25 +177,35 @@ def segment_path(collection_id: int, segment_id: int) -> str:
 
 
 def delete_path(collection_id: int, cut_number: int, vchannel: str) -> str:
-    """Return the path of the file that holds the deletes of one vchannel in one cut, relative to the node directory."""
+    """Return the path of the file that holds the deletes of one vchannel in one cut, relative to
+    the node directory.
+    """
     return f"{DELETES}/{collection_id}/{cut_number:010d}-{vchannel}.parquet"
 
 
 def named_for(path: str) -> tuple[str, int] | None:
-    """Return `SEGMENTS` and the segment, or `DELETES` and the cut, that a path has its name of; None for other paths."""
+    """Return `SEGMENTS` and the segment, or `DELETES` and the cut, that a path has its name of;
+    None for other paths.
+    """
     found = _SEGMENT_NAME.fullmatch(path) or _DELETES_NAME.fullmatch(path)
     return found and (path.partition("/")[0], int(found[2]))
 
 
-def collection_entries(infos: tuple[CollectionInfo, ...], *, since_tick: int) -> tuple[CollectionEntry, ...]:
-    """Return what lived at some time after `since_tick`, collections and partitions alike, in the order of their ids."""
+def collection_entries(
+    infos: tuple[CollectionInfo, ...], *, since_tick: int
+) -> tuple[CollectionEntry, ...]:
+    """Return what lived at some time after `since_tick`, collections and partitions alike, in the
+    order of their ids.
+    """
     told = range(1, since_tick + 1)  # drops that an earlier cut told
     return tuple(_entry(info, told) for info in infos if info.dropped_tick not in told)
 
 
 def _entry(info: CollectionInfo, told: range) -> CollectionEntry:
     kept = [each for each in info.partitions if each.dropped_tick not in told]
-    partitions = tuple(PartitionEntry(partition_id=p.id, name=p.name, dropped_tick=p.dropped_tick) for p in kept)
+    partitions = tuple(
+        PartitionEntry(partition_id=p.id, name=p.name, dropped_tick=p.dropped_tick) for p in kept
+    )
     fields = msgspec.structs.asdict(info) | {"partitions": partitions}
     return CollectionEntry(collection_id=fields.pop("id"), **fields)
 
@@ -191,14 +220,20 @@ def arrow_schema(info: CollectionInfo | CollectionEntry) -> pa.Schema:
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the columns of a file: those of the messages, then `_tick`, `_offset`, `_vchannel`."""
-    system = [pa.field(TICK, pa.int64()), pa.field(OFFSET, pa.int64()), pa.field(VCHANNEL, pa.string())]
+    system = [
+        pa.field(TICK, pa.int64()),
+        pa.field(OFFSET, pa.int64()),
+        pa.field(VCHANNEL, pa.string()),
+    ]
     return pa.schema([*schema, *system])
 
 
 def collection_info(entry: CollectionEntry) -> CollectionInfo:
     """Return a collection as the shard state had it when the manifest was made."""
     born = entry.created_tick
-    partitions = tuple(PartitionInfo(p.partition_id, p.name, born, p.dropped_tick) for p in entry.partitions)
+    partitions = tuple(
+        PartitionInfo(p.partition_id, p.name, born, p.dropped_tick) for p in entry.partitions
+    )
     fields = msgspec.structs.asdict(entry) | {"partitions": partitions}
     return CollectionInfo(id=fields.pop("collection_id"), **fields)
 
@@ -210,7 +245,9 @@ HISTORY_STEPS = 256
 
 
 class CutPosition(msgspec.Struct, frozen=True, array_like=True):
-    """A cut, where a reader of what follows it resumes, and when it was made: by the clock, in Unix ms, at the latest."""
+    """A cut, where a reader of what follows it resumes, and when it was made: by the clock, in Unix
+    ms, at the latest.
+    """
 
     tick: int
     position: int
@@ -219,19 +256,22 @@ class CutPosition(msgspec.Struct, frozen=True, array_like=True):
     def age_ms(self, now_ms: int) -> int:
         """Return how long ago the cut was made, at least.
 
-        Its tick tells that, unless it is ahead of the clock: because a clock was ahead once, or because this one is behind.
-        Then `made_ms` does; when that is ahead as well, nothing is known but that the cut is there.
+        Its tick tells that, unless it is ahead of the clock: because a clock was ahead once, or
+        because this one is behind. Then `made_ms` does; when that is ahead as well, nothing is
+        known but that the cut is there.
         """
         told_ms = physical_ms(self.tick)
         return max(0, now_ms - (told_ms if told_ms <= now_ms else self.made_ms))
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is read from `position`.
+    """Everything at or below `tick` is in files, `shard_state` and `producers`; what follows is
+    read from `position`.
 
-    It is never ahead: the cut's manifest and every file it names are on disk before. `position` is the last-confirmed
-    position of the cut, so it may lie before entries at or below `tick`. Number 0 and position 0 mean: no cut yet,
-    everything is in the log. `history` tells retention where the log stood at earlier cuts.
+    It is never ahead: the cut's manifest and every file it names are on disk before. `position` is
+    the last-confirmed position of the cut, so it may lie before entries at or below `tick`. Number
+    0 and position 0 mean: no cut yet, everything is in the log. `history` tells retention where the
+    log stood at earlier cuts.
     """
 
     format: int = CHECKPOINT_FORMAT
@@ -245,7 +285,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def start_position(self) -> int:
-        """Where a reader of what is not in files begins; a log that was truncated meanwhile refuses it."""
+        """Where a reader of what is not in files begins; a log that was truncated meanwhile refuses
+        it.
+        """
         return self.position or FIRST_POSITION
 
     def state(self) -> ShardState:
@@ -262,7 +304,9 @@ def checkpoint_key(pchannel: str) -> str:
 
 
 def decode_checkpoint(content: bytes | None) -> Checkpoint:
-    """Return a stored checkpoint; `NO_CHECKPOINT` when there is none. Raises `Corrupt`, `UnsupportedFormat`."""
+    """Return a stored checkpoint; `NO_CHECKPOINT` when there is none. Raises `Corrupt`,
+    `UnsupportedFormat`.
+    """
     if content is None:
         return NO_CHECKPOINT
     return decode_versioned(content, Checkpoint, CHECKPOINT_FORMAT, "the checkpoint")
@@ -271,10 +315,12 @@ def decode_checkpoint(content: bytes | None) -> Checkpoint:
 def extend_history(
     history: tuple[CutPosition, ...], step: CutPosition, *, now_ms: int, retention_ms: int
 ) -> tuple[CutPosition, ...]:
-    """Return the history with a new cut: thinned to its grain, and without what no bound needs any more.
+    """Return the history with a new cut: thinned to its grain, and without what no bound needs any
+    more.
 
-    Of the cuts older than the retention the newest stays: it is the bound. Of three neighbours the outer two are at least a
-    grain apart, so at most twice `HISTORY_STEPS` and a few are kept, however often cuts are made.
+    Of the cuts older than the retention the newest stays: it is the bound. Of three neighbours the
+    outer two are at least a grain apart, so at most twice `HISTORY_STEPS` and a few are kept,
+    however often cuts are made.
     """
     grain_ms = retention_ms // HISTORY_STEPS
     # No cut was made after a later one, whatever the clock said then.
@@ -282,5 +328,7 @@ def extend_history(
     if len(kept) > 1 and kept[-2].age_ms(now_ms) - step.age_ms(now_ms) < grain_ms:
         kept.pop()
     kept.append(step)
-    newest_expired = max((index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms), default=0)
+    newest_expired = max(
+        (index for index, cut in enumerate(kept) if cut.age_ms(now_ms) >= retention_ms), default=0
+    )
     return tuple(kept[newest_expired:])

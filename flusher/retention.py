@@ -1,8 +1,10 @@
-"""What may be given up: log entries that nobody will read again, and cuts that every table has taken.
+"""What may be given up: log entries that nobody will read again, and cuts that every table has
+taken.
 
-Bounds are pessimistic: whoever might still read something holds it. Removal may be interrupted anywhere: that cuts may be
-gone is recorded before they go, and a manifest is set aside under another name before its files go. So a crash never leaves
-a manifest without its files, but for those of dropped collections, and the one set aside tells which files are left over.
+Bounds are pessimistic: whoever might still read something holds it. Removal may be interrupted
+anywhere: that cuts may be gone is recorded before they go, and a manifest is set aside under
+another name before its files go. So a crash never leaves a manifest without its files, but for
+those of dropped collections, and the one set aside tells which files are left over.
 """
 
 import asyncio
@@ -15,7 +17,15 @@ import msgspec
 
 from flusher.cuts import UNREADABLE, Lease, kept_cuts_key, read_leases
 from flusher.directory import CUTS, CutLog, NodeDirectory, cut_numbers, file_paths, manifest_path
-from flusher.manifest import DATA, Checkpoint, CutManifest, CutPosition, decode_manifest, manifest_crc32c, named_for
+from flusher.manifest import (
+    DATA,
+    Checkpoint,
+    CutManifest,
+    CutPosition,
+    decode_manifest,
+    manifest_crc32c,
+    named_for,
+)
 from flusher.run import FlushContext
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.state import ShardState
@@ -31,14 +41,23 @@ CUTS_REMOVED_PER_ROUND_MAX = 1000
 
 
 def may_remove_cut(
-    manifest: CutManifest, *, leases: Sequence[Lease], live: AbstractSet[int], old_tick: int, taken_tick: int = 0
+    manifest: CutManifest,
+    *,
+    leases: Sequence[Lease],
+    live: AbstractSet[int],
+    old_tick: int,
+    taken_tick: int = 0,
 ) -> bool:
-    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were not dropped.
+    """Whether a cut that is not the newest may go; `live` are the ids of the collections that were
+    not dropped.
 
-    It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each live collection in it
-    has a table. Up to `taken_tick` it goes when each collection in it has one: what was dropped lately can still be read.
+    It goes when it is old enough, as those up to `old_tick` are, every table has taken it, and each
+    live collection in it has a table. Up to `taken_tick` it goes when each collection in it has
+    one: what was dropped lately can still be read.
     """
-    if manifest.tick > max(old_tick, taken_tick) or any(lease.cut < manifest.number for lease in leases):
+    if manifest.tick > max(old_tick, taken_tick) or any(
+        lease.cut < manifest.number for lease in leases
+    ):
         return False
     with_table = {lease.collection_id for lease in leases}
     named = {entry.collection_id for entry in manifest.collections}
@@ -48,7 +67,8 @@ def may_remove_cut(
 def finish_removal(cuts: CutLog) -> None:
     """Remove the files of a cut that was set aside when a crash came; blocks.
 
-    Only of the cut that the earliest one kept follows: what else lies there under such a name is left alone.
+    Only of the cut that the earliest one kept follows: what else lies there under such a name is
+    left alone.
     """
     for path in cuts.directory.files(CUTS):
         if path.endswith(SET_ASIDE_SUFFIX):
@@ -77,7 +97,8 @@ class Retention:
         self._cuts = cuts
         self._directory = cuts.directory
         self._context = context
-        self._found_tick, self._opened_ms = context.log.last_tick, context.elapsed_ms()
+        self._found_tick = context.log.last_tick
+        self._opened_ms = context.elapsed_ms()
         self._enforcing = asyncio.Lock()
         self._holds = 0
 
@@ -91,36 +112,56 @@ class Retention:
         finally:
             self._holds -= 1
 
-    async def enforce(self, checkpoint: Checkpoint, state: ShardState, *, short_of_space: bool = False) -> int:
-        """Give up what the bounds allow, and return the tick at or below which no reader starts any more.
+    async def enforce(
+        self, checkpoint: Checkpoint, state: ShardState, *, short_of_space: bool = False
+    ) -> int:
+        """Give up what the bounds allow, and return the tick at or below which no reader starts any
+        more.
 
-        With `short_of_space` log is kept for `min_age_short_s` only. Idempotent. Raises `OSError` and what the log raises;
-        nothing that is needed is lost then.
+        With `short_of_space` log is kept for `min_age_short_s` only. Idempotent. Raises `OSError`
+        and what the log raises; nothing that is needed is lost then.
         """
         async with self._enforcing:
-            log, options = self._context.log, self._context.options.retention
-            log_age_s = min(options.min_age_s, options.min_age_short_s) if short_of_space else options.min_age_s
+            log = self._context.log
+            options = self._context.options.retention
+            log_age_s = (
+                min(options.min_age_s, options.min_age_short_s)
+                if short_of_space
+                else options.min_age_s
+            )
             old = self.newest_old(checkpoint.history, options.min_age_s)
             bound = self.bound(checkpoint, self.newest_old(checkpoint.history, log_age_s))
             if bound > log.first_position:
                 failpoint("flush.truncating")
-                # A reader that takes its place while this waits for the entry at the bound is asked for once more.
+                # A reader that takes its place while this waits for the entry at the bound is asked
+                # for once more.
                 await log.truncate(bound, needed=self._context.reader_floor)
-            taken = self.newest_old(checkpoint.history, min(options.min_age_s, options.taken_cuts_s))
+            taken = self.newest_old(
+                checkpoint.history, min(options.min_age_s, options.taken_cuts_s)
+            )
             if taken is None or self._holds:
                 return 0
-            collections, old_tick = state.catalog.collections(dropped=True), 0 if old is None else old.tick
-            removable, kept = await in_thread(self._look, checkpoint, collections, old_tick, taken.tick)
+            collections = state.catalog.collections(dropped=True)
+            old_tick = 0 if old is None else old.tick
+            removable, kept = await in_thread(
+                self._look, checkpoint, collections, old_tick, taken.tick
+            )
             await self._give_up(removable)
             if old is None:
                 return 0
-            below = max((cut.tick for cut in checkpoint.history if cut.position <= bound), default=0)
+            below = max(
+                (cut.tick for cut in checkpoint.history if cut.position <= bound), default=0
+            )
             return min(old.tick, below, *kept)
 
     def newest_old(self, history: Sequence[CutPosition], min_age_s: float) -> CutPosition | None:
-        """Return the newest cut of an age; those before it are older, whatever their ticks say. None without one."""
-        now_ms, min_age_ms = self._context.now_ms(), int(min_age_s * 1000)
-        # Cuts that were there when the node was opened are no younger than that, whatever clocks say.
+        """Return the newest cut of an age; those before it are older, whatever their ticks say.
+        None without one.
+        """
+        now_ms = self._context.now_ms()
+        min_age_ms = int(min_age_s * 1000)
+        # Cuts that were there when the node was opened are no younger than that, whatever clocks
+        # say.
         is_open_long = self._context.elapsed_ms() - self._opened_ms >= min_age_ms
         for cut in reversed(history):
             if cut.age_ms(now_ms) >= min_age_ms or (cut.tick <= self._found_tick and is_open_long):
@@ -128,17 +169,26 @@ class Retention:
         return None
 
     def bound(self, checkpoint: Checkpoint, old: CutPosition | None) -> int:
-        """Return the position before which nobody needs the log any more; 0 when nothing may go. `old` is old enough."""
+        """Return the position before which nobody needs the log any more; 0 when nothing may go.
+        `old` is old enough.
+        """
         if old is None:
             return 0
-        bound = min(checkpoint.position, old.position)  # flusher and recovery start at the checkpoint
+        # flusher and recovery start at the checkpoint
+        bound = min(checkpoint.position, old.position)
         reader_floor = self._context.reader_floor()
         return bound if reader_floor is None else min(bound, reader_floor)
 
     def _look(
-        self, checkpoint: Checkpoint, collections: Sequence[CollectionInfo], old_tick: int, taken_tick: int
+        self,
+        checkpoint: Checkpoint,
+        collections: Sequence[CollectionInfo],
+        old_tick: int,
+        taken_tick: int,
     ) -> tuple[list[CutManifest], list[int]]:
-        """Remove files of dropped collections; return cuts that may go, and the ticks of drops to remember for others."""
+        """Remove files of dropped collections; return cuts that may go, and the ticks of drops to
+        remember for others.
+        """
         leases = read_leases(self._directory, node_id=self._context.store.node_id)
         leased = {lease.collection_id for lease in leases}
         kept: list[int] = []
@@ -149,21 +199,32 @@ class Retention:
                 else:
                     kept.append(info.dropped_tick)
         live = {info.id for info in collections if not info.dropped_tick}
-        numbers = [number for number in cut_numbers(self._directory) if number < checkpoint.cut_number]
-        manifests = (self._cuts.read(number).manifest for number in numbers[:CUTS_REMOVED_PER_ROUND_MAX])
+        numbers = [
+            number for number in cut_numbers(self._directory) if number < checkpoint.cut_number
+        ]
+        manifests = (
+            self._cuts.read(number).manifest for number in numbers[:CUTS_REMOVED_PER_ROUND_MAX]
+        )
         bounds = {"old_tick": old_tick, "taken_tick": taken_tick}
-        may_go = takewhile(lambda each: may_remove_cut(each, leases=leases, live=live, **bounds), manifests)
+        may_go = takewhile(
+            lambda each: may_remove_cut(each, leases=leases, live=live, **bounds), manifests
+        )
         return list(may_go), kept
 
     def _remove_dropped(self, collection_id: int) -> None:
-        """Remove files of a dropped collection; their cuts may stay. Safe to interrupt: the catalog remembers the drop."""
-        for path in [path for top in DATA for path in self._directory.files(f"{top}/{collection_id}")]:
+        """Remove files of a dropped collection; their cuts may stay. Safe to interrupt: the catalog
+        remembers the drop.
+        """
+        for path in [
+            path for top in DATA for path in self._directory.files(f"{top}/{collection_id}")
+        ]:
             if named_for(path) is not None:
                 self._directory.remove(path)
 
     async def _give_up(self, earliest: Sequence[CutManifest]) -> None:
         if earliest:
-            key, first_kept = kept_cuts_key(self._context.log.name), earliest[-1].number + 1
+            key = kept_cuts_key(self._context.log.name)
+            first_kept = earliest[-1].number + 1
             await self._context.store.put_meta({key: msgspec.msgpack.encode(first_kept)})
             failpoint("flush.cut_given_up")
             await in_thread(self._remove_cuts, earliest)

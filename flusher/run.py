@@ -1,4 +1,5 @@
-"""One run of the flusher: from its checkpoint through the log, until it is cancelled or something fails.
+"""One run of the flusher: from its checkpoint through the log, until it is cancelled or something
+fails.
 
 It makes files of what a scanner over the whole pchannel delivers, and a cut of each cut message.
 """
@@ -34,7 +35,13 @@ from scanner.scanner import Scanner
 from wal.entry import Visible, row_batches
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
-from wal.headers import CutHeader, DropCollectionHeader, DropPartitionHeader, FlushHeader, MessageType
+from wal.headers import (
+    CutHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+    FlushHeader,
+    MessageType,
+)
 from wal.live_tail import LiveTail
 from wal.log import Log, LogStore
 from wal.message import Message
@@ -48,7 +55,9 @@ MESSAGES_PER_STEP = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutScheduleOptions:
-    """A cut every `interval_s` seconds (None: never by time), and when `bytes_max` bytes of rows are unflushed."""
+    """A cut every `interval_s` seconds (None: never by time), and when `bytes_max` bytes of rows
+    are unflushed.
+    """
 
     interval_s: float | None = 10.0
     bytes_max: int = 256 << 20
@@ -58,8 +67,9 @@ class CutScheduleOptions:
 class RetentionOptions:
     """How long things are kept at least, and how often that is looked at; seconds.
 
-    `min_age_short_s` is the least age of log, not of cuts, while the disk is short of space: what is in files then gives way
-    to new appends. `taken_cuts_s` is that of cuts, where it is shorter, once each collection in them is in a table.
+    `min_age_short_s` is the least age of log, not of cuts, while the disk is short of space: what
+    is in files then gives way to new appends. `taken_cuts_s` is that of cuts, where it is shorter,
+    once each collection in them is in a table.
     """
 
     min_age_s: float = 86_400.0
@@ -72,11 +82,13 @@ class RetentionOptions:
 class FlushOptions:
     """Memory and threads of the flusher, and what it does when the disk fails.
 
-    A file gets a row group when its encoded rows reach `row_group_bytes` (twice as large ones were measured to take half as
-    much processor time again, in page faults); when all rows in memory reach `buffered_bytes_max`, the largest are written
-    first and reading waits. `threads` files are written at a time. After a few messages it waits `gather_s` for more, unless
-    somebody waits for a cut: appends that come one by one would otherwise each wake it on the event loop they share.
-    `group_may_read` opens segments, deletes and cuts to the group of the node's process, for a Spark of another user.
+    A file gets a row group when its encoded rows reach `row_group_bytes` (twice as large ones were
+    measured to take half as much processor time again, in page faults); when all rows in memory
+    reach `buffered_bytes_max`, the largest are written first and reading waits. `threads` files are
+    written at a time. After a few messages it waits `gather_s` for more, unless somebody waits for
+    a cut: appends that come one by one would otherwise each wake it on the event loop they share.
+    `group_may_read` opens segments, deletes and cuts to the group of the node's process, for a
+    Spark of another user.
     """
 
     row_group_bytes: int = 32 << 20
@@ -94,13 +106,15 @@ class FlushOptions:
 class FlushContext:
     """What a flusher and all its runs work with; the callables are the rest of the node.
 
-    `now_ms` is the clock that ticks follow, `elapsed_ms` one that nobody sets, in milliseconds from an arbitrary start.
-    `reader_floor` returns the lowest position of the log that a named reader needs, None without one; `on_kept_tick` is told
-    a tick at or below which cuts are published and no reader starts any more, after each round of retention.
-    `save_producers` returns what the checkpoint of a cut at a tick keeps of producers; it is asked once readers have
-    everything up to that tick. `log_is_back` returns once the log takes writes, and raises what its callers get when that
-    takes too long. `next_id` returns an id above those of all segments that the log has so far. `cut_made` is told each
-    cut whose checkpoint is durable, and how many seconds that took since its message was met.
+    `now_ms` is the clock that ticks follow, `elapsed_ms` one that nobody sets, in milliseconds from
+    an arbitrary start. `reader_floor` returns the lowest position of the log that a named reader
+    needs, None without one; `on_kept_tick` is told a tick at or below which cuts are published and
+    no reader starts any more, after each round of retention. `save_producers` returns what the
+    checkpoint of a cut at a tick keeps of producers; it is asked once readers have everything up to
+    that tick. `log_is_back` returns once the log takes writes, and raises what its callers get when
+    that takes too long. `next_id` returns an id above those of all segments that the log has so
+    far. `cut_made` is told each cut whose checkpoint is durable, and how many seconds that took
+    since its message was met.
     """
 
     directory: NodeDirectory
@@ -121,10 +135,13 @@ class FlushContext:
 class OpenCut:
     """Everything since the last cut: which row goes to which file, until a cut message closes it.
 
-    Since a cut seals every growing segment, no file ever spans two cuts. `number` is the number it will have.
+    Since a cut seals every growing segment, no file ever spans two cuts. `number` is the number it
+    will have.
     """
 
-    def __init__(self, number: int, catalog: Catalog, start_file: Callable[..., FileInProgress]) -> None:
+    def __init__(
+        self, number: int, catalog: Catalog, start_file: Callable[..., FileInProgress]
+    ) -> None:
         self.number = number
         self.first_tick = 0
         """About that of its first row; 0 without one."""
@@ -139,26 +156,44 @@ class OpenCut:
         if batch.segment_id not in self.files:
             info = self._collection(batch.collection_id)
             if info.schema_version != batch.schema_version:
-                raise Corrupt(f"rows of {info.name} have schema version {batch.schema_version}, which it never had")
-            place = {"collection_id": info.id, "vchannel": batch.vchannel, "partition_id": batch.partition_id}
-            place |= {"path": segment_path(info.id, batch.segment_id), "segment_id": batch.segment_id}
-            file = self._start_file(SegmentFile, place, schema=arrow_schema(info), key=info.primary_key)
+                raise Corrupt(
+                    f"rows of {info.name} have schema version {batch.schema_version}, which it "
+                    "never had"
+                )
+            place = {
+                "collection_id": info.id,
+                "vchannel": batch.vchannel,
+                "partition_id": batch.partition_id,
+            }
+            place |= {
+                "path": segment_path(info.id, batch.segment_id),
+                "segment_id": batch.segment_id,
+            }
+            file = self._start_file(
+                SegmentFile, place, schema=arrow_schema(info), key=info.primary_key
+            )
             self.files[batch.segment_id] = file
         self.files[batch.segment_id].add(rows)
 
     def delete(self, rows: Rows) -> None:
-        """Take in deleted keys, of rows of this cut or not: who reads the cut applies them, by offset."""
+        """Take in deleted keys, of rows of this cut or not: who reads the cut applies them, by
+        offset.
+        """
         vchannel = rows.batch.vchannel
         if vchannel not in self.files:
             info = self._collection(rows.batch.collection_id)
             path = delete_path(info.id, self.number, vchannel)
             place = {"path": path, "collection_id": info.id, "vchannel": vchannel}
             schema = pa.schema([arrow_schema(info).field(info.primary_key)])
-            self.files[vchannel] = self._start_file(DeleteFile, place, schema=schema, key=info.primary_key)
+            self.files[vchannel] = self._start_file(
+                DeleteFile, place, schema=schema, key=info.primary_key
+            )
         self.files[vchannel].add(rows)
 
     async def drop(self, **of: int) -> None:
-        """Discard the files that are of one collection, segments that are of one partition, or without either all files."""
+        """Discard the files that are of one collection, segments that are of one partition, or
+        without either all files.
+        """
         for key in [key for key, file in self.files.items() if of.items() <= file.place.items()]:
             await self.files.pop(key).discard()
 
@@ -176,15 +211,17 @@ class OpenCut:
         try:
             return self._catalog.collection(collection_id)
         except CollectionNotFound as error:
-            raise Corrupt(f"the log has rows of collection {collection_id}, which was never created") from error
+            raise Corrupt(
+                f"the log has rows of collection {collection_id}, which was never created"
+            ) from error
 
 
 class FlushRun:
     """Reads, buffers, writes and cuts from `checkpoint` on.
 
-    `ahead` is a cut on disk that the checkpoint does not know: it is adopted, and rows up to it are counted instead of
-    written. `report` is told the number of the cut in the making and how many bytes wait for it, `on_cut` of each cut whose
-    checkpoint is durable.
+    `ahead` is a cut on disk that the checkpoint does not know: it is adopted, and rows up to it are
+    counted instead of written. `report` is told the number of the cut in the making and how many
+    bytes wait for it, `on_cut` of each cut whose checkpoint is durable.
     """
 
     def __init__(
@@ -213,7 +250,9 @@ class FlushRun:
         self.open_cut = OpenCut(checkpoint.cut_number + 1, self.state.catalog, self._start_file)
 
     async def follow(self, scanner: Scanner) -> None:
-        """Work through the scanner's batches until that fails or is cancelled; files in progress are gone then."""
+        """Work through the scanner's batches until that fails or is cancelled; files in progress
+        are gone then.
+        """
         try:
             async with anyio.create_task_group() as writers:
                 while True:
@@ -225,7 +264,8 @@ class FlushRun:
                         if len(batch.visible) > MESSAGES_PER_STEP:
                             await anyio.lowlevel.checkpoint()
                     if 0 < sum([each.count for each in batch.visible]) < MESSAGES_PER_STEP:
-                        # More messages may come before the next look: appends that come one by one share the event loop.
+                        # More messages may come before the next look: appends that come one by one
+                        # share the event loop.
                         with anyio.move_on_after(self._context.options.gather_s):
                             await self._awaited.wait()
         finally:
@@ -241,7 +281,9 @@ class FlushRun:
     async def _take_in(self, visible: Visible, writers: TaskGroup) -> None:
         self.state.observe(visible)
         for batch, ticks in row_batches(visible):
-            take_in = self.open_cut.insert if batch.type is MessageType.INSERT else self.open_cut.delete
+            take_in = (
+                self.open_cut.insert if batch.type is MessageType.INSERT else self.open_cut.delete
+            )
             take_in(Rows.of(batch, ticks))
             self.open_cut.first_tick = self.open_cut.first_tick or visible.time_tick
         if isinstance(visible, Message):
@@ -263,7 +305,8 @@ class FlushRun:
                 pass  # what only changes the shard state
 
     async def _make_room(self, writers: TaskGroup) -> None:
-        cut, options = self.open_cut, self._context.options
+        cut = self.open_cut
+        options = self._context.options
         failpoint("flush.rows_taken")
         self._report(cut.number, cut.taken_bytes)
         for file in cut.files.values():
@@ -274,7 +317,9 @@ class FlushRun:
         while cut.held_bytes > options.buffered_bytes_max:
             await max(cut.files.values(), key=lambda file: file.held_bytes).spill()
 
-    def _start(self, file: FileInProgress, work: Callable[[], Awaitable[object]], writers: TaskGroup) -> None:
+    def _start(
+        self, file: FileInProgress, work: Callable[[], Awaitable[object]], writers: TaskGroup
+    ) -> None:
         async def run() -> None:
             try:
                 await work()
@@ -285,14 +330,17 @@ class FlushRun:
         writers.start_soon(run)
 
     async def _cut(self, message: Message, header: CutHeader) -> None:
-        cut, tick, begun_ms = self.open_cut, message.time_tick, self._context.elapsed_ms()
+        cut = self.open_cut
+        tick = message.time_tick
+        begun_ms = self._context.elapsed_ms()
         failpoint("flush.cut_met")
         if header.number != cut.number:
             raise Corrupt(f"the log has cut {header.number} where {cut.number} must follow")
         if self._ahead is None:
             published = await self._write(tick)
         else:
-            published, self._ahead = self._ahead, None
+            published = self._ahead
+            self._ahead = None
             rows = {file.place["path"]: file.rows for file in cut.files.values()}
             check_same_cut(published.manifest, self._checkpoint, tick, rows)
             failpoint("recovery.cut_adopted")
@@ -302,18 +350,25 @@ class FlushRun:
             self._context.cut_made(published, (self._context.elapsed_ms() - begun_ms) / 1000)
 
     async def _write(self, tick: int) -> Cut:
-        context, files = self._context, list(self.open_cut.files.values())
+        context = self._context
+        files = list(self.open_cut.files.values())
         async with anyio.create_task_group() as finishing:
             for file in files:
                 finishing.start_soon(file.finish)
         described = [file.described for file in files if file.described is not None]
         manifest = build_manifest(
-            self._checkpoint, tick, described, self.state, node_id=context.store.node_id, created_ms=context.now_ms()
+            self._checkpoint,
+            tick,
+            described,
+            self.state,
+            node_id=context.store.node_id,
+            created_ms=context.now_ms(),
         )
         return await in_thread(publish_cut, context.directory, manifest)
 
     async def _advance(self, message: Message, published: Cut) -> None:
-        context, manifest = self._context, published.manifest
+        context = self._context
+        manifest = published.manifest
         step = CutPosition(manifest.tick, message.last_confirmed_position, manifest.created_ms)
         min_age_ms = int(context.options.retention.min_age_s * 1000)
         checkpoint = Checkpoint(
@@ -321,11 +376,15 @@ class FlushRun:
             tick=step.tick,
             position=step.position,
             manifest_crc32c=published.crc32c,
-            history=extend_history(self._checkpoint.history, step, now_ms=context.now_ms(), retention_ms=min_age_ms),
+            history=extend_history(
+                self._checkpoint.history, step, now_ms=context.now_ms(), retention_ms=min_age_ms
+            ),
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
         )
-        await context.store.put_meta({checkpoint_key(context.log.name): msgspec.msgpack.encode(checkpoint)})
+        await context.store.put_meta(
+            {checkpoint_key(context.log.name): msgspec.msgpack.encode(checkpoint)}
+        )
         failpoint("flush.checkpoint_saved")
         self._checkpoint = checkpoint
         self.open_cut = OpenCut(manifest.number + 1, self.state.catalog, self._start_file)

@@ -1,7 +1,9 @@
-"""The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a worker thread.
+"""The current state of one collection as an Arrow table, without Spark. Blocks, so it runs in a
+worker thread.
 
-The rows are those of the collection's table (the base), of the cuts after it, and of the messages after those (the tail),
-whose key was not deleted later. Every file is checked against its manifest before a row of it is believed.
+The rows are those of the collection's table (the base), of the cuts after it, and of the messages
+after those (the tail), whose key was not deleted later. Every file is checked against its manifest
+before a row of it is believed.
 """
 
 from collections import defaultdict
@@ -15,7 +17,15 @@ import pyarrow.parquet as pq
 
 from flusher.data_file import Rows, decode_rows
 from flusher.directory import Cut, CutLog, check_file, cut_numbers, manifest_path
-from flusher.manifest import TICK, CutManifest, DataFile, DeleteFile, SegmentFile, arrow_schema, stored_schema
+from flusher.manifest import (
+    TICK,
+    CutManifest,
+    DataFile,
+    DeleteFile,
+    SegmentFile,
+    arrow_schema,
+    stored_schema,
+)
 from flusher.selection import Selection, apply_deletes
 from interceptors.shard.catalog import CollectionInfo
 from wal.codec import crc32c
@@ -28,7 +38,9 @@ from wal.timetick import TICK_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotBase:
-    """The collection at cut `cut`, as its table has it: `rows` have the columns of a file, then the partition's name."""
+    """The collection at cut `cut`, as its table has it: `rows` have the columns of a file, then the
+    partition's name.
+    """
 
     cut: int
     tick: int
@@ -37,11 +49,13 @@ class SnapshotBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSource:
-    """What a snapshot is made of: one collection, the cuts after `base` to `last_cut`, and every message above its tick.
+    """What a snapshot is made of: one collection, the cuts after `base` to `last_cut`, and every
+    message above its tick.
 
-    Without a base, the cuts begin with the first one. `tail` may hold messages of other collections; it ends at or above
-    `as_of`. `selection` is what of the rows is asked for, all for None. What cannot be read is raised, or with `on_loss`
-    left out and told there: the file, its rows if known, why.
+    Without a base, the cuts begin with the first one. `tail` may hold messages of other
+    collections; it ends at or above `as_of`. `selection` is what of the rows is asked for, all for
+    None. What cannot be read is raised, or with `on_loss` left out and told there: the file, its
+    rows if known, why.
     """
 
     cuts: CutLog
@@ -62,8 +76,9 @@ class SnapshotSource:
 def read_snapshot(source: SnapshotSource) -> pa.Table:
     """Return the rows that live at tick `as_of`, of those asked for: the base's, then in cut order.
 
-    Raises `Truncated` when rows of the collection are in cuts that were given up (every table has taken them), or a
-    partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when a file is not what its manifest says.
+    Raises `Truncated` when rows of the collection are in cuts that were given up (every table has
+    taken them), or a partition was dropped after `as_of`: its rows are gone. Raises `Corrupt` when
+    a file is not what its manifest says.
     """
     info = source.collection
     manifests = _manifests(source)
@@ -73,29 +88,48 @@ def read_snapshot(source: SnapshotSource) -> pa.Table:
     selected = source.selected
     schema = stored_schema(selected.schema)
     rows, deletes = _tail(source, selected, live)
-    own = [file for manifest in manifests for file in manifest.files if file.collection_id == info.id]
+    own = [
+        file for manifest in manifests for file in manifest.files if file.collection_id == info.id
+    ]
     files = [
         file
         for file in own
-        if file.tick_min <= source.as_of and selected.may_have((file.key_min, file.key_max), (file.vchannel,) * 2)
+        if file.tick_min <= source.as_of
+        and selected.may_have((file.key_min, file.key_max), (file.vchannel,) * 2)
     ]
-    segments = [file for file in files if isinstance(file, SegmentFile) and file.partition_id in live]
+    segments = [
+        file for file in files if isinstance(file, SegmentFile) and file.partition_id in live
+    ]
     delete_files = [file for file in files if isinstance(file, DeleteFile)]
     keys = stored_schema(pa.schema([schema.field(selected.key)]))
-    base = _base_rows(source.base, drops, names).select(schema.names) if source.base else schema.empty_table()
-    table = _up_to(pa.concat_tables([base, *_read(source, selected, segments, schema), *rows]), source.as_of)
-    deletes = [_up_to(each, source.as_of) for each in (*_read(source, selected, delete_files, keys), *deletes)]
+    base = (
+        _base_rows(source.base, drops, names).select(schema.names)
+        if source.base
+        else schema.empty_table()
+    )
+    table = _up_to(
+        pa.concat_tables([base, *_read(source, selected, segments, schema), *rows]), source.as_of
+    )
+    deletes = [
+        _up_to(each, source.as_of)
+        for each in (*_read(source, selected, delete_files, keys), *deletes)
+    ]
     return apply_deletes(selected.rows(table), deletes, key=selected.key).select(selected.columns)
 
 
 def _manifests(source: SnapshotSource) -> list[CutManifest]:
-    """Return the cuts that may have something of the collection, oldest first. Raises `Truncated` when some are gone."""
+    """Return the cuts that may have something of the collection, oldest first. Raises `Truncated`
+    when some are gone.
+    """
     earliest = 0 if source.base else min(cut_numbers(source.cuts.directory), default=0)
     first = 1 if source.base is None else source.base.cut + 1
     manifests: list[CutManifest] = []
     after: Cut | None = None
-    number, created = source.last_cut, source.collection.created_tick
-    while number >= first and (source.base or not manifests or manifests[-1].previous_tick >= created):
+    number = source.last_cut
+    created = source.collection.created_tick
+    while number >= first and (
+        source.base or not manifests or manifests[-1].previous_tick >= created
+    ):
         if manifests and number < earliest and source.base is None:
             _check_begins(source, manifests[-1])
             break
@@ -122,10 +156,15 @@ def _cut(source: SnapshotSource, number: int, after: Cut | None) -> Cut | None:
 
 
 def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
-    """Raise `Truncated` unless the collection's rows all begin in the earliest cut that is kept, or later."""
+    """Raise `Truncated` unless the collection's rows all begin in the earliest cut that is kept, or
+    later.
+    """
     info = source.collection
-    # Row offsets count from 0 on each vchannel, so what the first file begins with tells what came before it.
-    begins = {each.name: each.next_offset for each in earliest.vchannels if each.name in info.vchannels}
+    # Row offsets count from 0 on each vchannel, so what the first file begins with tells what came
+    # before it.
+    begins = {
+        each.name: each.next_offset for each in earliest.vchannels if each.name in info.vchannels
+    }
     for file in earliest.segments:
         if file.vchannel in begins:
             begins[file.vchannel] = min(begins[file.vchannel], file.offset_min)
@@ -138,18 +177,26 @@ def _check_begins(source: SnapshotSource, earliest: CutManifest) -> None:
         if source.on_loss is None:
             raise gone
         source.on_loss(f"cuts before {earliest.number}", sum(begins.values()), gone)
-    if source.as_of < earliest.previous_tick:  # partitions may have been dropped since, in cuts that are gone
+    # partitions may have been dropped since, in cuts that are gone
+    if source.as_of < earliest.previous_tick:
         raise Truncated(
-            f"the state at {source.as_of}", earliest.previous_tick, f"ask for {earliest.previous_tick} or later"
+            f"the state at {source.as_of}",
+            earliest.previous_tick,
+            f"ask for {earliest.previous_tick} or later",
         )
 
 
-def _partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> tuple[dict[int, int], dict[int, str]]:
-    """Return the ticks at which partitions were dropped, and all names. Raises `Truncated` for a drop after `as_of`."""
+def _partitions(
+    source: SnapshotSource, manifests: Sequence[CutManifest]
+) -> tuple[dict[int, int], dict[int, str]]:
+    """Return the ticks at which partitions were dropped, and all names. Raises `Truncated` for a
+    drop after `as_of`.
+    """
     info = source.collection
     names = {each.id: each.name for each in info.partitions} | _made_in_tail(source)
     drops = {each.id: each.dropped_tick for each in info.partitions if each.dropped_tick}
-    newest = [source.cuts.read(source.last_cut).manifest] if source.base else []  # names what the tail may drop
+    # names what the tail may drop
+    newest = [source.cuts.read(source.last_cut).manifest] if source.base else []
     for manifest in (*newest, *manifests):
         entries = (entry for entry in manifest.collections if entry.collection_id == info.id)
         for each in (partition for entry in entries for partition in entry.partitions):
@@ -169,18 +216,28 @@ def _partitions(source: SnapshotSource, manifests: Sequence[CutManifest]) -> tup
 
 
 def _made_in_tail(source: SnapshotSource) -> dict[int, str]:
-    """Return the partitions that only the log knows, by id: `collection` may have been looked up before they were made."""
+    """Return the partitions that only the log knows, by id: `collection` may have been looked up
+    before they were made.
+    """
     headers = (message.header for message in source.tail if isinstance(message, Message))
     made = (header for header in headers if isinstance(header, CreatePartitionHeader))
-    return {each.partition_id: each.name for each in made if each.collection_id == source.collection.id}
+    return {
+        each.partition_id: each.name for each in made if each.collection_id == source.collection.id
+    }
 
 
 def _base_rows(base: SnapshotBase, drops: dict[int, int], names: dict[int, str]) -> pa.Table:
-    """Return the rows of partitions that live. A name dropped since is gone, also when another partition has it now."""
-    gone = sorted({names[number] for number, tick in drops.items() if tick > base.tick and number in names})
+    """Return the rows of partitions that live. A name dropped since is gone, also when another
+    partition has it now.
+    """
+    gone = sorted(
+        {names[number] for number, tick in drops.items() if tick > base.tick and number in names}
+    )
     if not gone:
         return base.rows
-    return base.rows.filter(pc.invert(pc.is_in(base.rows.column(-1), value_set=pa.array(gone, pa.string()))))
+    return base.rows.filter(
+        pc.invert(pc.is_in(base.rows.column(-1), value_set=pa.array(gone, pa.string())))
+    )
 
 
 def _read(
@@ -204,23 +261,36 @@ def _read(
 
 
 def _up_to(table: pa.Table, tick: int) -> pa.Table:
-    return table if tick >= TICK_MAX else table.filter(pc.less_equal(table.column(TICK), pa.scalar(tick, pa.int64())))
+    return (
+        table
+        if tick >= TICK_MAX
+        else table.filter(pc.less_equal(table.column(TICK), pa.scalar(tick, pa.int64())))
+    )
 
 
-def _tail(source: SnapshotSource, selected: Selection, live: frozenset[int]) -> tuple[list[pa.Table], list[pa.Table]]:
+def _tail(
+    source: SnapshotSource, selected: Selection, live: frozenset[int]
+) -> tuple[list[pa.Table], list[pa.Table]]:
     """Return the rows and the deletes that are in the log only, a table for each vchannel."""
     info = source.collection
     rows: defaultdict[str, list[Rows]] = defaultdict(list)
     deletes: defaultdict[str, list[Rows]] = defaultdict(list)
     for batch, ticks in (each for visible in source.tail for each in row_batches(visible)):
-        if batch.collection_id != info.id or not selected.may_have(None, (batch.vchannel, batch.vchannel)):
+        if batch.collection_id != info.id or not selected.may_have(
+            None, (batch.vchannel, batch.vchannel)
+        ):
             continue
         if batch.type is MessageType.DELETE:
             deletes[batch.vchannel].append(Rows(batch, ticks))
         elif batch.partition_id in live:
             rows[batch.vchannel].append(Rows(batch, ticks))
-    schema, wanted = arrow_schema(info), stored_schema(selected.schema)
+    schema = arrow_schema(info)
+    wanted = stored_schema(selected.schema)
     keys = pa.schema([schema.field(info.primary_key)])
-    inserted = (decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile) for name in sorted(rows))
-    deleted = (decode_rows(deletes[name], keys, vchannel=name, kind=DeleteFile) for name in sorted(deletes))
+    inserted = (
+        decode_rows(rows[name], schema, vchannel=name, kind=SegmentFile) for name in sorted(rows)
+    )
+    deleted = (
+        decode_rows(deletes[name], keys, vchannel=name, kind=DeleteFile) for name in sorted(deletes)
+    )
     return [table.select(wanted.names).cast(wanted) for table in inserted], list(deleted)

@@ -27,15 +27,20 @@ class PartitionNotFound(StreamingNodeError):
 
 
 class SchemaMismatch(InvalidArgument):
-    """Rows do not fit the collection's schema, or were made for another version of it; may name column and row."""
+    """Rows do not fit the collection's schema, or were made for another version of it; may name
+    column and row.
+    """
 
     def __init__(self, message: str, *, column: str | None = None, row: int | None = None) -> None:
-        self.column, self.row = column, row
+        self.column = column
+        self.row = row
         super().__init__(message)
 
 
 class TransactionExpired(StreamingNodeError):
-    """The transaction is gone: expired, too large, unknown, or ended by a schema change; none of its rows will appear."""
+    """The transaction is gone: expired, too large, unknown, or ended by a schema change; none of
+    its rows will appear.
+    """
 
 
 class InvalidTransactionState(StreamingNodeError):
@@ -43,25 +48,32 @@ class InvalidTransactionState(StreamingNodeError):
 
 
 class ProducerFenced(StreamingNodeError):
-    """The producer was opened again or deleted since: the older one writes no more; the call did nothing."""
+    """The producer was opened again or deleted since: the older one writes no more; the call did
+    nothing.
+    """
 
     decides = False
 
     def __init__(self, epoch: int, newer_epoch: int | None) -> None:
-        self.epoch, self.newer_epoch = epoch, newer_epoch
+        self.epoch = epoch
+        self.newer_epoch = newer_epoch
         why = "deleted" if newer_epoch is None else f"opened again with epoch {newer_epoch}"
         super().__init__(
-            f"this producer has epoch {epoch} and was {why} since — stop this writer, or open the producer to take over"
+            f"this producer has epoch {epoch} and was {why} since — stop this writer, or open the "
+            "producer to take over"
         )
 
 
 class SequenceTooOld(StreamingNodeError):
-    """The write is older than what is remembered of its producer: it may be in the log, or not; the call did nothing."""
+    """The write is older than what is remembered of its producer: it may be in the log, or not; the
+    call did nothing.
+    """
 
     decides = False
 
     def __init__(self, sequence: int, oldest: int) -> None:
-        self.sequence, self.oldest = sequence, oldest
+        self.sequence = sequence
+        self.oldest = oldest
         super().__init__(
             f"sequence {sequence} is older than the earliest result that is remembered, {oldest} — "
             "go on from last_sequence, and read back what became of earlier writes"

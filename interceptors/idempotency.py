@@ -1,9 +1,11 @@
-"""Recognises retries, in front of everything that costs something, and keeps the named producers whose writes they are.
+"""Recognises retries, in front of everything that costs something, and keeps the named producers
+whose writes they are.
 
-A write that is in the window gets its first result back. While another try of it is under way, this one waits for that
-outcome. Otherwise it passes, as the first try, and what becomes of it is remembered. A write is a group of a named producer,
-or all of a pack that is nobody's: the node's own. The node repeats those only when nobody knows what became of them, and
-what the log has of them it tells itself when it is opened again: so the ones that succeed are not remembered.
+A write that is in the window gets its first result back. While another try of it is under way, this
+one waits for that outcome. Otherwise it passes, as the first try, and what becomes of it is
+remembered. A write is a group of a named producer, or all of a pack that is nobody's: the node's
+own. The node repeats those only when nobody knows what became of them, and what the log has of them
+it tells itself when it is opened again: so the ones that succeed are not remembered.
 """
 
 import asyncio
@@ -30,7 +32,8 @@ _Results = dict[AppendGroup, AppendResult]
 class _Try(msgspec.Struct, eq=False):
     """A first try under way; `waiting` is made when somebody waits for it.
 
-    `key` is there once its sequence is. A group that leaves its pack to come again has another try then, not this one.
+    `key` is there once its sequence is. A group that leaves its pack to come again has another try
+    then, not this one.
     """
 
     write: AppendGroup
@@ -44,14 +47,18 @@ class _Try(msgspec.Struct, eq=False):
         return self.write.producer
 
     def outcome(self) -> asyncio.Future[AppendResult | None]:
-        """Return what ends with the try's result, None when it was given up before the log had it, or what it raised."""
+        """Return what ends with the try's result, None when it was given up before the log had it,
+        or what it raised.
+        """
         if self.waiting is None:
             self.waiting = asyncio.get_running_loop().create_future()
         return self.waiting
 
 
 class IdempotencyInterceptor(Interceptor):
-    """Wraps the append path with the window of its log, which is recovered before the chain is built."""
+    """Wraps the append path with the window of its log, which is recovered before the chain is
+    built.
+    """
 
     name = "idempotency"
 
@@ -61,12 +68,15 @@ class IdempotencyInterceptor(Interceptor):
         self._under_way: dict[Write, _Try] = {}
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
-        """Append writes that are not in the log yet, once. A retry is told what the try was told that it joined."""
+        """Append writes that are not in the log yet, once. A retry is told what the try was told
+        that it joined.
+        """
         if pack.producer is not None and pack.producer.sequence:
             self._settle_repeated(pack, pack.producer)
         tries: list[_Try] = []
         while (other := self._look(pack, tries)) is not None:
-            await asyncio.shield(other.outcome())  # its error is this one's, which may be repeated then
+            # its error is this one's, which may be repeated then
+            await asyncio.shield(other.outcome())
         if not pack.groups:
             return
         unnumbered = [attempt for attempt in tries if attempt.key is None]
@@ -88,14 +98,18 @@ class IdempotencyInterceptor(Interceptor):
             self._ended(attempt)
 
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
-        """Return what a write came to, once a try that is under way has ended; None when it is not in the log."""
+        """Return what a write came to, once a try that is under way has ended; None when it is not
+        in the log.
+        """
         while (attempt := self._under_way.get((stamp.producer_id, stamp.sequence))) is not None:
             with suppress(Exception):  # it is its appender's
                 await asyncio.shield(attempt.outcome())
         return self.window.find(stamp)
 
     async def settled(self, producer_id: int) -> None:
-        """Return once no write of this producer is under way; fence it first, or new ones may come."""
+        """Return once no write of this producer is under way; fence it first, or new ones may
+        come.
+        """
         while tries := [each for key, each in self._under_way.items() if key[0] == producer_id]:
             with suppress(Exception):  # it is its appender's; here only its end matters
                 await asyncio.shield(tries[0].outcome())
@@ -104,8 +118,11 @@ class IdempotencyInterceptor(Interceptor):
         """Settle what an earlier try of the whole pack has brought into the log."""
         known = self.window.find(stamp)
         if known is not None:
-            pack.producer, tried = None, pack.earlier
-            while tried is not None and (tried.ticket is None or tried.time_tick != known.time_tick):
+            pack.producer = None
+            tried = pack.earlier
+            while tried is not None and (
+                tried.ticket is None or tried.time_tick != known.time_tick
+            ):
                 tried = tried.earlier
             assert tried is not None, "who repeats a pack has its tries"
             results = _results_in(tried)
@@ -113,9 +130,11 @@ class IdempotencyInterceptor(Interceptor):
                 pack.leave(group, results[group])
 
     def _look(self, pack: Pack, tries: list[_Try]) -> _Try | None:
-        """Begin the tries of a pack's named writes; those that are known are told, those under way wait for that outcome.
+        """Begin the tries of a pack's named writes; those that are known are told, those under way
+        wait for that outcome.
 
-        Returns the other try when the pack is one such write alone, which waits here; others leave their pack for it.
+        Returns the other try when the pack is one such write alone, which waits here; others leave
+        their pack for it.
         """
         for group in [group for group in pack.groups if group.producer is not None]:
             stamp = group.producer
@@ -124,13 +143,18 @@ class IdempotencyInterceptor(Interceptor):
                 known = None
                 if stamp.sequence:
                     known = self.window.find(stamp)
-                else:  # the producer's next write, whichever that will be, which nobody can have sent before
+                else:
+                    # the producer's next write, whichever that will be, which nobody can have sent
+                    # before
                     self.window.check_epoch(stamp)
             except StreamingNodeError as error:
                 pack.leave(group, error)
                 continue
-            other = self._under_way.get((stamp.producer_id, stamp.sequence)) if stamp.sequence else None
-            if other is not None and other.write is group:  # it left that pack, which is still under way
+            other = (
+                self._under_way.get((stamp.producer_id, stamp.sequence)) if stamp.sequence else None
+            )
+            # it left that pack, which is still under way
+            if other is not None and other.write is group:
                 self._end(other, None)
                 other = None
             if known is not None:
@@ -149,9 +173,12 @@ class IdempotencyInterceptor(Interceptor):
         return None
 
     def _refuse_fenced(self, tries: Sequence[_Try], pack: Pack) -> None:
-        """Let those leave whose producer may write no more, fenced since or at its last sequence; messages raise."""
+        """Let those leave whose producer may write no more, fenced since or at its last sequence;
+        messages raise.
+        """
         for attempt in tries:
-            group, stamp = attempt.write, attempt.stamp
+            group = attempt.write
+            stamp = attempt.stamp
             if group.pack is pack and not stamp.sequence:
                 try:
                     self.window.check_epoch(stamp)  # `settled` knows only what is under way
@@ -167,7 +194,8 @@ class IdempotencyInterceptor(Interceptor):
         if own is not None and not own.sequence:
             pack.producer = self._places.draw(own.producer_id, own.epoch)
         for attempt in tries:
-            write, stamp = attempt.write, attempt.stamp
+            write = attempt.write
+            stamp = attempt.stamp
             if not stamp.sequence and write.pack is pack:
                 drawn = write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
                 self._give_key(attempt, drawn)
@@ -179,11 +207,13 @@ class IdempotencyInterceptor(Interceptor):
     def _ended(self, attempt: _Try) -> None:
         """End a try whose append returned: what it came to, or nothing, when it left its pack."""
         write = attempt.write
-        if attempt.key is not None and self._under_way.get(attempt.key) is attempt:  # else it came nowhere near the log
+        # else it came nowhere near the log
+        if attempt.key is not None and self._under_way.get(attempt.key) is attempt:
             self._end(attempt, write.outcome)
 
     def _failed(self, attempt: _Try, pack: Pack, error: BaseException, results: _Results) -> None:
-        write, stamp = attempt.write, attempt.stamp
+        write = attempt.write
+        stamp = attempt.stamp
         if attempt.key is None or write.pack is not pack:
             self._ended(attempt)
             return
@@ -202,16 +232,22 @@ class IdempotencyInterceptor(Interceptor):
 
     def _decided(self, attempt: _Try, result: AppendResult, durable: asyncio.Future[None]) -> None:
         """End a try that was cancelled after the log had it: its ticket alone decides."""
-        error = Indeterminate("nobody knows what became of it") if durable.cancelled() else durable.exception()
+        error = (
+            Indeterminate("nobody knows what became of it")
+            if durable.cancelled()
+            else durable.exception()
+        )
         self._end(attempt, error or result)
 
     def _end(self, attempt: _Try, outcome: AppendResult | BaseException | None) -> None:
-        stamp, waiting = attempt.stamp, attempt.waiting
+        stamp = attempt.stamp
+        waiting = attempt.waiting
         assert attempt.key is not None, "what has no sequence is not under way"
         del self._under_way[attempt.key]
         if isinstance(outcome, AppendResult):
             self.window.add(stamp, outcome)
-            attempt.write.place = None  # now: frames of a `Redo` refer to the write until garbage is collected
+            # now: frames of a `Redo` refer to the write until garbage is collected
+            attempt.write.place = None
         if waiting is None:
             return
         if isinstance(outcome, BaseException):
@@ -223,15 +259,20 @@ class IdempotencyInterceptor(Interceptor):
 
 def _results_in(pack: Pack) -> _Results:
     """Return the results of the groups of a pack once the log has it synced."""
-    return dict(zip(pack.groups, [replace(result, durable=True) for result in pack.results()], strict=True))
+    return dict(
+        zip(pack.groups, [replace(result, durable=True) for result in pack.results()], strict=True)
+    )
 
 
 def _joined(
-    group: AppendGroup, come_again: Callable[[AppendGroup], None], outcome: asyncio.Future[AppendResult | None]
+    group: AppendGroup,
+    come_again: Callable[[AppendGroup], None],
+    outcome: asyncio.Future[AppendResult | None],
 ) -> None:
     """Tell a group what the other try of its write came to, or let it look again."""
     error = None if outcome.cancelled() else outcome.exception()
-    if error is None or isinstance(error, FINAL):  # the term ends: what becomes of the write is told in the next one
+    # the term ends: what becomes of the write is told in the next one
+    if error is None or isinstance(error, FINAL):
         group.doubt = error if isinstance(error, Indeterminate) else group.doubt
         come_again(group)
     else:
@@ -240,7 +281,9 @@ def _joined(
 
 
 class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored for a name: its id, drawn once, the epoch it was last opened with, and what its user noted."""
+    """What is stored for a name: its id, drawn once, the epoch it was last opened with, and what
+    its user noted.
+    """
 
     producer_id: int
     epoch: int
@@ -248,10 +291,11 @@ class ProducerRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Producers:
-    """The named producers of one pchannel, which outlive terms: each name's id, and its epoch, durable before it is used.
+    """The named producers of one pchannel, which outlive terms: each name's id, and its epoch,
+    durable before it is used.
 
-    `load` comes first, and `bind` in each term, with the interceptor whose window writes are checked against. What was begun
-    here may still take place when its caller is cancelled.
+    `load` comes first, and `bind` in each term, with the interceptor whose window writes are
+    checked against. What was begun here may still take place when its caller is cancelled.
     """
 
     def __init__(self, store: LogStore, pchannel: str, limits: ProducerLimits) -> None:
@@ -264,20 +308,26 @@ class Producers:
         self._changing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read the producers that earlier runs left. Raises `Corrupt` for one that cannot be read."""
+        """Read the producers that earlier runs left. Raises `Corrupt` for one that cannot be
+        read.
+        """
         stored = await self._store.scan_meta(self._prefix)
-        self._records = {key.removeprefix(self._prefix): _decode(key, value) for key, value in stored.items()}
+        self._records = {
+            key.removeprefix(self._prefix): _decode(key, value) for key, value in stored.items()
+        }
 
     def bind(self, interceptor: IdempotencyInterceptor) -> None:
         """Check against this interceptor's window from now on."""
-        window = interceptor.window  # rebuilt from the log, which does not say who was opened or deleted
+        # rebuilt from the log, which does not say who was opened or deleted
+        window = interceptor.window
         window.keep_only(self._live_ids())
         window.fence(NODE_PRODUCER_ID, 0)
         for record in self._records.values():
             window.fence(record.producer_id, record.epoch)
         for producer_id in self._live_ids():
             self.places.reach(producer_id, window.last_sequence(producer_id))
-        # What took its place while the window was rebuilt was not held there: it may be in the log, and forgotten again.
+        # What took its place while the window was rebuilt was not held there: it may be in the log,
+        # and forgotten again.
         for write in self.places.writes():
             if write not in window.held and window.has_forgotten(write):
                 self.places.release(write)
@@ -289,7 +339,9 @@ class Producers:
         return self._bound.window.last_sequence(producer_id)
 
     def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
-        """Return the place of a write: nothing of it is forgotten while something refers to that."""
+        """Return the place of a write: nothing of it is forgotten while something refers to
+        that.
+        """
         place = Place(ProducerStamp(producer_id, epoch, sequence))
         write = (producer_id, sequence)
         if write not in self.places and self._bound.window.has_forgotten(write):
@@ -297,25 +349,32 @@ class Producers:
         return self.places.hold(place)
 
     async def open(self, name: str) -> ProducerRecord:
-        """Open a producer, made if it is new, and fence whoever opened it before; durable when this returns.
+        """Open a producer, made if it is new, and fence whoever opened it before; durable when this
+        returns.
 
-        Raises `Overloaded` when there are too many, and what the log store raises; the older one may be fenced then.
+        Raises `Overloaded` when there are too many, and what the log store raises; the older one
+        may be fenced then.
         """
         return await carry_on(self._open(name))
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
-        """Note something with a name for its next opening. Raises `ProducerFenced` unless `epoch` is the last one."""
+        """Note something with a name for its next opening. Raises `ProducerFenced` unless `epoch`
+        is the last one.
+        """
         await carry_on(self._put_note(name, epoch, note))
 
     async def delete(self, name: str) -> bool:
-        """Forget a producer; return whether there was one. It is fenced when nobody knows whether the store forgot it."""
+        """Forget a producer; return whether there was one. It is fenced when nobody knows whether
+        the store forgot it.
+        """
         return await carry_on(self._delete(name))
 
     async def _open(self, name: str) -> ProducerRecord:
         async with self._changing:
             record = self._next_record(name)
             await self._put(name, record)
-            await self._fence(record)  # so that `last_sequence` says all there will ever be of the older one
+            # so that `last_sequence` says all there will ever be of the older one
+            await self._fence(record)
             return record
 
     async def _put_note(self, name: str, epoch: int, note: bytes) -> None:
@@ -334,7 +393,8 @@ class Producers:
             try:
                 await self._store.put_meta({self._prefix + name: None})
             except Indeterminate:
-                # After a restart it may be unknown, and its retries new writes: so it writes nothing any more.
+                # After a restart it may be unknown, and its retries new writes: so it writes
+                # nothing any more.
                 self._records[name] = gone
                 self._bound.window.fence(gone.producer_id, gone.epoch)
                 raise
@@ -363,8 +423,12 @@ class Producers:
         if record is not None:
             return ProducerRecord(record.producer_id, record.epoch + 1, record.note)
         if len(self._records) >= self.limits.producers_max:
-            raise Overloaded(f"there are {len(self._records)} producers, the limit — delete_producer() those of no use")
-        # Drawn, 62 bits of it, and never counted up, because the log remembers the ids of deleted ones.
+            raise Overloaded(
+                f"there are {len(self._records)} producers, the limit — delete_producer() those of "
+                "no use"
+            )
+        # Drawn, 62 bits of it, and never counted up, because the log remembers the ids of deleted
+        # ones.
         taken = {0} | self._live_ids()
         while (drawn := secrets.randbits(62)) in taken:
             pass

@@ -1,4 +1,6 @@
-"""What a channel is after its log is read again: the checkpoint's state, brought up to the end of the log."""
+"""What a channel is after its log is read again: the checkpoint's state, brought up to the end of
+the log.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -45,9 +47,11 @@ async def recover(
     producer_limits: ProducerLimits | None = None,
     held: frozenset[Write] = frozenset(),
 ) -> RecoveredChannel:
-    """Return the channel that `log` says, from a checkpoint at `position` (an LC) and `tick`; `held` writes are kept.
+    """Return the channel that `log` says, from a checkpoint at `position` (an LC) and `tick`;
+    `held` writes are kept.
 
-    Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log starts after `position`.
+    Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log
+    starts after `position`.
     """
     state = ShardState() if shard_state is None else ShardState.restore(shard_state)
     window = Window(producer_limits, held=held)
@@ -57,21 +61,26 @@ async def recover(
         window = await in_thread(lambda: decode_window(producers, kind, producer_limits, held=held))
 
     def begin_missing(commit: Message) -> None:
-        # `position` is an LC: of every transaction that commits after the checkpoint the begin is in what is read.
+        # `position` is an LC: of every transaction that commits after the checkpoint the begin is
+        # in what is read.
         if commit.time_tick > tick:
             raise Corrupt(
-                f"transaction {commit.txn_id} commits at position {commit.position}, after the checkpoint's tick {tick}, "
+                f"transaction {commit.txn_id} commits at position {commit.position}, after the "
+                f"checkpoint's tick {tick}, "
                 f"but begins before the checkpoint's position {position}"
             )
 
     buffer = TransactionBuffer(begin_missing=begin_missing)
     fences: dict[str, int] = {}
     commits: Commits | None = None
-    next_position, read = position, 0
+    next_position = position
+    read = 0
     while entries := await log.read(next_position, bytes_max=READ_BYTES):
         if commits is None:  # of what began before the first entry, the commit may lie before it
             commits = Commits(
-                known_after=entries[0].first_tick - 1 if entries[0].first_position > FIRST_POSITION else 0
+                known_after=entries[0].first_tick - 1
+                if entries[0].first_position > FIRST_POSITION
+                else 0
             )
         for entry in entries:
             if entry.messages and (head := entry.messages[0]).type is MessageType.COMMIT_TXN:
@@ -82,7 +91,10 @@ async def recover(
                 state.observe(message)  # does nothing for what the snapshot has
                 if isinstance(message, Message) and message.type in DDL:
                     fences[message.vchannel] = message.time_tick
-        next_position, read = entries[-1].last_position + 1, read + len(entries)
+        next_position = entries[-1].last_position + 1
+        read = read + len(entries)
         failpoint("recovery.entries_read")
         await asyncio.sleep(0)
-    return RecoveredChannel(state, buffer.open_transactions, fences, commits or Commits(), window, read)
+    return RecoveredChannel(
+        state, buffer.open_transactions, fences, commits or Commits(), window, read
+    )

@@ -1,7 +1,9 @@
-"""Gives each append its tick, and tells readers of it once it is durable and everything below it has ended.
+"""Gives each append its tick, and tells readers of it once it is durable and everything below it
+has ended.
 
-From `allocate` to the log's queue nothing suspends, so position order is tick order is durability order. What became of a
-group that reached the queue its ticket alone decides, whoever still listens.
+From `allocate` to the log's queue nothing suspends, so position order is tick order is durability
+order. What became of a group that reached the queue its ticket alone decides, whoever still
+listens.
 """
 
 import asyncio
@@ -25,13 +27,17 @@ from wal.timetick import TickAllocator, add_ms
 INTERVAL_S = 0.2
 """How long an idle log may keep its readers waiting."""
 PROMISED_AHEAD_MS = 1_000
-"""An idle log syncs a page this often. The next opening's ticks begin so far ahead, or twice as far as a sync takes long."""
+"""An idle log syncs a page this often. The next opening's ticks begin so far ahead, or twice as far
+as a sync takes long.
+"""
 
 _log = event_log(__name__)
 
 
 class VChannelMvcc(NamedTuple):
-    """A read of `vchannel` at `time_tick` sees all of it; when not `confirmed`, readers are not there yet."""
+    """A read of `vchannel` at `time_tick` sees all of it; when not `confirmed`, readers are not
+    there yet.
+    """
 
     vchannel: str
     time_tick: int
@@ -39,10 +45,11 @@ class VChannelMvcc(NamedTuple):
 
 
 class MvccManager:
-    """The newest tick at which each vchannel changed in this term; `first_tick` stands for everything before.
+    """The newest tick at which each vchannel changed in this term; `first_tick` stands for
+    everything before.
 
-    A transaction changes its vchannels at its commit. Everything at or below `confirmed_tick` is confirmed, as the ack
-    manager says; `updates` counts how often a vchannel moved.
+    A transaction changes its vchannels at its commit. Everything at or below `confirmed_tick` is
+    confirmed, as the ack manager says; `updates` counts how often a vchannel moved.
     """
 
     def __init__(self, first_tick: int) -> None:
@@ -51,7 +58,9 @@ class MvccManager:
         self.updates = 0
 
     def update(self, entry: LogEntry) -> None:
-        """Take in a durable entry, before or after it is confirmed; entries may come out of order."""
+        """Take in a durable entry, before or after it is confirmed; entries may come out of
+        order.
+        """
         if entry.rows is not None:
             for batch in entry.rows.batches:
                 self._changed(batch.vchannel, int(entry.rows.ticks[batch.groups[-1]]))
@@ -65,7 +74,9 @@ class MvccManager:
                 self._changed(message.vchannel, entry.time_tick)
 
     def of(self, vchannel: str) -> VChannelMvcc:
-        """Return the tick of a vchannel; one that has not changed in this term is complete at the term's first tick."""
+        """Return the tick of a vchannel; one that has not changed in this term is complete at the
+        term's first tick.
+        """
         tick = self._ticks.get(vchannel, self._first_tick)
         return VChannelMvcc(vchannel, tick, tick <= self.confirmed_tick)
 
@@ -80,7 +91,8 @@ class MvccManager:
 
 
 class Acker(msgspec.Struct, eq=False):
-    """Ticks on their way to an outcome: those of an append, or a mark, which has no `entry` but is waited for.
+    """Ticks on their way to an outcome: those of an append, or a mark, which has no `entry` but is
+    waited for.
 
     An append has one tick for each of its groups, from `first` to `tick`, and they end together.
     """
@@ -95,15 +107,19 @@ class Acker(msgspec.Struct, eq=False):
 class AckManager:
     """The ticks of one log in this term: acknowledged in any order, given to readers in tick order.
 
-    Every append at or below `confirmed_tick` has ended. One whose outcome is unknown never does, so nothing at or above its
-    tick is confirmed in this term.
+    Every append at or below `confirmed_tick` has ended. One whose outcome is unknown never does, so
+    nothing at or above its tick is confirmed in this term.
     """
 
-    def __init__(self, ticks: TickAllocator, *, confirmed_tick: int, tail: LiveTail, mvcc: MvccManager) -> None:
+    def __init__(
+        self, ticks: TickAllocator, *, confirmed_tick: int, tail: LiveTail, mvcc: MvccManager
+    ) -> None:
         assert confirmed_tick > 0, "a term starts with a tick"
         self.confirmed_tick = confirmed_tick
         self.promised_tick = 0
-        """No later term goes below it, so readers may have ticks without an entry up to it; only ever raised."""
+        """No later term goes below it, so readers may have ticks without an entry up to it; only
+        ever raised.
+        """
         self.ticks = ticks
         self._tail = tail
         self._mvcc = mvcc
@@ -140,7 +156,9 @@ class AckManager:
         self._end(acker)
 
     def abandon(self, acker: Acker) -> None:
-        """Nobody knows whether the append happened: nothing at or above its tick is confirmed from here on."""
+        """Nobody knows whether the append happened: nothing at or above its tick is confirmed from
+        here on.
+        """
         assert not acker.ended, "an append ends once"
         self._confirm_nothing_from(acker.first)
 
@@ -149,7 +167,9 @@ class AckManager:
         self._confirm_nothing_from(self.confirmed_tick + 1)
 
     def mark(self) -> Acker | None:
-        """Return a tick above every allocated one, confirmed once those have ended; None when it is not promised."""
+        """Return a tick above every allocated one, confirmed once those have ended; None when it is
+        not promised.
+        """
         if self._indeterminate_tick:
             raise self._unreachable(self.ticks.last + 1)
         if self._pending and self._pending[-1].confirmed is not None:
@@ -189,7 +209,10 @@ class AckManager:
                 acker.confirmed.exception()  # nobody may be listening any more
 
     def _unreachable(self, tick: int) -> OnShutdown:
-        return OnShutdown(f"tick {tick} is not confirmed: the term ended at the append of {self._indeterminate_tick}")
+        return OnShutdown(
+            f"tick {tick} is not confirmed: the term ended at the append of "
+            f"{self._indeterminate_tick}"
+        )
 
 
 class TimeTickInterceptor(Interceptor):
@@ -204,7 +227,8 @@ class TimeTickInterceptor(Interceptor):
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
         """Append at new ticks, one for each group."""
         acker = self._acks.allocate(len(pack.groups))
-        # A reader of this entry resumes at the oldest open begin: all it could miss are bodies that came before.
+        # A reader of this entry resumes at the oldest open begin: all it could miss are bodies that
+        # came before.
         pack.stamp(acker.tick, self._oldest_open_begin())
         failpoint("append.stamped")
         try:
@@ -221,7 +245,9 @@ class TimeTickInterceptor(Interceptor):
         if ticket.durable.done():
             self._acknowledge(acker, entry, ticket.durable)
         else:
-            ticket.durable.add_done_callback(lambda durable: self._acknowledge(acker, entry, durable))
+            ticket.durable.add_done_callback(
+                lambda durable: self._acknowledge(acker, entry, durable)
+            )
 
     def _acknowledge(self, acker: Acker, entry: LogEntry, durable: asyncio.Future[None]) -> None:
         if durable.cancelled() or durable.exception() is not None:
@@ -235,8 +261,9 @@ class TimeTickInterceptor(Interceptor):
 class TimeTickSyncOperator:
     """Tells readers of an idle log how far it is complete, and answers "consistent up to when?".
 
-    Its ticks are in no entry, so before a reader hears of one the store remembers (`promise_tick`) that no later term may go
-    below it. That is written a moment ahead, by a thread: most ticks then have nothing to wait for.
+    Its ticks are in no entry, so before a reader hears of one the store remembers (`promise_tick`)
+    that no later term may go below it. That is written a moment ahead, by a thread: most ticks then
+    have nothing to wait for.
     """
 
     def __init__(self, acks: AckManager, *, promise_tick: Callable[[int], Awaitable[None]]) -> None:
@@ -245,11 +272,14 @@ class TimeTickSyncOperator:
         self._promising = asyncio.Lock()
 
     async def sync(self) -> int:
-        """Return a new confirmed tick, above every append that was acknowledged before the call; readers have been told.
+        """Return a new confirmed tick, above every append that was acknowledged before the call;
+        readers have been told.
 
-        Raises `OnShutdown` when an append in flight has no known outcome, and what keeps the store from promising.
+        Raises `OnShutdown` when an append in flight has no known outcome, and what keeps the store
+        from promising.
         """
-        await asyncio.sleep(0)  # on an idle log nothing else suspends, and a loop of this would let nobody run
+        # on an idle log nothing else suspends, and a loop of this would let nobody run
+        await asyncio.sleep(0)
         ahead_ms = PROMISED_AHEAD_MS
         while (mark := self._acks.mark()) is None:
             async with self._promising:
@@ -271,12 +301,15 @@ class TimeTickInspector:
         self._interval_s = interval_s
 
     async def run(self, append: Append) -> None:
-        """Sync until cancelled, or until the log takes no more: closed, fenced, or failed in a write."""
+        """Sync until cancelled, or until the log takes no more: closed, fenced, or failed in a
+        write.
+        """
         while True:
             await anyio.sleep(self._interval_s)
             try:
                 await self._operator.sync()
             except (ChannelFenced, LogReopening, OnShutdown):
                 return
-            except StreamingNodeError as error:  # the floor cannot be written now; the next interval tries again
+            except StreamingNodeError as error:
+                # the floor cannot be written now; the next interval tries again
                 _log.warning("tick_not_written", error=str(error))

@@ -1,7 +1,9 @@
-"""Transactions on the append path: ids, the open sessions of one log, who may still commit, and what rolls back the rest.
+"""Transactions on the append path: ids, the open sessions of one log, who may still commit, and
+what rolls back the rest.
 
-A buffered transaction is one group of rows, takes place at its tick, which is its id, and needs no session. Bodies, commit
-and rollback of a streamed one move its session. Nothing here suspends before the log has them.
+A buffered transaction is one group of rows, takes place at its tick, which is its id, and needs no
+session. Bodies, commit and rollback of a streamed one move its session. Nothing here suspends
+before the log has them.
 """
 
 import asyncio
@@ -15,7 +17,15 @@ import msgspec
 
 from interceptors.chain import FINAL, Interceptor, Redo, repeat
 from interceptors.errors import InvalidTransactionState, TransactionExpired
-from interceptors.txn_session import OPEN, Failure, Session, SessionEvent, SessionState, TxnLimits, size_of_bodies
+from interceptors.txn_session import (
+    OPEN,
+    Failure,
+    Session,
+    SessionEvent,
+    SessionState,
+    TxnLimits,
+    size_of_bodies,
+)
 from wal.append import Append, AppendGroup, AppendPack, Pack
 from wal.entry import OpenTransaction
 from wal.errors import Overloaded, StreamingNodeError
@@ -28,16 +38,20 @@ from wal.timetick import physical_ms
 COMMITS_MAX = 4096
 """More than a client may have in doubt; an id costs some 100 bytes."""
 EXPIRY_INTERVAL_S = 0.2
-"""How long after its keepalive an idle transaction may still hold things back; also the pause after a refused rollback."""
+"""How long after its keepalive an idle transaction may still hold things back; also the pause after
+a refused rollback.
+"""
 
 _CONTROL = frozenset({MessageType.BEGIN_TXN, MessageType.COMMIT_TXN, MessageType.ROLLBACK_TXN})
 _IS_TRANSACTION = attrgetter("is_transaction")
 
 
 class Commits:
-    """The ids of the latest commits, so that a commit that is repeated hears what became of the first.
+    """The ids of the latest commits, so that a commit that is repeated hears what became of the
+    first.
 
-    At or below `known_after` nobody can say any more whether another one committed, and nobody guesses.
+    At or below `known_after` nobody can say any more whether another one committed, and nobody
+    guesses.
     """
 
     def __init__(self, *, known_after: int = 0) -> None:
@@ -61,11 +75,13 @@ def steady_ms() -> int:
 
 
 class TxnInterceptor(Interceptor):
-    """The sessions of one log, oldest first, on its append path. Lives on the event loop; `now_ms` never leaps.
+    """The sessions of one log, oldest first, on its append path. Lives on the event loop; `now_ms`
+    never leaps.
 
-    It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels to the tick of their last
-    exclusive message. All bodies count against `memory`, which is the node's, until their transactions or the term end. What
-    is open then stays open in the log, and the next term goes on with it (`go_on_from`).
+    It starts with the transactions that the log leaves open at `at_tick`; `fences` maps vchannels
+    to the tick of their last exclusive message. All bodies count against `memory`, which is the
+    node's, until their transactions or the term end. What is open then stays open in the log, and
+    the next term goes on with it (`go_on_from`).
     """
 
     name = "txn"
@@ -86,17 +102,22 @@ class TxnInterceptor(Interceptor):
         """Set when a session needs a rollback in the log."""
         self._limits = limits
         self._memory = memory
-        self.now_ms, self._asked_ms = now_ms, asked_ms
+        self.now_ms = now_ms
+        self._asked_ms = asked_ms
         self._commits = Commits() if commits is None else commits
         self._sessions: dict[int, Session] = {}
         self._begins: dict[int, Pack | int] = {}
-        """By id: where the begin lies, or the pack that has its place once it is in the log's queue."""
+        """By id: where the begin lies, or the pack that has its place once it is in the log's
+        queue.
+        """
         self._drained: dict[int, asyncio.Future[None]] = {}
         """By id: what a commit waits for whose bodies are on their way."""
         for begin, bodies in open_transactions:
             self._recover(begin, bodies, at_tick)
         self._fences: Mapping[str, int] = fences or {}
-        """By vchannel: the tick of its last exclusive message, as far as a live session may span it."""
+        """By vchannel: the tick of its last exclusive message, as far as a live session may span
+        it.
+        """
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -122,27 +143,41 @@ class TxnInterceptor(Interceptor):
         return self._sessions[txn_id].bodies
 
     def scope_of(self, pack: Pack) -> list[str]:
-        """Return the vchannels a pack concerns: of its rows or its messages, and of the transaction it commits."""
+        """Return the vchannels a pack concerns: of its rows or its messages, and of the transaction
+        it commits.
+        """
         if pack.first_type is None:
             scopes = {piece.target.vchannels for group in pack.groups for piece in group.pieces}
             return [vchannel for scope in scopes for vchannel in scope]
         vchannels = [each.vchannel for each in pack.messages]
-        if pack.first_type is MessageType.COMMIT_TXN and (session := self._sessions.get(pack.messages[0].txn_id)):
+        if pack.first_type is MessageType.COMMIT_TXN and (
+            session := self._sessions.get(pack.messages[0].txn_id)
+        ):
             vchannels += session.vchannels
         return vchannels
 
-    # --- on the append path ---------------------------------------------------------------------------------------------
+    # --- on the append path -----------------------------------------------------------------------
 
     def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
         """Stamp the transaction id and keep the session's books."""
         kind = pack.first_type
         if kind is None:  # rows that are a whole by themselves: nothing to do afterwards
-            return self._buffered(pack, append) if any(map(_IS_TRANSACTION, pack.groups)) else append(pack)
+            return (
+                self._buffered(pack, append)
+                if any(map(_IS_TRANSACTION, pack.groups))
+                else append(pack)
+            )
         if kind in _CONTROL:
-            assert [message.vchannel for message in pack.messages] == [ALL_VCHANNELS], "it comes alone"
+            assert [message.vchannel for message in pack.messages] == [ALL_VCHANNELS], (
+                "it comes alone"
+            )
             if kind is MessageType.BEGIN_TXN:
                 return self._begin(pack, append)
-            return self._commit(pack, append) if kind is MessageType.COMMIT_TXN else self._rollback(pack, append)
+            return (
+                self._commit(pack, append)
+                if kind is MessageType.COMMIT_TXN
+                else self._rollback(pack, append)
+            )
         if kind in DML:
             return self._bodies(pack, append)
         return self._exclusive(pack, append) if kind in DDL else append(pack)
@@ -158,15 +193,22 @@ class TxnInterceptor(Interceptor):
         failpoint("txn.group_durable")
 
     async def _begin(self, pack: Pack, append: AppendPack) -> None:
-        begin, limits, now_ms = pack.messages[0], self._limits, self.now_ms()
+        begin = pack.messages[0]
+        limits = self._limits
+        now_ms = self.now_ms()
         assert isinstance(begin.header, BeginTxnHeader), "a begin has its own header"
-        keepalive_ms = min(begin.header.keepalive_ms or limits.keepalive_ms_default, int(limits.age_s_max * 1000))
+        keepalive_ms = min(
+            begin.header.keepalive_ms or limits.keepalive_ms_default, int(limits.age_s_max * 1000)
+        )
         if len(self._sessions) >= limits.sessions_max:
-            raise Overloaded(f"{len(self._sessions)} transactions are open, the limit — end some of them first")
+            raise Overloaded(
+                f"{len(self._sessions)} transactions are open, the limit — end some of them first"
+            )
         txn_id = begin.txn_id = pack.time_tick
         begin.header = msgspec.structs.replace(begin.header, keepalive_ms=keepalive_ms)
         session = Session(txn_id, keepalive_ms, limits, begun_ms=now_ms, active_ms=now_ms)
-        self._sessions[txn_id], self._begins[txn_id] = session, pack
+        self._sessions[txn_id] = session
+        self._begins[txn_id] = pack
         try:
             failpoint("txn.beginning")
             await append(pack)
@@ -178,7 +220,9 @@ class TxnInterceptor(Interceptor):
 
     async def _bodies(self, pack: Pack, append: AppendPack) -> None:
         txn_id = pack.messages[0].txn_id
-        assert all(message.txn_id == txn_id and message.type in DML for message in pack.messages), "bodies come apart"
+        assert all(message.txn_id == txn_id and message.type in DML for message in pack.messages), (
+            "bodies come apart"
+        )
         session = self._session(txn_id)
         bodies = [Change.of(message) for message in pack.messages]
         size_bytes = size_of_bodies(bodies)
@@ -186,9 +230,11 @@ class TxnInterceptor(Interceptor):
         if session.state is SessionState.IN_FLIGHT and session.overflows(bodies):
             self._fail(session, Failure.TOO_LARGE)
         if session.state is SessionState.IN_FLIGHT and not self._memory.has_room(size_bytes):
-            # Never waited for: room comes from other transactions, whose callers may be waiting in the same way.
+            # Never waited for: room comes from other transactions, whose callers may be waiting in
+            # the same way.
             raise Overloaded(
-                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not "
+                "fit — "
                 "end some of them first, or raise writes.pending_bytes_max"
             )
         session.add_bodies(bodies)
@@ -221,7 +267,8 @@ class TxnInterceptor(Interceptor):
             session.apply(SessionEvent.SENT_BACK)
             raise
         except BaseException:  # cancelled is refused too: what waits here is before the log's queue
-            # One that the log had and could not write stays open: the log is opened again, which starts with new sessions.
+            # One that the log had and could not write stays open: the log is opened again, which
+            # starts with new sessions.
             if pack.ticket is None:
                 session.fail(Failure.COMMIT_FAILED)
                 self._failed.set()
@@ -231,7 +278,8 @@ class TxnInterceptor(Interceptor):
 
     async def _rollback(self, pack: Pack, append: AppendPack) -> None:
         session = self._session(pack.messages[0].txn_id)
-        session.apply(SessionEvent.ROLLBACK)  # bodies on their way come before it in the log, so nothing waits
+        # bodies on their way come before it in the log, so nothing waits
+        session.apply(SessionEvent.ROLLBACK)
         try:
             failpoint("txn.rolling_back")
             await append(pack)
@@ -242,24 +290,32 @@ class TxnInterceptor(Interceptor):
             raise
         self._forget(session)
 
-    # --- what ends a session without its client -------------------------------------------------------------------------
+    # --- what ends a session without its client ---------------------------------------------------
 
     def overtake(self, vchannels: Iterable[str], tick: int) -> None:
-        """Let no session that began before the exclusive message at `tick` commit at its vchannels."""
+        """Let no session that began before the exclusive message at `tick` commit at its
+        vchannels.
+        """
         oldest = next(iter(self._sessions), tick)
-        self._fences = {name: at for name, at in self._fences.items() if at > oldest} | dict.fromkeys(vchannels, tick)
+        self._fences = {
+            name: at for name, at in self._fences.items() if at > oldest
+        } | dict.fromkeys(vchannels, tick)
         for session in self._sessions.values():
             self._judge(session, session.vchannels)
 
     async def run(self, append: Append) -> None:
-        """Expire sessions and roll back failed ones, until cancelled or until the log takes no more.
+        """Expire sessions and roll back failed ones, until cancelled or until the log takes no
+        more.
 
-        It does not give up before: only a rollback lets readers drop a transaction, and its log be truncated.
+        It does not give up before: only a rollback lets readers drop a transaction, and its log be
+        truncated.
         """
         await repeat(partial(self.roll_back_due, append), self._failed, EXPIRY_INTERVAL_S)
 
     async def roll_back_due(self, append: Append) -> int:
-        """Expire what is due and roll back what has failed; return how often the log took it. Raises `FINAL` errors."""
+        """Expire what is due and roll back what has failed; return how often the log took it.
+        Raises `FINAL` errors.
+        """
         self.expire()
         self._failed.clear()
         rolled_back = 0
@@ -270,7 +326,11 @@ class TxnInterceptor(Interceptor):
             failpoint("txn.expired")
             header = RollbackTxnHeader(session.failure.value)
             try:
-                await append(AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]))
+                await append(
+                    AppendGroup(
+                        [MutableMessage(MessageType.ROLLBACK_TXN, header, txn_id=session.txn_id)]
+                    )
+                )
                 rolled_back += 1
             except StreamingNodeError as error:
                 if isinstance(error, FINAL):  # otherwise the next look tries again
@@ -283,40 +343,53 @@ class TxnInterceptor(Interceptor):
             self._judge(session, ())
 
     def end(self) -> None:
-        """Hold no memory any more: the term is over, and the next one counts what it finds in the log. Idempotent."""
+        """Hold no memory any more: the term is over, and the next one counts what it finds in the
+        log. Idempotent.
+        """
         if self._begins:
             self._memory.give_back(self.size_bytes)
             self._begins.clear()
 
     def go_on_from(self, earlier: "TxnInterceptor") -> None:
-        """Have transactions be as old and as idle as the term before in this process knew them, by the same clock."""
+        """Have transactions be as old and as idle as the term before in this process knew them, by
+        the same clock.
+        """
         for known in earlier.sessions:
             if (session := self._sessions.get(known.txn_id)) is not None:
-                session.begun_ms, session.active_ms = known.begun_ms, known.active_ms
+                session.begun_ms = known.begun_ms
+                session.active_ms = known.active_ms
                 if known.failure is Failure.TOO_LARGE:  # it lacks rows; other failures show again
                     self._fail(session, Failure.TOO_LARGE)
 
-    # --- inside ---------------------------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def _session(self, txn_id: int) -> Session:
         session = self._sessions.get(txn_id)
         if session is not None:
             return session
         if txn_id in self._commits:
-            raise InvalidTransactionState(f"transaction {txn_id} is committed already — begin a new one")
+            raise InvalidTransactionState(
+                f"transaction {txn_id} is committed already — begin a new one"
+            )
         if txn_id <= self._commits.known_after:
             raise InvalidTransactionState(
-                f"transaction {txn_id} ended too long ago to say whether it committed — read back whether its rows are there"
+                f"transaction {txn_id} ended too long ago to say whether it committed — read back "
+                "whether its rows are there"
             )
-        raise TransactionExpired(f"transaction {txn_id} is not open: rolled back, expired or unknown — begin a new one")
+        raise TransactionExpired(
+            f"transaction {txn_id} is not open: rolled back, expired or unknown — begin a new one"
+        )
 
     def _judge(self, session: Session, vchannels: Iterable[str]) -> None:
-        """Fail the session if its time is over or a fence is above its begin; the transition that follows raises."""
+        """Fail the session if its time is over or a fence is above its begin; the transition that
+        follows raises.
+        """
         if session.state not in OPEN:
             return
         failure = session.due(self.now_ms())
         if failure is Failure.EXPIRED and (asked_ms := self._asked_ms(session.txn_id)) is not None:
-            failure = session.due(asked_ms)  # who waits for room or a segment is not idle, however long the disk takes
+            # who waits for room or a segment is not idle, however long the disk takes
+            failure = session.due(asked_ms)
         if failure is not None:
             self._fail(session, failure)
         elif any(self._fences.get(vchannel, 0) > session.txn_id for vchannel in vchannels):
@@ -338,10 +411,17 @@ class TxnInterceptor(Interceptor):
 
     def _recover(self, begin: Message, bodies: Sequence[Message], at_tick: int) -> None:
         assert isinstance(begin.header, BeginTxnHeader)
-        now_ms, at_ms, ends = self.now_ms(), physical_ms(at_tick), (begin, bodies[-1] if bodies else begin)
-        # Over a restart only ticks can tell; a client may go on if its keepalive has not passed meanwhile.
-        begun_ms, active_ms = (now_ms - max(0, at_ms - physical_ms(each.time_tick)) for each in ends)
-        session = Session(begin.txn_id, begin.header.keepalive_ms, self._limits, begun_ms, active_ms)
+        now_ms = self.now_ms()
+        at_ms = physical_ms(at_tick)
+        ends = (begin, bodies[-1] if bodies else begin)
+        # Over a restart only ticks can tell; a client may go on if its keepalive has not passed
+        # meanwhile.
+        begun_ms, active_ms = (
+            now_ms - max(0, at_ms - physical_ms(each.time_tick)) for each in ends
+        )
+        session = Session(
+            begin.txn_id, begin.header.keepalive_ms, self._limits, begun_ms, active_ms
+        )
         if bodies:
             session.add_bodies([Change.of(body) for body in bodies])
             session.bodies_ended(None)

@@ -1,8 +1,9 @@
-"""One streamed transaction as a state machine. Pure: times come in as arguments, waits and the log are elsewhere.
+"""One streamed transaction as a state machine. Pure: times come in as arguments, waits and the log
+are elsewhere.
 
-IN_FLIGHT takes bodies. A commit waits until no body is on its way (ON_COMMIT), then is in the log's hands (COMMITTING),
-where only the log's answer counts. A session that may not commit any more is FAILED until a rollback is in the log. When
-its end is in the log, the session is forgotten.
+IN_FLIGHT takes bodies. A commit waits until no body is on its way (ON_COMMIT), then is in the log's
+hands (COMMITTING), where only the log's answer counts. A session that may not commit any more is
+FAILED until a rollback is in the log. When its end is in the log, the session is forgotten.
 """
 
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ class SessionEvent(Enum):
     ROLLBACK = auto()
 
 
-_S, _E = SessionState, SessionEvent
+_S = SessionState
+_E = SessionEvent
 TRANSITIONS: dict[tuple[SessionState, SessionEvent], SessionState] = {
     (_S.IN_FLIGHT, _E.BODY): _S.IN_FLIGHT,
     (_S.IN_FLIGHT, _E.COMMIT): _S.ON_COMMIT,
@@ -74,13 +76,16 @@ class TxnLimits:
     keepalive_ms_default: int = 10_000
     age_s_max: float = 600  # an open transaction holds back truncation
     size_bytes_max: int = 128 << 20  # readers hold a transaction in memory until its commit
-    bodies_max: int = 65_536  # a commit carries one assignment for each body and must fit in a log entry
+    # a commit carries one assignment for each body and must fit in a log entry
+    bodies_max: int = 65_536
     sessions_max: int = 1024
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One transaction; `bodies` are in log order. Milliseconds are those of a clock that never leaps (ADR 0013)."""
+    """One transaction; `bodies` are in log order. Milliseconds are those of a clock that never
+    leaps (ADR 0013).
+    """
 
     txn_id: int  # the tick of its begin
     keepalive_ms: int
@@ -99,13 +104,16 @@ class Session:
         return frozenset(body.vchannel for body in self.bodies)
 
     def apply(self, event: SessionEvent) -> None:
-        """Move along `TRANSITIONS`. Raises a typed error for a client's event out of place, and changes nothing then."""
+        """Move along `TRANSITIONS`. Raises a typed error for a client's event out of place, and
+        changes nothing then.
+        """
         after = TRANSITIONS.get((self.state, event))
         if after is None:
             assert event in CLIENT_EVENTS, f"{event} in {self.state}"
             if self.failure is not None:
                 raise TransactionExpired(
-                    f"transaction {self.txn_id} is rolled back: {self.failure.value} — begin a new one"
+                    f"transaction {self.txn_id} is rolled back: {self.failure.value} — begin a new "
+                    "one"
                 )
             raise InvalidTransactionState(
                 f"transaction {self.txn_id} is ending already ({self.state.name}) — begin a new one"
@@ -126,7 +134,10 @@ class Session:
     def overflows(self, bodies: list[Change]) -> bool:
         """Whether `bodies` would pass the size limits."""
         size_bytes = self.size_bytes + size_of_bodies(bodies)
-        return size_bytes > self.limits.size_bytes_max or len(self.bodies) + len(bodies) > self.limits.bodies_max
+        return (
+            size_bytes > self.limits.size_bytes_max
+            or len(self.bodies) + len(bodies) > self.limits.bodies_max
+        )
 
     def fail(self, failure: Failure) -> None:
         """Let the session never commit; a rollback has to follow."""
@@ -134,7 +145,9 @@ class Session:
         self.failure = self.failure or failure
 
     def add_bodies(self, bodies: list[Change]) -> None:
-        """Take bodies that are on their way, in log order. Raises a typed error when the session takes none."""
+        """Take bodies that are on their way, in log order. Raises a typed error when the session
+        takes none.
+        """
         self.apply(SessionEvent.BODY)
         self.bodies += bodies
         self.size_bytes += size_of_bodies(bodies)
@@ -142,12 +155,16 @@ class Session:
 
     def drop_bodies(self, bodies: list[Change]) -> None:
         """Take back the bodies last added: the log never had them."""
-        assert self.bodies[-len(bodies) :] == bodies, "bodies are refused in the step that added them"
+        assert self.bodies[-len(bodies) :] == bodies, (
+            "bodies are refused in the step that added them"
+        )
         del self.bodies[-len(bodies) :]
         self.size_bytes -= size_of_bodies(bodies)
 
     def bodies_ended(self, acknowledged_ms: int | None) -> bool:
-        """Count one append of bodies as ended, None: failed; return whether none is on its way any more."""
+        """Count one append of bodies as ended, None: failed; return whether none is on its way any
+        more.
+        """
         assert self.in_flight > 0, "an append of bodies ends once"
         self.in_flight -= 1
         if acknowledged_ms is not None:
@@ -155,8 +172,11 @@ class Session:
         return not self.in_flight
 
     def request_commit(self) -> bool:
-        """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on their way."""
-        # Asked again after a wait, and by a client whose first commit gave up waiting: the first handed over is the commit.
+        """Ask for the commit; return whether it may go to the log now, or has to wait for bodies on
+        their way.
+        """
+        # Asked again after a wait, and by a client whose first commit gave up waiting: the first
+        # handed over is the commit.
         self.apply(SessionEvent.COMMIT)
         if self.in_flight:
             return False

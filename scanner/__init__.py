@@ -1,1 +1,3 @@
-"""Reading a log: deliver policies, catch-up and tailing, ordering, transaction assembly, filters, named readers."""
+"""Reading a log: deliver policies, catch-up and tailing, ordering, transaction assembly, filters,
+named readers.
+"""

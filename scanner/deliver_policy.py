@@ -38,7 +38,9 @@ class Start(Enum):
 
 
 class StartingPoint(NamedTuple):
-    """Read from `position`; deliver what has a tick above `after_tick`. Where a reader resumes, or a policy starts."""
+    """Read from `position`; deliver what has a tick above `after_tick`. Where a reader resumes, or
+    a policy starts.
+    """
 
     position: int
     after_tick: int
@@ -56,9 +58,12 @@ class DeliverPolicy:
 
     def __post_init__(self) -> None:
         kinds = {Start.FROM: MessageId, Start.AFTER: MessageId, Start.AFTER_TICK: int}
-        if not isinstance(self.start, Start) or not isinstance(self.at, kinds.get(self.start, NoneType)):
+        if not isinstance(self.start, Start) or not isinstance(
+            self.at, kinds.get(self.start, NoneType)
+        ):
             raise InvalidArgument(
-                f"{self.start!r} at {self.at!r} is no deliver policy — use one that DeliverPolicy makes"
+                f"{self.start!r} at {self.at!r} is no deliver policy — use one that DeliverPolicy "
+                "makes"
             )
 
     @staticmethod
@@ -95,9 +100,13 @@ class DeliverPolicy:
     def of_plain(start: str, at: PlainPlace) -> "DeliverPolicy":
         """Return the policy whose `plain` this is. Raises `InvalidArgument`."""
         try:
-            return DeliverPolicy(Start(start), message_id_kind(at[0])(at[1]) if isinstance(at, tuple) else at)
+            return DeliverPolicy(
+                Start(start), message_id_kind(at[0])(at[1]) if isinstance(at, tuple) else at
+            )
         except ValueError as error:
-            raise InvalidArgument(f"no reader starts so: {error} — use a policy that DeliverPolicy makes") from error
+            raise InvalidArgument(
+                f"no reader starts so: {error} — use a policy that DeliverPolicy makes"
+            ) from error
 
     @property
     def plain(self) -> tuple[str, PlainPlace]:
@@ -111,7 +120,12 @@ class DeliverPolicy:
 
 def _checked_id(message_id: object) -> MessageId:
     if not isinstance(message_id, MessageId):
-        raise InvalidArgument(f"{shown(message_id)} is no message id — pass the message_id of a message or of a result")
+        raise InvalidArgument(
+            f"{shown(message_id)} is no message id — pass the message_id of a message or of a "
+            "result"
+        )
     if not isinstance(message_id.position, int) or message_id.position < 1:
-        raise InvalidArgument(f"{message_id} names no message: positions start at 1 — start at the first message")
+        raise InvalidArgument(
+            f"{message_id} names no message: positions start at 1 — start at the first message"
+        )
     return message_id

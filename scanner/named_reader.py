@@ -1,7 +1,9 @@
-"""Named readers: a position in a log that survives restarts, and the lease that keeps truncation behind it.
+"""Named readers: a position in a log that survives restarts, and the lease that keeps truncation
+behind it.
 
-A reader is of one collection or of several, and on each of them no other has its name. A position only moves forward. The
-lease is what is durable, never what is being written: after a crash the reader resumes there.
+A reader is of one collection or of several, and on each of them no other has its name. A position
+only moves forward. The lease is what is durable, never what is being written: after a crash the
+reader resumes there.
 """
 
 import asyncio
@@ -33,7 +35,9 @@ class ReaderPosition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReaderRecords(Protocol):
-    """Where positions are kept: the map of state of a log store, or of what stands in front of one."""
+    """Where positions are kept: the map of state of a log store, or of what stands in front of
+    one.
+    """
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         """As `LogStore.scan_meta`."""
@@ -43,7 +47,9 @@ class ReaderRecords(Protocol):
 
 
 class KnownReader(NamedTuple):
-    """A named reader: the ids of its collections, where it resumes, and whether somebody has it open, or is about to."""
+    """A named reader: the ids of its collections, where it resumes, and whether somebody has it
+    open, or is about to.
+    """
 
     collections: frozenset[int]
     name: str
@@ -52,38 +58,55 @@ class KnownReader(NamedTuple):
 
 
 class NamedReaders:
-    """The named readers of all collections of one node; lives on the event loop. `load` comes first.
+    """The named readers of all collections of one node; lives on the event loop. `load` comes
+    first.
 
-    `live` gives the names of the collections that exist, by id. Readers without one hold nothing: nobody can open them.
+    `live` gives the names of the collections that exist, by id. Readers without one hold nothing:
+    nobody can open them.
     """
 
     def __init__(self, store: ReaderRecords, live: Callable[[], Mapping[int, str]]) -> None:
-        self._store, self._live = store, live
+        self._store = store
+        self._live = live
         self._positions: dict[str, ReaderPosition] = {}
-        self._open: dict[str, NamedReader | None] = {}  # None while a reader is being opened or deleted
+        # None while a reader is being opened or deleted
+        self._open: dict[str, NamedReader | None] = {}
         self._in_doubt: set[str] = set()
-        """Readers of which nobody knows whether the store has them: saved again when they are opened, held until then."""
+        """Readers of which nobody knows whether the store has them: saved again when they are
+        opened, held until then.
+        """
 
     async def load(self) -> None:
-        """Read the positions that earlier runs left. Raises `Corrupt` for one that cannot be read."""
+        """Read the positions that earlier runs left. Raises `Corrupt` for one that cannot be
+        read.
+        """
         stored = await self._store.scan_meta(_PREFIX)
         self._positions = {key: _decode_position(key, value) for key, value in stored.items()}
 
     def lease(self, pchannel: str) -> int | None:
         """Return the lowest position of a log that a named reader still needs; None without one."""
         live = self._live()
-        needed = (at.position for key, at in self._positions.items() if at.pchannel == pchannel and _is_live(key, live))
+        needed = (
+            at.position
+            for key, at in self._positions.items()
+            if at.pchannel == pchannel and _is_live(key, live)
+        )
         return min(needed, default=None)
 
     def find(self, collections: Collection[int], name: str) -> ReaderPosition | None:
-        """Return the durable position of the reader of these collections that has this name; None when there is none.
+        """Return the durable position of the reader of these collections that has this name; None
+        when there is none.
 
-        Raises `InvalidArgument` when the reader that has this name on one of them has others that exist.
+        Raises `InvalidArgument` when the reader that has this name on one of them has others that
+        exist.
         """
         return self._positions.get(self._key(collections, name))
 
-    async def open(self, collections: Collection[int], name: str, *, start: ReaderPosition) -> "NamedReader":
-        """Return the reader, at its stored position, or at `start` when it is new; durable when this returns.
+    async def open(
+        self, collections: Collection[int], name: str, *, start: ReaderPosition
+    ) -> "NamedReader":
+        """Return the reader, at its stored position, or at `start` when it is new; durable when
+        this returns.
 
         Raises `ReaderBusy` while it is open elsewhere, and `InvalidArgument` as `find` does.
         """
@@ -94,14 +117,16 @@ class NamedReaders:
         return reader
 
     async def delete_reader(self, collection_id: int, name: str) -> bool:
-        """Forget a collection's reader, which may have others too, and its lease; returns whether there was one.
+        """Forget a collection's reader, which may have others too, and its lease; returns whether
+        there was one.
 
         Raises `ReaderBusy` while it is open. Cancelled, it may still take place.
         """
         return await carry_on(self._delete(collection_id, name))
 
     async def move(self, collection_id: int, name: str, to: ReaderPosition) -> None:
-        """Have a collection's reader resume at `to`, ahead of its place or behind it; durable when this returns.
+        """Have a collection's reader resume at `to`, ahead of its place or behind it; durable when
+        this returns.
 
         Raises `ReaderBusy` while it is open, `ReaderNotFound` when there is none. Cancelled, it may
         still take place.
@@ -156,15 +181,18 @@ class NamedReaders:
 
     async def _put(self, key: str, to: ReaderPosition) -> None:
         """Have a reader resume at `to`, whether it is new or not."""
-        before, was_in_doubt = self._positions.get(key), key in self._in_doubt
-        # Whichever the store has after a crash, the log has to be there: the lower one is held until it is known, also
-        # when nobody knows whether the write took place: cancelled, or indeterminate.
+        before = self._positions.get(key)
+        was_in_doubt = key in self._in_doubt
+        # Whichever the store has after a crash, the log has to be there: the lower one is held
+        # until it is known, also when nobody knows whether the write took place: cancelled, or
+        # indeterminate.
         self._positions[key] = min(before or to, to, key=lambda at: at.position)
         self._in_doubt.add(key)
         try:
             await self.save(key, to)
         except StreamingNodeError as error:
-            if error.retryable != "indeterminate":  # nothing was done: the store has what it had, known or not
+            # nothing was done: the store has what it had, known or not
+            if error.retryable != "indeterminate":
                 if before is None:
                     del self._positions[key]
                 else:
@@ -180,7 +208,8 @@ class NamedReaders:
             if known != live.keys() & collections:
                 names = ", ".join(live[each] for each in sorted(known))
                 raise InvalidArgument(
-                    f"reader {name!r} is of the collections {names} — open it with these, use another name, or remove it"
+                    f"reader {name!r} is of the collections {names} — open it with these, use "
+                    "another name, or remove it"
                 )
             return key
         return _key(collections, name)
@@ -189,7 +218,9 @@ class NamedReaders:
         return next(self._keys_of({collection_id}, name), _key({collection_id}, name))
 
     def _keys_of(self, collections: Collection[int], name: str) -> Iterator[str]:
-        """Yield the readers of this name that have one of these collections, known or being opened."""
+        """Yield the readers of this name that have one of these collections, known or being
+        opened.
+        """
         for key in self._positions.keys() | self._open.keys():
             if key.endswith(f"/{name}") and not _collection_ids(key).isdisjoint(collections):
                 yield key
@@ -200,7 +231,8 @@ class NamedReaders:
         if key in self._open:
             name = key.rpartition("/")[2]
             raise ReaderBusy(
-                f"reader {name!r} is open, or being moved or deleted — close it first, or use another name"
+                f"reader {name!r} is open, or being moved or deleted — close it first, or use "
+                "another name"
             )
         self._open[key] = None
         try:
@@ -214,7 +246,9 @@ class NamedReader:
     """One open named reader; made by `NamedReaders.open`."""
 
     def __init__(self, readers: NamedReaders, key: str, position: ReaderPosition) -> None:
-        self._readers, self._key, self._wanted = readers, key, position
+        self._readers = readers
+        self._key = key
+        self._wanted = position
         self._writing: asyncio.Task[None] | None = None
         self._closed = False
         self.position = position
@@ -223,8 +257,8 @@ class NamedReader:
     async def ack(self, position: int, tick: int) -> None:
         """Resume from `position` above `tick` from now on; returns when that is durable.
 
-        A tick below the position's changes nothing. Acks that come in during a write share the next one. Cancelling
-        leaves the outcome open. Raises `OnShutdown` when closed.
+        A tick below the position's changes nothing. Acks that come in during a write share the next
+        one. Cancelling leaves the outcome open. Raises `OnShutdown` when closed.
         """
         if self._closed:
             raise OnShutdown("the named reader is closed")
@@ -232,16 +266,21 @@ class NamedReader:
             position = max(position, self._wanted.position)
             self._wanted = msgspec.structs.replace(self._wanted, position=position, tick=tick)
         while self.position.tick < tick:
-            writing = self._writing = self._writing or asyncio.get_running_loop().create_task(self._write())
+            writing = self._writing = self._writing or asyncio.get_running_loop().create_task(
+                self._write()
+            )
             writing.add_done_callback(mark_heard)  # this caller may be gone by then
             await asyncio.wait((writing,))
             writing.result()
 
     async def close(self) -> None:
-        """Wait for the acks under way, each with its write, and let the name be opened again; idempotent."""
+        """Wait for the acks under way, each with its write, and let the name be opened again;
+        idempotent.
+        """
         self._closed = True
         while (writing := self._writing) is not None and not writing.done():
-            await asyncio.wait((writing,))  # who waits for the next write begins it before this goes on
+            # who waits for the next write begins it before this goes on
+            await asyncio.wait((writing,))
         self._readers.release(self._key)
 
     async def _write(self) -> None:

@@ -1,7 +1,8 @@
-"""What a reader is given and when: in the order of ticks, once a tick says that nothing lower follows. No I/O.
+"""What a reader is given and when: in the order of ticks, once a tick says that nothing lower
+follows. No I/O.
 
-The log stores of this project deliver in tick order already, and then reordering costs next to nothing; the promise to
-readers does not depend on it.
+The log stores of this project deliver in tick order already, and then reordering costs next to
+nothing; the promise to readers does not depend on it.
 """
 
 from bisect import bisect_right
@@ -15,7 +16,9 @@ from wal.message import ALL_VCHANNELS, Message, TransactionMessage
 
 
 class ReorderBuffer:
-    """Entries above the last tick popped, by the tick of their last group: ticks are never given twice."""
+    """Entries above the last tick popped, by the tick of their last group: ticks are never given
+    twice.
+    """
 
     __slots__ = ("_entries", "last_tick")
 
@@ -29,7 +32,9 @@ class ReorderBuffer:
             self._entries.setdefault(entry.time_tick, entry)
 
     def pop_until(self, tick: int) -> list[LogEntry]:
-        """Return the entries at or below a confirmed tick, ascending; a tick that is no news is ignored."""
+        """Return the entries at or below a confirmed tick, ascending; a tick that is no news is
+        ignored.
+        """
         if tick <= self.last_tick:
             return []
         self.last_tick = tick
@@ -38,10 +43,12 @@ class ReorderBuffer:
 
 
 class ScanFilter:
-    """What one reader wants, decided on whole messages: a transaction that touches a wanted vchannel comes whole.
+    """What one reader wants, decided on whole messages: a transaction that touches a wanted
+    vchannel comes whole.
 
-    `vchannels` and `types` None means any; a message for all vchannels is on each of them. Types apply to plain messages
-    only; listing a system type raises `InvalidArgument`. Ticks pass above `after_tick`, those stored in the log never.
+    `vchannels` and `types` None means any; a message for all vchannels is on each of them. Types
+    apply to plain messages only; listing a system type raises `InvalidArgument`. Ticks pass above
+    `after_tick`, those stored in the log never.
     """
 
     __slots__ = ("_types", "_vchannels", "after_tick")
@@ -55,7 +62,9 @@ class ScanFilter:
     ) -> None:
         if types is not None and types & SYSTEM:
             names = ", ".join(sorted(kind.name for kind in types & SYSTEM))
-            raise InvalidArgument(f"{names} cannot be filtered by — transactions and ticks reach every reader")
+            raise InvalidArgument(
+                f"{names} cannot be filtered by — transactions and ticks reach every reader"
+            )
         self._vchannels = vchannels
         self._types = types
         self.after_tick = after_tick
@@ -69,13 +78,18 @@ class ScanFilter:
             return () if passing is None else (passing,)
         if self._vchannels is None and self._types is None:
             head = visible[0] if visible else None
-            return () if isinstance(head, Message) and head.type is MessageType.TIME_TICK else visible
+            return (
+                () if isinstance(head, Message) and head.type is MessageType.TIME_TICK else visible
+            )
         return [message for message in visible if self._passes(message)]
 
     def _select_rows(self, rows: PackedRows) -> PackedRows | None:
-        """Return what passes: whole transactions with rows on a wanted vchannel, of plain groups what is wanted there."""
+        """Return what passes: whole transactions with rows on a wanted vchannel, of plain groups
+        what is wanted there.
+        """
         later = rows.within(above=self.after_tick)
-        vchannels, types = self._vchannels, self._types
+        vchannels = self._vchannels
+        types = self._types
 
         def is_there(batch: RowBatch) -> bool:
             return vchannels is None or batch.vchannel in vchannels
@@ -95,9 +109,15 @@ class ScanFilter:
         if isinstance(message, TransactionMessage):
             return self._touches_wanted(message.commit)
         assert isinstance(message, Message), "rows come alone"
-        if message.type is MessageType.TIME_TICK or (self._types is not None and message.type not in self._types):
+        if message.type is MessageType.TIME_TICK or (
+            self._types is not None and message.type not in self._types
+        ):
             return False
-        return self._vchannels is None or message.vchannel == ALL_VCHANNELS or message.vchannel in self._vchannels
+        return (
+            self._vchannels is None
+            or message.vchannel == ALL_VCHANNELS
+            or message.vchannel in self._vchannels
+        )
 
     def _touches_wanted(self, commit: Message) -> bool:
         return self._vchannels is None or not self._vchannels.isdisjoint(

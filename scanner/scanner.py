@@ -1,7 +1,8 @@
 """Reads one log from a deliver policy on: ordered, assembled, filtered, in bounded batches.
 
-Entries pass the reorder buffer, which confirmed ticks release, then the transaction buffer, then the filter. Everything
-between two waits is one step without suspension, so a cancelled caller finds the same batch again.
+Entries pass the reorder buffer, which confirmed ticks release, then the transaction buffer, then
+the filter. Everything between two waits is one step without suspension, so a cancelled caller finds
+the same batch again.
 """
 
 import asyncio
@@ -25,15 +26,16 @@ from wal.message import Message, TransactionMessage
 from wal.position import message_id_kind
 from wal.timetick import physical_ms
 
-BATCH_BYTES, BATCH_MESSAGES = 1 << 20, 4096
+BATCH_BYTES = 1 << 20
+BATCH_MESSAGES = 4096
 """A batch ends with the entry that reaches one of them; one batch is read ahead."""
 
 
 class ScanBatch(NamedTuple):
     """Messages and packed rows with ascending ticks, all parts of a tick in one batch.
 
-    Everything at or below `confirmed_tick` has now been delivered; without messages it is an idle tick. A scanner that
-    starts at `StartingPoint(resume_position, confirmed_tick)` continues here.
+    Everything at or below `confirmed_tick` has now been delivered; without messages it is an idle
+    tick. A scanner that starts at `StartingPoint(resume_position, confirmed_tick)` continues here.
     """
 
     visible: list[Visible]
@@ -44,9 +46,9 @@ class ScanBatch(NamedTuple):
 class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a scanner has delivered and measured; times in seconds.
 
-    `mode` is "opening", "catching up" from the log, or "tailing". `backlog` are the messages of the log (all of it, filtered
-    or not) behind its place. `read_s` times reads of the log, `delivery_s` goes from a message's tick, in whole
-    milliseconds, to its delivery while the scanner tails.
+    `mode` is "opening", "catching up" from the log, or "tailing". `backlog` are the messages of the
+    log (all of it, filtered or not) behind its place. `read_s` times reads of the log, `delivery_s`
+    goes from a message's tick, in whole milliseconds, to its delivery while the scanner tails.
     """
 
     name: str
@@ -64,10 +66,10 @@ class ScanStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Scanner:
     """One reader of one log; used by one task at a time, closed by any.
 
-    `vchannels` and `types` None means all. Without a tail, new entries are read from the log as soon as they are synced.
-    `told` hears how many messages it delivers, and the bytes of the entries in which it found them.
-    Must be created on the event loop: `latest` counts from that moment. Raises `InvalidArgument` for a type list that names
-    a system type.
+    `vchannels` and `types` None means all. Without a tail, new entries are read from the log as
+    soon as they are synced. `told` hears how many messages it delivers, and the bytes of the
+    entries in which it found them. Must be created on the event loop: `latest` counts from that
+    moment. Raises `InvalidArgument` for a type list that names a system type.
     """
 
     def __init__(
@@ -84,12 +86,16 @@ class Scanner:
         told: Callable[[int, int], None] = lambda _messages, _bytes: None,
     ) -> None:
         self.name = name
-        self._log, self._tail, self._start = log, tail, start
+        self._log = log
+        self._tail = tail
+        self._start = start
         self._takes_what_there_is = start == DeliverPolicy.all()
         self._filter = ScanFilter(vchannels=vchannels, types=types)
-        self._batch_bytes, self._batch_messages = batch_bytes, batch_messages
+        self._batch_bytes = batch_bytes
+        self._batch_messages = batch_messages
         self._reads = LogReads(log, None if tail is None else tail.behind)
-        self._end_position, self._end_tick = log.durable_position, 0 if tail is None else tail.confirmed_tick
+        self._end_position = log.durable_position
+        self._end_tick = 0 if tail is None else tail.confirmed_tick
         self._closing = Closing(name)
         self._opening: asyncio.Task[EntrySource] | None = None
         self._source: EntrySource | None = None
@@ -131,16 +137,21 @@ class Scanner:
 
     @property
     def place(self) -> StartingPoint:
-        """Where another scanner would continue after the last batch; where this one starts, once it is open."""
+        """Where another scanner would continue after the last batch; where this one starts, once it
+        is open.
+        """
         return StartingPoint(self._resume_position, self._delivered_tick)
 
     async def open(self) -> EntrySource:
         """Find the starting point; idempotent, `next_batch` does it by itself.
 
-        Raises `Truncated` when the policy starts below what is kept, `InvalidArgument` for an id of another kind of log.
+        Raises `Truncated` when the policy starts below what is kept, `InvalidArgument` for an id of
+        another kind of log.
         """
         if self._source is None:
-            opening = self._opening = self._opening or asyncio.get_running_loop().create_task(self._find_source())
+            opening = self._opening = self._opening or asyncio.get_running_loop().create_task(
+                self._find_source()
+            )
             await self._closing.wait(opening)
             self._opening = None
             self._source = opening.result()
@@ -149,8 +160,9 @@ class Scanner:
     async def next_batch(self) -> ScanBatch:
         """Wait for the next batch. Cancelling loses nothing: the next call returns the same one.
 
-        Raises `Corrupt` or `Truncated` when the log cannot be read on, now and at every later call, `StorageFailed` when
-        the storage kept failing, `OnShutdown` when the scanner or the log is closed.
+        Raises `Corrupt` or `Truncated` when the log cannot be read on, now and at every later call,
+        `StorageFailed` when the storage kept failing, `OnShutdown` when the scanner or the log is
+        closed.
         """
         self._closing.check_open()
         source = await self.open()
@@ -158,9 +170,11 @@ class Scanner:
             if (batch := self._next_released(source)) is not None:
                 return batch
             if self._failure is not None:
-                raise self._failure.with_traceback(None)  # one that is raised again and again would keep all frames
+                # one that is raised again and again would keep all frames
+                raise self._failure.with_traceback(None)
             if self._released:
-                # A batch's worth was passed over, and nothing may come that would have the rest looked at.
+                # A batch's worth was passed over, and nothing may come that would have the rest
+                # looked at.
                 await asyncio.sleep(0)
                 continue
             try:
@@ -203,14 +217,25 @@ class Scanner:
         start = await find_start(self._reads, self._start, self._end_position, self._end_tick)
         self._filter.after_tick = self._delivered_tick = start.after_tick
         self._resume_position = self._next_position = start.position
-        return EntrySource(self._reads, self._tail, start.position, read_bytes=self._batch_bytes, closing=self._closing)
+        return EntrySource(
+            self._reads,
+            self._tail,
+            start.position,
+            read_bytes=self._batch_bytes,
+            closing=self._closing,
+        )
 
     def _next_released(self, source: EntrySource) -> ScanBatch | None:
-        """Return the next batch of what is released, up to a bound; None when that would be no news."""
+        """Return the next batch of what is released, up to a bound; None when that would be no
+        news.
+        """
         delivered: list[Visible] = []
         count = 0
-        released, tick, size_bytes = self._released, self._delivered_tick, 0
-        observe, select = self._transactions.observe, self._filter.select
+        released = self._released
+        tick = self._delivered_tick
+        size_bytes = 0
+        observe = self._transactions.observe
+        select = self._filter.select
         while released and self._failure is None:
             if size_bytes >= self._batch_bytes or count >= self._batch_messages:
                 break
@@ -218,7 +243,8 @@ class Scanner:
             try:
                 visible = observe(entry)
             except (Corrupt, Truncated) as failure:
-                self._failure = failure  # what came before the damage is delivered; the next call fails
+                # what came before the damage is delivered; the next call fails
+                self._failure = failure
                 break
             tick = entry.time_tick
             selected = select(visible, tick)
@@ -227,7 +253,8 @@ class Scanner:
             size_bytes += entry.size_bytes
             if selected and isinstance(selected[-1], TransactionMessage):
                 size_bytes += selected[-1].size_bytes
-            self._resume_position = max(self._resume_position, entry.last_confirmed_position)  # never back
+            # never back
+            self._resume_position = max(self._resume_position, entry.last_confirmed_position)
             self._next_position = entry.last_position + 1
         if not released and self._failure is None:
             tick = max(tick, self._reorder.last_tick)
@@ -251,16 +278,22 @@ class Scanner:
 
 
 SCANNERS_MAX = 1024
-"""Each scanner may hold two batches; a thousand of them is 2 GiB at worst and more readers than one node feeds well."""
+"""Each scanner may hold two batches; a thousand of them is 2 GiB at worst and more readers than one
+node feeds well.
+"""
 
 
 class ScannerRegistry:
-    """Opens the scanners of one log, a bounded number with names of their own, and closes them; on the event loop."""
+    """Opens the scanners of one log, a bounded number with names of their own, and closes them; on
+    the event loop.
+    """
 
     def __init__(self, log: Log, tail: LiveTail | None) -> None:
-        self._log, self._tail = log, tail
+        self._log = log
+        self._tail = tail
         self._scanners: list[Scanner] = []
-        self._made, self._closed = 0, False
+        self._made = 0
+        self._closed = False
         self.delivered = (0, 0)
         """How many messages all scanners have delivered, and the bytes of their entries."""
 
@@ -275,22 +308,35 @@ class ScannerRegistry:
         vchannels: frozenset[str] | None = None,
         types: frozenset[MessageType] | None = None,
     ) -> Scanner:
-        """Return a new scanner. Raises `Overloaded` at the bound, `OnShutdown` when closed, `InvalidArgument` as it does."""
+        """Return a new scanner. Raises `Overloaded` at the bound, `OnShutdown` when closed,
+        `InvalidArgument` as it does.
+        """
         if self._closed:
             raise OnShutdown(f"log {self._log.name} is closing")
         scanners = self._open_scanners()
         if len(scanners) >= SCANNERS_MAX:
-            raise Overloaded(f"{len(scanners)} scanners are open on {self._log.name} — close one first")
+            raise Overloaded(
+                f"{len(scanners)} scanners are open on {self._log.name} — close one first"
+            )
         self._made += 1
         name = f"{self._log.name}/{self._made}"
-        scanner = Scanner(self._log, self._tail, start, vchannels=vchannels, types=types, name=name, told=self._count)
+        scanner = Scanner(
+            self._log,
+            self._tail,
+            start,
+            vchannels=vchannels,
+            types=types,
+            name=name,
+            told=self._count,
+        )
         scanners.append(scanner)
         return scanner
 
     async def close(self) -> None:
         """Close every scanner and open no more; idempotent."""
         self._closed = True
-        scanners, self._scanners = self._scanners, []
+        scanners = self._scanners
+        self._scanners = []
         for scanner in scanners:
             await scanner.close()
 

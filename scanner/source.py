@@ -1,7 +1,9 @@
-"""Where a scan starts in a log, and its entries from there on: read from the log, then from the live tail.
+"""Where a scan starts in a log, and its entries from there on: read from the log, then from the
+live tail.
 
-Log and tail hold the same entries at the same positions, and the position is all that is carried over from one to the other:
-so a switch, which an eviction takes back, can neither lose nor repeat an entry.
+Log and tail hold the same entries at the same positions, and the position is all that is carried
+over from one to the other: so a switch, which an eviction takes back, can neither lose nor repeat
+an entry.
 """
 
 import asyncio
@@ -22,7 +24,9 @@ T = TypeVar("T")
 
 
 class Closing:
-    """Waits that end when their scanner is closed, and that a cancelled caller can take up again. On one event loop."""
+    """Waits that end when their scanner is closed, and that a cancelled caller can take up again.
+    On one event loop.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -35,7 +39,9 @@ class Closing:
             raise OnShutdown(f"scanner {self._name} is closed")
 
     async def wait(self, task: asyncio.Task[T]) -> None:
-        """Return when the task is done. Cancelling the caller leaves the task running. Raises `OnShutdown` once closed."""
+        """Return when the task is done. Cancelling the caller leaves the task running. Raises
+        `OnShutdown` once closed.
+        """
         if not task.done():
             await asyncio.wait((task, self.closed), return_when=asyncio.FIRST_COMPLETED)
         self.check_open()
@@ -57,18 +63,24 @@ class Closing:
 
 
 READ_TRIES_MAX = 8
-READ_PAUSE_FIRST_S, READ_PAUSE_MAX_S = 0.1, 5.0
-"""Pauses between tries double from the first to the longest; after the last try the failure is the caller's."""
+READ_PAUSE_FIRST_S = 0.1
+READ_PAUSE_MAX_S = 5.0
+"""Pauses between tries double from the first to the longest; after the last try the failure is the
+caller's.
+"""
 
 
 class LogReads:
-    """Timed reads of a log, tried again where the storage failed without saying anything about the data.
+    """Timed reads of a log, tried again where the storage failed without saying anything about the
+    data.
 
-    `Corrupt` and `Truncated` are facts and come through at once. What others read just before or now is not read again.
+    `Corrupt` and `Truncated` are facts and come through at once. What others read just before or
+    now is not read again.
     """
 
     def __init__(self, log: Log, shared: SharedReads | None = None) -> None:
-        self.log, self.shared = log, shared or SharedReads()
+        self.log = log
+        self.shared = shared or SharedReads()
         self.seconds = Histogram()
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
@@ -83,28 +95,40 @@ class LogReads:
         return await self._read(position, bytes_max)
 
     async def entry_at(self, position: int) -> LogEntry | None:
-        """Return the synced entry that holds `position`, None past the end. Raises as `read` does."""
+        """Return the synced entry that holds `position`, None past the end. Raises as `read`
+        does.
+        """
         entries = await self.read(position, bytes_max=1)
         return entries[0] if entries else None
 
-    async def bisect(self, wanted: Callable[[LogEntry], bool]) -> tuple[LogEntry | None, LogEntry | None]:
-        """Return the last entry that is not wanted and the first that is, as are all after it. Raises as `read` does."""
-        low, high = self.log.first_position, self.log.durable_position + 1
+    async def bisect(
+        self, wanted: Callable[[LogEntry], bool]
+    ) -> tuple[LogEntry | None, LogEntry | None]:
+        """Return the last entry that is not wanted and the first that is, as are all after it.
+        Raises as `read` does.
+        """
+        low = self.log.first_position
+        high = self.log.durable_position + 1
         before: LogEntry | None = None
         first: LogEntry | None = None
         while low < high:
             entry = await self.entry_at((low + high) // 2)
             assert entry is not None, "what is synced can be read"
             if wanted(entry):
-                first, high = entry, entry.first_position
+                first = entry
+                high = entry.first_position
             else:
-                before, low = entry, entry.last_position + 1
+                before = entry
+                low = entry.last_position + 1
         return before, first
 
     async def _read(self, position: int, bytes_max: int) -> list[LogEntry]:
         shared = self.shared
-        while position >= self.log.first_position:  # what is below is gone, whoever has it still in memory
-            if entries := shared.find(position, bytes_max=bytes_max, end_position=self.log.durable_position):
+        # what is below is gone, whoever has it still in memory
+        while position >= self.log.first_position:
+            if entries := shared.find(
+                position, bytes_max=bytes_max, end_position=self.log.durable_position
+            ):
                 return entries
             if (others := shared.under_way.get(position)) is None:
                 break
@@ -119,7 +143,8 @@ class LogReads:
                 shared.keep(entries)
         finally:
             under_way.pop(position, None)
-            over.set()  # however it ended: who waits would wait for ever for a reader that was closed meanwhile
+            # however it ended: who waits would wait for ever for a reader that was closed meanwhile
+            over.set()
         self.seconds.record(time.perf_counter() - started)
         return entries
 
@@ -127,14 +152,17 @@ class LogReads:
 async def find_start(
     reads: LogReads, start: DeliverPolicy | StartingPoint, end_position: int, confirmed_tick: int
 ) -> StartingPoint:
-    """Return where `start` is: at the last-confirmed position of the first entry wanted, so transactions come whole.
+    """Return where `start` is: at the last-confirmed position of the first entry wanted, so
+    transactions come whole.
 
-    `end_position` and `confirmed_tick` are the log's last synced position and its tail's tick when the reader was opened.
-    Raises `Truncated` when something it asks for is, or may be, no longer kept, and `InvalidArgument` for an id of another
-    kind of log or of a message that does not exist yet. Cancelling loses nothing.
+    `end_position` and `confirmed_tick` are the log's last synced position and its tail's tick when
+    the reader was opened. Raises `Truncated` when something it asks for is, or may be, no longer
+    kept, and `InvalidArgument` for an id of another kind of log or of a message that does not exist
+    yet. Cancelling loses nothing.
     """
     match start:
-        case StartingPoint(position):  # a last-confirmed one itself; what lies before it may be given up at any time
+        case StartingPoint(position):
+            # a last-confirmed one itself; what lies before it may be given up at any time
             _check_there(reads.log, message_id_kind(reads.log.wal_name)(position))
             return start
         case DeliverPolicy(Start.ALL):
@@ -153,18 +181,22 @@ def _start_with(log: Log, entry: LogEntry | None, *, after_tick: int) -> Startin
     if entry is None:  # the log is empty
         return StartingPoint(log.first_position, after_tick)
     needed = entry.first_position if entry.time_tick > after_tick else entry.last_position + 1
-    if needed < log.first_position:  # truncated while the entry was read: what follows it would be passed over
-        raise Truncated(message_id_kind(log.wal_name)(needed), message_id_kind(log.wal_name)(log.first_position))
-    # Below the first position lie only transactions that ended before the log was truncated to it, or ones that are lost:
-    # which of the two shows when a commit turns up without its begin.
+    # truncated while the entry was read: what follows it would be passed over
+    if needed < log.first_position:
+        raise Truncated(
+            message_id_kind(log.wal_name)(needed), message_id_kind(log.wal_name)(log.first_position)
+        )
+    # Below the first position lie only transactions that ended before the log was truncated to it,
+    # or ones that are lost: which of the two shows when a commit turns up without its begin.
     return StartingPoint(max(entry.last_confirmed_position, log.first_position), after_tick)
 
 
 async def _start_at_earliest(reads: LogReads) -> StartingPoint:
     """Start with the first entry from which on nothing is missing.
 
-    Behind a truncation lie commits whose begins are gone. What comes before the last of them would be a history with a hole:
-    rows, no transaction, rows. Last-confirmed positions ascend, so the first entry that needs nothing gone is searched for.
+    Behind a truncation lie commits whose begins are gone. What comes before the last of them would
+    be a history with a hole: rows, no transaction, rows. Last-confirmed positions ascend, so the
+    first entry that needs nothing gone is searched for.
     """
     while (first_position := reads.log.first_position) > FIRST_POSITION:
 
@@ -181,17 +213,23 @@ async def _start_at_earliest(reads: LogReads) -> StartingPoint:
 
 async def _start_at_end(reads: LogReads, end_position: int, confirmed_tick: int) -> StartingPoint:
     log = reads.log
-    if end_position + 1 < log.first_position:  # truncated meanwhile, past something that came after the end
+    # truncated meanwhile, past something that came after the end
+    if end_position + 1 < log.first_position:
         kind = message_id_kind(log.wal_name)
         raise Truncated(kind(end_position + 1), kind(log.first_position))
     entry = await reads.entry_at(end_position) if end_position >= log.first_position else None
     return _start_with(log, entry, after_tick=max(entry.time_tick if entry else 0, confirmed_tick))
 
 
-async def _start_at_message(reads: LogReads, message_id: MessageId, *, inclusive: bool) -> StartingPoint:
-    log, position = reads.log, message_id.position
+async def _start_at_message(
+    reads: LogReads, message_id: MessageId, *, inclusive: bool
+) -> StartingPoint:
+    log = reads.log
+    position = message_id.position
     if type(message_id) is not message_id_kind(log.wal_name):
-        raise InvalidArgument(f"{message_id} is no position in a {log.wal_name} log — use an id this log gave out")
+        raise InvalidArgument(
+            f"{message_id} is no position in a {log.wal_name} log — use an id this log gave out"
+        )
     _check_there(log, message_id, inclusive=inclusive)
     is_next = inclusive and position == log.next_position
     last = position - 1 if is_next else position
@@ -209,7 +247,9 @@ def _check_there(log: Log, message_id: MessageId, *, inclusive: bool = True) -> 
     if message_id.position < log.first_position:
         raise Truncated(message_id, type(message_id)(log.first_position))
     if message_id.position >= log.next_position + inclusive:
-        raise InvalidArgument(f"no message has the id {message_id} yet — start at the end for what is to come")
+        raise InvalidArgument(
+            f"no message has the id {message_id} yet — start at the end for what is to come"
+        )
 
 
 async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
@@ -225,12 +265,15 @@ async def _start_after_tick(reads: LogReads, tick: int) -> StartingPoint:
         is_within = above is not None and above.first_tick <= tick
         if below is not None or is_within or log.first_position == FIRST_POSITION:
             return _start_with(log, above or below, after_tick=tick)
-        if log.first_position == first_position:  # something above the tick may have been in front of what is kept
+        # something above the tick may have been in front of what is kept
+        if log.first_position == first_position:
             raise Truncated(f"tick {tick}", message_id_kind(log.wal_name)(first_position))
 
 
 class Read(NamedTuple):
-    """Entries in order, possibly none, and the tick up to which the reader has now seen everything."""
+    """Entries in order, possibly none, and the tick up to which the reader has now seen
+    everything.
+    """
 
     entries: list[LogEntry]
     confirmed_tick: int
@@ -239,14 +282,24 @@ class Read(NamedTuple):
 class EntrySource:
     """Every entry of a log from a position on, once, in order; used by one task at a time.
 
-    Without a tail it stays with the log, of which at most one batch of about `read_bytes` is read ahead.
+    Without a tail it stays with the log, of which at most one batch of about `read_bytes` is read
+    ahead.
     """
 
     def __init__(
-        self, reads: LogReads, tail: LiveTail | None, position: int, *, read_bytes: int, closing: Closing
+        self,
+        reads: LogReads,
+        tail: LiveTail | None,
+        position: int,
+        *,
+        read_bytes: int,
+        closing: Closing,
     ) -> None:
-        self._reads, self._tail, self._closing = reads, tail, closing
-        self._position, self._read_bytes = position, read_bytes
+        self._reads = reads
+        self._tail = tail
+        self._closing = closing
+        self._position = position
+        self._read_bytes = read_bytes
         self.tailing = False
         """Whether the next entries come from the live tail."""
         self._waiting = False
@@ -256,10 +309,12 @@ class EntrySource:
     async def next(self) -> Read:
         """Wait for the next entries, or an idle tick, and return them. Cancelling loses nothing.
 
-        Raises `Corrupt` and `Truncated` as the log does, `OnShutdown` when the scanner or the tail is closed.
+        Raises `Corrupt` and `Truncated` as the log does, `OnShutdown` when the scanner or the tail
+        is closed.
         """
         if self.tailing:
-            # A reader that always finds something would keep the loop from the writer and from everyone else.
+            # A reader that always finds something would keep the loop from the writer and from
+            # everyone else.
             await asyncio.sleep(0)
         tail = self._tail
         while True:
@@ -278,13 +333,17 @@ class EntrySource:
                 self._waiting = False
 
     def close(self) -> None:
-        """Give up what is read ahead, and have a wait in `next` look whether the scanner is closed."""
+        """Give up what is read ahead, and have a wait in `next` look whether the scanner is
+        closed.
+        """
         self._stop_reading()
         if self._tail is not None and self._waiting:
             self._tail.changed.wake()
 
     def _switch_to(self, tail: LiveTail) -> bool:
-        """Go on with the live tail if it has everything from the position on, and with the log if not."""
+        """Go on with the live tail if it has everything from the position on, and with the log if
+        not.
+        """
         self.tailing = self._position >= tail.first_position
         if self.tailing:
             self._stop_reading()
@@ -295,7 +354,9 @@ class EntrySource:
         entries = tail.read(self._position, bytes_max=self._read_bytes)
         if entries:
             self._position = entries[-1].last_position + 1
-        tick = tail.confirmed_tick if self._position >= tail.next_position else entries[-1].time_tick
+        tick = (
+            tail.confirmed_tick if self._position >= tail.next_position else entries[-1].time_tick
+        )
         if not entries and tick <= self._confirmed_tick:
             return None
         self._confirmed_tick = tick
@@ -314,7 +375,8 @@ class EntrySource:
 
     def _start_reading(self) -> asyncio.Task[list[LogEntry]]:
         self._reads.shared.join(self)
-        position, reads = self._position, self._reads
+        position = self._position
+        reads = self._reads
 
         async def read() -> list[LogEntry]:
             while not (entries := await reads.read(position, bytes_max=self._read_bytes)):

@@ -1,7 +1,8 @@
-"""From a node's cuts to open tables in Spark, exactly once: session, ingest job, readers, data source.
+"""From a node's cuts to open tables in Spark, exactly once: session, ingest job, readers, data
+source.
 
-Importing this package loads nothing: an executor that needs one module of it gets that one. The names below load their
-module at first use.
+Importing this package loads nothing: an executor that needs one module of it gets that one. The
+names below load their module at first use.
 """
 
 from importlib import import_module

@@ -1,9 +1,11 @@
-"""What a run of cuts changes in one collection, which files of its table that touches, and whether they are whole.
+"""What a run of cuts changes in one collection, which files of its table that touches, and whether
+they are whole.
 
-A row goes when a delete of its key has a larger offset; everything of a partition dropped at or before the cut goes, also
-when one of the same name was created again: names are unique among the living at any tick, so a drop ends all the table
-holds under the name. Rows that came since the cut before and were dropped with their partition or collection are in no file,
-so states between that cut and the drop are in none either.
+A row goes when a delete of its key has a larger offset; everything of a partition dropped at or
+before the cut goes, also when one of the same name was created again: names are unique among the
+living at any tick, so a drop ends all the table holds under the name. Rows that came since the cut
+before and were dropped with their partition or collection are in no file, so states between that
+cut and the drop are in none either.
 """
 
 import os
@@ -25,7 +27,9 @@ F = TypeVar("F", SegmentFile, TableFile)
 T = TypeVar("T")
 
 THREADS_MAX = 16
-"""Each has a file open, and a machine may have more processors than a process may open files beside its others."""
+"""Each has a file open, and a machine may have more processors than a process may open files beside
+its others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +51,53 @@ class Changes:
         return self.cuts[-1]
 
     def of_partition(self, segments: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
-        """Return segments by partition name. Raises `Corrupt` for one of a partition no manifest names."""
+        """Return segments by partition name. Raises `Corrupt` for one of a partition no manifest
+        names.
+        """
         grouped: dict[str, list[SegmentFile]] = {}
         for segment in segments:
             if segment.partition_id not in self.partition_names:
-                raise Corrupt(f"segment {segment.path} is of partition {segment.partition_id}, which no cut names")
+                raise Corrupt(
+                    f"segment {segment.path} is of partition {segment.partition_id}, which no cut "
+                    "names"
+                )
             grouped.setdefault(self.partition_names[segment.partition_id], []).append(segment)
         return grouped
 
 
 def changes_of(entry: CollectionEntry, cuts: Sequence[Cut], *, after_tick: int) -> Changes:
-    """Return what `cuts` (at least one) change in a table that is the collection's state at `after_tick`."""
-    collection_id, until = entry.collection_id, cuts[-1].tick
+    """Return what `cuts` (at least one) change in a table that is the collection's state at
+    `after_tick`.
+    """
+    collection_id = entry.collection_id
+    until = cuts[-1].tick
     entries = [found for cut in cuts for found in entries_of(cut, collection_id)]
-    partitions = {partition.partition_id: partition for found in (entry, *entries) for partition in found.partitions}
-    dropped = {number: each.name for number, each in partitions.items() if after_tick < each.dropped_tick <= until}
-    segments = [file for cut in cuts for file in cut.manifest.segments if file.collection_id == collection_id]
+    partitions = {
+        partition.partition_id: partition
+        for found in (entry, *entries)
+        for partition in found.partitions
+    }
+    dropped = {
+        number: each.name
+        for number, each in partitions.items()
+        if after_tick < each.dropped_tick <= until
+    }
+    segments = [
+        file
+        for cut in cuts
+        for file in cut.manifest.segments
+        if file.collection_id == collection_id
+    ]
     return Changes(
         entry=entries[-1] if entries else entry,
         cuts=tuple(cuts),
         segments=tuple(file for file in segments if file.partition_id not in dropped),
-        deletes=tuple(file for cut in cuts for file in cut.manifest.deletes if file.collection_id == collection_id),
+        deletes=tuple(
+            file
+            for cut in cuts
+            for file in cut.manifest.deletes
+            if file.collection_id == collection_id
+        ),
         partition_names={number: partition.name for number, partition in partitions.items()},
         dropped_names=frozenset(dropped.values()),
         changed=_changed(collection_id, cuts),
@@ -80,7 +110,9 @@ def entries_of(cut: Cut, collection_id: int) -> list[CollectionEntry]:
 
 
 def split_by_delete(files: Iterable[F], deletes: Sequence[DeleteFile]) -> tuple[list[F], list[F]]:
-    """Return the files that may hold a row some delete removes, and the others; one without ranges may hold anything."""
+    """Return the files that may hold a row some delete removes, and the others; one without ranges
+    may hold anything.
+    """
     reached: list[F] = []
     others: list[F] = []
     for file in files:
@@ -89,15 +121,22 @@ def split_by_delete(files: Iterable[F], deletes: Sequence[DeleteFile]) -> tuple[
 
 
 def batches(
-    given: Iterable[T], bytes_of: Callable[[T], int], *, bytes_max: int, count_max: int | None = None
+    given: Iterable[T],
+    bytes_of: Callable[[T], int],
+    *,
+    bytes_max: int,
+    count_max: int | None = None,
 ) -> Iterator[list[T]]:
-    """Split cuts or files into runs, in order: each of one, or of more with together at most `bytes_max`."""
+    """Split cuts or files into runs, in order: each of one, or of more with together at most
+    `bytes_max`.
+    """
     run: list[T] = []
     size_bytes = 0
     for each in given:
         if run and (len(run) == count_max or size_bytes + bytes_of(each) > bytes_max):
             yield run
-            run, size_bytes = [], 0
+            run = []
+            size_bytes = 0
         run.append(each)
         size_bytes += bytes_of(each)
     if run:
@@ -105,7 +144,9 @@ def batches(
 
 
 def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
-    """Return the ticks of the first and the last change; rows of a partition that is dropped again count, too."""
+    """Return the ticks of the first and the last change; rows of a partition that is dropped again
+    count, too.
+    """
     ticks: list[int] = []
     for cut in cuts:
         for file in cut.manifest.files:
@@ -114,7 +155,8 @@ def _changed(collection_id: int, cuts: Sequence[Cut]) -> tuple[int, int]:
         for entry in entries_of(cut, collection_id):
             last_drop = max([entry.dropped_tick, *(each.dropped_tick for each in entry.partitions)])
             if last_drop > cut.manifest.previous_tick:
-                ticks += (cut.manifest.previous_tick + 1, last_drop)  # rows may have come at once, and be in no file
+                # rows may have come at once, and be in no file
+                ticks += (cut.manifest.previous_tick + 1, last_drop)
     return (min(ticks), max(ticks)) if ticks else (cuts[-1].tick, cuts[-1].tick)
 
 
@@ -123,9 +165,14 @@ def _reaches(delete: DeleteFile, file: SegmentFile | TableFile) -> bool:
         vchannels: _Range | None = (file.vchannel, file.vchannel)
         keys = _key_range(file)
     else:
-        vchannels, keys = file.vchannel_range, file.key_range
+        vchannels = file.vchannel_range
+        keys = file.key_range
     older = file.offset_min is None or file.offset_min < delete.offset_max
-    return older and _meet((delete.vchannel, delete.vchannel), vchannels) and _meet(_key_range(delete), keys)
+    return (
+        older
+        and _meet((delete.vchannel, delete.vchannel), vchannels)
+        and _meet(_key_range(delete), keys)
+    )
 
 
 def _key_range(file: DataFile) -> _Range | None:
@@ -136,7 +183,8 @@ def _meet(one: _Range | None, other: _Range | None) -> bool:
     """Whether two ranges can share a value: one that is unknown, or of another type, can."""
     if one is None or other is None or len({type(end) for end in (*one, *other)}) > 1:
         return True
-    return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]  # all numbers, or all text
+    # all numbers, or all text
+    return one[0] <= other[1] and other[0] <= one[1]  # type: ignore[operator]
 
 
 def live_collection(cut: Cut, name: str) -> CollectionEntry:
@@ -157,15 +205,20 @@ def first_with(cuts: CutLog, created_tick: int) -> int:
     while number > cuts.first and cuts.read(number).manifest.previous_tick >= created_tick:
         number -= 1
     if number > 1 and cuts.read(number).manifest.previous_tick >= created_tick:
-        raise Truncated(f"cut {number - 1}", f"cut {number}", "read a table that has taken it, or copy that table")
+        raise Truncated(
+            f"cut {number - 1}",
+            f"cut {number}",
+            "read a table that has taken it, or copy that table",
+        )
     return number
 
 
 def verify_files(node: Path, files: Sequence[DataFile]) -> None:
-    """Return when every file is whole, by length and CRC32C; reading it leaves it in the page cache for the executors.
+    """Return when every file is whole, by length and CRC32C; reading it leaves it in the page cache
+    for the executors.
 
-    Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it; `Truncated` naming one that
-    retention took with its cut.
+    Raises `Corrupt` naming the first one that is not, or that is missing though a cut names it;
+    `Truncated` naming one that retention took with its cut.
     """
     with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, THREADS_MAX)) as threads:
         list(threads.map(lambda file: verify_file(node, file), files))
@@ -182,18 +235,24 @@ def verify_file(node: Path, file: DataFile) -> None:
 
 
 def _gone(node: Path, file: DataFile) -> Corrupt | Truncated:
-    """Return why a file is not there: retention removes a cut's manifest before its files, so one that is kept tells.
+    """Return why a file is not there: retention removes a cut's manifest before its files, so one
+    that is kept tells.
 
     But files of a dropped collection, for which no table waits, go by themselves.
     """
     cuts = CutLog(node)
     if cuts.numbers and file.collection_id not in living(cuts.read(cuts.newest).manifest):
         return Truncated(
-            f"file {file.path}, of a collection that was dropped,", f"cut {cuts.newest}", "its rows are gone"
+            f"file {file.path}, of a collection that was dropped,",
+            f"cut {cuts.newest}",
+            "its rows are gone",
         )
     for number in cuts.numbers:
         if file.path in file_paths(cuts.read(number).manifest):
             return Corrupt(
-                f"{node / file.path} is missing, and cut {number} names it — restore it from a backup that has it"
+                f"{node / file.path} is missing, and cut {number} names it — restore it from a "
+                "backup that has it"
             )
-    return Truncated(f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it meanwhile")
+    return Truncated(
+        f"file {file.path}", f"cut {cuts.first}", "read again: every table has taken it meanwhile"
+    )

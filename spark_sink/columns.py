@@ -1,7 +1,8 @@
 """The columns of a collection's table, and what its Delta log says of their values.
 
-Two differences to the collection only: types that Spark does not have become those it has, and four system columns follow
-the user's. The table, its readers and the data source all start from `table_schema`, so they cannot disagree.
+Two differences to the collection only: types that Spark does not have become those it has, and four
+system columns follow the user's. The table, its readers and the data source all start from
+`table_schema`, so they cannot disagree.
 """
 
 from collections.abc import Iterator
@@ -60,41 +61,58 @@ def stored_type(given: pa.DataType) -> pa.DataType:
 
 
 def shaped(rows: pa.Table, schema: pa.Schema, *, partition: str = "") -> pa.Table:
-    """Return rows of a file of one partition with exactly the columns and types of `schema`, which may have `_partition`.
+    """Return rows of a file of one partition with exactly the columns and types of `schema`, which
+    may have `_partition`.
 
     Raises `Corrupt` when a value is none of the type: no flusher and no ingest wrote it.
     """
     named = pa.chunked_array([pa.repeat(pa.scalar(partition, pa.string()), rows.num_rows)])
     try:
-        columns = [named if field.name == PARTITION else rows[field.name].cast(field.type) for field in schema]
+        columns = [
+            named if field.name == PARTITION else rows[field.name].cast(field.type)
+            for field in schema
+        ]
     except (pa.ArrowException, KeyError) as error:
-        raise Corrupt(f"a file of partition {partition!r} does not hold the collection's columns: {error}") from error
+        raise Corrupt(
+            f"a file of partition {partition!r} does not hold the collection's columns: {error}"
+        ) from error
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 def stats_json(footer: pq.FileMetaData) -> str:
-    """Return a Parquet file's `stats` for readers that skip files: row count, ranges and null counts of flat columns.
+    """Return a Parquet file's `stats` for readers that skip files: row count, ranges and null
+    counts of flat columns.
 
-    A column has a range only where JSON holds it exactly and the file recorded it for every row group: leaving one out costs
-    a reader time, a wrong one costs it rows.
+    A column has a range only where JSON holds it exactly and the file recorded it for every row
+    group: leaving one out costs a reader time, a wrong one costs it rows.
     """
     lows: dict[str, Bound] = {}
     highs: dict[str, Bound] = {}
     nulls: dict[str, int] = {}
     for index in range(footer.num_columns):
         name = footer.schema.column(index).path
-        groups: list[Any] = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        groups: list[Any] = [
+            footer.row_group(group).column(index).statistics
+            for group in range(footer.num_row_groups)
+        ]
         if "." in name or None in [found and found.null_count for found in groups]:
             continue  # inside a list or struct, or without a count
         nulls[name] = sum(found.null_count for found in groups)
         if (bounds := _range(groups)) is not None:
             lows[name], highs[name] = bounds
-    stats = {"numRecords": footer.num_rows, "minValues": lows, "maxValues": highs, "nullCount": nulls}
+    stats = {
+        "numRecords": footer.num_rows,
+        "minValues": lows,
+        "maxValues": highs,
+        "nullCount": nulls,
+    }
     return msgspec.json.encode(stats).decode()
 
 
 def _range(groups: list[pq.Statistics]) -> tuple[Bound, Bound] | None:
-    """Return the smallest and largest value over row groups, None where one of them does not say."""
+    """Return the smallest and largest value over row groups, None where one of them does not
+    say.
+    """
     filled = [found for found in groups if found.has_min_max]
     if not filled or any(found.num_values for found in groups if not found.has_min_max):
         return None
@@ -106,7 +124,9 @@ def _range(groups: list[pq.Statistics]) -> tuple[Bound, Bound] | None:
 
 
 def _exact(value: object) -> Bound | None:
-    """Return the JSON form of a value that JSON holds exactly; None for others, and for floats: ranges leave out NaN."""
+    """Return the JSON form of a value that JSON holds exactly; None for others, and for floats:
+    ranges leave out NaN.
+    """
     if isinstance(value, str):
         return value if len(value.encode()) <= TEXT_BYTES_MAX else None
     return value.isoformat() if type(value) is date else value if type(value) is int else None
@@ -114,10 +134,13 @@ def _exact(value: object) -> Bound | None:
 
 def file_in_log(row: dict[str, Any], key: str) -> TableFile:
     """Return what Delta says of an active file; `key` is the column whose range it reports."""
-    low, high = row.get("min") or {}, row.get("max") or {}
+    low = row.get("min") or {}
+    high = row.get("max") or {}
 
     def ends(column: str, kind: Any) -> Any:
-        """Return a column's smallest and largest value; None where one is not known, or of another kind (a time)."""
+        """Return a column's smallest and largest value; None where one is not known, or of another
+        kind (a time).
+        """
         found = low.get(column), high.get(column)
         return found if all(isinstance(end, kind) for end in found) else None
 
@@ -134,7 +157,8 @@ def file_in_log(row: dict[str, Any], key: str) -> TableFile:
 
 
 def place_of(root: Path, file: TableFile) -> Path:
-    """Return the path of a data file of the table at `root` that is there and as long as the log says.
+    """Return the path of a data file of the table at `root` that is there and as long as the log
+    says.
 
     Readers need the check: Spark takes a file of no bytes for one without rows. Raises as
     `opened_file`.
@@ -142,19 +166,24 @@ def place_of(root: Path, file: TableFile) -> Path:
     top = root.resolve()
     path = top / file.path
     if not path.resolve().is_relative_to(top):
-        raise Corrupt(f"the log of table {root} names {file.path}, which is outside it — move the table away")
+        raise Corrupt(
+            f"the log of table {root} names {file.path}, which is outside it — move the table away"
+        )
     try:
         size_bytes = path.stat().st_size
     except FileNotFoundError:
         raise _missing(path) from None
     if size_bytes != file.bytes:
-        raise Corrupt(f"{path} has {size_bytes} bytes, its table says {file.bytes} — restore the table")
+        raise Corrupt(
+            f"{path} has {size_bytes} bytes, its table says {file.bytes} — restore the table"
+        )
     return path
 
 
 def _missing(path: Path) -> StorageFailed:
     return StorageFailed(
-        f"{path} is missing from its table — read again, as a vacuum may have taken it, or restore the table"
+        f"{path} is missing from its table — read again, as a vacuum may have taken it, or restore "
+        "the table"
     )
 
 
@@ -169,7 +198,9 @@ def opened_file(root: Path, file: TableFile) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path, page_checksum_verification=True) as content:
             count = content.metadata.num_rows
             if file.rows is not None and count != file.rows:
-                raise Corrupt(f"{path} has {count} rows, its table says {file.rows} — restore the table")
+                raise Corrupt(
+                    f"{path} has {count} rows, its table says {file.rows} — restore the table"
+                )
             yield content
     except FileNotFoundError:
         raise _missing(path) from None

@@ -1,8 +1,10 @@
-"""What an ingest puts on disk around a table's commit: an attempt with its files, and the lease on the node.
+"""What an ingest puts on disk around a table's commit: an attempt with its files, and the lease on
+the node.
 
-An attempt writes into a directory of its own inside the table, so that two jobs never share one and no file is ever moved.
-Its intent, an empty file of the same name in `_attempts`, is on disk before the directory and goes after the commit. Delta's
-own vacuum never sees `_attempts`, because it starts with an underscore.
+An attempt writes into a directory of its own inside the table, so that two jobs never share one and
+no file is ever moved. Its intent, an empty file of the same name in `_attempts`, is on disk before
+the directory and goes after the commit. Delta's own vacuum never sees `_attempts`, because it
+starts with an underscore.
 
 | killed | left behind | the next ingest |
 |---|---|---|
@@ -10,8 +12,8 @@ own vacuum never sees `_attempts`, because it starts with an underscore.
 | between the two | the intent, maybe files nobody reads | takes the cuts; removes both once old |
 | after the commit | the intent of a committed attempt | finds the cuts taken; removes the intent |
 
-An intent counts as abandoned only when it is old and its attempt is not in the table's log: a job on another machine may
-still be writing.
+An intent counts as abandoned only when it is old and its attempt is not in the table's log: a job
+on another machine may still be writing.
 """
 
 import os
@@ -48,25 +50,34 @@ from wal.files import make_parents, place_beneath, sync_directory, sync_file
 INTENTS = "_attempts"
 
 ABANDONED_AGE_S = 3_600
-"""An attempt this old without a commit is taken for dead; one cut of a laptop takes seconds, of a cluster minutes."""
+"""An attempt this old without a commit is taken for dead; one cut of a laptop takes seconds, of a
+cluster minutes.
+"""
 
 FILE_BYTES_TARGET = 64 << 20
 """Size of a written file that readers split well and the log lists cheaply."""
 
-GROWN_ROWS, GROWN_BYTES = 1 << 16, FILE_BYTES_TARGET // 4
-"""A file of a table that has so many rows or bytes takes no others when it is rewritten. Else the one whose keys change now
-would grow into the whole table, and every cut would rewrite all of it."""
+GROWN_ROWS = 1 << 16
+GROWN_BYTES = FILE_BYTES_TARGET // 4
+"""A file of a table that has so many rows or bytes takes no others when it is rewritten. Else the
+one whose keys change now would grow into the whole table, and every cut would rewrite all of it."""
 APART_MAX = 16
-"""So many grown files are rewritten each for itself; more of them, of keys of all ages, become files of the target size."""
+"""So many grown files are rewritten each for itself; more of them, of keys of all ages, become
+files of the target size.
+"""
 
 DELETES_LOOKED_UP_MAX = 4 << 20
-"""Deleted keys whose rows are looked for by this process; of more, every file that may have one of them is rewritten."""
+"""Deleted keys whose rows are looked for by this process; of more, every file that may have one of
+them is rewritten.
+"""
 
 FILE_THREADS = 4
 """Threads that read footers and sync files; more wait on the same disk."""
 
 COPIED_FILES_MAX = 64
-"""Files that one commit copies; more of them, those of many cuts, are small, and Spark makes few of them."""
+"""Files that one commit copies; more of them, those of many cuts, are small, and Spark makes few of
+them.
+"""
 
 _NAME = re.compile(r"cut-\d{16}-[0-9a-f]{8}")
 
@@ -83,11 +94,15 @@ class Road(Enum):
 
 
 class Attempt:
-    """The files one ingest writes for one commit. Use: `begin`, let Spark write to `directory`, `seal`, commit, `finish`."""
+    """The files one ingest writes for one commit. Use: `begin`, let Spark write to `directory`,
+    `seal`, commit, `finish`.
+    """
 
     def __init__(self, table: Path, name: str) -> None:
-        self.name, self._table = name, table
-        self.directory, self._intent = table / name, table / INTENTS / name
+        self.name = name
+        self._table = table
+        self.directory = table / name
+        self._intent = table / INTENTS / name
 
     @classmethod
     def begin(cls, table: Path, cut: int) -> "Attempt":
@@ -99,13 +114,16 @@ class Attempt:
         return attempt
 
     def seal(self) -> list[NewFile]:
-        """Return what Spark wrote, on disk and ready to commit; files without rows and Hadoop's side files are gone.
+        """Return what Spark wrote, on disk and ready to commit; files without rows and Hadoop's
+        side files are gone.
 
-        Raises `StorageFailed` when it wrote somewhere else: the commit would say that these cuts have no rows.
+        Raises `StorageFailed` when it wrote somewhere else: the commit would say that these cuts
+        have no rows.
         """
         if not self.directory.is_dir():
             raise StorageFailed(
-                f"nothing was written to {self.directory} — let Spark write to the disk of this process"
+                f"nothing was written to {self.directory} — let Spark write to the disk of this "
+                "process"
             )
         written = sorted(self.directory.rglob("*.parquet"))
         with ThreadPoolExecutor(FILE_THREADS) as threads:
@@ -122,9 +140,11 @@ class Attempt:
 
     @contextmanager
     def undone_on_error(self, table: OpenTable, *, by: Road | None = None) -> Iterator[None]:
-        """Remove what was written when the block fails, so that a full disk has the room again; not what is committed.
+        """Remove what was written when the block fails, so that a full disk has the room again; not
+        what is committed.
 
-        Of Spark the intent stays: its tasks may be at work for a while, and what they write goes once it is old.
+        Of Spark the intent stays: its tasks may be at work for a while, and what they write goes
+        once it is old.
         """
         try:
             yield
@@ -145,13 +165,16 @@ class Attempt:
         failpoint("ingest.file_synced")
         partition = unquote(path.parent.name.removeprefix(f"{PARTITION}="))
         relative = path.relative_to(self._table).as_posix()
-        return NewFile(relative, path.stat().st_size, footer.num_rows, partition, stats_json(footer))
+        return NewFile(
+            relative, path.stat().st_size, footer.num_rows, partition, stats_json(footer)
+        )
 
 
 def clean_up(table: OpenTable) -> None:
     """Remove what earlier attempts left, as the table above says."""
     intents = sorted((table.path / INTENTS).glob("cut-*"))
-    committed = table.attempts() if intents else frozenset()  # on disk: the table's log was synced when it was opened
+    # on disk: the table's log was synced when it was opened
+    committed = table.attempts() if intents else frozenset()
     for intent in intents:
         if intent.name not in committed:
             if time.time() - intent.stat().st_mtime < ABANDONED_AGE_S:
@@ -162,13 +185,18 @@ def clean_up(table: OpenTable) -> None:
 
 def holds_only_attempts(directory: Path) -> bool:
     """Whether a directory without a table holds nothing but what a killed first ingest leaves."""
-    return all(entry.name in {INTENTS, "_delta_log"} or _NAME.fullmatch(entry.name) for entry in directory.iterdir())
+    return all(
+        entry.name in {INTENTS, "_delta_log"} or _NAME.fullmatch(entry.name)
+        for entry in directory.iterdir()
+    )
 
 
 def sync_log(table: Path) -> None:
-    """Return when the newest commit of a table is on disk: the Delta writer renames, but does not sync.
+    """Return when the newest commit of a table is on disk: the Delta writer renames, but does not
+    sync.
 
-    Every commit is synced before the next one is made, whoever made it: a log with a hole cannot be read.
+    Every commit is synced before the next one is made, whoever made it: a log with a hole cannot be
+    read.
     """
     failpoint("ingest.log_syncing")
     log = table / "_delta_log"
@@ -179,14 +207,18 @@ def sync_log(table: Path) -> None:
 
 
 def _has_types_of(table: OpenTable, changes: Changes) -> bool:
-    """Whether the files of a collection have the columns of its table; a time in milliseconds, for one, has not."""
+    """Whether the files of a collection have the columns of its table; a time in milliseconds, for
+    one, has not.
+    """
     stored = [(field.name, field.type) for field in stored_schema(arrow_schema(changes.entry))]
     return stored == [(field.name, field.type) for field in table.schema if field.name != PARTITION]
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The files of one commit and what they mean in rows; `attempt` is None when there was nothing to write."""
+    """The files of one commit and what they mean in rows; `attempt` is None when there was nothing
+    to write.
+    """
 
     adds: Sequence[NewFile]
     removes: Sequence[TableFile]
@@ -204,12 +236,17 @@ class Written:
 def write_files(
     sessions: LazySession, node: Path, table: OpenTable, changes: Changes, *, link: bool = False
 ) -> Written:
-    """Write the files that bring a table to the last cut of `changes`; nothing refers to them before the commit.
+    """Write the files that bring a table to the last cut of `changes`; nothing refers to them
+    before the commit.
 
     Rows move by one road. Raises `Corrupt` or `Truncated` naming a file of the node that is not
     what its cut says, or not there; the table has nothing of it then.
     """
-    files = table.files(key=changes.entry.primary_key) if changes.deletes or changes.dropped_names else []
+    files = (
+        table.files(key=changes.entry.primary_key)
+        if changes.deletes or changes.dropped_names
+        else []
+    )
     dropped = [file for file in files if file.partition in changes.dropped_names]
     kept = [file for file in files if file.partition not in changes.dropped_names]
     rows_in = sum(segment.rows for segment in changes.segments)
@@ -218,33 +255,50 @@ def write_files(
     rewrites = bool(touched or reached)
     if not rewrites and not changes.segments:
         return Written((), dropped, rows_in, None, Road.NONE)
-    copies = not rewrites and len(changes.segments) <= COPIED_FILES_MAX and _has_types_of(table, changes)
+    copies = (
+        not rewrites and len(changes.segments) <= COPIED_FILES_MAX and _has_types_of(table, changes)
+    )
     road = Road.COPY if copies else Road.SPARK
     if road is Road.SPARK:
         verify_files(node, others)
-    # Java has the working directory that this process had when it started: relative paths are other ones there.
+    # Java has the working directory that this process had when it started: relative paths are other
+    # ones there.
     attempt = Attempt.begin(table.path.resolve(), changes.last.number)
     failpoint("ingest.intended")
     with attempt.undone_on_error(table, by=road):
         if road is Road.SPARK:
-            _write_by_spark(sessions, node, table, changes, attempt, reached=reached, others=others, touched=touched)
+            _write_by_spark(
+                sessions,
+                node,
+                table,
+                changes,
+                attempt,
+                reached=reached,
+                others=others,
+                touched=touched,
+            )
         else:
             _copy_files(node, attempt, changes, link=link)
         failpoint("ingest.written")
         adds = attempt.seal()
         failpoint("ingest.sealed")
-        written, before = sum(file.rows for file in adds), sum(file.rows or 0 for file in touched)
+        written = sum(file.rows for file in adds)
+        before = sum(file.rows or 0 for file in touched)
         if not sum(file.rows for file in others) <= written <= rows_in + before:
-            raise StorageFailed(f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again")
+            raise StorageFailed(
+                f"{attempt.directory} has {written} rows of {rows_in} — run the ingest again"
+            )
     return Written(adds, [*dropped, *touched], rows_in, attempt, road)
 
 
 def _reached(
     node: Path, table: OpenTable, changes: Changes, kept: Sequence[TableFile]
 ) -> tuple[Sequence[TableFile], Sequence[SegmentFile], Sequence[SegmentFile]]:
-    """Return the files of a table that have a deleted row, the node's that may have one, and the node's others.
+    """Return the files of a table that have a deleted row, the node's that may have one, and the
+    node's others.
 
-    Where no row is deleted, all are others. Two columns tell, without Spark: many upserts are of keys that are new.
+    Where no row is deleted, all are others. Two columns tell, without Spark: many upserts are of
+    keys that are new.
     """
     near, _ = split_by_delete(kept, changes.deletes)
     new, others = split_by_delete(changes.segments, changes.deletes)
@@ -266,7 +320,9 @@ def _reached(
     def is_hit(rows: pa.Table) -> bool:
         return without(rows, deleted, key=key).num_rows < rows.num_rows
 
-    touched = [file for file in near if is_hit(shaped(table.read_file(file, columns=columns), columns))]
+    touched = [
+        file for file in near if is_hit(shaped(table.read_file(file, columns=columns), columns))
+    ]
     if touched or any(is_hit(of_node(file)) for file in new):
         return touched, new, others
     return (), (), changes.segments
@@ -276,7 +332,9 @@ def _reached(
 
 
 def _copy_files(node: Path, attempt: Attempt, changes: Changes, *, link: bool) -> None:
-    """Make the node's segments files of an attempt, each checked against its cut while it is read."""
+    """Make the node's segments files of an attempt, each checked against its cut while it is
+    read.
+    """
     places = [
         (file, attempt.directory / f"{PARTITION}={name}" / f"{file.segment_id}.parquet")
         for name, found in changes.of_partition(changes.segments).items()
@@ -318,11 +376,18 @@ def _write_by_spark(
     others: Sequence[SegmentFile],
     touched: Sequence[TableFile],
 ) -> None:
-    """Write the rows of the node's files and of the touched ones that no delete removes; Spark alone moves them."""
-    spark, root, schema = sessions.get(), node.resolve(), table.spark_schema
+    """Write the rows of the node's files and of the touched ones that no delete removes; Spark
+    alone moves them.
+    """
+    spark = sessions.get()
+    root = node.resolve()
+    schema = table.spark_schema
 
     def segment_paths(segments: Sequence[SegmentFile]) -> dict[str, list[Path]]:
-        return {name: [root / each.path for each in found] for name, found in changes.of_partition(segments).items()}
+        return {
+            name: [root / each.path for each in found]
+            for name, found in changes.of_partition(segments).items()
+        }
 
     @cache  # some cuts have none
     def deletes() -> DataFrame:
@@ -334,22 +399,35 @@ def _write_by_spark(
         paths = segment_paths(segments)
         for file in files:
             paths.setdefault(file.partition, []).append(table.place_of(file))
-        return without_deleted(read_rows(spark, schema, paths), deletes(), changes.entry.primary_key)
+        return without_deleted(
+            read_rows(spark, schema, paths), deletes(), changes.entry.primary_key
+        )
 
     grown, small = split_by_size(touched)
     rows = read_rows(spark, schema, segment_paths(others))
     if reached or small:
         left = left_of(small, reached)
         rows = left.unionAll(rows) if others else left
-    parts: list[tuple[DataFrame, Sequence[TableFile | SegmentFile]]] = [(rows, [*changes.segments, *small])]
+    parts: list[tuple[DataFrame, Sequence[TableFile | SegmentFile]]] = [
+        (rows, [*changes.segments, *small])
+    ]
     parts += [(left_of(files), files) for files in grown]
-    sized = [(rows, ceil(sum(file.bytes for file in files) / FILE_BYTES_TARGET)) for rows, files in parts if files]
+    sized = [
+        (rows, ceil(sum(file.bytes for file in files) / FILE_BYTES_TARGET))
+        for rows, files in parts
+        if files
+    ]
     write_rows(sized, attempt.directory)
 
 
 def split_by_size(files: Sequence[TableFile]) -> tuple[list[list[TableFile]], list[TableFile]]:
-    """Return which grown files are rewritten together, most of them alone, and the others, with which new rows go."""
-    grown, small = list[TableFile](), list[TableFile]()
+    """Return which grown files are rewritten together, most of them alone, and the others, with
+    which new rows go.
+    """
+    grown = list[TableFile]()
+    small = list[TableFile]()
     for file in files:
-        (grown if file.bytes >= GROWN_BYTES or (file.rows or 0) >= GROWN_ROWS else small).append(file)
+        (grown if file.bytes >= GROWN_BYTES or (file.rows or 0) >= GROWN_ROWS else small).append(
+            file
+        )
     return [[file] for file in grown] if len(grown) <= APART_MAX else [grown], small

@@ -1,4 +1,5 @@
-"""Asking the node for a cut: as a process of its own, unless the caller has the node open and hands it over.
+"""Asking the node for a cut: as a process of its own, unless the caller has the node open and hands
+it over.
 
 The node's code never runs in a Spark driver that did not open the node itself.
 """
@@ -19,7 +20,9 @@ CUT_TIMEOUT_S = 600.0
 
 
 class AnsweredCut(msgspec.Struct, frozen=True):
-    """The newest cut as its node tells it; 0 when there is none. By its checksum it is told from one of another history."""
+    """The newest cut as its node tells it; 0 when there is none. By its checksum it is told from
+    one of another history.
+    """
 
     number: int
     tick: int
@@ -27,14 +30,17 @@ class AnsweredCut(msgspec.Struct, frozen=True):
 
 
 class CuttingNode(Protocol):
-    """A node that is open in this process: `streamingnode.sync` makes those that this thread may call."""
+    """A node that is open in this process: `streamingnode.sync` makes those that this thread may
+    call.
+    """
 
     @property
     def path(self) -> str | None:
         """The node's directory, None for a node in memory."""
 
     def flush(self) -> Any:
-        """Make a cut of everything acknowledged so far, and return it; a node on an event loop gives a coroutine.
+        """Make a cut of everything acknowledged so far, and return it; a node on an event loop
+        gives a coroutine.
 
         None when nothing can have been written since its last cut. Raises `AlreadyOwned` when
         another process has the node open and takes no clients.
@@ -50,7 +56,10 @@ def node_directory(node: str | Path | CuttingNode, *, request_cut: bool) -> Path
     if isinstance(node, str | Path):
         return check_path("node directory", node)
     if not callable(getattr(node, "flush", None)) or not hasattr(node, "path"):
-        raise InvalidArgument(f"node={node!r} is no node — pass its directory, or a node that sn.sync.open_node() gave")
+        raise InvalidArgument(
+            f"node={node!r} is no node — pass its directory, or a node that sn.sync.open_node() "
+            "gave"
+        )
     if node.path is None:
         raise InvalidArgument("a node in memory has no files to ingest — open it with a directory")
     if request_cut and inspect.iscoroutinefunction(node.flush):
@@ -77,15 +86,21 @@ def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, boo
     command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
     next_step = f"run: streamingnode flush {node}"
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=CUT_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired:
         raise Overloaded(f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — {next_step}") from None
     if done.returncode == AlreadyOwned.exit_code:
         return None, True
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or "nothing"
-        raise StorageFailed(f"cutting {node} ended with {done.returncode} and said: {said} — {next_step}")
+        raise StorageFailed(
+            f"cutting {node} ended with {done.returncode} and said: {said} — {next_step}"
+        )
     try:
         return msgspec.json.decode(done.stdout, type=AnsweredCut), False
     except msgspec.MsgspecError as error:
-        raise StorageFailed(f"cutting {node} answered what is no cut: {error} — {next_step}") from error
+        raise StorageFailed(
+            f"cutting {node} answered what is no cut: {error} — {next_step}"
+        ) from error

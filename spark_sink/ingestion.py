@@ -1,13 +1,15 @@
 """Ingest: every cut of a node into its tables, each exactly once. The driver's side.
 
-Cuts are taken in order, in runs that make one commit per table, all tables of a run before the next run, so that tables meet
-at cuts. For each table and run, under the table's lock:
+Cuts are taken in order, in runs that make one commit per table, all tables of a run before the next
+run, so that tables meet at cuts. For each table and run, under the table's lock:
 
-    check the table -> plan -> verify the files -> choose the road -> write -> sync -> commit -> sync -> lease -> retire
+    check the table -> plan -> verify the files -> choose the road -> write -> sync -> commit ->
+    sync -> lease -> retire
 
-Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the version the watermark was
-read from. Whoever loses that race loads the table again and finds its cuts taken. What each crash point leaves is in
-`commit`; after a commit without a lease the lease lags, which only keeps files longer.
+Exactly once rests on the commit: it swaps the files and moves the watermark, conditional on the
+version the watermark was read from. Whoever loses that race loads the table again and finds its
+cuts taken. What each crash point leaves is in `commit`; after a commit without a lease the lease
+lags, which only keeps files longer.
 """
 
 import fcntl
@@ -32,7 +34,14 @@ from spark_sink.cut_request import request_cut as ask_for_cut
 from spark_sink.errors import TableAhead, typed
 from spark_sink.runtime import LazySession
 from spark_sink.table import CommitConflict, OpenTable, TableIdentity, Watermark
-from wal.errors import AlreadyExists, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError, Truncated
+from wal.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    Overloaded,
+    StorageFailed,
+    StreamingNodeError,
+    Truncated,
+)
 from wal.failpoint import failpoint
 from wal.files import check_path, make_parents, sync_directory
 from wal.rocks.floor import BACKUP_RECORD_NAME
@@ -42,7 +51,9 @@ COMMIT_BYTES_MAX = 1 << 30
 """Files of the node in one commit: what a killed job does again, and how often progress is seen."""
 
 COMMIT_CUTS_MAX = 1_000
-"""Cuts in one commit: a manifest names every collection, and those of a day of small cuts would be gigabytes."""
+"""Cuts in one commit: a manifest names every collection, and those of a day of small cuts would be
+gigabytes.
+"""
 
 CONFLICTS_MAX = 16
 """Commits lost in a row before giving up; each loss means that somebody else made progress."""
@@ -52,14 +63,18 @@ LOCKS = ".locks"
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-"""Receives (stage, done, total) as an ingest goes on; called from the thread that called `ingest`."""
+"""Receives (stage, done, total) as an ingest goes on; called from the thread that called
+`ingest`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableReport:
-    """What one table took; `first_cut` is 0 when another job had taken everything or there was nothing to take.
+    """What one table took; `first_cut` is 0 when another job had taken everything or there was
+    nothing to take.
 
-    `road` is how the rows of the last commit got there: `copy`, `spark`, or `none` when there were none.
+    `road` is how the rows of the last commit got there: `copy`, `spark`, or `none` when there were
+    none.
     """
 
     table: str
@@ -76,7 +91,8 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestReport:
-    """What one `ingest` did. `cut` is the node's newest cut (0: none yet); every table listed is at it or was dropped.
+    """What one `ingest` did. `cut` is the node's newest cut (0: none yet); every table listed is at
+    it or was dropped.
 
     `stale` says that a cut was wanted and none could be asked for: a process owns the node and
     takes no clients. The tables then have the cuts that were there. `cut_age_s` is how old the
@@ -98,7 +114,9 @@ class IngestReport:
 
     @property
     def rows_deleted(self) -> int:
-        """Rows that deletes and dropped partitions removed, over all tables, new ones and old ones."""
+        """Rows that deletes and dropped partitions removed, over all tables, new ones and old
+        ones.
+        """
         return sum(table.rows_deleted for table in self.tables)
 
 
@@ -113,7 +131,8 @@ def ingest(
     link: bool = False,
     stop: threading.Event | None = None,
 ) -> IngestReport:
-    """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each collection.
+    """Bring every cut of a node exactly once into `tables/<collection>`, one open table for each
+    collection.
 
     Asks the node for a cut first, also one that a process has open; when that takes no clients,
     takes the cuts that are there, and the report is `stale`. `node` is a directory, or an open node
@@ -121,9 +140,10 @@ def ingest(
     between; with `every_cut` each cut is a version of its own. Can be killed at any moment and run
     again, also twice at once. A dropped collection's table becomes `<name>@<collection id>`.
 
-    Files of cuts that delete no row are copied, where their types are the table's, and need no Spark: without a session
-    (None) one is made when a cut needs it, and ends with the call. With `link` they are hard links instead, on one file
-    system: no second copy on the disk, but a byte that rots, and the mode of the file, are then the node's and the table's.
+    Files of cuts that delete no row are copied, where their types are the table's, and need no
+    Spark: without a session (None) one is made when a cut needs it, and ends with the call. With
+    `link` they are hard links instead, on one file system: no second copy on the disk, but a byte
+    that rots, and the mode of the file, are then the node's and the table's.
 
     Once `stop` is set, the commit under way ends and no other begins: the report then has the
     tables that were reached, and another ingest takes the rest. What fails from then on is not
@@ -163,32 +183,42 @@ def ingest(
 
 
 def age_s(tick: int) -> float | None:
-    """Return the seconds since the time of a tick, 0 for one ahead of this clock; None for no tick."""
+    """Return the seconds since the time of a tick, 0 for one ahead of this clock; None for no
+    tick.
+    """
     return max(0.0, time.time() - physical_ms(tick) / 1000) if tick else None
 
 
 def check_place(node: Path, given: str | Path) -> Path:
     """Return the directory given for the tables of a node.
 
-    Raises `InvalidArgument` for an address, for a backup, for tables inside the node, which does not
-    know them, and where Delta fails.
+    Raises `InvalidArgument` for an address, for a backup, for tables inside the node, which does
+    not know them, and where Delta fails.
     """
     tables = check_path("directory of tables", given)
     if tables.resolve().is_relative_to(node.resolve()):
-        raise InvalidArgument(f"{tables} is inside the node {node} — name a directory of their own for the tables")
+        raise InvalidArgument(
+            f"{tables} is inside the node {node} — name a directory of their own for the tables"
+        )
     if found := re.search(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]", str(tables.resolve())):
-        raise InvalidArgument(f"{tables}: Delta takes {found[0]!r} in a path for another — name another directory")
+        raise InvalidArgument(
+            f"{tables}: Delta takes {found[0]!r} in a path for another — name another directory"
+        )
     if (node / BACKUP_RECORD_NAME).exists():  # its leases would not be what the backup had any more
-        raise InvalidArgument(f"{node} is a backup, which stays as it was made — restore it, and ingest from that node")
+        raise InvalidArgument(
+            f"{node} is a backup, which stays as it was made — restore it, and ingest from that "
+            "node"
+        )
     return tables
 
 
 @contextmanager
 def table_lock(tables: Path, name: str) -> Iterator[None]:
-    """Hold the lock of a table name among the ingests of one machine; blocks until it is free, and ends with the process.
+    """Hold the lock of a table name among the ingests of one machine; blocks until it is free, and
+    ends with the process.
 
-    Correctness does not rest on it: the commit is conditional. It saves the work a losing job would throw away, and it keeps
-    a job from committing into a directory that another is renaming.
+    Correctness does not rest on it: the commit is conditional. It saves the work a losing job would
+    throw away, and it keeps a job from committing into a directory that another is renaming.
     """
     folder = tables / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
@@ -201,8 +231,8 @@ def table_lock(tables: Path, name: str) -> Iterator[None]:
 class IngestJob:
     """One run over the cuts that a node has now; `run` once.
 
-    With `failures`, what fails in one table is put there by the table's name, and the others go on; tables that it names
-    already are left alone. Once `is_stopping`, no further table is begun.
+    With `failures`, what fails in one table is put there by the table's name, and the others go on;
+    tables that it names already are left alone. Once `is_stopping`, no further table is begun.
     """
 
     spark: SparkSession | LazySession | None
@@ -217,14 +247,19 @@ class IngestJob:
     is_stopping: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
-        self._sessions = self.spark if isinstance(self.spark, LazySession) else LazySession(self.spark)
+        self._sessions = (
+            self.spark if isinstance(self.spark, LazySession) else LazySession(self.spark)
+        )
         self._cuts = CutLog(self.node)
         self._reports: dict[int, TableReport] = {}
 
     def run(self, newest: AnsweredCut | None = None) -> IngestReport:
-        """Take every cut there is, which lead to `newest` as the node tells it, and report. Raises as `ingest`."""
+        """Take every cut there is, which lead to `newest` as the node tells it, and report. Raises
+        as `ingest`.
+        """
         if newest is not None:
-            with suppress(Truncated):  # a running node told it seconds ago: tables may have taken it and those after it
+            # a running node told it seconds ago: tables may have taken it and those after it
+            with suppress(Truncated):
                 self._cuts.anchor(newest.number, crc32c=newest.crc32c, tick=newest.tick)
         if not self._cuts.numbers:
             return IngestReport(node_id="", cut=0, tick=0)
@@ -233,7 +268,8 @@ class IngestJob:
         held = self._held_tables(last.manifest.node_id)
         self._retire_gone(held)
         first = self._first_needed(last, held)
-        total, done = last.number - first + 1, 0
+        total = last.number - first + 1
+        done = 0
         cuts = map(self._cuts.read, range(first, last.number + 1))
         for run in batches(
             cuts,
@@ -241,9 +277,13 @@ class IngestJob:
             bytes_max=self.commit_bytes_max,
             count_max=1 if self.every_cut else COMMIT_CUTS_MAX,
         ):
-            entries = {entry.collection_id: entry for cut in run for entry in cut.manifest.collections}
+            entries = {
+                entry.collection_id: entry for cut in run for entry in cut.manifest.collections
+            }
             # In order of creation: a name's older bearer goes first.
-            for entry in sorted(entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id)):
+            for entry in sorted(
+                entries.values(), key=lambda entry: (entry.created_tick, entry.collection_id)
+            ):
                 if self.is_stopping():
                     break
                 if not self._has_failed(entry.name):
@@ -261,7 +301,9 @@ class IngestJob:
 
     @contextmanager
     def _apart(self, name: str) -> Iterator[None]:
-        """Keep what fails in the block to one table, where the others are to go on; errors of its disk are typed."""
+        """Keep what fails in the block to one table, where the others are to go on; errors of its
+        disk are typed.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001 - it is raised, or told, as one of ours
@@ -280,7 +322,9 @@ class IngestJob:
     # --- which tables, which cuts
 
     def _held_tables(self, node_id: str) -> dict[int, OpenTable]:
-        """Return this node's tables by collection id, each checked to be no older than the node; retired ones left out."""
+        """Return this node's tables by collection id, each checked to be no older than the node;
+        retired ones left out.
+        """
         held: dict[int, OpenTable] = {}
         for path in sorted(self.tables.iterdir()) if self.tables.is_dir() else []:
             if "@" in path.name or path.name.startswith("."):
@@ -290,15 +334,19 @@ class IngestJob:
             with self._apart(path.name):
                 table = OpenTable.load(path)
                 found = table and table.identity
-                if table and found and (found.node_id, found.collection) == (node_id, path.name):  # not a copy of one
+                # not a copy of one
+                if table and found and (found.node_id, found.collection) == (node_id, path.name):
                     self._check_descent(table)
                     held[found.collection_id] = table
         return held
 
     def _check_descent(self, table: OpenTable) -> None:
-        """Refuse a table that holds cuts this node never made; committing more would mix two histories."""
+        """Refuse a table that holds cuts this node never made; committing more would mix two
+        histories.
+        """
         mark = table.watermark
-        if mark.cut > self._cuts.newest:  # another job may have taken a cut made since we listed them
+        # another job may have taken a cut made since we listed them
+        if mark.cut > self._cuts.newest:
             self._cuts.look()
         known = self._cuts.crc32c_of(mark.cut)
         if mark.cut > self._cuts.newest:
@@ -308,23 +356,34 @@ class IngestJob:
         else:
             return
         raise TableAhead(
-            f"table {table.path} {problem}: the node was restored from an older copy — move the table away"
+            f"table {table.path} {problem}: the node was restored from an older copy — move the "
+            "table away"
         )
 
     def _first_needed(self, newest: Cut, held: dict[int, OpenTable]) -> int:
-        """Return the first cut there is that some table has not taken; the newest when all have: some may have to retire."""
+        """Return the first cut there is that some table has not taken; the newest when all have:
+        some may have to retire.
+        """
         needed = [max(table.watermark.cut + 1, self._cuts.first) for table in held.values()]
         for entry in newest.manifest.collections:
-            if entry.collection_id not in held and lives(entry, newest.tick) and not self._has_failed(entry.name):
+            if (
+                entry.collection_id not in held
+                and lives(entry, newest.tick)
+                and not self._has_failed(entry.name)
+            ):
                 with self._apart(entry.name):
                     needed.append(first_with(self._cuts, entry.created_tick))
         return min([*needed, newest.number])
 
     def _retire_gone(self, held: dict[int, OpenTable]) -> None:
-        """Retire tables whose next cut does not name their collection: they took its drop, and their job was killed then."""
-        self._cuts.look()  # a table may be of a collection that is newer than these cuts: another job has made it
+        """Retire tables whose next cut does not name their collection: they took its drop, and
+        their job was killed then.
+        """
+        # a table may be of a collection that is newer than these cuts: another job has made it
+        self._cuts.look()
         for collection_id, known in held.items():
-            identity, cuts = known.owner(), self._cuts
+            identity = known.owner()
+            cuts = self._cuts
             following = cuts.read(min(max(known.watermark.cut + 1, cuts.first), cuts.newest))
             if entries_of(following, collection_id):
                 continue
@@ -339,7 +398,8 @@ class IngestJob:
 
     def _bring(self, entry: CollectionEntry, run: Sequence[Cut]) -> None:
         """Bring one collection's table to the end of a run."""
-        path, losses = self.tables / entry.name, 0
+        path = self.tables / entry.name
+        losses = 0
         make_parents(self.tables)
         with table_lock(self.tables, entry.name):
             for _ in range(CONFLICTS_MAX):
@@ -355,27 +415,37 @@ class IngestJob:
                         raise
                     continue
                 return
-        raise Overloaded(f"{path}: {CONFLICTS_MAX} commits were lost to other writers — run one ingest at a time")
+        raise Overloaded(
+            f"{path}: {CONFLICTS_MAX} commits were lost to other writers — run one ingest at a time"
+        )
 
     def _open(self, path: Path, entry: CollectionEntry, run: Sequence[Cut]) -> OpenTable | None:
-        """Return the collection's table, created when missing; None when the collection is over and left no table."""
+        """Return the collection's table, created when missing; None when the collection is over and
+        left no table.
+        """
         table = OpenTable.load(path)
         wanted = TableIdentity(run[0].manifest.node_id, entry.collection_id, entry.name)
         if table is not None and table.owner() == wanted:
             self._check_descent(table)
             sync_log(path)  # of a job that was killed after its commit, or runs on another machine
             return table
-        # Of a collection that was dropped later, files may be gone: without a table, none is begun for it.
+        # Of a collection that was dropped later, files may be gone: without a table, none is begun
+        # for it.
         if not (self._is_living(entry) and lives(entry, run[-1].tick)):
             return None
         retired = OpenTable.load(path.with_name(f"{path.name}@{entry.collection_id}"))
         if retired and retired.identity == wanted:
-            self._check_descent(retired)  # another job has seen its drop, unless this node was restored from before it
+            # another job has seen its drop, unless this node was restored from before it
+            self._check_descent(retired)
             return None
         if table is not None:
-            raise AlreadyExists(f"{path} holds {table.identity} — move it, or ingest into another directory")
+            raise AlreadyExists(
+                f"{path} holds {table.identity} — move it, or ingest into another directory"
+            )
         if path.exists() and not (path.is_dir() and holds_only_attempts(path)):
-            raise AlreadyExists(f"{path} is there and is no table — move it, or ingest into another directory")
+            raise AlreadyExists(
+                f"{path} is there and is no table — move it, or ingest into another directory"
+            )
         first = self._cuts.read(first_with(self._cuts, entry.created_tick)).manifest
         before = Watermark(first.number - 1, first.previous_tick, first.previous_crc32c)
         columns = arrow_schema(entry)
@@ -396,7 +466,9 @@ class IngestJob:
                 self._commit(table, changes_of(entry, cuts, after_tick=mark.tick))
             except Truncated:
                 if self._is_living(entry):
-                    raise  # else it was dropped before the table's first lease: the table ends with what it has
+                    # else it was dropped before the table's first lease: the table ends with what
+                    # it has
+                    raise
         table.refresh()  # a commit may have been another job's
         if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):
             self._reports[entry.collection_id] = self._report_of(table)
@@ -411,7 +483,13 @@ class IngestJob:
         name = written.attempt.name if written.attempt else ""
         at = Watermark(changes.last.number, changes.last.tick, changes.last.crc32c)
         with written.attempt.undone_on_error(table) if written.attempt else nullcontext():
-            table.commit(at, changed=changes.changed, adds=written.adds, removes=written.removes, attempt=name)
+            table.commit(
+                at,
+                changed=changes.changed,
+                adds=written.adds,
+                removes=written.removes,
+                attempt=name,
+            )
         failpoint("ingest.committed")
         sync_log(table.path)
         if written.attempt is not None:
@@ -430,23 +508,31 @@ class IngestJob:
 
     def _lease(self, table: OpenTable) -> None:
         """Tell the node what the table has taken, which has to be on disk."""
-        mark, identity = table.watermark, table.owner()
+        mark = table.watermark
+        identity = table.owner()
         sync_log(table.path)
         place = str(table.path.resolve())
         lease = Lease(
-            table=place, node_id=identity.node_id, collection_id=identity.collection_id, cut=mark.cut, tick=mark.tick
+            table=place,
+            node_id=identity.node_id,
+            collection_id=identity.collection_id,
+            cut=mark.cut,
+            tick=mark.tick,
         )
         write_lease(self.node, lease)
         failpoint("ingest.leased")
 
     def _retire(self, table: OpenTable) -> None:
-        """Move a dropped collection's table out of the way of one that takes its name; what is killed, the next one does."""
+        """Move a dropped collection's table out of the way of one that takes its name; what is
+        killed, the next one does.
+        """
         collection_id = table.owner().collection_id
         report = self._report_of(table)
         retired = table.path.with_name(f"{table.path.name}@{collection_id}")
         if retired.exists():  # of another node, whose tables were here before
             retired = retired.with_name(f"{retired.name}@{table.owner().node_id}")
-        release(self.node, table.path.resolve())  # as its lease says; first: once renamed, no ingest looks for it
+        # as its lease says; first: once renamed, no ingest looks for it
+        release(self.node, table.path.resolve())
         failpoint("ingest.released")
         table.path.rename(retired)
         sync_directory(retired.parent)
@@ -455,8 +541,16 @@ class IngestJob:
 
     def _report_of(self, table: OpenTable) -> TableReport:
         """Return what this job did to a table so far, and where that is."""
-        identity, mark = table.owner(), table.watermark
-        new = TableReport(table=identity.collection, path=str(table.path), first_cut=0, last_cut=0, tick=0, version=0)
+        identity = table.owner()
+        mark = table.watermark
+        new = TableReport(
+            table=identity.collection,
+            path=str(table.path),
+            first_cut=0,
+            last_cut=0,
+            tick=0,
+            version=0,
+        )
         before = self._reports.get(identity.collection_id, new)
         return replace(before, last_cut=mark.cut, tick=mark.tick, version=table.version)
 

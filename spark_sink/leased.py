@@ -48,7 +48,8 @@ def open_leased(lease: Lease) -> "OpenTable":
         raise Corrupt(f"table {lease.table} cannot be opened: {error} — restore it") from error
     if table is None:
         raise StorageFailed(
-            f"rows up to cut {lease.cut} are in table {lease.table}, which is not there — {put_back(lease)}"
+            f"rows up to cut {lease.cut} are in table {lease.table}, which is not there — "
+            f"{put_back(lease)}"
         )
     return table
 
@@ -60,13 +61,15 @@ def check_own(cuts: CutLog, lease: Lease, note: "CommitNote") -> None:
     is_of_collection = (note.node_id, note.collection_id) == (lease.node_id, lease.collection_id)
     if not is_of_collection or cuts.crc32c_of(note.cut) not in {None, note.crc32c}:
         raise Corrupt(
-            f"table {lease.table} is of another node, collection or history at cut {note.cut} — {put_back(lease)}"
+            f"table {lease.table} is of another node, collection or history at cut {note.cut} — "
+            f"{put_back(lease)}"
         )
 
 
 def put_back(lease: Lease) -> str:
     """Return what to do about a table that cannot be used."""
     return (
-        "put it back, or run an ingest into the directory where it is now; the lease of a table that "
+        "put it back, or run an ingest into the directory where it is now; the lease of a table "
+        "that "
         f"is lost is a file in leases/ that names {lease.table}: remove it"
     )

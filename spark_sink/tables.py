@@ -1,8 +1,10 @@
-"""Tables and the node's files as Spark frames, read natively: one table, several at one cut, and rows that deletes leave.
+"""Tables and the node's files as Spark frames, read natively: one table, several at one cut, and
+rows that deletes leave.
 
-Any Delta reader sees the same rows; Spark without Delta's jar gets the files by name from the table's log. A version is the
-collection's state from the last change in it to the first change of the next: that is what makes several tables meet, and
-a tick between the first and the last change of one commit has no version. Schemas are given, never guessed from a file.
+Any Delta reader sees the same rows; Spark without Delta's jar gets the files by name from the
+table's log. A version is the collection's state from the last change in it to the first change of
+the next: that is what makes several tables meet, and a tick between the first and the last change
+of one commit has no version. Schemas are given, never guessed from a file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,12 +57,16 @@ WRITE_OPTIONS: Mapping[str, str] = {
 """Options of every write, whatever the session's configuration says of others."""
 
 BROADCAST_ROWS_MAX = 1_000_000
-"""Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark sorts and merges."""
+"""Deletes up to this many are sent to every task (about 100 bytes each in the JVM); beyond, Spark
+sorts and merges.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesAt:
-    """Several tables as they were at one tick; `cut` is the newest cut in one of them that is not past it."""
+    """Several tables as they were at one tick; `cut` is the newest cut in one of them that is not
+    past it.
+    """
 
     cut: int
     tick: int
@@ -70,11 +76,13 @@ class TablesAt:
         return self.tables[name]
 
 
-def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime | None = None) -> DataFrame:
+def read_table(
+    spark: SparkSession, path: str | Path, as_of_tick: int | datetime | None = None
+) -> DataFrame:
     """Return the rows of a table, now or as of a tick or a time, with the system columns.
 
-    The frame reads the files of the version chosen here; a later ingest does not change it. As of a tick it is exactly what
-    the collection was then: the rows that `Node.snapshot` gives.
+    The frame reads the files of the version chosen here; a later ingest does not change it. As of a
+    tick it is exactly what the collection was then: the rows that `Node.snapshot` gives.
 
     Raises `InvalidArgument` for an address, when there is no table, when the tick is past what the
     table has taken, and, naming the nearest ticks there are, when its state was hidden in one
@@ -97,20 +105,29 @@ def read_table(spark: SparkSession, path: str | Path, as_of_tick: int | datetime
 
 
 def read_tables(
-    spark: SparkSession, tables_dir: str | Path, names: Iterable[str], as_of_tick: int | datetime | None = None
+    spark: SparkSession,
+    tables_dir: str | Path,
+    names: Iterable[str],
+    as_of_tick: int | datetime | None = None,
 ) -> TablesAt:
-    """Return several tables of one node, all as of one tick or time: the tick of the newest cut that all have for None.
+    """Return several tables of one node, all as of one tick or time: the tick of the newest cut
+    that all have for None.
 
-    Raises as `read_table` does, and `InvalidArgument` when they are fed from several nodes, or when no cut is in all.
+    Raises as `read_table` does, and `InvalidArgument` when they are fed from several nodes, or when
+    no cut is in all.
     """
     root = check_path("directory of tables", tables_dir)
     loaded = {name: _load(root / name) for name in names}
     if len({table.owner().node_id for table in loaded.values()}) != 1:
-        raise InvalidArgument("tables of several nodes share no cut — read each with read_table(as_of_tick=...)")
+        raise InvalidArgument(
+            "tables of several nodes share no cut — read each with read_table(as_of_tick=...)"
+        )
     histories = {name: list(table.history()) for name, table in loaded.items()}
     tick = newest_common(histories) if as_of_tick is None else tick_given("as_of_tick", as_of_tick)
     if tick is None:
-        raise InvalidArgument(f"no cut is in all of {', '.join(loaded)} — ingest again, with every_cut=True")
+        raise InvalidArgument(
+            f"no cut is in all of {', '.join(loaded)} — ingest again, with every_cut=True"
+        )
     versions = _states_at(histories, tick)
     frames: dict[str, DataFrame] = {}
     for name, table in loaded.items():
@@ -121,15 +138,22 @@ def read_tables(
 
 
 def newest_common(histories: Mapping[str, Sequence[TableVersion]]) -> int | None:
-    """Return the tick of the newest cut at which every table has its state; None when there is none."""
+    """Return the tick of the newest cut at which every table has its state; None when there is
+    none.
+    """
     of_all = histories.values()
     newest = min(history[0].note.tick if history else 0 for history in of_all)
     ticks = sorted({found.note.tick for history in of_all for found in history}, reverse=True)
-    return next((tick for tick in ticks if tick <= newest and all(state_at(each, tick) for each in of_all)), None)
+    return next(
+        (tick for tick in ticks if tick <= newest and all(state_at(each, tick) for each in of_all)),
+        None,
+    )
 
 
 def _states_at(histories: Mapping[str, Sequence[TableVersion]], tick: int) -> dict[str, int]:
-    """Return the version of each table that is its state at a tick; each history is newest first. Raises as `read_table`."""
+    """Return the version of each table that is its state at a tick; each history is newest first.
+    Raises as `read_table`.
+    """
     states = {name: state_at(history, tick) for name, history in histories.items()}
     versions = {name: state.version for name, state in states.items() if state is not None}
     if len(versions) == len(states):
@@ -143,13 +167,17 @@ def _states_at(histories: Mapping[str, Sequence[TableVersion]], tick: int) -> di
     newest = min(history[0].note.tick for history in histories.values())
     if tick > newest:
         raise InvalidArgument(
-            f"as_of_tick={tick_shown(tick)} is past what {told} has taken, up to {tick_shown(newest)} — "
+            f"as_of_tick={tick_shown(tick)} is past what {told} has taken, up to "
+            f"{tick_shown(newest)} — "
             "ingest again, ask for an earlier one, or leave it out"
         )
     if before is None and after is not None:
         step = f"ask for {tick_shown(after)} or later"
         raise Truncated(f"the state of {told} at {tick_shown(tick)}", after, step)
-    nearest = " or ".join(tick_shown(each) for each in (before, after) if each is not None) or "none; leave it out"
+    nearest = (
+        " or ".join(tick_shown(each) for each in (before, after) if each is not None)
+        or "none; leave it out"
+    )
     raise InvalidArgument(
         f"{told} has no version of its own for the state at {tick_shown(tick)}: "
         "a commit took it together with later changes — "
@@ -198,48 +226,69 @@ def _frame(spark: SparkSession, table: OpenTable) -> DataFrame:
     return read_rows(spark, table.spark_schema, paths)
 
 
-def read_rows(spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[Path]]) -> DataFrame:
-    """Return the rows of Parquet files given by partition name, with the columns of `schema`, the table's.
+def read_rows(
+    spark: SparkSession, schema: StructType, paths: Mapping[str, Sequence[Path]]
+) -> DataFrame:
+    """Return the rows of Parquet files given by partition name, with the columns of `schema`, the
+    table's.
 
     The paths are absolute and the rows those of the files, whatever the session is set to.
     """
     in_file = StructType([field for field in schema.fields if field.name != PARTITION])
     reader = spark.read.schema(in_file).options(**READ_OPTIONS)
     frames = [
-        reader.parquet(*map(_local, files)).withColumn(PARTITION, F.lit(name)) for name, files in paths.items() if files
+        reader.parquet(*map(_local, files)).withColumn(PARTITION, F.lit(name))
+        for name, files in paths.items()
+        if files
     ]
     if not frames:
         return spark.createDataFrame([], schema)
-    return reduce(DataFrame.unionAll, frames).select([F.col(_quoted(field.name)) for field in schema.fields])
+    return reduce(DataFrame.unionAll, frames).select(
+        [F.col(_quoted(field.name)) for field in schema.fields]
+    )
 
 
-def read_deletes(spark: SparkSession, schema: StructType, key: str, paths: Iterable[Path], *, rows: int) -> DataFrame:
-    """Return each deleted key with the largest offset of its deletes, which alone matters; the files hold `rows` rows.
+def read_deletes(
+    spark: SparkSession, schema: StructType, key: str, paths: Iterable[Path], *, rows: int
+) -> DataFrame:
+    """Return each deleted key with the largest offset of its deletes, which alone matters; the
+    files hold `rows` rows.
 
-    Few of them are gathered in one task, without a shuffle, and marked to be sent to every task that joins them.
+    Few of them are gathered in one task, without a shuffle, and marked to be sent to every task
+    that joins them.
     """
     in_file = StructType([schema[key], StructField(OFFSET, LongType())])
     few = rows <= BROADCAST_ROWS_MAX
     deletes = spark.read.schema(in_file).options(**READ_OPTIONS).parquet(*map(_local, paths))
-    largest = (deletes.coalesce(1) if few else deletes).groupBy(_quoted(key)).agg(F.max(OFFSET).alias(DELETED_BELOW))
+    largest = (
+        (deletes.coalesce(1) if few else deletes)
+        .groupBy(_quoted(key))
+        .agg(F.max(OFFSET).alias(DELETED_BELOW))
+    )
     return F.broadcast(largest) if few else largest
 
 
 def without_deleted(rows: DataFrame, deletes: DataFrame, key: str) -> DataFrame:
     """Return the rows that no delete removes: it removes those of its key with a smaller offset."""
-    removed = (rows[_quoted(key)] == deletes[_quoted(key)]) & (rows[OFFSET] < deletes[DELETED_BELOW])
+    removed = (rows[_quoted(key)] == deletes[_quoted(key)]) & (
+        rows[OFFSET] < deletes[DELETED_BELOW]
+    )
     return rows.join(deletes, removed, "left_anti")
 
 
 def write_rows(parts: Iterable[tuple[DataFrame, int]], directory: Path) -> None:
-    """Write rows as Parquet, one folder for each partition, and in each so many files of each part at most; in parallel."""
+    """Write rows as Parquet, one folder for each partition, and in each so many files of each part
+    at most; in parallel.
+    """
     rows = reduce(DataFrame.unionAll, [rows.coalesce(files_max) for rows, files_max in parts])
     writer = rows.write.partitionBy(PARTITION).options(**WRITE_OPTIONS)
     writer.parquet(_local(directory), mode="error")
 
 
 def _local(path: Path) -> str:
-    """Return an absolute path as Spark takes it whatever file system the session has for a default."""
+    """Return an absolute path as Spark takes it whatever file system the session has for a
+    default.
+    """
     return f"file://{path}"
 
 

@@ -1,9 +1,11 @@
-"""Keeps a table that takes a cut every few seconds small: few files, a short log, no file that no version needs.
+"""Keeps a table that takes a cut every few seconds small: few files, a short log, no file that no
+version needs.
 
-Small files become one by copying their rows, in a commit of its own that says it changes none. It is an attempt like an
-ingest's, with the same crash points, written without the table's lock, so that ingests go on; only the commit waits for it,
-and is given up when one of the files has been replaced meanwhile. Neither Spark nor Delta's own `OPTIMIZE` does it: the one
-takes a JVM for a copy, the other syncs nothing, so that a power cut would take rows that were on disk before.
+Small files become one by copying their rows, in a commit of its own that says it changes none. It
+is an attempt like an ingest's, with the same crash points, written without the table's lock, so
+that ingests go on; only the commit waits for it, and is given up when one of the files has been
+replaced meanwhile. Neither Spark nor Delta's own `OPTIMIZE` does it: the one takes a JVM for a
+copy, the other syncs nothing, so that a power cut would take rows that were on disk before.
 """
 
 import shutil
@@ -25,27 +27,39 @@ from wal.errors import StorageFailed
 from wal.failpoint import failpoint
 
 SMALL_FILE_BYTES = FILE_BYTES_TARGET // 4
-"""Files of this size are left as they are: what many readers do at once is worth more than fewer files."""
+"""Files of this size are left as they are: what many readers do at once is worth more than fewer
+files.
+"""
 SMALL_FILES_MAX = 64
-"""Smaller files of one partition before they become one; with a cut every 2 s that is every 2 minutes."""
+"""Smaller files of one partition before they become one; with a cut every 2 s that is every 2
+minutes.
+"""
 NEWEST_FILES = 4
-"""Of a partition, which stay as they are: keys that were just written change most, and that rewrites their file."""
+"""Of a partition, which stay as they are: keys that were just written change most, and that
+rewrites their file.
+"""
 ROW_GROUP_BYTES = 64 << 20
 """Rows in memory at a time, as Arrow has them."""
 
 
 def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
-    """Yield the files of each partition that are due to become one, smallest first, together `FILE_BYTES_TARGET` at most.
+    """Yield the files of each partition that are due to become one, smallest first, together
+    `FILE_BYTES_TARGET` at most.
 
-    A file larger than all smaller ones together waits for more of them, so a row is copied a few times, not once in 64 cuts.
-    A partition has `SMALL_FILES_MAX` small files beside the newest, and 24 more at most, each twice the one before.
+    A file larger than all smaller ones together waits for more of them, so a row is copied a few
+    times, not once in 64 cuts. A partition has `SMALL_FILES_MAX` small files beside the newest, and
+    24 more at most, each twice the one before.
     """
     order = sorted(files, key=lambda file: (file.partition, file.bytes, file.path))
-    for _, found in groupby((file for file in order if file.bytes < SMALL_FILE_BYTES), key=lambda file: file.partition):
+    for _, found in groupby(
+        (file for file in order if file.bytes < SMALL_FILE_BYTES), key=lambda file: file.partition
+    ):
         group = list(found)
         for newest in nlargest(NEWEST_FILES, group, key=lambda file: file.tick_min or 0):
             group.remove(newest)
-        while len(group) >= SMALL_FILES_MAX and group[-1].bytes > sum(file.bytes for file in group[:-1]):
+        while len(group) >= SMALL_FILES_MAX and group[-1].bytes > sum(
+            file.bytes for file in group[:-1]
+        ):
             group.pop()
         if len(group) >= SMALL_FILES_MAX:
             while sum(file.bytes for file in group) > FILE_BYTES_TARGET:
@@ -54,21 +68,28 @@ def small_files(files: Sequence[TableFile]) -> Iterator[Sequence[TableFile]]:
 
 
 def compact(table: OpenTable, *, is_stopping: Callable[[], bool] = lambda: False) -> int:
-    """Make one file of the small ones of each partition that has many; return how many files there are less.
+    """Make one file of the small ones of each partition that has many; return how many files there
+    are less.
 
-    Once `is_stopping`, it begins no other. Readers of an older version find its files until `remove_unused` takes them.
-    Blocks; can be killed anywhere.
+    Once `is_stopping`, it begins no other. Readers of an older version find its files until
+    `remove_unused` takes them. Blocks; can be killed anywhere.
     """
     removed = 0
     for files in takewhile(lambda _: not is_stopping(), small_files(table.files())):
         attempt = Attempt.begin(table.path, table.watermark.cut)
         failpoint("compact.intended")
         with suppress(CommitConflict), attempt.undone_on_error(table):
-            _merge(table, files, attempt.directory / f"{PARTITION}={files[0].partition}" / "compacted.parquet")
+            _merge(
+                table,
+                files,
+                attempt.directory / f"{PARTITION}={files[0].partition}" / "compacted.parquet",
+            )
             failpoint("compact.written")
             adds = attempt.seal()
             if sum(file.rows for file in adds) < sum(file.rows or 0 for file in files):
-                raise StorageFailed(f"rows in {attempt.directory} were removed by another tool — it is tried again")
+                raise StorageFailed(
+                    f"rows in {attempt.directory} were removed by another tool — it is tried again"
+                )
             with table_lock(table.path.parent, table.path.name):
                 newest = table.at_version()
                 if newest.identity != table.identity:  # dropped, and made anew
@@ -87,7 +108,8 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
     target.parent.mkdir(parents=True)
     ordered = sorted(files, key=lambda file: (file.offset_min or 0, file.path))
     given = (shaped(table.read_file(file), schema, partition=file.partition) for file in ordered)
-    ranged = [field.name for field in schema if not pa.types.is_floating(field.type)]  # their ranges leave out NaN
+    # their ranges leave out NaN
+    ranged = [field.name for field in schema if not pa.types.is_floating(field.type)]
     with pq.ParquetWriter(
         target, schema, compression="zstd", write_page_checksum=True, write_statistics=ranged
     ) as writer:
@@ -96,7 +118,9 @@ def _merge(table: OpenTable, files: Sequence[TableFile], target: Path) -> None:
 
 
 def keep_versions(table: OpenTable, seconds: int) -> None:
-    """Let the table's log give up what is older: its versions can then be read for that long, at least."""
+    """Let the table's log give up what is older: its versions can then be read for that long, at
+    least.
+    """
     with table_lock(table.path.parent, table.path.name):
         sync_log(table.path)
         table.at_version().keep(seconds, unused_s=max(seconds, ABANDONED_AGE_S))
@@ -104,15 +128,23 @@ def keep_versions(table: OpenTable, seconds: int) -> None:
 
 
 def remove_unused(table: OpenTable) -> None:
-    """Remove files of attempts that no version in the log needs; what an attempt under way has written stays."""
-    # In this order: an attempt that was there and has no intent any more is in the log, or was discarded.
+    """Remove files of attempts that no version in the log needs; what an attempt under way has
+    written stays.
+    """
+    # In this order: an attempt that was there and has no intent any more is in the log, or was
+    # discarded.
     attempts = sorted(path for path in table.path.glob("cut-*") if path.is_dir())
     kept = {path.name for path in (table.path / INTENTS).glob("cut-*")}
     newest = table.at_version()
     versions = list(newest.history())
     kept |= {version.note.attempt for version in versions}
-    # What the earliest version has was added by commits that the log has given up; what came later, `versions` name.
-    needed = {file.path for each in (versions[-1].version, newest.version) for file in newest.at_version(each).files()}
+    # What the earliest version has was added by commits that the log has given up; what came later,
+    # `versions` name.
+    needed = {
+        file.path
+        for each in (versions[-1].version, newest.version)
+        for file in newest.at_version(each).files()
+    }
     for attempt in [path for path in attempts if path.name not in kept]:
         files = sorted(attempt.rglob("*.parquet"))
         unused = [path for path in files if path.relative_to(table.path).as_posix() not in needed]

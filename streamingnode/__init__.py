@@ -1,10 +1,11 @@
-"""A durable, ordered log of rows inside your Python process that becomes consistent tables in Spark.
+"""A durable, ordered log of rows inside your Python process that becomes consistent tables in
+Spark.
 
     async with sn.open_node("data") as node:
         await node.insert("orders", [{"id": 1, "item": "tea", "amount": 3.5}])
 
-Names are imported when they are first used: importing this package costs a few milliseconds, Arrow comes with the first
-node.
+Names are imported when they are first used: importing this package costs a few milliseconds, Arrow
+comes with the first node.
 """
 
 from importlib import import_module

@@ -1,4 +1,6 @@
-"""What a node does its work with: the parts of its own process, or a connection to a node of another one."""
+"""What a node does its work with: the parts of its own process, or a connection to a node of
+another one.
+"""
 
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -37,7 +39,9 @@ class ReadRequest(NamedTuple):
 
 
 class Reading(Protocol):
-    """One reader's way through the log: what `CollectionReader` makes messages of. Closed by `close`, however it ended."""
+    """One reader's way through the log: what `CollectionReader` makes messages of. Closed by
+    `close`, however it ended.
+    """
 
     async def open(self) -> int:
         """Find the place to start; return the position that a named reader holds.
@@ -56,7 +60,9 @@ class Reading(Protocol):
 
 
 class Parts(Protocol):
-    """What a `Backend` has besides calls: of a node of another process it is made here, and the calls are made there."""
+    """What a `Backend` has besides calls: of a node of another process it is made here, and the
+    calls are made there.
+    """
 
     path: str | None
     node_id: str
@@ -102,22 +108,30 @@ class Parts(Protocol):
         """Let the writes that were begun end; no new ones come. The parts are closed after it."""
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
-        """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
+        """Open a producer, made if it is new, and fence whoever had it open; return its last
+        sequence, too.
+        """
 
 
 class Backend(Parts, Protocol):
-    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who calls."""
+    """All that `Node` asks for. Of `Node`'s calls those here raise the same; times are kept by who
+    calls.
+    """
 
     async def consistent_tick(self, collections: tuple[str, ...] = ()) -> int:
         """As `Node.consistent_tick`."""
 
-    async def create_collection(self, definition: Definition, *, if_not_exists: bool) -> CollectionInfo:
+    async def create_collection(
+        self, definition: Definition, *, if_not_exists: bool
+    ) -> CollectionInfo:
         """As `Node.create_collection`."""
 
     async def drop_collection(self, name: str, *, if_exists: bool) -> None:
         """As `Node.drop_collection`."""
 
-    async def create_partition(self, collection: str, partition: str, *, if_not_exists: bool) -> None:
+    async def create_partition(
+        self, collection: str, partition: str, *, if_not_exists: bool
+    ) -> None:
         """As `Node.create_partition`."""
 
     async def drop_partition(self, collection: str, partition: str, *, if_exists: bool) -> None:
@@ -135,7 +149,9 @@ class Backend(Parts, Protocol):
     async def named_readers(self) -> tuple[ReaderInfo, ...]:
         """As `Node.readers`."""
 
-    async def seek_reader(self, collection: str, name: str, start: str, at: PlainPlace, *, dry_run: bool) -> ReaderInfo:
+    async def seek_reader(
+        self, collection: str, name: str, start: str, at: PlainPlace, *, dry_run: bool
+    ) -> ReaderInfo:
         """As `Node.seek_reader`, with the policy as plain data."""
 
     async def open_transactions(self) -> tuple[TransactionInfo, ...]:
@@ -145,9 +161,15 @@ class Backend(Parts, Protocol):
         """As `Node.abort_transaction`."""
 
     async def snapshot(
-        self, collection: str, as_of: int | None, columns: tuple[str, ...] | None = None, keys: bytes | None = None
+        self,
+        collection: str,
+        as_of: int | None,
+        columns: tuple[str, ...] | None = None,
+        keys: bytes | None = None,
     ) -> pa.Table:
-        """As `Node.snapshot`; `keys` are those of a delete, an Arrow IPC message without its schema."""
+        """As `Node.snapshot`; `keys` are those of a delete, an Arrow IPC message without its
+        schema.
+        """
 
     async def flush(self) -> FlushResult:
         """As `Node.flush`."""

@@ -1,9 +1,11 @@
-"""From a topic into a collection, exactly once: bodies that are Arrow IPC streams or JSON objects become rows.
+"""From a topic into a collection, exactly once: bodies that are Arrow IPC streams or JSON objects
+become rows.
 
-A batch of messages is one write of a named producer, and its sequence is the id of the last one: ids of a topic are never
-used again. So the producer says where to go on, whatever the group has acknowledged. Messages that do not fit go to the
-topic `<topic>.dead`; before, the producer notes from which of them on, and behind which letter, so that after a crash
-between the two the letters that are there are found, and not sent twice.
+A batch of messages is one write of a named producer, and its sequence is the id of the last one:
+ids of a topic are never used again. So the producer says where to go on, whatever the group has
+acknowledged. Messages that do not fit go to the topic `<topic>.dead`; before, the producer notes
+from which of them on, and behind which letter, so that after a crash between the two the letters
+that are there are found, and not sent twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +25,15 @@ from streamingnode.rows import Rows, row_shape, to_batches
 from streamingnode.schema import has_leaf, row_decoder
 from streamingnode.streams.messages import parts_within
 from streamingnode.writing.write import check_rows_fit
-from wal.errors import AlreadyExists, GroupNotFound, Indeterminate, InvalidArgument, Overloaded, TooLarge, shown
+from wal.errors import (
+    AlreadyExists,
+    GroupNotFound,
+    Indeterminate,
+    InvalidArgument,
+    Overloaded,
+    TooLarge,
+    shown,
+)
 from wal.rocksmq.contract import Consumer
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.rocksmq.messages import check_name as check_topic_name
@@ -56,7 +66,8 @@ _UNFIT = (
 
 
 class BridgeReport(msgspec.Struct):
-    """What a bridge brought since it was started: messages, their rows, and those that went to the dead letters.
+    """What a bridge brought since it was started: messages, their rows, and those that went to the
+    dead letters.
 
     All up to `last_id` are done.
     """
@@ -84,23 +95,28 @@ async def bridge(
     once: bool = False,
     on_progress: Callable[[BridgeReport], None] = lambda _: None,
 ) -> BridgeReport:
-    """Bring the messages of a topic into a collection, each exactly once, in order, until cancelled.
+    """Bring the messages of a topic into a collection, each exactly once, in order, until
+    cancelled.
 
-    A body is a plain Arrow IPC stream or one JSON object. One that does not fit goes to the topic `<topic>.dead`, with
-    `error`, `topic`, `id` and `bridge` in its properties; of a body too large for that `left_out_bytes` tells the size.
-    It may be stopped at any point, also by a crash, and goes on when it is called again. `name` is that of its consumer
-    group and its producer, `bridge.<topic>.<collection>` by default; who starts it again fences the one before. With
-    `once` it returns when the topic is drained.
+    A body is a plain Arrow IPC stream or one JSON object. One that does not fit goes to the topic
+    `<topic>.dead`, with `error`, `topic`, `id` and `bridge` in its properties; of a body too large
+    for that `left_out_bytes` tells the size. It may be stopped at any point, also by a crash, and
+    goes on when it is called again. `name` is that of its consumer group and its producer,
+    `bridge.<topic>.<collection>` by default; who starts it again fences the one before. With `once`
+    it returns when the topic is drained.
 
-    Raises `TopicNotFound`, `CollectionNotFound`, `ProducerFenced`, `Overloaded` while others consume from its group,
-    and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes on by itself.
+    Raises `TopicNotFound`, `CollectionNotFound`, `ProducerFenced`, `Overloaded` while others
+    consume from its group, and as `MessageQueue` and `Producer` do. After `Indeterminate` it goes
+    on by itself.
     """
     name = check_name("producer", f"bridge.{topic}.{collection}" if name is None else name)
-    check_topic_name("topic", f"{topic}{DEAD_SUFFIX}")  # now, and not when the first letter is to go there
+    # now, and not when the first letter is to go there
+    check_topic_name("topic", f"{topic}{DEAD_SUFFIX}")
     report = BridgeReport()
     while True:
         crossing = _Crossing(node, topic, collection, name, report)
-        with suppress(Indeterminate):  # the producer knows what became of it, once it is opened again
+        # the producer knows what became of it, once it is opened again
+        with suppress(Indeterminate):
             await crossing.run(once=once, on_progress=on_progress)
             return report
 
@@ -108,16 +124,25 @@ async def bridge(
 def _arrow_rows(body: bytes, schema: pa.Schema) -> pa.Table:
     """Return the rows of an Arrow IPC stream, of which a few bytes must not become gigabytes."""
     for message in pa.ipc.MessageReader.open_stream(body):
-        if message.type != "schema" and (message.type != "record batch" or is_compressed(message.metadata)):
-            raise InvalidArgument("the body is compressed or has dictionaries — write plain columns")
+        if message.type != "schema" and (
+            message.type != "record batch" or is_compressed(message.metadata)
+        ):
+            raise InvalidArgument(
+                "the body is compressed or has dictionaries — write plain columns"
+            )
     rows = pa.ipc.open_stream(body).read_all()
     for field in rows.schema:
-        # Of these any number may lie in the same few bytes, or in none; of a column of nulls as many as there are rows.
+        # Of these any number may lie in the same few bytes, or in none; of a column of nulls as
+        # many as there are rows.
         kinds = pt.is_null, pt.is_string_view, pt.is_binary_view, pt.is_run_end_encoded
         if not pt.is_null(field.type) and any(has_leaf(field.type, each) for each in kinds):
-            raise InvalidArgument(f"column {shown(field.name)} is {field.type} — write it as the collection has it")
+            raise InvalidArgument(
+                f"column {shown(field.name)} is {field.type} — write it as the collection has it"
+            )
     if rows.num_rows * sum(pa.nulls(1, field.type).nbytes for field in schema) > ROWS_BYTES_MAX:
-        raise TooLarge(f"{rows.num_rows} rows may take over {ROWS_BYTES_MAX} bytes — write fewer in a body")
+        raise TooLarge(
+            f"{rows.num_rows} rows may take over {ROWS_BYTES_MAX} bytes — write fewer in a body"
+        )
     return rows
 
 
@@ -127,15 +152,29 @@ def _is_json(body: bytes) -> bool:
 
 
 class _Crossing:
-    """One opening of a bridge: it goes on where the producer is, and fences whoever had the bridge before."""
+    """One opening of a bridge: it goes on where the producer is, and fences whoever had the bridge
+    before.
+    """
 
-    def __init__(self, node: "Node", topic: str, collection: str, name: str, report: BridgeReport) -> None:
-        self._node, self._mq, self._topic, self._collection = node, node.mq, topic, collection
-        self._name, self._dead, self._report, into = name, topic + DEAD_SUFFIX, report, node.collection(collection)
-        self._shape, self._decode = row_shape(into.schema, primary_key=into.primary_key), row_decoder(into.schema)
-        self._next_id, self._behind = 0, -1
+    def __init__(
+        self, node: "Node", topic: str, collection: str, name: str, report: BridgeReport
+    ) -> None:
+        self._node = node
+        self._mq = node.mq
+        self._topic = topic
+        self._collection = collection
+        self._name = name
+        self._dead = topic + DEAD_SUFFIX
+        self._report = report
+        into = node.collection(collection)
+        self._shape = row_shape(into.schema, primary_key=into.primary_key)
+        self._decode = row_decoder(into.schema)
+        self._next_id = 0
+        self._behind = -1
         self._sent: set[int] = set()
-        """Messages whose dead letters an earlier opening sent, when it did not come to acknowledge them."""
+        """Messages whose dead letters an earlier opening sent, when it did not come to acknowledge
+        them.
+        """
 
     async def run(self, *, once: bool, on_progress: Callable[[BridgeReport], None]) -> None:
         """Bring messages until cancelled, or with `once` until there are no more."""
@@ -147,7 +186,9 @@ class _Crossing:
             first_id, behind = msgspec.msgpack.decode(producer.note, type=tuple[int, int])
             if first_id >= self._next_id:
                 self._behind, self._sent = behind, await self._letters(behind)
-        async with await self._mq.register_consumer(self._topic, self._name, ack_timeout_s=None) as consumer:
+        async with await self._mq.register_consumer(
+            self._topic, self._name, ack_timeout_s=None
+        ) as consumer:
             messages: Sequence[ConsumerMessage] = ()
             while messages := messages or await self._take(consumer, once=once):
                 fitted = await in_thread(self._fit, messages)
@@ -160,15 +201,21 @@ class _Crossing:
                     on_progress(self._report)
 
     def _fit(self, messages: Sequence[ConsumerMessage]) -> list[_Fitted]:
-        """Make rows of messages, in a thread: of the first ones, as many as there is room for in memory."""
-        fitted, size_bytes = list[_Fitted](), 0
+        """Make rows of messages, in a thread: of the first ones, as many as there is room for in
+        memory.
+        """
+        fitted = list[_Fitted]()
+        size_bytes = 0
         for message in messages:
-            body, batches, reason = message.payload, list[pa.RecordBatch](), ""
+            body = message.payload
+            batches = list[pa.RecordBatch]()
+            reason = ""
             try:
                 batches = to_batches(self._rows_of(body), self._shape)
                 check_rows_fit(batches, self._node.config.wal.group_bytes_max)
             except _UNFIT as error:
-                batches, reason = [], self._reason(body, error)[:ERROR_CHARACTERS_MAX]
+                batches = []
+                reason = self._reason(body, error)[:ERROR_CHARACTERS_MAX]
             fitted.append(_Fitted(message, batches, reason))
             if (size_bytes := size_bytes + sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
                 break
@@ -192,18 +239,25 @@ class _Crossing:
     async def _current_id(self) -> int:
         info = (await self._mq.info()).get(self._topic)
         if info is None or self._name not in info.groups:
-            raise GroupNotFound(f"topic {self._topic!r} has no group {self._name!r} any more — start the bridge again")
+            raise GroupNotFound(
+                f"topic {self._topic!r} has no group {self._name!r} any more — start the bridge "
+                "again"
+            )
         return info.groups[self._name].current_id
 
     async def _go_to(self, message_id: int) -> None:
-        """Have the messages from here on come to this bridge, also those that other consumers hold."""
+        """Have the messages from here on come to this bridge, also those that other consumers
+        hold.
+        """
         await self._mq.force_seek(self._topic, self._name, message_id)
         self._next_id = await self._current_id()
 
     async def _take(self, consumer: Consumer, *, once: bool) -> list[ConsumerMessage]:
-        """Return the next messages, none of them left out: a sequence says that all before it are done.
+        """Return the next messages, none of them left out: a sequence says that all before it are
+        done.
 
-        Another bridge of the name, fenced by now, may have taken some on its way out. None with `once` at the end.
+        Another bridge of the name, fenced by now, may have taken some on its way out. None with
+        `once` at the end.
         """
         contests = 0
         while contests <= CONTESTS_MAX:
@@ -217,7 +271,9 @@ class _Crossing:
                 await self._go_to(self._next_id)
             elif once:
                 return []
-        raise Overloaded(f"others consume from group {self._name!r} — stop them, or give the bridge another name")
+        raise Overloaded(
+            f"others consume from group {self._name!r} — stop them, or give the bridge another name"
+        )
 
     async def _insert(self, producer: "Producer", run: Sequence[_Fitted]) -> None:
         batches = [batch for each in run for batch in each.batches]
@@ -229,9 +285,11 @@ class _Crossing:
     async def _bury(self, producer: "Producer", run: Sequence[_Fitted]) -> None:
         first_id = run[0].message.message_id
         await self._mq.create_topic(self._dead)
-        if first_id > max(self._sent, default=0):  # else letters of this run may be where the last note says
+        # else letters of this run may be where the last note says
+        if first_id > max(self._sent, default=0):
             self._behind = await self._mq.get_latest_msg(self._dead)
-        # Letters of messages from `first_id` on are sent next, and are above `_behind` in their topic.
+        # Letters of messages from `first_id` on are sent next, and are above `_behind` in their
+        # topic.
         await producer.put_note(msgspec.msgpack.encode((first_id, self._behind)))
         unsent = [self._letter(each) for each in run if each.message.message_id not in self._sent]
         for letters in parts_within(unsent, DEAD_BYTES):
@@ -243,15 +301,22 @@ class _Crossing:
 
     def _letter(self, fitted: _Fitted) -> ProducerMessage:
         origin = {"error": fitted.error, "topic": self._topic, "id": str(fitted.message.message_id)}
-        return ProducerMessage(fitted.message.payload, {**fitted.message.properties, **origin, "bridge": self._name})
+        return ProducerMessage(
+            fitted.message.payload, {**fitted.message.properties, **origin, "bridge": self._name}
+        )
 
     async def _letters(self, behind: int) -> set[int]:
         """Return which messages have a dead letter of this bridge behind that id."""
-        dead, found = (await self._mq.info()).get(self._dead), set[int]()
+        dead = (await self._mq.info()).get(self._dead)
+        found = set[int]()
         for letter_id in range(max(behind + 1, dead.begin_id), dead.end_id + 1) if dead else ():
             if letter := await self._mq.get_message(self._dead, letter_id):
                 of, origin, message_id = map(letter.properties.get, ("topic", "bridge", "id"))
-                if (of, origin) == (self._topic, self._name) and message_id and message_id.isdecimal():
+                if (
+                    (of, origin) == (self._topic, self._name)
+                    and message_id
+                    and message_id.isdecimal()
+                ):
                     found.add(int(message_id))
         return found
 

@@ -1,7 +1,8 @@
 """Arrow arrays: cast so that every value stays as it was, and bare of what is no value. No I/O.
 
 Arrow's casts and checks look at every slot of an array, also where the list or struct around it is
-null, or where a slice ends. They take no dictionary apart inside of others. Here they get values alone.
+null, or where a slice ends. They take no dictionary apart inside of others. Here they get values
+alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,12 +29,14 @@ from streamingnode.schema import (
 def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
     """Return the array in another type, every value as it was, or a float next to it.
 
-    What lies under a null is no value. Raises `pa.ArrowInvalid` for a value that the type does not hold.
+    What lies under a null is no value. Raises `pa.ArrowInvalid` for a value that the type does not
+    hold.
     """
     if array.type == target:
         return array
     array = bare(array, _decoded)
-    if has_leaf(target, pt.is_decimal):  # Arrow refuses to make decimals of integers unless any integer would fit
+    # Arrow refuses to make decimals of integers unless any integer would fit
+    if has_leaf(target, pt.is_decimal):
         array = array.cast(with_leaves(target, _widest_decimal))
     cast = array.cast(target)
     if has_leaf(target, pt.is_float32):
@@ -46,7 +49,8 @@ def exact_cast(array: AnyArray, target: pa.DataType) -> AnyArray:
 
 
 def bare(array: Any, change: Callable[[AnyArray], AnyArray] = lambda values: values) -> AnyArray:
-    """Return the array without what no row has, and with `change` done to arrays that hold no others.
+    """Return the array without what no row has, and with `change` done to arrays that hold no
+    others.
 
     Under a null list or struct, and beyond a slice of lists, anything may lie. It is null in the
     result, or gone. An array that has no such thing is returned as it is. The bytes of values are
@@ -118,7 +122,8 @@ def _decoded(array: AnyArray) -> AnyArray:
     if not isinstance(array, pa.DictionaryArray):
         return array
     kind = array.type.value_type
-    if pt.is_string_view(kind) or pt.is_binary_view(kind):  # as Polars makes them, and Arrow takes none apart
+    # as Polars makes them, and Arrow takes none apart
+    if pt.is_string_view(kind) or pt.is_binary_view(kind):
         plain = array.dictionary.cast(pa.string() if pt.is_string_view(kind) else pa.binary())
         array = pa.DictionaryArray.from_arrays(array.indices, plain)
     return bare(array.dictionary_decode(), _decoded)
@@ -127,7 +132,9 @@ def _decoded(array: AnyArray) -> AnyArray:
 def holds_infinity(array: AnyArray) -> bool:
     """Whether some float in an array of floats, or of lists and structs of them, is infinite."""
     return any(
-        np.isinf(leaf.to_numpy(zero_copy_only=False)).any() for leaf in leaves(array) if pt.is_floating(leaf.type)
+        np.isinf(leaf.to_numpy(zero_copy_only=False)).any()
+        for leaf in leaves(array)
+        if pt.is_floating(leaf.type)
     )
 
 
@@ -139,8 +146,13 @@ def converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     if is_list(target):
         return is_list(source) and converts_exactly(source.field(0).type, target.field(0).type)
-    if pt.is_struct(target):  # Arrow's cast finds fields by name; each has to be there once, in any order
-        given = {field.name: field.type for field in child_fields(source)} if pt.is_struct(source) else {}
+    # Arrow's cast finds fields by name; each has to be there once, in any order
+    if pt.is_struct(target):
+        given = (
+            {field.name: field.type for field in child_fields(source)}
+            if pt.is_struct(source)
+            else {}
+        )
         wanted = {field.name: field.type for field in child_fields(target)}
         same = given.keys() == wanted.keys() and source.num_fields == len(given)
         return same and all(converts_exactly(given[name], kind) for name, kind in wanted.items())
@@ -150,11 +162,17 @@ def converts_exactly(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 _EXACT: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], bool]], ...] = (
-    (pt.is_integer, lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)),
+    (
+        pt.is_integer,
+        lambda kind: pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind),
+    ),
     (pt.is_floating, pt.is_floating),
     (pt.is_decimal, pt.is_decimal),
     (lambda kind: is_text(kind) or pt.is_string_view(kind), is_text),
-    (lambda kind: is_bytes(kind) or pt.is_binary_view(kind) or pt.is_fixed_size_binary(kind), is_bytes),
+    (
+        lambda kind: is_bytes(kind) or pt.is_binary_view(kind) or pt.is_fixed_size_binary(kind),
+        is_bytes,
+    ),
     (pt.is_date64, pt.is_date32),
 )
 
@@ -164,11 +182,14 @@ def _widest_decimal(kind: pa.DataType) -> pa.DataType:
 
 
 def leaves(array: AnyArray) -> Iterator[AnyArray]:
-    """Yield the arrays of values that hold no others, in the order of their names, without what is under a null."""
+    """Yield the arrays of values that hold no others, in the order of their names, without what is
+    under a null.
+    """
     if is_list(array.type):
         yield from leaves(pc.list_flatten(array))
     elif pt.is_struct(array.type):
-        present, names = array.filter(array.is_valid()), [field.name for field in child_fields(array.type)]
+        present = array.filter(array.is_valid())
+        names = [field.name for field in child_fields(array.type)]
         for index in sorted(range(len(names)), key=names.__getitem__):
             yield from leaves(pc.struct_field(present, index))
     else:

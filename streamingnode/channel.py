@@ -1,7 +1,9 @@
-"""One pchannel for as long as its node is open: its WAL, what readers hold on to, and the interceptors of each term.
+"""One pchannel for as long as its node is open: its WAL, what readers hold on to, and the
+interceptors of each term.
 
-What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live tail and scanners stay: a
-scanner that tailed finds the tail restarted, returns to the log at its own position, and misses and repeats nothing.
+What belongs to a term is thrown away whole and built anew by the code that opens a node; log, live
+tail and scanners stay: a scanner that tailed finds the tail restarted, returns to the log at its
+own position, and misses and repeats nothing.
 """
 
 import asyncio
@@ -20,7 +22,13 @@ from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
-from interceptors.timetick import AckManager, MvccManager, TimeTickInspector, TimeTickInterceptor, TimeTickSyncOperator
+from interceptors.timetick import (
+    AckManager,
+    MvccManager,
+    TimeTickInspector,
+    TimeTickInterceptor,
+    TimeTickSyncOperator,
+)
 from interceptors.txn import TxnInterceptor
 from interceptors.window import encode_window
 from scanner.deliver_policy import DeliverPolicy
@@ -44,12 +52,21 @@ from wal.timetick import TickAllocator
 
 
 class ChannelTerm:
-    """What a channel has in one term only: the interceptors around its log and the workers that append to it."""
+    """What a channel has in one term only: the interceptors around its log and the workers that
+    append to it.
+    """
 
     def __init__(
-        self, channel: "Channel", checkpoint: Checkpoint, found: RecoveredChannel, first_tick: LogEntry, end: AppendPack
+        self,
+        channel: "Channel",
+        checkpoint: Checkpoint,
+        found: RecoveredChannel,
+        first_tick: LogEntry,
+        end: AppendPack,
     ) -> None:
-        config, pending, confirmed_tick = channel.config, channel.pending, first_tick.time_tick
+        config = channel.config
+        pending = channel.pending
+        confirmed_tick = first_tick.time_tick
         self.checkpoint = checkpoint
         """What the term was rebuilt from."""
         self.transactions = TxnInterceptor(
@@ -61,12 +78,18 @@ class ChannelTerm:
             commits=found.commits,
             asked_ms=channel.wal.asked_ms,
         )
-        self.shards = ShardManager(found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments)
+        self.shards = ShardManager(
+            found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments
+        )
         self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places)
         channel.producers.bind(self.idempotency)
-        channel.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
+        channel.tail.start(
+            next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick
+        )
         self.mvcc = MvccManager(confirmed_tick)
-        self.acks = AckManager(channel.ticks, confirmed_tick=confirmed_tick, tail=channel.tail, mvcc=self.mvcc)
+        self.acks = AckManager(
+            channel.ticks, confirmed_tick=confirmed_tick, tail=channel.tail, mvcc=self.mvcc
+        )
         self.ticks = TimeTickSyncOperator(self.acks, promise_tick=channel.store.promise_tick)
         self._workers = (
             SegmentAllocator(self.shards),
@@ -80,14 +103,18 @@ class ChannelTerm:
                 RoomInterceptor(channel.log.admit, pending.appends),
                 RedoInterceptor(),
                 LockInterceptor(self.transactions.scope_of, self.transactions.overtake),
-                TimeTickInterceptor(acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin),
+                TimeTickInterceptor(
+                    acks=self.acks, oldest_open_begin=self.transactions.oldest_open_begin
+                ),
                 self.transactions,
                 self.shards,
             ),
             end,
             observer=channel.observer if channel.time_interceptors else None,
         )
-        self.append, self.ready, self.close = chain.append, chain.ready, chain.close
+        self.append = chain.append
+        self.ready = chain.ready
+        self.close = chain.close
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
         """Run the workers until the store has failed; raises what a worker raises, as it is."""
@@ -129,8 +156,12 @@ class Channel:
         explain: Callable[[StreamingNodeError], None],
         recovered: Callable[[int, int, float], None] | None = None,
     ) -> None:
-        self.store, self.log, self.config, self.ticks = store, log, config, ticks
-        self.observer, self.time_interceptors = observer, time_interceptors
+        self.store = store
+        self.log = log
+        self.config = config
+        self.ticks = ticks
+        self.observer = observer
+        self.time_interceptors = time_interceptors
         self._recovered = recovered
         self.pending = PendingBytes(config.writes.pending_bytes_max)
         self.tail = LiveTail(capacity_bytes=config.tail.capacity_bytes)
@@ -148,13 +179,17 @@ class Channel:
             observer=observer,
             explain=explain,
         )
-        self.append, self.read, self.scan_meta = self.wal.append, self.scanners.open, store.scan_meta
+        self.append = self.wal.append
+        self.read = self.scanners.open
+        self.scan_meta = store.scan_meta
         self.term: ChannelTerm
         """The present term or the last one."""
         self._cutting = asyncio.Lock()
 
     async def open(self) -> None:
-        """Open the first term. Raises what recovery and the log raise; nothing is left open then."""
+        """Open the first term. Raises what recovery and the log raise; nothing is left open
+        then.
+        """
         await self.producers.load()
         await self.wal.open()
 
@@ -173,7 +208,8 @@ class Channel:
         failpoint("recovery.state_rebuilt")
         term = ChannelTerm(self, checkpoint, found, first_tick, end)
         if hasattr(self, "term"):
-            term.shards.skip_ids_below(self.term.shards.next_id)  # one may be on its way in an append that waits
+            # one may be on its way in an append that waits
+            term.shards.skip_ids_below(self.term.shards.next_id)
             term.transactions.go_on_from(self.term.transactions)
         self.term = term
         if self._recovered is not None:
@@ -190,48 +226,64 @@ class Channel:
         return {info.id: info.name for info in self.catalog.collections()}
 
     def check_live(self, info: CollectionInfo) -> CollectionInfo:
-        """Return a collection as it is now. Raises `CollectionNotFound` when it was dropped since it was looked up."""
+        """Return a collection as it is now. Raises `CollectionNotFound` when it was dropped since
+        it was looked up.
+        """
         try:
             return self.catalog.live(info.id)
         except CollectionNotFound:
             step = "create it again, or read another"
-            raise CollectionNotFound(f"collection {info.name!r} was dropped meanwhile — {step}") from None
+            raise CollectionNotFound(
+                f"collection {info.name!r} was dropped meanwhile — {step}"
+            ) from None
 
     async def consistent_tick(self, collections: Iterable[str] = ()) -> int:
-        """Return a tick that no append acknowledged before the call is above; readers reach it without new writes.
+        """Return a tick that no append acknowledged before the call is above; readers reach it
+        without new writes.
 
         For some `collections` that is the tick of the last message of them, which may be long ago.
         """
-        infos = map(self.catalog.collection_by_name, dict.fromkeys(collections))  # a client may give any number of them
+        # a client may give any number of them
+        infos = map(self.catalog.collection_by_name, dict.fromkeys(collections))
         vchannels = [vchannel for info in infos for vchannel in info.vchannels]
 
         async def ask() -> int:
             tick = await self.term.ticks.sync()
-            return max((self.term.mvcc.of(vchannel).time_tick for vchannel in vchannels), default=tick)
+            return max(
+                (self.term.mvcc.of(vchannel).time_tick for vchannel in vchannels), default=tick
+            )
 
         return await self.wal.in_term(ask)
 
     async def find_position(self, policy: DeliverPolicy) -> ReaderPosition:
-        """Return where a policy starts. Raises `Truncated`, and `InvalidArgument` for what is yet to come."""
+        """Return where a policy starts. Raises `Truncated`, and `InvalidArgument` for what is yet
+        to come.
+        """
         self.check_passed(policy.at)
         async with self.read(policy) as scanner:
-            return ReaderPosition(self.log.name, self.log.wal_name, scanner.place.position, scanner.place.after_tick)
+            return ReaderPosition(
+                self.log.name, self.log.wal_name, scanner.place.position, scanner.place.after_tick
+            )
 
     def check_passed(self, *bounds: object) -> None:
         """Raise `InvalidArgument` when a tick to start after, or to end with, is yet to come."""
         newest = self.ticks.allocate()  # above all that were given out
         latest = max((bound for bound in bounds if isinstance(bound, int)), default=0)
         if latest > newest:
-            advice = "end with a tick that was given already, and start at the end for what is to come"
+            advice = (
+                "end with a tick that was given already, and start at the end for what is to come"
+            )
             raise InvalidArgument(f"tick {latest} is yet to come, it is {newest} now — {advice}")
 
     async def request_cut(self) -> int:
-        """Cut if there is something to cut; return the number of the cut that covers all before the call, 0 for none ever.
+        """Cut if there is something to cut; return the number of the cut that covers all before the
+        call, 0 for none ever.
 
-        Requests that come together share one cut. A cut whose write fails is looked for when the log is back, and asked for
-        again if it is not there. Raises as an append does.
+        Requests that come together share one cut. A cut whose write fails is looked for when the
+        log is back, and asked for again if it is not there. Raises as an append does.
         """
-        await self.wal.wait_back()  # outside the lock: inside it, each would wait its whole bound after those before it
+        # outside the lock: inside it, each would wait its whole bound after those before it
+        await self.wal.wait_back()
         async with self._cutting:
             return await self.wal.in_term(self._cut)
 
@@ -245,24 +297,34 @@ class Channel:
             await term.ticks.sync()
         return term.shards.state.cut_number
 
-    # --- records, which a failed write may leave open --------------------------------------------------------------------
+    # --- records, which a failed write may leave open ---------------------------------------------
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened meanwhile."""
+        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened
+        meanwhile.
+        """
         await self.wal.in_term(partial(self.store.put_meta, changes))
 
     async def save_producers(self, tick: int) -> bytes:
-        """Return the window as of a cut; encoded in a thread, because a full one takes longer than the loop may be held."""
+        """Return the window as of a cut; encoded in a thread, because a full one takes longer than
+        the loop may be held.
+        """
         await self.wal.wait_back()
         window = self.term.idempotency.window
-        return await in_thread(encode_window, window.freeze(tick, now_ms=self.term.transactions.now_ms()))
+        return await in_thread(
+            encode_window, window.freeze(tick, now_ms=self.term.transactions.now_ms())
+        )
 
     async def outcome(self, stamp: ProducerStamp) -> AppendResult | None:
-        """Return what a write came to whose first try may be under way; None when it is not in the log."""
+        """Return what a write came to whose first try may be under way; None when it is not in the
+        log.
+        """
         return await self.wal.in_term(lambda: self.term.idempotency.outcome(stamp))
 
     def check_producer(self, producer_id: int, epoch: int) -> None:
-        """Raise `ProducerFenced` unless this is the last opening of a producer, as far as anybody was told of one."""
+        """Raise `ProducerFenced` unless this is the last opening of a producer, as far as anybody
+        was told of one.
+        """
         known = self.term.idempotency.window.producers.get(producer_id)
         if known is None or known.epoch != epoch:
             raise ProducerFenced(epoch, None if known is None else known.epoch)
@@ -279,10 +341,11 @@ class Channel:
 
 
 class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before it.
+    """A cut: everything up to `tick` is in files. `segments` are those sealed since the cut before
+    it.
 
-    They are as its manifest has them, paths relative to the node directory. `crc32c` is the manifest's checksum: whoever
-    holds it, as tables do, tells the cut from one of another history.
+    They are as its manifest has them, paths relative to the node directory. `crc32c` is the
+    manifest's checksum: whoever holds it, as tables do, tells the cut from one of another history.
     """
 
     number: int
@@ -292,10 +355,14 @@ class FlushResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def flush(channel: Channel, flusher: Flusher) -> FlushResult:
-    """Make a cut, or find the newest one when there is nothing to cut, and return once it is in files."""
+    """Make a cut, or find the newest one when there is nothing to cut, and return once it is in
+    files.
+    """
     number = await channel.request_cut()
     if not number:
         return FlushResult(number=0, tick=0)
     with disk_errors_typed(flusher.cuts.directory.root):
         cut = await flusher.wait_for_cut(number)
-    return FlushResult(number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments)
+    return FlushResult(
+        number=cut.number, tick=cut.tick, crc32c=cut.crc32c, segments=cut.manifest.segments
+    )

@@ -1,4 +1,6 @@
-"""Collections and partitions: what they are to callers, their definitions, and the changes of the catalog."""
+"""Collections and partitions: what they are to callers, their definitions, and the changes of the
+catalog.
+"""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ _NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_CHARACTERS_MAX - 1}}}")
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A collection as it is now; `id` and `created_tick` tell it from an earlier one of the same name."""
+    """A collection as it is now; `id` and `created_tick` tell it from an earlier one of the same
+    name.
+    """
 
     id: int
     name: str
@@ -55,33 +59,43 @@ class Definition:
     partitions: Sequence[str]
 
     def checked(self) -> "Definition":
-        """Return it, of which nothing is taken for granted, as it is made. Raises `InvalidArgument` or `SchemaMismatch`.
+        """Return it, of which nothing is taken for granted, as it is made. Raises `InvalidArgument`
+        or `SchemaMismatch`.
 
         Blocks: looking a time zone up reads files.
         """
         check_name("collection", self.name)
-        shards, partitions = self.shards, self.partitions
+        shards = self.shards
+        partitions = self.partitions
         if isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= SHARDS_MAX:
             raise InvalidArgument(f"shards is {shown(shards)} — choose 1 to {SHARDS_MAX}")
         schema = check_schema(self.schema, primary_key=self.primary_key)
         is_list = isinstance(partitions, Sequence) and not isinstance(partitions, str)
-        names = tuple(check_name("partition", each) for each in partitions[:PARTITIONS_MAX]) if is_list else ()
+        names = (
+            tuple(check_name("partition", each) for each in partitions[:PARTITIONS_MAX])
+            if is_list
+            else ()
+        )
         if not is_list or len(names) >= PARTITIONS_MAX or len(set(names)) < len(names):
             raise InvalidArgument(
-                f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} different names"
+                f"partitions={shown(partitions)} — pass a list of up to {PARTITIONS_MAX - 1} "
+                "different names"
             )
         return replace(self, schema=schema, partitions=names)
 
 
 def check_text(kind: str, name: str) -> str:
-    """Return `name` if it may be looked up as that of a "collection" or whatever it is. Raises `InvalidArgument`."""
+    """Return `name` if it may be looked up as that of a "collection" or whatever it is. Raises
+    `InvalidArgument`.
+    """
     if not isinstance(name, str):
         raise InvalidArgument(f"a {kind} name is text, not {type(name).__name__} — pass a str")
     return name
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` if a new "collection", "partition", "reader" or "producer" may carry it: in paths, URLs and tables.
+    """Return `name` if a new "collection", "partition", "reader" or "producer" may carry it: in
+    paths, URLs and tables.
 
     Raises `InvalidArgument`.
     """
@@ -89,7 +103,8 @@ def check_name(kind: str, name: str) -> str:
         reason = "is reserved: names that start with '_' are the node's — rename it"
     elif not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
         reason = (
-            f"is not allowed — use 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '.', '_' and '-', starting with a letter or "
+            f"is not allowed — use 1 to {NAME_CHARACTERS_MAX} of a-z, 0-9, '.', '_' and '-', "
+            "starting with a letter or "
             "digit, without '..'"
         )
     else:

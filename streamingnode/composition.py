@@ -55,12 +55,15 @@ async def compose(
     observer: AppendObserver | None = None,
     brief: bool = False,
 ) -> Node:
-    """Open the node at `path` (None: in memory); `closing` closes what is open, also when this raises.
+    """Open the node at `path` (None: in memory); `closing` closes what is open, also when this
+    raises.
 
-    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed. A command has the node for a `brief` time.
+    `elapsed_ms` tells a leap of the clock `now_ms` from time that passed. A command has the node
+    for a `brief` time.
 
-    On the way out appends are refused first, those in flight end, readers end, the flusher stops where it is (its work is
-    done again from the log), and the directory is synced and released last.
+    On the way out appends are refused first, those in flight end, readers end, the flusher stops
+    where it is (its work is done again from the log), and the directory is synced and released
+    last.
     """
     store = await _open_store(path, config, brief=brief)
     closing.push_async_callback(store.close)
@@ -70,7 +73,8 @@ async def compose(
     log = await store.open_log(PCHANNEL)
     ticks = _tick_allocator(store, log, now_ms, elapsed_ms)
     failpoint("recovery.store_opened")
-    if path is not None:  # a log beside cuts that are not its own is refused before anything is appended to it
+    # a log beside cuts that are not its own is refused before anything is appended to it
+    if path is not None:
         checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
         await in_thread(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
     traces = await _load_traces(config, store.node_id, brief=brief)
@@ -101,7 +105,8 @@ async def compose(
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
         elapsed_ms=elapsed_ms,
         reader_floor=lambda: readers.lease(PCHANNEL),
-        on_kept_tick=lambda tick: channel.term.shards.state.forget_below(tick),  # noqa: PLW0108  (of the term there is then)
+        # (of the term there is then)
+        on_kept_tick=lambda tick: channel.term.shards.state.forget_below(tick),  # noqa: PLW0108
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,
         next_id=lambda: channel.term.shards.next_id,
@@ -113,13 +118,17 @@ async def compose(
 
     def make_topics() -> RocksMQ | None:
         if isinstance(store, RocksStore):
-            mq = RocksMQ(store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term)
+            mq = RocksMQ(
+                store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term
+            )
             closing.push_async_callback(mq.close)
             topics.append(mq)
             supervisor.spawn(mq.keep())
         return topics[0] if topics else None
 
-    statistics = partial(node_statistics, channel, flusher, appends, topics, now_ms=now_ms, opened_s=time.monotonic())
+    statistics = partial(
+        node_statistics, channel, flusher, appends, topics, now_ms=now_ms, opened_s=time.monotonic()
+    )
     backend = EmbeddedBackend(path, channel, flusher, readers, statistics, make_topics)
     if await store.scan_meta(PREFIX):
         _ = backend.mq  # retention works also where nobody uses them
@@ -142,7 +151,9 @@ async def compose(
 async def _open_monitor(
     config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack, *, brief: bool
 ) -> "Monitor | None":
-    """Answer monitors where that is asked for, once the directory is this node's own: the owner before had the port, too."""
+    """Answer monitors where that is asked for, once the directory is this node's own: the owner
+    before had the port, too.
+    """
     if not config.serve.http or brief:
         return None
     from streamingnode.http import Monitor
@@ -172,8 +183,12 @@ async def _open_store(path: Path | None, config: NodeConfig, *, brief: bool) -> 
     return await open_rocks_store(path, options=config.log, brief=brief)
 
 
-async def _files_directory(path: Path | None, config: NodeConfig, closing: AsyncExitStack) -> NodeDirectory:
-    """The directory of segments and cuts: the node's own, or a throw-away one for a node in memory."""
+async def _files_directory(
+    path: Path | None, config: NodeConfig, closing: AsyncExitStack
+) -> NodeDirectory:
+    """The directory of segments and cuts: the node's own, or a throw-away one for a node in
+    memory.
+    """
     if path is None:
         root = Path(await in_thread(partial(tempfile.mkdtemp, prefix="streamingnode-")))
         remove = partial(shutil.rmtree, root, ignore_errors=True)

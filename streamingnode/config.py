@@ -1,7 +1,8 @@
-"""The settings of a node: one frozen object, put together from the parts' own limits and checked once.
+"""The settings of a node: one frozen object, put together from the parts' own limits and checked
+once.
 
-Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node`. A setting is named by its dotted
-path, as in `flush.schedule.interval_s`, or by an alias.
+Defaults < a TOML file < `STREAMINGNODE_*` environment variables < arguments of `open_node`. A
+setting is named by its dotted path, as in `flush.schedule.interval_s`, or by an alias.
 """
 
 import tomllib
@@ -34,7 +35,9 @@ CONFIG_FILE_VARIABLE = "STREAMINGNODE_CONFIG"
 TOKEN_FILE_VARIABLE = "STREAMINGNODE_TOKEN_FILE"  # noqa: S105 - where it is, not what it is
 """Names the file with the token of commands for a node at an address."""
 
-_NO_SETTINGS = frozenset({CONFIG_FILE_VARIABLE, TOKEN_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE})
+_NO_SETTINGS = frozenset(
+    {CONFIG_FILE_VARIABLE, TOKEN_FILE_VARIABLE, failpoint.ENVIRONMENT_VARIABLE}
+)
 
 DEFAULT_ORIGIN = "default"
 
@@ -62,7 +65,9 @@ FIXED = frozenset(
         "wal.group_messages_max",
     }
 )
-"""What the parts have besides settings: nobody can name it, a test gives it in the options object of a section."""
+"""What the parts have besides settings: nobody can name it, a test gives it in the options object
+of a section.
+"""
 
 ZERO_IS_A_VALUE = frozenset(
     {
@@ -78,12 +83,18 @@ ZERO_IS_A_VALUE = frozenset(
         "tail.capacity_bytes",
     }
 )
-"""Settings that may be 0: off, at once, or no limit. Every other number is above 0, and none is negative or infinite."""
+"""Settings that may be 0: off, at once, or no limit. Every other number is above 0, and none is
+negative or infinite.
+"""
 
 SECONDS_MAX = 100 * 365 * 86_400
-"""Longest time, a century: more does not fit what is reckoned with it, and fails late and far from the setting."""
+"""Longest time, a century: more does not fit what is reckoned with it, and fails late and far from
+the setting.
+"""
 WHOLE_MAX = 1 << 50
-"""Largest count or size, a pebibyte: RocksDB and the log's headers keep a few times it in 64 bits."""
+"""Largest count or size, a pebibyte: RocksDB and the log's headers keep a few times it in 64
+bits.
+"""
 GROUP_BYTES_MAX = 1 << 30
 """Largest append group: it is one entry of the log, whose lengths have 32 bits."""
 
@@ -111,17 +122,21 @@ class WriteLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsOptions:
-    """What is measured beyond what costs next to nothing: interceptors take about 10 us for each append group."""
+    """What is measured beyond what costs next to nothing: interceptors take about 10 us for each
+    append group.
+    """
 
     time_interceptors: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Whether other processes reach the node at `node.sock` in its directory, and how many at a time.
+    """Whether other processes reach the node at `node.sock` in its directory, and how many at a
+    time.
 
-    `http` is the `HOST:PORT` at which monitors ask for its health and metrics, which on a host that other machines reach is
-    refused unless they are for anybody. `traces` makes spans for OpenTelemetry, with the extra `otel`.
+    `http` is the `HOST:PORT` at which monitors ask for its health and metrics, which on a host that
+    other machines reach is refused unless they are for anybody. `traces` makes spans for
+    OpenTelemetry, with the extra `otel`.
     """
 
     listen: bool = True
@@ -133,7 +148,9 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """Every setting of a node; each section belongs to the part of that name, which documents it."""
+    """Every setting of a node; each section belongs to the part of that name, which documents
+    it.
+    """
 
     log: RocksOptions = field(default_factory=RocksOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
@@ -156,11 +173,16 @@ class NodeConfig:
     def origins(self) -> "tuple[Setting, ...]":
         """Return every setting with its value and where that comes from, by name."""
         keys = sorted(_known_settings())
-        return tuple(Setting(key, attrgetter(key)(self), self.set_by.get(key, DEFAULT_ORIGIN)) for key in keys)
+        return tuple(
+            Setting(key, attrgetter(key)(self), self.set_by.get(key, DEFAULT_ORIGIN))
+            for key in keys
+        )
 
 
 class Setting(NamedTuple):
-    """One setting; `origin` is `default`, `file <path>`, `environment <variable>` or `argument <name>`."""
+    """One setting; `origin` is `default`, `file <path>`, `environment <variable>` or
+    `argument <name>`.
+    """
 
     key: str
     value: object
@@ -173,10 +195,12 @@ def load_config(
     environment: Mapping[str, str] | None = None,
     arguments: Mapping[str, object] | None = None,
 ) -> NodeConfig:
-    """Return the settings from all places that are given, later ones winning; reads `file`, so it blocks.
+    """Return the settings from all places that are given, later ones winning; reads `file`, so it
+    blocks.
 
-    `environment` is mostly `os.environ`, which `open_node` passes by itself. Raises `InvalidArgument` for an unknown name, a
-    value of the wrong type or out of range, and a file that is not TOML.
+    `environment` is mostly `os.environ`, which `open_node` passes by itself. Raises
+    `InvalidArgument` for an unknown name, a value of the wrong type or out of range, and a file
+    that is not TOML.
     """
     environment = environment or {}
     if file is None and environment.get(CONFIG_FILE_VARIABLE):
@@ -214,19 +238,28 @@ def _read_toml(file: Path) -> Mapping[str, object]:
         return tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
-        raise InvalidArgument(f"config file {file} {why} — name another, or leave it out") from error
+        raise InvalidArgument(
+            f"config file {file} {why} — name another, or leave it out"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"config file {file} is not TOML: {error} — correct it") from error
 
 
 def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") -> Iterator[Setting]:
-    """Yield settings from nested tables, and what is in the options object of a whole section, fixed or not, as it is."""
+    """Yield settings from nested tables, and what is in the options object of a whole section,
+    fixed or not, as it is.
+    """
     for name, value in tables.items():
         key = f"{prefix}{name}"
         if is_dataclass(value) and not isinstance(value, type):
             for inner, _ in _flatten_types(type(value)):
-                full, given = f"{key}.{inner}", attrgetter(inner)(value)
-                yield Setting(full, given, origin) if full in FIXED else _setting(full, _names(), given, origin)
+                full = f"{key}.{inner}"
+                given = attrgetter(inner)(value)
+                yield (
+                    Setting(full, given, origin)
+                    if full in FIXED
+                    else _setting(full, _names(), given, origin)
+                )
         elif isinstance(value, Mapping):
             yield from _from_tables(value, origin, f"{key}.")
         else:
@@ -234,12 +267,20 @@ def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") ->
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterator[Setting]:
-    keys = {ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in _names().items()}
+    keys = {
+        ENVIRONMENT_PREFIX + name.upper().replace(".", "_"): key for name, key in _names().items()
+    }
     # Kubernetes tells each container where services are, one that is called as this is, too.
-    services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
+    services = [
+        name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")
+    ]
     others = tuple(f"{service}{each}" for service in services for each in ("SERVICE_", "PORT"))
     for variable, text in sorted(environment.items()):
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in _NO_SETTINGS and not variable.startswith(others):
+        if (
+            variable.startswith(ENVIRONMENT_PREFIX)
+            and variable not in _NO_SETTINGS
+            and not variable.startswith(others)
+        ):
             yield _setting(variable, keys, text, f"environment {variable}")
 
 
@@ -250,7 +291,9 @@ def _names() -> Mapping[str, str]:
 
 
 def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> Setting:
-    """Return the setting that a name means, its value converted and checked. Raises `InvalidArgument`."""
+    """Return the setting that a name means, its value converted and checked. Raises
+    `InvalidArgument`.
+    """
     if name not in keys:
         near = nearest(name, keys)
         advice = "`streamingnode config show` lists all settings"
@@ -263,13 +306,18 @@ def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> 
         converted: object = msgspec.convert(value, kind, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
         expected = kind.__name__ if isinstance(kind, type) else str(kind).removeprefix("typing.")
-        raise InvalidArgument(f"{origin}: {key} = {shown(value)} does not fit — give {expected}") from error
+        raise InvalidArgument(
+            f"{origin}: {key} = {shown(value)} does not fit — give {expected}"
+        ) from error
     if isinstance(converted, (int, float)) and not isinstance(converted, bool):
-        is_zero_fine, most = key in ZERO_IS_A_VALUE, _most(key, converted)
+        is_zero_fine = key in ZERO_IS_A_VALUE
+        most = _most(key, converted)
         # Comparing, unlike `math.isfinite`, also takes whole numbers that no float holds.
         if not (0 < converted <= most or (converted == 0 and is_zero_fine)):
             least = "0 or more" if is_zero_fine else "more than 0"
-            raise InvalidArgument(f"{origin}: {key} = {converted!r} is out of range — give {least}, {most} at most")
+            raise InvalidArgument(
+                f"{origin}: {key} = {converted!r} is out of range — give {least}, {most} at most"
+            )
     return Setting(key, converted, origin)
 
 

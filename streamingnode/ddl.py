@@ -26,9 +26,10 @@ FIRST_SCHEMA_VERSION = 1
 class CatalogChanges:
     """The changes of one node's catalog; lives on its event loop. Errors are those of `Node`.
 
-    One message for each vchannel, all at one tick. What a caller was told of is durable: the catalog knows of changes that
-    are still on their way to the disk, so whoever finds a change already made waits until it is durable too. Under a
-    `stamp`, a try that is repeated finds what became of the first.
+    One message for each vchannel, all at one tick. What a caller was told of is durable: the
+    catalog knows of changes that are still on their way to the disk, so whoever finds a change
+    already made waits until it is durable too. Under a `stamp`, a try that is repeated finds what
+    became of the first.
     """
 
     channel: Channel
@@ -37,7 +38,9 @@ class CatalogChanges:
     async def create_collection(
         self, definition: Definition, *, if_not_exists: bool, stamp: ProducerStamp | None = None
     ) -> CollectionInfo:
-        """Make a collection, or find one that will do, and return it as it was made or found. Raises `AlreadyExists`."""
+        """Make a collection, or find one that will do, and return it as it was made or found.
+        Raises `AlreadyExists`.
+        """
         if stamp is not None and (made := await self.channel.outcome(stamp)) is not None:
             return next(
                 info
@@ -46,7 +49,9 @@ class CatalogChanges:
             )
         while True:  # once more for each time that others make it and drop it again meanwhile
             catalog = self.channel.catalog  # a log that was reopened has another
-            existing = next((info for info in catalog.collections() if info.name == definition.name), None)
+            existing = next(
+                (info for info in catalog.collections() if info.name == definition.name), None
+            )
             if existing is not None and if_not_exists:
                 _check_same(existing, definition)
                 await self.channel.consistent_tick()
@@ -63,32 +68,52 @@ class CatalogChanges:
             else:
                 return created_collection(header, made.time_tick)  # the catalog may have it no more
 
-    async def drop_collection(self, name: str, *, if_exists: bool, stamp: ProducerStamp | None = None) -> None:
+    async def drop_collection(
+        self, name: str, *, if_exists: bool, stamp: ProducerStamp | None = None
+    ) -> None:
         """Drop a collection. Raises `CollectionNotFound`, unless `if_exists`."""
 
         def drop() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(name)
-            return _on_each(info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), stamp)
+            return _on_each(
+                info.vchannels, MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), stamp
+            )
 
         await self._change(drop, stamp, CollectionNotFound if if_exists else ())
 
     async def create_partition(
-        self, collection: str, partition: str, *, if_not_exists: bool, stamp: ProducerStamp | None = None
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_not_exists: bool,
+        stamp: ProducerStamp | None = None,
     ) -> None:
-        """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and `InvalidArgument`."""
+        """Make a partition. Raises `AlreadyExists`, unless `if_not_exists`, and
+        `InvalidArgument`.
+        """
 
         def create() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(collection)
-            if not (if_not_exists and partition == DEFAULT_PARTITION):  # which is always there, and no name to give
+            # which is always there, and no name to give
+            if not (if_not_exists and partition == DEFAULT_PARTITION):
                 check_name("partition", partition)
-            header = CreatePartitionHeader(info.id, self.channel.term.shards.allocate_id(), partition)
-            self.channel.catalog.check_create_partition(header)  # an append would take the lock before it is refused
+            header = CreatePartitionHeader(
+                info.id, self.channel.term.shards.allocate_id(), partition
+            )
+            # an append would take the lock before it is refused
+            self.channel.catalog.check_create_partition(header)
             return _on_each(info.vchannels, MessageType.CREATE_PARTITION, header, stamp)
 
         await self._change(create, stamp, AlreadyExists if if_not_exists else ())
 
     async def drop_partition(
-        self, collection: str, partition: str, *, if_exists: bool, stamp: ProducerStamp | None = None
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_exists: bool,
+        stamp: ProducerStamp | None = None,
     ) -> None:
         """Drop a partition. Raises `PartitionNotFound`, unless `if_exists`."""
 
@@ -100,9 +125,14 @@ class CatalogChanges:
         await self._change(drop, stamp, PartitionNotFound if if_exists else ())
 
     async def _change(
-        self, make: Callable[[], AppendGroup], stamp: ProducerStamp | None, passes: type[StreamingNodeError] | tuple[()]
+        self,
+        make: Callable[[], AppendGroup],
+        stamp: ProducerStamp | None,
+        passes: type[StreamingNodeError] | tuple[()],
     ) -> None:
-        """Append a change, unless an earlier try did. What an error that `passes` says was made before is durable then."""
+        """Append a change, unless an earlier try did. What an error that `passes` says was made
+        before is durable then.
+        """
         if stamp is not None and await self.channel.outcome(stamp) is not None:
             return
         try:
@@ -119,21 +149,37 @@ class CatalogChanges:
             schema=encode_schema(definition.schema),
             schema_version=FIRST_SCHEMA_VERSION,
             primary_key=definition.primary_key,
-            vchannels=tuple(f"{self.channel.log.name}_{collection_id}v{shard}" for shard in range(definition.shards)),
-            partitions=tuple((allocate_id(), name) for name in (DEFAULT_PARTITION, *definition.partitions)),
+            vchannels=tuple(
+                f"{self.channel.log.name}_{collection_id}v{shard}"
+                for shard in range(definition.shards)
+            ),
+            partitions=tuple(
+                (allocate_id(), name) for name in (DEFAULT_PARTITION, *definition.partitions)
+            ),
         )
 
 
-def _on_each(vchannels: Sequence[str], kind: MessageType, header: Header, stamp: ProducerStamp | None) -> AppendGroup:
-    return AppendGroup([MutableMessage(kind, header, vchannel) for vchannel in vchannels], producer=stamp)
+def _on_each(
+    vchannels: Sequence[str], kind: MessageType, header: Header, stamp: ProducerStamp | None
+) -> AppendGroup:
+    return AppendGroup(
+        [MutableMessage(kind, header, vchannel) for vchannel in vchannels], producer=stamp
+    )
 
 
 def _check_same(existing: CollectionInfo, definition: Definition) -> None:
     """Raise `AlreadyExists` unless the existing collection will do."""
-    name, shards = existing.name, len(existing.vchannels)
-    theirs, ours = decode_schema(existing.schema), definition.schema
-    if not theirs.equals(ours) or existing.primary_key != definition.primary_key or shards != definition.shards:
+    name = existing.name
+    shards = len(existing.vchannels)
+    theirs = decode_schema(existing.schema)
+    ours = definition.schema
+    if (
+        not theirs.equals(ours)
+        or existing.primary_key != definition.primary_key
+        or shards != definition.shards
+    ):
         raise AlreadyExists(
-            f"collection {name!r} exists, with its own schema, primary key {existing.primary_key!r} and {shards} shards — "
+            f"collection {name!r} exists, with its own schema, primary key "
+            f"{existing.primary_key!r} and {shards} shards — "
             "use these, or choose another name"
         )

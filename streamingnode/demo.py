@@ -41,7 +41,10 @@ from wal.timetick import physical_ms
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NODE, TABLES, PICTURE, MARKER = "node", "tables", "report.png", ".streamingnode-demo"
+NODE = "node"
+TABLES = "tables"
+PICTURE = "report.png"
+MARKER = ".streamingnode-demo"
 """What a demo makes in its directory."""
 
 CUT_INTERVAL_S = 2.5  # a quarter of the default: a short run has several cuts and table versions
@@ -61,7 +64,9 @@ _COLUMNS: dict[str, pa.DataType] = {
     "round": pa.int64(),
 }
 SCHEMA = pa.schema(_COLUMNS)
-"""One row for each running process: `live` is upserted by `pid`, and `samples` gets the rows of each round once more."""
+"""One row for each running process: `live` is upserted by `pid`, and `samples` gets the rows of
+each round once more.
+"""
 
 _TOP_PROCESSES = """
     SELECT name, pid, ROUND(MAX(rss_bytes) / 1048576, 1) AS memory_mib, COUNT(*) AS rounds,
@@ -72,7 +77,9 @@ _TOP_PROCESSES = """
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of a table with what was acknowledged: whether they are the same, and the rows of the table."""
+    """One comparison of a table with what was acknowledged: whether they are the same, and the rows
+    of the table.
+    """
 
     what: str
     passed: bool
@@ -96,8 +103,12 @@ class DemoResult:
     away_s: float = 0.0
 
 
-def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Progress) -> DemoResult:
-    """Run the demo and return what it found; a failed check is in the result, anything else that fails is raised."""
+def run_demo(
+    directory: Path, seconds: float, rounds_per_s: float, progress: Progress
+) -> DemoResult:
+    """Run the demo and return what it found; a failed check is in the result, anything else that
+    fails is raised.
+    """
     prepare(directory)
     progress.stage("starting Spark")
     import spark_sink
@@ -105,7 +116,8 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
     with ExitStack() as ending:
         spark = spark_sink.session()
         ending.callback(spark.stop)
-        spark.range(9).join(spark.range(3), "id", "left_anti").count()  # the first query takes seconds
+        # the first query takes seconds
+        spark.range(9).join(spark.range(3), "id", "left_anti").count()
         following = Following(spark, directory.absolute())
         ending.callback(following.close)
         recording = _sample_over_a_kill(directory, seconds, rounds_per_s, progress)
@@ -115,7 +127,9 @@ def run_demo(directory: Path, seconds: float, rounds_per_s: float, progress: Pro
         states = list(_states(spark, directory / TABLES))
         checks = tuple(_checks(recording, states))
         progress.stage("asking Spark SQL")
-        spark_sink.read_table(spark, directory / TABLES / "samples").createOrReplaceTempView("samples")
+        spark_sink.read_table(spark, directory / TABLES / "samples").createOrReplaceTempView(
+            "samples"
+        )
         top = spark.sql(_TOP_PROCESSES, count=PROCESSES_MAX).toArrow().to_pylist()
     progress.stage(f"drawing {PICTURE}")
     _draw(directory / PICTURE, recording, states, top)
@@ -139,7 +153,8 @@ def next_commands(directory: Path) -> list[str]:
         program = ["streamingnode"]
     elif own.exists():
         program = [os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)]
-    node, tables = str(directory / NODE), str(directory / TABLES)
+    node = str(directory / NODE)
+    tables = str(directory / TABLES)
     return [
         shlex.join([*program, *command])
         for command in (
@@ -151,10 +166,11 @@ def next_commands(directory: Path) -> list[str]:
 
 
 def prepare(directory: Path) -> None:
-    """Make a directory that holds nothing but what is not a demo's; one that no demo made has to be empty.
+    """Make a directory that holds nothing but what is not a demo's; one that no demo made has to be
+    empty.
 
-    Raises `InvalidArgument` when it holds anything else, `AlreadyOwned` while a process has the old node open, `OSError`
-    when it cannot be written.
+    Raises `InvalidArgument` when it holds anything else, `AlreadyOwned` while a process has the old
+    node open, `OSError` when it cannot be written.
     """
     if (directory / MARKER).is_file():
         check_free(directory / NODE)
@@ -163,7 +179,9 @@ def prepare(directory: Path) -> None:
                 shutil.rmtree(directory / part)
         (directory / PICTURE).unlink(missing_ok=True)
     elif directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InvalidArgument(f"{directory} is there and no demo made it — move it, or choose another with --dir")
+        raise InvalidArgument(
+            f"{directory} is there and no demo made it — move it, or choose another with --dir"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     note = f"`streamingnode demo` replaces {NODE}, {TABLES} and {PICTURE} at its next run.\n"
     (directory / MARKER).write_text(note)
@@ -182,7 +200,9 @@ class Round:
 
 
 class Recording(list[Round]):
-    """Everything the node acknowledged: what the tables are checked against. Rounds are in order, from number 1."""
+    """Everything the node acknowledged: what the tables are checked against. Rounds are in order,
+    from number 1.
+    """
 
     began_s: float = 0.0
     """When sampling began, in Unix seconds: `at_s` of a round counts from then on."""
@@ -192,7 +212,9 @@ class Recording(list[Round]):
 
     def live_at(self, tick: int) -> pa.Table:
         """Return what `live` is at a tick: the processes of the last round at or before it."""
-        return pa.Table.from_batches([each.processes for each in self if each.time_tick <= tick][-1:], schema=SCHEMA)
+        return pa.Table.from_batches(
+            [each.processes for each in self if each.time_tick <= tick][-1:], schema=SCHEMA
+        )
 
     def samples(self) -> pa.Table:
         """Return every row that was appended to `samples`, in order."""
@@ -220,7 +242,8 @@ def _sample_over_a_kill(
     progress: Progress,
 ) -> Recording:
     """Have processes sampled; kill the sampler while it writes, and have another one go on."""
-    recording, tried = Recording(), Step(0)
+    recording = Recording()
+    tried = Step(0)
     progress.stage("sampling processes", seconds)
     with Sampler(directory / NODE, math.inf, rounds_per_s) as sampler:
         for step in sampler.steps():
@@ -230,7 +253,8 @@ def _sample_over_a_kill(
             is_last = at_s + 1 / rounds_per_s >= seconds
             is_time = is_last or at_s >= seconds / 2
             if tried.number and is_time and not recording.killed_round:
-                recording.killed_s, recording.killed_round = at_s, tried.number
+                recording.killed_s = at_s
+                recording.killed_round = tried.number
                 sampler.kill()  # what it has said up to then is read to its end
         if not recording.killed_round:
             sampler.check_ended()
@@ -366,7 +390,8 @@ async def record(
         await node.create_collection(name, SCHEMA, primary_key="pid", if_not_exists=True)
     producer = await node.producer(SAMPLER)
     before = (await node.snapshot("live", columns=["pid"]))["pid"].combine_chunks()
-    started, done = time.monotonic(), 0
+    started = time.monotonic()
+    done = 0
     while again is not None or time.monotonic() - started < seconds:
         if again is not None:
             number = again.number
@@ -387,13 +412,16 @@ async def record(
         assert txn.result is not None, "a transaction that left its block has a result"
         say(Step(number, txn.result.time_tick))
         recording.append(Round(time.monotonic() - started, txn.result.time_tick, processes))
-        before, done = processes["pid"], done + 1
+        before = processes["pid"]
+        done = done + 1
         progress.advance(recording[-1].at_s, f"{number} rounds")
         await anyio.sleep(max(0.0, started + done / rounds_per_s - time.monotonic()))
 
 
 def sample_processes(round_number: int) -> pa.RecordBatch:
-    """Return a row for every process that can be looked at now; one that ends while being looked at is left out."""
+    """Return a row for every process that can be looked at now; one that ends while being looked at
+    is left out.
+    """
     names = ("pid", "name", "status", "num_threads", "cpu_times", "memory_info")
     looks = [process.info for process in psutil.process_iter(names, ad_value=None)]
     rows: list[dict[str, object]] = [
@@ -421,7 +449,8 @@ class Following:
 
     def __init__(self, spark: "SparkSession", directory: Path) -> None:
         self._spark = spark
-        self._node, self._tables = directory / NODE, directory / TABLES
+        self._node = directory / NODE
+        self._tables = directory / TABLES
         self._is_last = threading.Event()
         self._thread = ThreadPoolExecutor(1)
         self._done: Future[None] = self._thread.submit(self._follow)
@@ -439,7 +468,8 @@ class Following:
     def _follow(self) -> None:
         import spark_sink
 
-        is_last, taken = False, 0
+        is_last = False
+        taken = 0
         while not is_last:
             is_last = self._is_last.wait(LOOK_INTERVAL_S)
             if self._node.is_dir() and (cuts := CutLog(self._node).numbers) and cuts[-1] > taken:
@@ -521,7 +551,11 @@ def check_rows(what: str, acknowledged: pa.Table, found: pa.Table) -> Check:
 
 # --- the picture ----------------------------------------------------------------------------------
 
-_INK, _QUIET, _ROWS, _TABLE, _KILL = "#1f2933", "#9aa5b1", "#1769aa", "#e07a1f", "#c62828"
+_INK = "#1f2933"
+_QUIET = "#9aa5b1"
+_ROWS = "#1769aa"
+_TABLE = "#e07a1f"
+_KILL = "#c62828"
 
 
 def _draw(
@@ -580,7 +614,8 @@ def _draw(
 
 
 def _draw_rows(axes: Any, recording: Recording, states: Sequence[State]) -> None:
-    counts, total = [0], 0
+    counts = [0]
+    total = 0
     for each in recording:
         total += each.processes.num_rows
         counts.append(total)

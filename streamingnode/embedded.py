@@ -1,4 +1,6 @@
-"""The parts of a node in its own process, as `Node` and the server use them, and a reader's way through its log."""
+"""The parts of a node in its own process, as `Node` and the server use them, and a reader's way
+through its log.
+"""
 
 from collections.abc import Callable
 from functools import cached_property, partial
@@ -61,11 +63,19 @@ class EmbeddedBackend(CatalogChanges):
         make_topics: Callable[[], MessageQueue | None],
     ) -> None:
         self.path = None if path is None else str(path)
-        self.channel, self.flusher, self.readers, self.measure = channel, flusher, readers, statistics
-        self.append, self.pending, self.config = channel.append, channel.pending, channel.config
-        self.node_id, self.wal_name = channel.store.node_id, channel.log.wal_name
-        self.consistent_tick, self.last_sequence = channel.consistent_tick, channel.producers.last_sequence
-        self.read, self.flush = partial(EmbeddedReading, channel, readers), partial(flush, channel, flusher)
+        self.channel = channel
+        self.flusher = flusher
+        self.readers = readers
+        self.measure = statistics
+        self.append = channel.append
+        self.pending = channel.pending
+        self.config = channel.config
+        self.node_id = channel.store.node_id
+        self.wal_name = channel.log.wal_name
+        self.consistent_tick = channel.consistent_tick
+        self.last_sequence = channel.producers.last_sequence
+        self.read = partial(EmbeddedReading, channel, readers)
+        self.flush = partial(flush, channel, flusher)
         self.named_readers = partial(list_readers, channel, readers)
         self.seek_reader = partial(seek_reader, channel, readers)
         self.open_transactions = partial(list_transactions, channel)
@@ -76,7 +86,8 @@ class EmbeddedBackend(CatalogChanges):
         self.on_wanted: Callable[[], object] = lambda: None
         """Gives the directory up, where a command has it for long."""
         self.is_wanted = False
-        self._directory, self._make_topics = path, make_topics
+        self._directory = path
+        self._make_topics = make_topics
 
     @cached_property
     def mq(self) -> MessageQueue | None:
@@ -90,7 +101,9 @@ class EmbeddedBackend(CatalogChanges):
 
     @cached_property
     def channels(self) -> ChannelService:
-        """Its channel service, made when it is first used. Raises `InvalidArgument` where there are no topics."""
+        """Its channel service, made when it is first used. Raises `InvalidArgument` where there are
+        no topics.
+        """
         if self.mq is None:
             raise InvalidArgument("this node has no channels — open one with a directory")
         return ChannelService(self.channel, self.mq)
@@ -106,7 +119,8 @@ class EmbeddedBackend(CatalogChanges):
     async def drain(self) -> None:
         """Return when every insert that was begun has ended.
 
-        After `GRACE_S` only those are waited for that the disk has; the others, which wait for a segment, get `OnShutdown`.
+        After `GRACE_S` only those are waited for that the disk has; the others, which wait for a
+        segment, get `OnShutdown`.
         """
         if self.listener is not None:
             await self.listener.close()
@@ -119,9 +133,13 @@ class EmbeddedBackend(CatalogChanges):
             await wal.drain()
 
     async def open_producer(self, name: str) -> tuple[ProducerRecord, int]:
-        """Open a producer, made if it is new, and fence whoever had it open; return its last sequence, too."""
+        """Open a producer, made if it is new, and fence whoever had it open; return its last
+        sequence, too.
+        """
         check_name("producer", name)
-        opened = await self.channel.wal.in_term(partial(self.channel.producers.open, name), settled=True)
+        opened = await self.channel.wal.in_term(
+            partial(self.channel.producers.open, name), settled=True
+        )
         return opened, self.last_sequence(opened.producer_id)
 
     async def put_note(self, name: str, epoch: int, note: bytes) -> None:
@@ -135,18 +153,26 @@ class EmbeddedBackend(CatalogChanges):
 
     async def delete_reader(self, collection: str, name: str) -> bool:
         """As `Node.delete_reader`."""
-        return await self.readers.delete_reader(self.catalog.collection_by_name(collection).id, name)
+        return await self.readers.delete_reader(
+            self.catalog.collection_by_name(collection).id, name
+        )
 
     async def abort_transaction(self, txn_id: int) -> None:
         """As `Node.abort_transaction`."""
         await self.append(rollback_group(check_txn_id(txn_id), ABORTED))
 
     async def snapshot(
-        self, collection: str, as_of: int | None, columns: tuple[str, ...] | None = None, keys: bytes | None = None
+        self,
+        collection: str,
+        as_of: int | None,
+        columns: tuple[str, ...] | None = None,
+        keys: bytes | None = None,
     ) -> pa.Table:
         """As `Node.snapshot`."""
         info = self.catalog.collection_by_name(collection)
-        return await take_snapshot(self.channel, self.flusher, info, as_of, select(info, columns, keys))
+        return await take_snapshot(
+            self.channel, self.flusher, info, as_of, select(info, columns, keys)
+        )
 
     async def back_up(self, path: Path) -> BackupRecord:
         """As `Node.backup`."""
@@ -170,8 +196,12 @@ class EmbeddedReading:
     """A reader's way through a log of this process; see `Reading`."""
 
     def __init__(self, channel: Channel, readers: NamedReaders, request: ReadRequest) -> None:
-        self._channel, self._readers, self._request = channel, readers, request
-        self.vchannels = frozenset(vchannel for info in request.infos for vchannel in info.vchannels)
+        self._channel = channel
+        self._readers = readers
+        self._request = request
+        self.vchannels = frozenset(
+            vchannel for info in request.infos for vchannel in info.vchannels
+        )
         self._scanner: Scanner | None = None
         self._named: NamedReader | None = None
 
@@ -188,7 +218,9 @@ class EmbeddedReading:
 
     async def open(self) -> int:
         """Find the place to start."""
-        self._channel.check_passed(self._request.policy.at, self._request.until, *self._request.resume or ())
+        self._channel.check_passed(
+            self._request.policy.at, self._request.until, *self._request.resume or ()
+        )
         await self._open()
         return self.place.position
 
@@ -201,20 +233,28 @@ class EmbeddedReading:
         """Move a named reader's place."""
         assert self._named is not None, "only a named reader keeps its place"
         if position > self.start.position or tick > self.start.after_tick:
-            raise InvalidArgument("it was not delivered yet — acknowledge what this reader delivered")
+            raise InvalidArgument(
+                "it was not delivered yet — acknowledge what this reader delivered"
+            )
         await self._named.ack(position, tick)
 
     async def close(self) -> None:
         """End it; idempotent."""
-        scanner, named, self._scanner, self._named = self._scanner, self._named, None, None
+        scanner = self._scanner
+        named = self._named
+        self._scanner = None
+        self._named = None
         if scanner is not None:
             await scanner.close()
         if named is not None:
             await named.close()
 
     async def _open(self) -> None:
-        readers, policy, name = self._readers, self._request.policy, self._request.name
-        if self._request.resume is None:  # else what ends the reader is yet to be read, whatever was dropped meanwhile
+        readers = self._readers
+        policy = self._request.policy
+        name = self._request.name
+        # else what ends the reader is yet to be read, whatever was dropped meanwhile
+        if self._request.resume is None:
             for info in self._request.infos:
                 self._channel.check_live(info)
         if name is None:
@@ -228,7 +268,10 @@ class EmbeddedReading:
             await self._scan(named.position.start)
         except Truncated as gone:
             if known is not None:  # the log was cut shorter than the reader's place allows
-                next_step = f"delete_reader() forgets the place of {name!r}, which then starts where its policy says"
+                next_step = (
+                    f"delete_reader() forgets the place of {name!r}, which then starts "
+                    "where its policy says"
+                )
                 raise Truncated(gone.requested, gone.earliest, next_step) from gone
             # The log was truncated between finding a place for a new reader and holding it.
             await self.close()
@@ -239,6 +282,9 @@ class EmbeddedReading:
 
     async def _scan(self, start: DeliverPolicy | StartingPoint) -> None:
         request = self._request
-        types = request.types | {MessageType.DROP_COLLECTION}  # the last one ends the reader, delivered or not
-        self._scanner = self._channel.read(request.resume or start, vchannels=self.vchannels, types=types)
+        # the last one ends the reader, delivered or not
+        types = request.types | {MessageType.DROP_COLLECTION}
+        self._scanner = self._channel.read(
+            request.resume or start, vchannels=self.vchannels, types=types
+        )
         await self._scanner.open()

@@ -1,8 +1,8 @@
 """Every error a caller can meet: those of the node itself, and those of the packages below.
 
-Each has a stable `code`, ends with what to do next, and says with `retryable` whether the same call may be tried again:
-"yes" or "no" when nothing was done, and "indeterminate" when it may have been. A caller that repeats the last must be a
-named producer, or it may make a second write.
+Each has a stable `code`, ends with what to do next, and says with `retryable` whether the same call
+may be tried again: "yes" or "no" when nothing was done, and "indeterminate" when it may have been.
+A caller that repeats the last must be a named producer, or it may make a second write.
 """
 
 from interceptors.errors import CollectionNotFound as CollectionNotFound
@@ -37,14 +37,17 @@ from wal.errors import UnsupportedFormat as UnsupportedFormat
 
 
 class DeadlineExceeded(Indeterminate, TimeoutError):
-    """The caller's deadline passed before the outcome was known: the call may still take effect, or not.
+    """The caller's deadline passed before the outcome was known: the call may still take effect, or
+    not.
 
     A `TimeoutError`, as `asyncio.timeout` and `anyio.fail_after` raise one.
     """
 
 
 class Unreachable(StreamingNodeError):
-    """No node answers at the address, or the connection to it was lost and did not come back in time; nothing was done."""
+    """No node answers at the address, or the connection to it was lost and did not come back in
+    time; nothing was done.
+    """
 
     decides = False
     retryable = "yes"
@@ -53,7 +56,9 @@ class Unreachable(StreamingNodeError):
 
 
 class Unauthenticated(StreamingNodeError):
-    """The node does not know who is calling: the token or certificate is missing, wrong or expired."""
+    """The node does not know who is calling: the token or certificate is missing, wrong or
+    expired.
+    """
 
     next_step = "give the token that the node's operator issued"
 

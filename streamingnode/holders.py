@@ -1,4 +1,6 @@
-"""What holds a node's log until somebody ends it: named readers and open transactions, as an operator sees and ends them."""
+"""What holds a node's log until somebody ends it: named readers and open transactions, as an
+operator sees and ends them.
+"""
 
 import msgspec
 
@@ -16,8 +18,9 @@ ABORTED = "aborted by an operator"
 class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A named reader: it has everything up to `tick`, and holds the log from `message_id` on.
 
-    `backlog` are the messages of the log, of all collections, behind that place, and `behind_s` is how old it is, no older
-    than its collections: that of a reader which has seen everything grows, too, while it is closed.
+    `backlog` are the messages of the log, of all collections, behind that place, and `behind_s` is
+    how old it is, no older than its collections: that of a reader which has seen everything grows,
+    too, while it is closed.
     """
 
     collections: tuple[str, ...]
@@ -30,7 +33,9 @@ class ReaderInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An open transaction that is sent before its commit; it ends by itself when it is idle for `keepalive_s`."""
+    """An open transaction that is sent before its commit; it ends by itself when it is idle for
+    `keepalive_s`.
+    """
 
     txn_id: int
     state: str
@@ -45,15 +50,29 @@ class TransactionInfo(msgspec.Struct, frozen=True, kw_only=True):
 async def list_readers(channel: Channel, readers: NamedReaders) -> tuple[ReaderInfo, ...]:
     """Return the named readers of collections that exist, by collection and name."""
     live = channel.live().keys()
-    found = [_reader_info(channel, each) for each in readers.known() if not live.isdisjoint(each.collections)]
+    found = [
+        _reader_info(channel, each)
+        for each in readers.known()
+        if not live.isdisjoint(each.collections)
+    ]
     return tuple(sorted(found, key=lambda info: (info.collections, info.name)))
 
 
 async def seek_reader(
-    channel: Channel, readers: NamedReaders, collection: str, name: str, start: str, at: PlainPlace, *, dry_run: bool
+    channel: Channel,
+    readers: NamedReaders,
+    collection: str,
+    name: str,
+    start: str,
+    at: PlainPlace,
+    *,
+    dry_run: bool,
 ) -> ReaderInfo:
-    """Have a named reader go on where a policy, given as plain data, starts; as `Node.seek_reader`."""
-    info, policy = channel.catalog.collection_by_name(collection), DeliverPolicy.of_plain(start, at)
+    """Have a named reader go on where a policy, given as plain data, starts; as
+    `Node.seek_reader`.
+    """
+    info = channel.catalog.collection_by_name(collection)
+    policy = DeliverPolicy.of_plain(start, at)
     known = [each for each in readers.known() if info.id in each.collections and each.name == name]
     if not known:
         raise ReaderNotFound(f"collection {info.name!r} has no reader {shown(name)}")
@@ -73,12 +92,16 @@ async def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
     """Return the open transactions, oldest first."""
     transactions = channel.term.transactions
     now_ms = transactions.now_ms()
-    names = {vchannel: info.name for info in channel.catalog.collections() for vchannel in info.vchannels}
+    names = {
+        vchannel: info.name for info in channel.catalog.collections() for vchannel in info.vchannels
+    }
     return tuple(
         TransactionInfo(
             txn_id=each.txn_id,
             state=each.state.name.lower(),
-            collections=tuple(sorted({names[vchannel] for vchannel in each.vchannels & names.keys()})),
+            collections=tuple(
+                sorted({names[vchannel] for vchannel in each.vchannels & names.keys()})
+            ),
             bodies=len(each.bodies),
             bytes=each.size_bytes,
             age_s=(now_ms - each.begun_ms) / 1000,
@@ -90,8 +113,10 @@ async def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
 
 
 def _reader_info(channel: Channel, reader: KnownReader) -> ReaderInfo:
-    at, infos = reader.position, [info for info in channel.catalog.collections() if info.id in reader.collections]
-    since = max(at.tick, min((info.created_tick for info in infos), default=0))  # none: dropped meanwhile
+    at = reader.position
+    infos = [info for info in channel.catalog.collections() if info.id in reader.collections]
+    # none: dropped meanwhile
+    since = max(at.tick, min((info.created_tick for info in infos), default=0))
     return ReaderInfo(
         collections=tuple(sorted(info.name for info in infos)),
         name=reader.name,

@@ -1,7 +1,7 @@
 """What a monitor asks of a node over HTTP: whether it lives, whether it is ready, and its metrics.
 
-A few lines of HTTP/1.1: GET of three paths, one request for each connection, everything bounded. It changes nothing, and
-gives out no rows.
+A few lines of HTTP/1.1: GET of three paths, one request for each connection, everything bounded. It
+changes nothing, and gives out no rows.
 """
 
 import asyncio
@@ -39,10 +39,15 @@ REQUEST_S_MAX = 5.0
 """Until a client has sent its request."""
 ANSWER_S_MAX = 5.0
 """Until a client has taken its answer."""
-LINGER_S_MAX, LINGER_BYTES_MAX = 1.0, 1 << 20
-"""What is read and thrown away of a client that still sends: closing before that could lose the answer."""
+LINGER_S_MAX = 1.0
+LINGER_BYTES_MAX = 1 << 20
+"""What is read and thrown away of a client that still sends: closing before that could lose the
+answer.
+"""
 CONNECTIONS_MAX = 32
-"""At a time; a further one takes the place of the oldest, so that slow clients keep no probe out."""
+"""At a time; a further one takes the place of the oldest, so that slow clients keep no probe
+out.
+"""
 METRICS_S_MIN = 1.0
 """From one rendering of the metrics to the next: appends wait for it. Who asks earlier waits."""
 READY_S_MAX = 1.0
@@ -62,8 +67,10 @@ class Reply(NamedTuple):
         """Return the bytes of the response."""
         allow = "Allow: GET\r\n" if self.status == 405 else ""
         head = (
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{allow}Content-Type: {self.kind}\r\n"
-            f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{allow}Content-Type: "
+            f"{self.kind}\r\n"
+            f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\nConnection: "
+            "close\r\n\r\n"
         )
         return head.encode() + self.body
 
@@ -72,14 +79,22 @@ Make = Callable[[], Coroutine[Any, Any, Reply]]
 
 
 def http_address(given: str, *, for_anybody: bool) -> tuple[str, int]:
-    """Return the host and port of `HOST:PORT`. Raises `InvalidArgument`, for one open to other machines unless they may."""
+    """Return the host and port of `HOST:PORT`. Raises `InvalidArgument`, for one open to other
+    machines unless they may.
+    """
     try:
         parts = urlsplit(f"//{given}")
-        host, port = (parts.hostname, parts.port) if parts.netloc == given and "@" not in given else (None, None)
+        host, port = (
+            (parts.hostname, parts.port)
+            if parts.netloc == given and "@" not in given
+            else (None, None)
+        )
     except ValueError:
         host = port = None
     if not host or port is None:
-        raise InvalidArgument(f"{given!r} is no address for HTTP — give HOST:PORT, as 127.0.0.1:9464")
+        raise InvalidArgument(
+            f"{given!r} is no address for HTTP — give HOST:PORT, as 127.0.0.1:9464"
+        )
     if not (is_loopback(host) or for_anybody):
         raise InvalidArgument(
             f"http {given} is open to other machines, which may read the metrics without a token — "
@@ -89,7 +104,9 @@ def http_address(given: str, *, for_anybody: bool) -> tuple[str, int]:
 
 
 class Monitor:
-    """Answers HTTP for one node; on its event loop. Until `watch` is called the node is recovering."""
+    """Answers HTTP for one node; on its event loop. Until `watch` is called the node is
+    recovering.
+    """
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
         """Raises `InvalidArgument` for an address that is none, or open to other machines."""
@@ -115,7 +132,12 @@ class Monitor:
         """Listen. Raises `InvalidArgument` for an address that cannot be had."""
         try:
             self._server = await asyncio.start_server(
-                self._connected, self._host, self._port, limit=HEAD_BYTES_MAX, backlog=1, start_serving=False
+                self._connected,
+                self._host,
+                self._port,
+                limit=HEAD_BYTES_MAX,
+                backlog=1,
+                start_serving=False,
             )
         except OSError as error:
             raise InvalidArgument(
@@ -128,7 +150,8 @@ class Monitor:
     def address(self) -> str:
         """Where it listens, as a URL; the port is the one it got for 0."""
         assert self._server is not None, "open comes first"
-        host, port = self._server.sockets[0].getsockname()[:2]  # type: ignore[attr-defined]  # uvloop has a class of its own
+        # uvloop has a class of its own
+        host, port = self._server.sockets[0].getsockname()[:2]  # type: ignore[attr-defined]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def watch(self, node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> None:
@@ -140,7 +163,9 @@ class Monitor:
 
             return NodeMetrics(backend, appends)
 
-        self._node, self._measure, self._make_metrics = node, backend.measure, make_metrics
+        self._node = node
+        self._measure = backend.measure
+        self._make_metrics = make_metrics
 
     async def close(self) -> None:
         """Take no more connections, and end those there are; idempotent."""
@@ -152,7 +177,7 @@ class Monitor:
             answer.cancel()
         await asyncio.gather(*self._connections, *self._answers, return_exceptions=True)
 
-    # --- the answers ----------------------------------------------------------------------------------------------------
+    # --- the answers ------------------------------------------------------------------------------
 
     async def _live(self) -> Reply:
         if (failure := self._supervisor.failure) is not None:
@@ -161,13 +186,26 @@ class Monitor:
 
     async def _ready(self) -> Reply:
         if self._node is None:
-            return _document(503, ready=False, state=LogState.RECOVERING.value, reason="the node is opening")
+            return _document(
+                503, ready=False, state=LogState.RECOVERING.value, reason="the node is opening"
+            )
         told = self._measure()
-        state, space = told.log.state, told.space
+        state = told.log.state
+        space = told.space
         if state != LogState.OPEN.value:
-            return _document(503, ready=False, state=state, reason=f"the log takes no appends: {told.log.last_error}")
+            return _document(
+                503,
+                ready=False,
+                state=state,
+                reason=f"the log takes no appends: {told.log.last_error}",
+            )
         if space is not None and SpaceLevel[space.level.upper()] >= SpaceLevel.FULL:
-            return _document(503, ready=False, state=state, reason=f"the disk is {space.level}: appends are refused")
+            return _document(
+                503,
+                ready=False,
+                state=state,
+                reason=f"the disk is {space.level}: appends are refused",
+            )
         try:  # ticks advance, and everything that is on its way now is written
             tick = await self._node.consistent_tick(timeout=READY_S_MAX)
         except StreamingNodeError as error:
@@ -205,7 +243,7 @@ class Monitor:
         if self._under_way.get(make) is answer:
             del self._under_way[make]
 
-    # --- the connections ------------------------------------------------------------------------------------------------
+    # --- the connections --------------------------------------------------------------------------
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -214,9 +252,12 @@ class Monitor:
             next(iter(self._connections)).cancel()
         self._connections[task] = None
         try:
-            writer.transport.set_write_buffer_limits(high=0)  # so that `drain` waits until all of it is sent
+            # so that `drain` waits until all of it is sent
+            writer.transport.set_write_buffer_limits(high=0)
             # A client that leaves, or is too slow, is not worth a word.
-            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            with suppress(
+                OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError
+            ):
                 reply = await self._answer(reader)
                 async with asyncio.timeout(ANSWER_S_MAX):
                     writer.write(reply.encode())

@@ -29,7 +29,9 @@ _JSON_KINDS: dict[type, str] = {
 
 
 class Mistake(NamedTuple):
-    """What was found, and what to do. A column has its nested fields behind dots; None: the whole."""
+    """What was found, and what to do. A column has its nested fields behind dots; None: the
+    whole.
+    """
 
     column: str | None
     found: str

@@ -1,7 +1,8 @@
-"""Where the clients of a node reach it: `node.sock` in its directory, and addresses that were asked for.
+"""Where the clients of a node reach it: `node.sock` in its directory, and addresses that were asked
+for.
 
-Opening a node never fails for the socket's sake: where there can be none, that is a warning. What answers clients is loaded
-with the first of them.
+Opening a node never fails for the socket's sake: where there can be none, that is a warning. What
+answers clients is loaded with the first of them.
 """
 
 import asyncio
@@ -27,7 +28,9 @@ GRACE_S = 3.0
 
 
 class Listener:
-    """Takes the connections of one node, from its opening on; only who holds the directory's lock has one."""
+    """Takes the connections of one node, from its opening on; only who holds the directory's lock
+    has one.
+    """
 
     def __init__(self, backend: "EmbeddedBackend") -> None:
         self._backend = backend
@@ -41,7 +44,9 @@ class Listener:
         if self._server is None:
             from streamingnode.remote.server import Server
 
-            self._server = Server(self._backend, connections_max=self._backend.config.serve.connections_max)
+            self._server = Server(
+                self._backend, connections_max=self._backend.config.serve.connections_max
+            )
         return self._server
 
     @property
@@ -59,18 +64,23 @@ class Listener:
             return
         self.path = path
         loop = asyncio.get_running_loop()
-        self._socket = await loop.create_unix_server(self._connected, sock=bound, backlog=1, start_serving=False)
+        self._socket = await loop.create_unix_server(
+            self._connected, sock=bound, backlog=1, start_serving=False
+        )
         await accept_one_a_turn(self._socket)
 
     async def close(self) -> None:
-        """Take no more connections, let clients end what they have begun for `GRACE_S`, and end them; idempotent."""
+        """Take no more connections, let clients end what they have begun for `GRACE_S`, and end
+        them; idempotent.
+        """
         if self._socket is not None:
             stop_accepting(self._socket)
         if self._server is not None:
             await self._server.drain(GRACE_S)
             await self._server.close()
         if self.path is not None:
-            path, self.path = self.path, None
+            path = self.path
+            self.path = None
             with suppress(OSError):
                 await in_thread(path.unlink)
 
@@ -80,12 +90,14 @@ class Listener:
 
 def _bind(path: Path) -> socket.socket:
     with suppress(FileNotFoundError):
-        path.unlink()  # of an owner that was killed: nobody else may have this one, who holds the lock
+        # of an owner that was killed: nobody else may have this one, who holds the lock
+        path.unlink()
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         os.fchmod(bound.fileno(), FILE_MODE)  # before it has a name: nobody else may ever connect
         bound.bind(os.fspath(path))
-        os.chmod(path, FILE_MODE)  # noqa: PTH101 - where the mode of the socket is not that of its name
+        # where the mode of the socket is not that of its name
+        os.chmod(path, FILE_MODE)  # noqa: PTH101
         bound.setblocking(False)
     except BaseException:
         bound.close()

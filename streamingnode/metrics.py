@@ -1,7 +1,8 @@
-"""What a node counts, as Prometheus reads it: a registry for each node, filled when it is asked. See docs/metrics.md.
+"""What a node counts, as Prometheus reads it: a registry for each node, filled when it is asked.
+See docs/metrics.md.
 
-The append path counts nothing for it that `Node.statistics` would not have. Whatever has a label is bounded: types, states,
-interceptors, and so many topics and groups.
+The append path counts nothing for it that `Node.statistics` would not have. Whatever has a label is
+bounded: types, states, interceptors, and so many topics and groups.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,8 +28,11 @@ except ImportError as error:
     raise PackageMissing("prometheus_client", "metrics") from error
 
 PREFIX = "streamingnode_"
-TOPICS_MAX, GROUPS_MAX = 100, 500
-"""Topics, by name, and groups in all that have series of their own; dashboards and scrapers bear no more."""
+TOPICS_MAX = 100
+GROUPS_MAX = 500
+"""Topics, by name, and groups in all that have series of their own; dashboards and scrapers bear no
+more.
+"""
 SECONDS_BOUNDS = tuple(2.0**power for power in range(-12, 4))
 """From 0.25 ms to 8 s. A bound is the end of a bucket of `Histogram`, so its counts are exact."""
 BYTES_BOUNDS = tuple(64.0 * 4**power for power in range(10))
@@ -49,7 +53,10 @@ def _seconds(tick: str) -> Value:
 GAUGES: dict[str, tuple[str, Value | str]] = {
     "uptime_seconds": ("How long the node is open.", "uptime_s"),
     "last_allocated_time_tick": ("Newest tick given, as Unix time.", _seconds("ticks.last")),
-    "last_confirmed_time_tick": ("Up to which readers have everything, as Unix time.", _seconds("ticks.confirmed")),
+    "last_confirmed_time_tick": (
+        "Up to which readers have everything, as Unix time.",
+        _seconds("ticks.confirmed"),
+    ),
     "time_tick_lag_seconds": ("The clock less the confirmed tick.", "ticks.lag_s"),
     "time_tick_ahead_seconds": ("How far the newest tick is ahead of the clock.", "ticks.ahead_s"),
     "unconfirmed_time_tick_total": ("Ticks given and not confirmed.", "ticks.unconfirmed"),
@@ -58,7 +65,10 @@ GAUGES: dict[str, tuple[str, Value | str]] = {
     "inflight_txn_bytes": ("What they hold.", "writes.open_transaction_bytes"),
     "growing_segment_total": ("Segments that the next cut will seal.", "writes.growing_segments"),
     "growing_segment_bytes": ("Their size in the log.", "writes.growing_segment_bytes"),
-    "write_ahead_buffer_entry_total": ("Newest log in memory for readers: entries.", "tail.entries"),
+    "write_ahead_buffer_entry_total": (
+        "Newest log in memory for readers: entries.",
+        "tail.entries",
+    ),
     "write_ahead_buffer_size_bytes": ("The same in bytes.", "tail.bytes"),
     "scanner_backlog_message_max": (
         "Messages before the place of the open reader that is furthest behind.",
@@ -68,12 +78,18 @@ GAUGES: dict[str, tuple[str, Value | str]] = {
         "Bodies that readers hold until their commit.",
         lambda statistics: sum(reader.transaction_bytes for reader in statistics.readers),
     ),
-    "flusher_time_tick": ("Tick of the last cut, as Unix time; 0 before the first.", _seconds("flusher.cut_tick")),
+    "flusher_time_tick": (
+        "Tick of the last cut, as Unix time; 0 before the first.",
+        _seconds("flusher.cut_tick"),
+    ),
     "flusher_cut_number": ("The last cut whose checkpoint is durable.", "flusher.cut_number"),
     "flusher_unflushed_rows": ("Rows that are in no cut yet.", "flusher.unflushed_rows"),
     "flusher_unflushed_bytes": ("Their size in the log.", "flusher.unflushed_bytes"),
     "flusher_held_bytes": ("Of these, still in memory.", "flusher.held_bytes"),
-    "recovery_attempt_total": ("Failed tries to reopen the log since it last took appends.", "log.attempts"),
+    "recovery_attempt_total": (
+        "Failed tries to reopen the log since it last took appends.",
+        "log.attempts",
+    ),
 }
 SPACE = {
     "disk_free_bytes": ("Free on the disk of the log.", "free_bytes"),
@@ -95,7 +111,9 @@ class NodeMetrics:
     """The metrics of one open node; `measure` and the rest are asked on its event loop."""
 
     def __init__(self, backend: EmbeddedBackend, appends: AppendMeter) -> None:
-        self._backend, self._channel, self._appends = backend, backend.channel, appends
+        self._backend = backend
+        self._channel = backend.channel
+        self._appends = appends
         self._labels = {"node_id": backend.node_id, "channel_name": backend.channel.log.name}
         self._families: list[Metric] = []
         self.registry = CollectorRegistry()
@@ -117,61 +135,123 @@ class NodeMetrics:
         told = self._backend.measure()
         for kind, table in (("gauge", GAUGES), ("counter", COUNTERS)):
             for name, (text, value) in table.items():
-                yield self._one(name, text, attrgetter(value)(told) if isinstance(value, str) else value(told), kind)
+                yield self._one(
+                    name,
+                    text,
+                    attrgetter(value)(told) if isinstance(value, str) else value(told),
+                    kind,
+                )
         if told.space is not None:
             for name, (text, field) in SPACE.items():
                 yield self._one(name, text, getattr(told.space, field))
-            yield self._state("disk_info", "How near the disk is to full.", SpaceLevel, told.space.level)
+            yield self._state(
+                "disk_info", "How near the disk is to full.", SpaceLevel, told.space.level
+            )
         yield from self._of_channel(told)
         yield from self._of_appends(told)
         yield from self._of_topics(told)
 
     def _of_channel(self, told: NodeStatistics) -> Iterator[Metric]:
-        segments, limits = self._channel.term.shards.state.segments.values(), self._channel.config.segments
-        collections, tail = self._channel.catalog.collections(), self._channel.tail
+        segments = self._channel.term.shards.state.segments.values()
+        limits = self._channel.config.segments
+        collections = self._channel.catalog.collections()
+        tail = self._channel.tail
         listener = self._backend.listener
         for name, text, value in (
-            ("growing_segment_rows_total", "Rows in growing segments.", sum(each.stats.rows for each in segments)),
-            ("growing_segment_hwm_bytes", "Above this the largest are sealed.", limits.growing_bytes_high),
+            (
+                "growing_segment_rows_total",
+                "Rows in growing segments.",
+                sum(each.stats.rows for each in segments),
+            ),
+            (
+                "growing_segment_hwm_bytes",
+                "Above this the largest are sealed.",
+                limits.growing_bytes_high,
+            ),
             ("growing_segment_lwm_bytes", "Until this is left.", limits.growing_bytes_low),
             ("segment_assign_collection_total", "Collections.", len(collections)),
-            ("segment_assign_partition_total", "Partitions.", sum(len(each.partitions) for each in collections)),
-            ("write_ahead_buffer_capacity_bytes", "The bound of its size.", self._channel.config.tail.capacity_bytes),
-            ("write_ahead_buffer_latest_time_tick", "As Unix time.", physical_ms(tail.confirmed_tick) / 1000),
-            ("connection_total", "Clients that are connected.", listener.connections if listener else 0),
+            (
+                "segment_assign_partition_total",
+                "Partitions.",
+                sum(len(each.partitions) for each in collections),
+            ),
+            (
+                "write_ahead_buffer_capacity_bytes",
+                "The bound of its size.",
+                self._channel.config.tail.capacity_bytes,
+            ),
+            (
+                "write_ahead_buffer_latest_time_tick",
+                "As Unix time.",
+                physical_ms(tail.confirmed_tick) / 1000,
+            ),
+            (
+                "connection_total",
+                "Clients that are connected.",
+                listener.connections if listener else 0,
+            ),
         ):
             yield self._one(name, text, value)
-        log = {"wal_name": self._channel.log.wal_name, "access_model": "rw", "term": str(told.log.term)}
+        log = {
+            "wal_name": self._channel.log.wal_name,
+            "access_model": "rw",
+            "term": str(told.log.term),
+        }
         yield self._labelled("info", "The log, and the number of its owner.", [(log, 1)])
         yield self._state(
-            "recovery_info", "Where the log stands; it takes appends when open.", LogState, told.log.state
+            "recovery_info",
+            "Where the log stands; it takes appends when open.",
+            LogState,
+            told.log.state,
         )
-        yield self._state("flusher_info", "What the flusher is doing.", FlusherState, told.flusher.state.value)
+        yield self._state(
+            "flusher_info", "What the flusher is doing.", FlusherState, told.flusher.state.value
+        )
         readers = [reader.mode for reader in told.readers]
-        modes = [({"scanner_model": label}, readers.count(mode)) for mode, label in SCAN_MODES.items()]
+        modes = [
+            ({"scanner_model": label}, readers.count(mode)) for mode, label in SCAN_MODES.items()
+        ]
         yield self._labelled("scanner_total", "Open readers.", modes)
         messages, size_bytes = self._channel.scanners.delivered
         yield self._one("scan_message_total", "Messages delivered to readers.", messages, "counter")
-        yield self._one("scan_message_bytes_total", "Their entries in the log.", size_bytes, "counter")
-        held = [({"kind": f"{kind}s"}, getattr(told.writes, f"pending_{kind}_bytes")) for kind in PENDING]
+        yield self._one(
+            "scan_message_bytes_total", "Their entries in the log.", size_bytes, "counter"
+        )
+        held = [
+            ({"kind": f"{kind}s"}, getattr(told.writes, f"pending_{kind}_bytes"))
+            for kind in PENDING
+        ]
         yield self._labelled("pending_bytes", "What writes hold in memory.", held)
 
     def _of_appends(self, told: NodeStatistics) -> Iterator[Metric]:
-        ended = {"ok": told.appends.succeeded, "error": told.appends.failed, "cancel": told.appends.cancelled}
+        ended = {
+            "ok": told.appends.succeeded,
+            "error": told.appends.failed,
+            "cancel": told.appends.cancelled,
+        }
         groups = [({"status": status}, count) for status, count in ended.items()]
-        yield self._labelled("append_group_total", "Append groups, by how they ended.", groups, "counter")
-        types = [({"message_type": name, "status": "ok"}, n) for name, n in told.appends.messages_by_type.items()]
+        yield self._labelled(
+            "append_group_total", "Append groups, by how they ended.", groups, "counter"
+        )
+        types = [
+            ({"message_type": name, "status": "ok"}, n)
+            for name, n in told.appends.messages_by_type.items()
+        ]
         yield self._labelled("append_message_total", "Messages in the log.", types, "counter")
         by_type, interceptors = self._appends.histograms
         ok = [({"message_type": str(kind), "status": "ok"}, of) for kind, of in by_type.items()]
         took = [(labels, of.seconds) for labels, of in ok]
-        yield self._histogram("append_message_duration_seconds", "Append latency.", SECONDS_BOUNDS, took)
+        yield self._histogram(
+            "append_message_duration_seconds", "Append latency.", SECONDS_BOUNDS, took
+        )
         sizes = [(labels, of.message_bytes) for labels, of in ok]
         yield self._histogram("append_message_bytes", "Sizes of payloads.", BYTES_BOUNDS, sizes)
         for at, when in enumerate(("before", "after")):
             of = [({"interceptor_name": name}, both[at]) for name, both in interceptors.items()]
             text = f"Its time {when} the next interceptor."
-            yield self._histogram(f"interceptor_{when}_append_duration_seconds", text, SECONDS_BOUNDS, of)
+            yield self._histogram(
+                f"interceptor_{when}_append_duration_seconds", text, SECONDS_BOUNDS, of
+            )
 
     def _of_topics(self, told: NodeStatistics) -> Iterator[Metric]:
         topics = dict(islice(sorted(told.topics.items()), TOPICS_MAX))
@@ -195,24 +275,40 @@ class NodeMetrics:
         return self._labelled(name, text, [({}, value)], kind)
 
     def _state(self, name: str, text: str, states: type[Enum], now: str) -> Metric:
-        of = [({"state": name.lower()}, int(name.lower() == now.replace(" ", "_"))) for name in states.__members__]
+        of = [
+            ({"state": name.lower()}, int(name.lower() == now.replace(" ", "_")))
+            for name in states.__members__
+        ]
         return self._labelled(name, text, of)
 
     def _labelled(
-        self, name: str, text: str, values: Iterable[tuple[dict[str, str], float]], kind: str = "gauge"
+        self,
+        name: str,
+        text: str,
+        values: Iterable[tuple[dict[str, str], float]],
+        kind: str = "gauge",
     ) -> Metric:
         # The library gives the samples of a counter, but not of a gauge, their suffix back.
-        family = Metric(PREFIX + (name.removesuffix("_total") if kind == "counter" else name), text, kind)
+        family = Metric(
+            PREFIX + (name.removesuffix("_total") if kind == "counter" else name), text, kind
+        )
         for labels, value in values:
             family.add_sample(PREFIX + name, self._labels | labels, value)
         return family
 
     def _histogram(
-        self, name: str, text: str, bounds: tuple[float, ...], found: list[tuple[dict[str, str], Histogram]]
+        self,
+        name: str,
+        text: str,
+        bounds: tuple[float, ...],
+        found: list[tuple[dict[str, str], Histogram]],
     ) -> Metric:
-        family = HistogramMetricFamily(PREFIX + name, text, labels=[*self._labels, *(found[0][0] if found else ())])
+        family = HistogramMetricFamily(
+            PREFIX + name, text, labels=[*self._labels, *(found[0][0] if found else ())]
+        )
         for labels, histogram in found:
-            counts, whole = histogram.at_most(bounds), histogram.distribution()
+            counts = histogram.at_most(bounds)
+            whole = histogram.distribution()
             buckets = [*zip(map(str, bounds), counts, strict=True), ("+Inf", whole.count)]
             family.add_metric([*self._labels.values(), *labels.values()], buckets, whole.total)
         return family

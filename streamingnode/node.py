@@ -1,4 +1,6 @@
-"""The embedded node: everything a program does with collections, rows, transactions, readers and cuts."""
+"""The embedded node: everything a program does with collections, rows, transactions, readers and
+cuts.
+"""
 
 import asyncio
 import os
@@ -31,7 +33,13 @@ from streamingnode.rows import Keys, Rows
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from streamingnode.writing.producer import Producer
-from streamingnode.writing.transaction import Transaction, begin_group, check_keepalive_ms, commit_group, rollback_group
+from streamingnode.writing.transaction import (
+    Transaction,
+    begin_group,
+    check_keepalive_ms,
+    commit_group,
+    rollback_group,
+)
 from streamingnode.writing.write import (
     Deadline,
     WriteResult,
@@ -57,14 +65,17 @@ ALL = DeliverPolicy.all()
 class Node:
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
 
-    Every write returns when it is durable, as `durability` says, or raises. `timeout=` is in seconds: past it, a write that
-    may already be in the log raises `DeadlineExceeded` (a `TimeoutError`), one that is not raises `Overloaded`. Cancelling a
-    call follows the same line: before the log has the write it never happened, after that its outcome is decided without the
+    Every write returns when it is durable, as `durability` says, or raises. `timeout=` is in
+    seconds: past it, a write that may already be in the log raises `DeadlineExceeded` (a
+    `TimeoutError`), one that is not raises `Overloaded`. Cancelling a call follows the same line:
+    before the log has the write it never happened, after that its outcome is decided without the
     caller. After the node closed, every call that needs its data raises `OnShutdown`.
     """
 
     def __init__(self, backend: Backend, supervisor: Supervisor, closing: AsyncExitStack) -> None:
-        self._backend, self._supervisor, self._parts = backend, supervisor, closing
+        self._backend = backend
+        self._supervisor = supervisor
+        self._parts = closing
         self._writes = Writes(backend, self._info)
         self._closing: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
@@ -81,7 +92,7 @@ class Node:
             state = "closed with its event loop"
         return f"<Node {self.path or 'in memory'} {state}>"
 
-    # --- what it is: answers at once, after the node closed too ---------------------------------------------------------
+    # --- what it is: answers at once, after the node closed too -----------------------------------
 
     @property
     def path(self) -> str | None:
@@ -105,20 +116,26 @@ class Node:
 
     @property
     def spool(self) -> SpoolStatistics | None:
-        """What waits in the spool of `connect(spool=)`, also while the node cannot be asked; None without one."""
+        """What waits in the spool of `connect(spool=)`, also while the node cannot be asked; None
+        without one.
+        """
         return self._backend.spool
 
     def statistics(self) -> Awaitable[NodeStatistics]:
-        """Return, to be awaited, what the node counts and measures; under 1 ms, so ask once a second, not once an insert."""
+        """Return, to be awaited, what the node counts and measures; under 1 ms, so ask once a
+        second, not once an insert.
+        """
         self._check_loop()
         return self._backend.statistics()
 
     @property
     def mq(self) -> MessageQueue:
-        """The node's topics, for messages that consumer groups share; they live and end with the node.
+        """The node's topics, for messages that consumer groups share; they live and end with the
+        node.
 
-        Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers hold, and what it
-        consumed, comes back when that is lost; `produce` takes up to 8 MiB, and raises `Indeterminate` when it is lost.
+        Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers
+        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB, and
+        raises `Indeterminate` when it is lost.
         """
         self._check_open()
         if self._backend.mq is None:
@@ -127,14 +144,16 @@ class Node:
 
     @property
     def channels(self) -> ChannelService:
-        """The node's channel service, which hands out topics as channels for streams. Raises as `mq` does.
+        """The node's channel service, which hands out topics as channels for streams. Raises as
+        `mq` does.
 
-        Over a connection creating and destroying raise `Indeterminate` when that is lost: `describe_channels` tells.
+        Over a connection creating and destroying raise `Indeterminate` when that is lost:
+        `describe_channels` tells.
         """
         self._check_open()
         return self._backend.channels
 
-    # --- rows -----------------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     async def insert(
         self,
@@ -145,16 +164,19 @@ class Node:
         txn_id: int = 0,
         timeout: float | None = None,
     ) -> WriteResult:
-        """Add rows (dicts, a `RecordBatch` or a `Table`) and return when they are durable; a key may exist already.
+        """Add rows (dicts, a `RecordBatch` or a `Table`) and return when they are durable; a key
+        may exist already.
 
         A column that takes null is null where a dict lacks it.
 
-        All rows of a call appear at one tick, unless they exceed one append group (4 MiB): then groups follow each other,
-        and the result has each. With `txn_id` they are bodies of an open transaction and appear at its commit.
+        All rows of a call appear at one tick, unless they exceed one append group (4 MiB): then
+        groups follow each other, and the result has each. With `txn_id` they are bodies of an open
+        transaction and appear at its commit.
 
-        Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`, `TooLarge`, `StorageFull`,
-        `Indeterminate`. Rows that do not fit leave nothing in the log; a call over one append group that fails later leaves
-        the groups before, and is `Indeterminate` whatever failed: its transaction, if any, can only be rolled back.
+        Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`,
+        `TooLarge`, `StorageFull`, `Indeterminate`. Rows that do not fit leave nothing in the log; a
+        call over one append group that fails later leaves the groups before, and is `Indeterminate`
+        whatever failed: its transaction, if any, can only be rolled back.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -168,7 +190,8 @@ class Node:
         txn_id: int = 0,
         timeout: float | None = None,
     ) -> WriteResult:
-        """Add rows that replace all earlier ones of the same keys, in one transaction; raises as `insert` does.
+        """Add rows that replace all earlier ones of the same keys, in one transaction; raises as
+        `insert` does.
 
         Rows are replaced whole: a column that a dict lacks becomes null. Of several rows with one
         key, only the last is added. Over one append group, each group is a transaction of its own.
@@ -179,19 +202,25 @@ class Node:
     async def delete(
         self, collection: str, keys: Keys, *, txn_id: int = 0, timeout: float | None = None
     ) -> WriteResult:
-        """Delete every row that has one of these keys, in all partitions; a key without rows is no error.
+        """Delete every row that has one of these keys, in all partitions; a key without rows is no
+        error.
 
-        Keys are values, an Arrow array, or Arrow data with one column named as the primary key. Raises as `insert` does.
+        Keys are values, an Arrow array, or Arrow data with one column named as the primary key.
+        Raises as `insert` does.
         """
         write = self._writes.write("delete", collection, txn_id=txn_id)
         return await append_rows(self._writes, write, keys, timeout=timeout)
 
-    # --- transactions ---------------------------------------------------------------------------------------------------
+    # --- transactions -----------------------------------------------------------------------------
 
-    def transaction(self, *, keepalive_s: float | None = None, timeout: float | None = None) -> Transaction:
-        """Return a transaction over any collections of one log: `async with node.transaction() as txn`.
+    def transaction(
+        self, *, keepalive_s: float | None = None, timeout: float | None = None
+    ) -> Transaction:
+        """Return a transaction over any collections of one log:
+        `async with node.transaction() as txn`.
 
-        `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for None.
+        `keepalive_s` is how long it may be idle once it has outgrown memory; the node's default for
+        None.
 
         `timeout` is in seconds, counted from this call, and bounds all that the transaction waits
         for at the node; it does not interrupt the caller's own code in the block. Past it, leaving
@@ -202,25 +231,37 @@ class Node:
         deadline = None if timeout is None else Deadline(timeout)
         return Transaction(self._writes, keepalive_s=keepalive_s, deadline=deadline)
 
-    async def begin_transaction(self, *, keepalive_s: float | None = None, timeout: float | None = None) -> int:
-        """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with `txn_id=`.
+    async def begin_transaction(
+        self, *, keepalive_s: float | None = None, timeout: float | None = None
+    ) -> int:
+        """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with
+        `txn_id=`.
 
-        It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for `keepalive_s`, older than
-        `txn.age_s_max`, too large, or overtaken by a schema change of one of its collections.
+        It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for
+        `keepalive_s`, older than `txn.age_s_max`, too large, or overtaken by a schema change of one
+        of its collections.
         """
         keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=self.config.txn.age_s_max)
         return (await self._append(begin_group(keepalive_ms), "the begin", timeout)).txn_id
 
     async def commit_transaction(self, txn_id: int, *, timeout: float | None = None) -> WriteResult:
-        """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or `InvalidTransactionState`."""
+        """Make a transaction's rows appear at one tick. Raises `TransactionExpired` or
+        `InvalidTransactionState`.
+        """
         return await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout)
 
     async def rollback_transaction(self, txn_id: int, *, timeout: float | None = None) -> None:
         """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
-        await self._append(rollback_group(check_txn_id(txn_id), "rolled back by its caller"), "the rollback", timeout)
+        await self._append(
+            rollback_group(check_txn_id(txn_id), "rolled back by its caller"),
+            "the rollback",
+            timeout,
+        )
 
     async def transactions(self) -> tuple[TransactionInfo, ...]:
-        """Return the open transactions of all clients, oldest first: those that are sent before their commit."""
+        """Return the open transactions of all clients, oldest first: those that are sent before
+        their commit.
+        """
         return await self._run(self._backend.open_transactions, "the transactions", changes=False)
 
     async def abort_transaction(self, txn_id: int) -> None:
@@ -231,15 +272,19 @@ class Node:
         check_txn_id(txn_id)
         await self._run(partial(self._backend.abort_transaction, txn_id), "the rollback")
 
-    # --- producers ------------------------------------------------------------------------------------------------------
+    # --- producers --------------------------------------------------------------------------------
 
     async def producer(self, name: str, *, timeout: float | None = None) -> Producer:
-        """Open a named producer, made if it is new: its writes can be repeated exactly, after a crash too.
+        """Open a named producer, made if it is new: its writes can be repeated exactly, after a
+        crash too.
 
-        Whoever had it open is fenced, durably, when this returns. Raises `InvalidArgument`, `Overloaded` at `producers_max`.
+        Whoever had it open is fenced, durably, when this returns. Raises `InvalidArgument`,
+        `Overloaded` at `producers_max`.
         """
         check_name("producer", name)
-        opened, _ = await self._run(partial(self._backend.open_producer, name), f"opening producer {name!r}", timeout)
+        opened, _ = await self._run(
+            partial(self._backend.open_producer, name), f"opening producer {name!r}", timeout
+        )
         return Producer(name, opened, self._backend, self._writes)
 
     async def delete_producer(self, name: str, *, timeout: float | None = None) -> bool:
@@ -247,7 +292,7 @@ class Node:
         forget = partial(self._backend.delete_producer, check_text("producer", name))
         return await self._run(forget, "forgetting the producer", timeout)
 
-    # --- reading --------------------------------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------
 
     def read(
         self,
@@ -259,23 +304,29 @@ class Node:
         types: Iterable[MessageType] | None = None,
         include_ticks: bool = False,
     ) -> CollectionReader:
-        """Return a reader: `async with node.read(["orders", "stock"], DeliverPolicy.latest()) as messages`.
+        """Return a reader: `async with node.read(["orders", "stock"], DeliverPolicy.latest()) as
+        messages`.
 
-        It delivers every message of the collection, or of all of several, after where `policy` starts, ticks strictly
-        ascending, and ends after everything at or below the tick `until`, or with the message that the last of them was
-        dropped. A reader with a `name` keeps its place with `ack` over restarts, holds retention, and takes `policy` only
-        the first time; it is opened with the same collections each time, without those that were dropped. `types` leaves
-        out other messages and bodies; `include_ticks` adds a message for each tick that passes without one. Opening the
-        block raises `InvalidArgument` for a tick that is yet to come, `Truncated` when the policy starts below what is
-        kept, `ReaderBusy` while the name is in use, `InvalidArgument` when it has other collections, and
-        `CollectionNotFound` when one was dropped meanwhile.
+        It delivers every message of the collection, or of all of several, after where `policy`
+        starts, ticks strictly ascending, and ends after everything at or below the tick `until`, or
+        with the message that the last of them was dropped. A reader with a `name` keeps its place
+        with `ack` over restarts, holds retention, and takes `policy` only the first time; it is
+        opened with the same collections each time, without those that were dropped. `types` leaves
+        out other messages and bodies; `include_ticks` adds a message for each tick that passes
+        without one. Opening the block raises `InvalidArgument` for a tick that is yet to come,
+        `Truncated` when the policy starts below what is kept, `ReaderBusy` while the name is in
+        use, `InvalidArgument` when it has other collections, and `CollectionNotFound` when one was
+        dropped meanwhile.
         """
-        infos, end = self._infos(collection), None if until is None else tick_given("until", until)
+        infos = self._infos(collection)
+        end = None if until is None else tick_given("until", until)
         if name is not None:
             check_name("reader", name)
         request = ReadRequest(infos, _checked(policy), end, name, check_types(types))
         explain = self._supervisor.explain
-        return CollectionReader(self._backend, request, include_ticks=include_ticks, explain=explain)
+        return CollectionReader(
+            self._backend, request, include_ticks=include_ticks, explain=explain
+        )
 
     async def snapshot(
         self,
@@ -288,17 +339,18 @@ class Node:
     ) -> pa.Table:
         """Return the collection's rows as of a tick, everything acknowledged so far for None.
 
-        `columns`, in that order, and `keys`, as `delete` takes them, choose of the rows, and save reading the others: files
-        whose ranges of keys tell that they have none, and other columns. Raises `SchemaMismatch` for what does not fit.
+        `columns`, in that order, and `keys`, as `delete` takes them, choose of the rows, and save
+        reading the others: files whose ranges of keys tell that they have none, and other columns.
+        Raises `SchemaMismatch` for what does not fit.
 
-        Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a `datetime` with a zone.
-        Raises `InvalidArgument` for a tick that is yet to come. Raises `Truncated` for a tick
-        before the collection was created, naming the tick of its creation (rows of an earlier
-        collection of that name are gone), and for a state that neither the table nor the node
-        keeps any more, naming the nearest ticks.
+        Rows that the collection's table has taken are read from it, without Spark; `as_of` may be a
+        `datetime` with a zone. Raises `InvalidArgument` for a tick that is yet to come. Raises
+        `Truncated` for a tick before the collection was created, naming the tick of its creation
+        (rows of an earlier collection of that name are gone), and for a state that neither the
+        table nor the node keeps any more, naming the nearest ticks.
 
-        An hour (`taken_cuts_s`) after every table has taken a cut, its rows
-        may be in tables only: `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
+        An hour (`taken_cuts_s`) after every table has taken a cut, its rows may be in tables only:
+        `StorageFailed` when the table is not where it was, `PackageMissing` without `deltalake`.
         """
         self._info(collection)
         tick = None if as_of is None else tick_given("as_of", as_of)
@@ -313,35 +365,44 @@ class Node:
         take = partial(self._backend.snapshot, collection, tick, names, encoded)
         return await self._run(take, "the snapshot", timeout, changes=False)
 
-    async def consistent_tick(self, collections: Sequence[str] | None = None, *, timeout: float | None = None) -> int:
-        """Return a tick that everything acknowledged before the call is at or below; readers reach it without new writes.
+    async def consistent_tick(
+        self, collections: Sequence[str] | None = None, *, timeout: float | None = None
+    ) -> int:
+        """Return a tick that everything acknowledged before the call is at or below; readers reach
+        it without new writes.
 
-        With `collections` that is the tick of the last change of any of them, or where the log was last opened. Raises
-        `CollectionNotFound`.
+        With `collections` that is the tick of the last change of any of them, or where the log was
+        last opened. Raises `CollectionNotFound`.
         """
         if isinstance(collections, str) or not isinstance(collections, Sequence | None):
             raise InvalidArgument(f"collections={shown(collections)} — pass a list of names")
         names = tuple(self._info(name).name for name in collections or ())
-        return await self._run(partial(self._backend.consistent_tick, names), "the tick", timeout, changes=False)
+        return await self._run(
+            partial(self._backend.consistent_tick, names), "the tick", timeout, changes=False
+        )
 
     async def delete_reader(self, collection: str, name: str) -> bool:
-        """Forget a named reader and release what it holds; return whether there was one. Raises `ReaderBusy` while open.
+        """Forget a named reader and release what it holds; return whether there was one. Raises
+        `ReaderBusy` while open.
 
-        A named reader that nobody opens again holds the log for ever, unless its collections are dropped; one of several is
-        found by any of them.
+        A named reader that nobody opens again holds the log for ever, unless its collections are
+        dropped; one of several is found by any of them.
         """
         self._info(collection)
         forget = partial(self._backend.delete_reader, collection, check_text("reader", name))
         return await self._run(forget, "forgetting the reader")
 
     async def readers(self) -> tuple[ReaderInfo, ...]:
-        """Return the named readers of all collections, by collection and name: where they are, and who holds the log."""
+        """Return the named readers of all collections, by collection and name: where they are, and
+        who holds the log.
+        """
         return await self._run(self._backend.named_readers, "the readers", changes=False)
 
     async def seek_reader(
         self, collection: str, name: str, policy: DeliverPolicy, *, dry_run: bool = False
     ) -> ReaderInfo:
-        """Have a named reader go on where `policy` starts, and return where that is; with `dry_run` only that.
+        """Have a named reader go on where `policy` starts, and return where that is; with `dry_run`
+        only that.
 
         Durable when this returns. What lies between is delivered again, or never. Raises
         `ReaderBusy` while the reader is open, `Truncated` for a place below what is kept, and
@@ -349,10 +410,16 @@ class Node:
         """
         self._info(collection)
         place = _checked(policy).plain
-        seek = partial(self._backend.seek_reader, collection, check_text("reader", name), *place, dry_run=dry_run)
+        seek = partial(
+            self._backend.seek_reader,
+            collection,
+            check_text("reader", name),
+            *place,
+            dry_run=dry_run,
+        )
         return await self._run(seek, "moving the reader", changes=not dry_run)
 
-    # --- collections ----------------------------------------------------------------------------------------------------
+    # --- collections ------------------------------------------------------------------------------
 
     async def create_collection(
         self,
@@ -367,31 +434,56 @@ class Node:
     ) -> Collection:
         """Make a collection and return it, when that is durable.
 
-        Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and shards are the same;
-        `SchemaMismatch` for a type that is not supported, and `InvalidArgument`.
+        Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and
+        shards are the same; `SchemaMismatch` for a type that is not supported, and
+        `InvalidArgument`.
         """
         self._check_open()
-        definition = await in_thread(Definition(name, schema, primary_key, shards, partitions).checked)
+        definition = await in_thread(
+            Definition(name, schema, primary_key, shards, partitions).checked
+        )
         create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists)
         return collection_of(await self._run(create, "the collection", timeout))
 
-    async def drop_collection(self, name: str, *, if_exists: bool = False, timeout: float | None = None) -> None:
-        """Drop a collection with all its rows; ends open transactions on it. Raises `CollectionNotFound`."""
+    async def drop_collection(
+        self, name: str, *, if_exists: bool = False, timeout: float | None = None
+    ) -> None:
+        """Drop a collection with all its rows; ends open transactions on it. Raises
+        `CollectionNotFound`.
+        """
         check_text("collection", name)
-        await self._run(partial(self._backend.drop_collection, name, if_exists=if_exists), "the drop", timeout)
+        await self._run(
+            partial(self._backend.drop_collection, name, if_exists=if_exists), "the drop", timeout
+        )
 
     async def create_partition(
-        self, collection: str, partition: str, *, if_not_exists: bool = False, timeout: float | None = None
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_not_exists: bool = False,
+        timeout: float | None = None,
     ) -> None:
-        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`, `InvalidArgument`."""
+        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`,
+        `InvalidArgument`.
+        """
         self._info(collection)
-        create = partial(self._backend.create_partition, collection, partition, if_not_exists=if_not_exists)
+        create = partial(
+            self._backend.create_partition, collection, partition, if_not_exists=if_not_exists
+        )
         await self._run(create, "the partition", timeout)
 
     async def drop_partition(
-        self, collection: str, partition: str, *, if_exists: bool = False, timeout: float | None = None
+        self,
+        collection: str,
+        partition: str,
+        *,
+        if_exists: bool = False,
+        timeout: float | None = None,
     ) -> None:
-        """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot be dropped."""
+        """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot
+        be dropped.
+        """
         self._info(collection)
         check_text("partition", partition)
         drop = partial(self._backend.drop_partition, collection, partition, if_exists=if_exists)
@@ -406,35 +498,44 @@ class Node:
         """Return one collection. Raises `CollectionNotFound`."""
         return collection_of(self._info(name))
 
-    # --- what is on the disk, and the end ------------------------------------------------------------------------------
+    # --- what is on the disk, and the end ---------------------------------------------------------
 
     async def flush(self, *, timeout: float | None = None) -> FlushResult:
-        """Make a cut and return it once its files are durable: everything acknowledged before the call is in files.
+        """Make a cut and return it once its files are durable: everything acknowledged before the
+        call is in files.
 
-        Without new rows the newest cut is returned. It ends no transaction. Raises `StorageFull` when the disk has no room
-        for its files, `Overloaded` when no file descriptor is left, and `StorageFailed` when one try after the other fails,
-        `LogReopening` when a failed log is not back in time; the cut is then made as soon as it can be.
+        Without new rows the newest cut is returned. It ends no transaction. Raises `StorageFull`
+        when the disk has no room for its files, `Overloaded` when no file descriptor is left, and
+        `StorageFailed` when one try after the other fails, `LogReopening` when a failed log is not
+        back in time; the cut is then made as soon as it can be.
         """
         return await self._run(self._backend.flush, "the flush", timeout)
 
     async def backup(self, path: str | os.PathLike[str]) -> BackupRecord:
-        """Copy the node into a new directory while it runs, verify the copy, and return what is in it.
+        """Copy the node into a new directory while it runs, verify the copy, and return what is in
+        it.
 
-        It begins with a cut; everything acknowledged before the call is in it. `streamingnode restore` makes a node of it.
-        Raises `AlreadyExists` for a directory in use, `Corrupt` when the copy is not sound, `StorageFailed`, and
-        `InvalidArgument` for a node in memory; nothing is left at `path` then, nor when it is cancelled.
+        It begins with a cut; everything acknowledged before the call is in it.
+        `streamingnode restore` makes a node of it. Raises `AlreadyExists` for a directory in use,
+        `Corrupt` when the copy is not sound, `StorageFailed`, and `InvalidArgument` for a node in
+        memory; nothing is left at `path` then, nor when it is cancelled.
         """
-        return await self._run(partial(self._backend.back_up, check_path("directory", path).absolute()), "the backup")
+        return await self._run(
+            partial(self._backend.back_up, check_path("directory", path).absolute()), "the backup"
+        )
 
     async def verify(self) -> Report:
-        """Read everything the node has on its disk and return what is not as it was written; changes nothing.
+        """Read everything the node has on its disk and return what is not as it was written;
+        changes nothing.
 
         Raises `LogReopening` while the log comes back after a failed write.
         """
         return await self._run(self._backend.verify, "the verification")
 
     def begin_closing(self) -> "asyncio.Task[None]":
-        """Refuse calls from now on, and close in a task of its own, which is returned; the same one each time."""
+        """Refuse calls from now on, and close in a task of its own, which is returned; the same one
+        each time.
+        """
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
         return self._closing
@@ -444,11 +545,13 @@ class Node:
         await self._closed.wait()
 
     async def aclose(self) -> None:
-        """Refuse new calls, let those that were begun finish, close everything, and release the directory. Idempotent.
+        """Refuse new calls, let those that were begun finish, close everything, and release the
+        directory. Idempotent.
 
-        Any task may call it, on the node's event loop; once that has ended, on any other. A cancelled call raises that when
-        the node is closed. Raises what failed when it was background work that ended the node. In a forked child, whose copy
-        of the node holds nothing, it does nothing.
+        Any task may call it, on the node's event loop; once that has ended, on any other. A
+        cancelled call raises that when the node is closed. Raises what failed when it was
+        background work that ended the node. In a forked child, whose copy of the node holds
+        nothing, it does nothing.
         """
         if self._is_copy:
             return
@@ -476,9 +579,16 @@ class Node:
         self._is_copy = True
 
     async def _run(
-        self, call: Callable[[], Awaitable[T]], what: str, timeout: float | None = None, *, changes: bool = True
+        self,
+        call: Callable[[], Awaitable[T]],
+        what: str,
+        timeout: float | None = None,
+        *,
+        changes: bool = True,
     ) -> T:
-        """Return what a call on the open node returns in time. If the node fails meanwhile, the refusal says what failed."""
+        """Return what a call on the open node returns in time. If the node fails meanwhile, the
+        refusal says what failed.
+        """
         self._check_open()
         try:
             return await within(timeout, call, what, changes=changes)
@@ -488,7 +598,9 @@ class Node:
 
     async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
         self._check_open()
-        return await within(timeout, partial(self._writes.step, group), what, begun=lambda: group.begun)
+        return await within(
+            timeout, partial(self._writes.step, group), what, begun=lambda: group.begun
+        )
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
@@ -499,13 +611,19 @@ class Node:
     def _infos(self, collections: str | Sequence[str]) -> tuple[CollectionInfo, ...]:
         if isinstance(collections, str):
             return (self._info(collections),)
-        if not isinstance(collections, Sequence) or not 1 <= len(collections) <= READ_COLLECTIONS_MAX:
+        if (
+            not isinstance(collections, Sequence)
+            or not 1 <= len(collections) <= READ_COLLECTIONS_MAX
+        ):
             raise InvalidArgument(
-                f"collection={shown(collections)} — pass a name, or a list of 1 to {READ_COLLECTIONS_MAX} names"
+                f"collection={shown(collections)} — pass a name, or a list of 1 to "
+                f"{READ_COLLECTIONS_MAX} names"
             )
         infos = tuple(map(self._info, collections))
         if len({info.id for info in infos}) < len(infos):
-            raise InvalidArgument(f"collection={shown(collections)} names one twice — name each once")
+            raise InvalidArgument(
+                f"collection={shown(collections)} names one twice — name each once"
+            )
         return infos
 
     def _check_open(self) -> None:
@@ -514,10 +632,13 @@ class Node:
         self._check_loop()
 
     def _check_loop(self) -> None:
-        """Raise unless this is the node's event loop: a look from a thread could meet an append half way."""
+        """Raise unless this is the node's event loop: a look from a thread could meet an append
+        half way.
+        """
         if self._is_copy:
             raise StorageFailed(
-                "the node was opened before this process was forked — open it in one process only, and start others with "
+                "the node was opened before this process was forked — open it in one process only, "
+                "and start others with "
                 "the spawn method; connect() after the fork reaches it"
             )
         try:
@@ -528,12 +649,15 @@ class Node:
             raise OnShutdown("the event loop of the node has ended — open the node again")
         if not here:
             raise InvalidArgument(
-                "the node is used on another event loop than its own — call it on the loop that opened it; "
+                "the node is used on another event loop than its own — call it on the loop that "
+                "opened it; "
                 "from a thread use sn.sync"
             )
 
 
 def _checked(policy: DeliverPolicy) -> DeliverPolicy:
     if not isinstance(policy, DeliverPolicy):
-        raise InvalidArgument(f"{shown(policy)} is no deliver policy — use one that DeliverPolicy makes")
+        raise InvalidArgument(
+            f"{shown(policy)} is no deliver policy — use one that DeliverPolicy makes"
+        )
     return policy

@@ -1,7 +1,8 @@
-"""Opens an embedded node: `async with open_node("data") as node`, or `node = await open_node("data")`.
+"""Opens an embedded node: `async with open_node("data") as node`, or
+`node = await open_node("data")`.
 
-When background work fails, the node closes by itself, because a node without its flusher only looks alive: calls are
-refused, and closing raises what failed, as it is.
+When background work fails, the node closes by itself, because a node without its flusher only looks
+alive: calls are refused, and closing raises what failed, as it is.
 """
 
 import asyncio
@@ -22,7 +23,14 @@ from streamingnode.node import Node
 from streamingnode.remote.address import SOCKET_NAME, LinkOptions
 from streamingnode.signals import ENDING, Interrupted
 from wal.append import AppendObserver
-from wal.errors import AlreadyOwned, Indeterminate, InvalidArgument, OnShutdown, StorageFailed, StreamingNodeError
+from wal.errors import (
+    AlreadyOwned,
+    Indeterminate,
+    InvalidArgument,
+    OnShutdown,
+    StorageFailed,
+    StreamingNodeError,
+)
 from wal.files import OWNER_S_MAX, check_path, disk_errors_typed
 from wal.runtime import Supervisor, event_log, in_thread, let_go_of_ended, outlast
 
@@ -33,15 +41,16 @@ T = TypeVar("T")
 
 _log = event_log(__name__)
 
-SPOOL_BYTES_MAX, SPOOL_BYTES_MIN = 64 << 20, 64 << 10
+SPOOL_BYTES_MAX = 64 << 20
+SPOOL_BYTES_MIN = 64 << 10
 """What a client may keep on its disk for a node that is away, and the least that makes sense."""
 TEXT_MAX = 8_192
 """Characters of a client's name, and of its token."""
 OWNER_PAUSE_S = 0.05
 """Between two looks whether who has the directory has let go of it."""
 
-# Opens a node; leaving the stack closes its parts in reverse order. No asynchronous generator: the end of the event loop
-# would close those of a node that nobody closed, all at once.
+# Opens a node; leaving the stack closes its parts in reverse order. No asynchronous generator: the
+# end of the event loop would close those of a node that nobody closed, all at once.
 Compose = Callable[[Path | None, NodeConfig, Supervisor, AsyncExitStack], Awaitable[Node]]
 
 
@@ -54,28 +63,37 @@ def open_node(
     share: bool = False,
     **settings: object,
 ) -> "OpenNode":
-    """Return what opens the node in directory `path`, made if it is new: enter it with `async with`, or `await` it.
+    """Return what opens the node in directory `path`, made if it is new: enter it with
+    `async with`, or `await` it.
 
-    A node that was awaited is closed with `Node.aclose`. None opens a throw-away node: its log in memory, the files of its
-    cuts in a temporary directory.
+    A node that was awaited is closed with `Node.aclose`. None opens a throw-away node: its log in
+    memory, the files of its cuts in a temporary directory.
 
-    Settings are those of `streamingnode.config`, for example `open_node("data", durability="os", cut_interval_s=60)`; they
-    win over the environment and `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
-    every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the same up by itself.
+    Settings are those of `streamingnode.config`, for example
+    `open_node("data", durability="os", cut_interval_s=60)`; they win over the environment and
+    `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
+    every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the
+    same up by itself.
 
-    With `share` several processes open one directory: the first one owns the node, the others are its clients, and when the
-    owner ends, however it does, one of them takes over; calls wait for that. All of them, the owner too, are clients of its
-    socket, with what `connect` says of lost connections. Settings have to be the same everywhere.
+    With `share` several processes open one directory: the first one owns the node, the others are
+    its clients, and when the owner ends, however it does, one of them takes over; calls wait for
+    that. All of them, the owner too, are clients of its socket, with what `connect` says of lost
+    connections. Settings have to be the same everywhere.
 
-    Opening waits up to 5 s for a command that has the directory, which then hands it over. It raises `AlreadyOwned` (with
-    the pid) while another process has it, `UnsupportedFormat` for one of a newer release, `Corrupt` for damage,
-    `StorageFailed` or `StorageFull` when the disk does not serve, and `InvalidArgument` for settings or a backup. Closing
-    lets what was begun finish first; what is acknowledged stays. It may be done by another task than the one that opened it.
+    Opening waits up to 5 s for a command that has the directory, which then hands it over. It
+    raises `AlreadyOwned` (with the pid) while another process has it, `UnsupportedFormat` for one
+    of a newer release, `Corrupt` for damage, `StorageFailed` or `StorageFull` when the disk does
+    not serve, and `InvalidArgument` for settings or a backup. Closing lets what was begun finish
+    first; what is acknowledged stays. It may be done by another task than the one that opened it.
     """
     if config is not None and (settings or config_file is not None):
-        raise InvalidArgument("config= is all settings at once — leave out the others, or pass them without config=")
+        raise InvalidArgument(
+            "config= is all settings at once — leave out the others, or pass them without config="
+        )
     if config is not None and not isinstance(config, NodeConfig):
-        raise InvalidArgument(f"config={config!r} — pass a NodeConfig, or settings by name: durability='os'")
+        raise InvalidArgument(
+            f"config={config!r} — pass a NodeConfig, or settings by name: durability='os'"
+        )
     directory = None if path is None else check_path("directory", path)
     file = None if config_file is None else check_path("config file", config_file)
 
@@ -85,7 +103,8 @@ def open_node(
     if share:
         if directory is None or observer is not None:
             raise InvalidArgument(
-                "share=True needs a directory, and has no observer — the owner may be another process"
+                "share=True needs a directory, and has no observer — the owner may be another "
+                "process"
             )
         return OpenNode(directory, settle, _compose_shared)
     from streamingnode.composition import compose
@@ -97,10 +116,11 @@ def open_node(
 
 
 def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
-    """Return what opens the node in a directory for a command, which lets go of it when a service wants it.
+    """Return what opens the node in a directory for a command, which lets go of it when a service
+    wants it.
 
-    One that is `lasting` hands it over when it is asked to, and goes on as a client; beside another command it is a client
-    at first, and takes over when that ends. Others end soon.
+    One that is `lasting` hands it over when it is asked to, and goes on as a client; beside another
+    command it is a client at first, and takes over when that ends. Others end soon.
     """
     from streamingnode.care.inspect import check_free
     from streamingnode.composition import compose
@@ -115,13 +135,18 @@ def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
         except AlreadyOwned as owned:
             if not owned.brief:
                 raise
-            # Another command's, which may end before this one: then it is this one's turn to own the node.
+            # Another command's, which may end before this one: then it is this one's turn to own
+            # the node.
         try:
-            return await compose_shared(place, config, partial(OpenNode, place, compose=own), *parts)
+            return await compose_shared(
+                place, config, partial(OpenNode, place, compose=own), *parts
+            )
         except InvalidArgument:  # where there can be no socket nobody can ask for it either
             return await own(place, config, *parts)
 
-    return OpenNode(path, lambda: load_config(environment=os.environ), compose_lasting if lasting else own)
+    return OpenNode(
+        path, lambda: load_config(environment=os.environ), compose_lasting if lasting else own
+    )
 
 
 async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) -> Node:
@@ -135,16 +160,22 @@ async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) ->
     return await compose_shared(path, config, partial(OpenNode, path, compose=compose), *parts)
 
 
-async def handed_over(path: Path | None, opening: Callable[[], Awaitable[T]], *, by_anybody: bool = False) -> T:
-    """Return what `opening` does, waiting up to `OWNER_S_MAX` for a command, or anybody, that has the directory."""
-    until, asked = time.monotonic() + OWNER_S_MAX, None
+async def handed_over(
+    path: Path | None, opening: Callable[[], Awaitable[T]], *, by_anybody: bool = False
+) -> T:
+    """Return what `opening` does, waiting up to `OWNER_S_MAX` for a command, or anybody, that has
+    the directory.
+    """
+    until = time.monotonic() + OWNER_S_MAX
+    asked = None
     while True:
         try:
             return await opening()
         except AlreadyOwned as owned:
             if not (owned.brief or by_anybody) or time.monotonic() > until:
                 raise
-            # Once each: another command may be faster than this service to take what the first one let go.
+            # Once each: another command may be faster than this service to take what the first one
+            # let go.
             if owned.brief and owned.pid != asked and await _ask_for(f"unix:{path}/{SOCKET_NAME}"):
                 asked = owned.pid
         await anyio.sleep(OWNER_PAUSE_S)
@@ -169,18 +200,21 @@ def connect(
     spool: str | os.PathLike[str] | None = None,
     spool_bytes_max: int = SPOOL_BYTES_MAX,
 ) -> "OpenNode":
-    """Return what connects to the node at `url`: enter it with `async with`, or `await` it, as `open_node`.
+    """Return what connects to the node at `url`: enter it with `async with`, or `await` it, as
+    `open_node`.
 
-    `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log calls this client, a token
-    proves who it is, `tls` is a context for `tls://`, the system's by default. When the connection is lost it is made again,
-    and calls wait for it for `give_up_s` seconds, at most 300: writes then take place once, and readers go on where they
-    were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+    `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log
+    calls this client, a token proves who it is, `tls` is a context for `tls://`, the system's by
+    default. When the connection is lost it is made again, and calls wait for it for `give_up_s`
+    seconds, at most 300: writes then take place once, and readers go on where they were. Opening
+    raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
 
-    With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete` and transactions that fit
-    an append group do not wait for a node that is away: they are kept there, durably, up to `spool_bytes_max`, return with
-    `spooled` set, and take place once and in order when it is back; those of named producers do not. A node that the spool
-    was connected to before may be away at the opening, too. A full spool raises `Overloaded`; opening raises `Corrupt` for a
-    damaged one, and `AlreadyOwned`.
+    With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete`
+    and transactions that fit an append group do not wait for a node that is away: they are kept
+    there, durably, up to `spool_bytes_max`, return with `spooled` set, and take place once and in
+    order when it is back; those of named producers do not. A node that the spool was connected to
+    before may be away at the opening, too. A full spool raises `Overloaded`; opening raises
+    `Corrupt` for a damaged one, and `AlreadyOwned`.
     """
     from streamingnode.remote.address import parse_address
     from streamingnode.remote.client import compose_remote
@@ -188,14 +222,18 @@ def connect(
     from streamingnode.remote.spool import CONFIG, SpoolingBackend
     from streamingnode.writing.write import check_seconds
 
-    with disk_errors_typed("the current directory"):  # a program may have lost it already, or change it while connected
+    # a program may have lost it already, or change it while connected
+    with disk_errors_typed("the current directory"):
         address = parse_address(url)
         file = None if token_file is None else check_path("token file", token_file).absolute()
         directory = None if spool is None else check_path("directory", spool).absolute()
     check_seconds("give_up_s", give_up_s, longest=GIVE_UP_S_MAX)
     if tls is not None and not address.tls:
-        raise InvalidArgument(f"tls= is for tls:// addresses, {url!r} would go in the clear — connect to tls://")
-    for what, text in {"name": name, "token": token or ""}.items():  # the node ends a connection that begins otherwise
+        raise InvalidArgument(
+            f"tls= is for tls:// addresses, {url!r} would go in the clear — connect to tls://"
+        )
+    # the node ends a connection that begins otherwise
+    for what, text in {"name": name, "token": token or ""}.items():
         if not isinstance(text, str) or len(text) > TEXT_MAX or not _is_unicode(text):
             text_max = f"text of up to {TEXT_MAX} characters"
             raise InvalidArgument(f"the {what} is no {text_max} — pass another str")
@@ -205,11 +243,15 @@ def connect(
     make = None
     if directory is not None:
         if not isinstance(spool_bytes_max, int) or spool_bytes_max < SPOOL_BYTES_MIN:
-            raise InvalidArgument(f"spool_bytes_max={spool_bytes_max!r} — pass a number of at least {SPOOL_BYTES_MIN}")
+            raise InvalidArgument(
+                f"spool_bytes_max={spool_bytes_max!r} — pass a number of at least {SPOOL_BYTES_MIN}"
+            )
         own = open_node(directory, config=CONFIG)
         make = partial(SpoolingBackend, directory=directory, own=own, bytes_max=spool_bytes_max)
 
-    async def compose(_path: Path | None, _config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack) -> Node:
+    async def compose(
+        _path: Path | None, _config: NodeConfig, supervisor: Supervisor, closing: AsyncExitStack
+    ) -> Node:
         return await compose_remote(address, options, supervisor, closing, make)
 
     return OpenNode(None, NodeConfig, compose)
@@ -225,10 +267,16 @@ def _is_unicode(text: str) -> bool:
 
 
 class OpenNode:
-    """A node to be opened, once: `async with`, or `await` and `Node.aclose`. Any task of the event loop may close it."""
+    """A node to be opened, once: `async with`, or `await` and `Node.aclose`. Any task of the event
+    loop may close it.
+    """
 
-    def __init__(self, path: Path | None, settle: Callable[[], NodeConfig], compose: Compose) -> None:
-        self._path, self._settle, self._compose = path, settle, compose
+    def __init__(
+        self, path: Path | None, settle: Callable[[], NodeConfig], compose: Compose
+    ) -> None:
+        self._path = path
+        self._settle = settle
+        self._compose = compose
         self._entered = False
         self._supervisor = Supervisor(self._fail)
         self._parts = AsyncExitStack()
@@ -256,14 +304,19 @@ class OpenNode:
         return self._node
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Close the node. Raises the failure of background work, unless the block raised something of its own.
+        """Close the node. Raises the failure of background work, unless the block raised something
+        of its own.
 
         A refusal that names the failure is none of its own.
         """
         assert self._node is not None, "entered before it is left"
-        if kind is GeneratorExit and self._loop.is_closed():  # thrown away after it: nothing can be awaited
+        # thrown away after it: nothing can be awaited
+        if kind is GeneratorExit and self._loop.is_closed():
             return
         try:
             await self._node.aclose()
@@ -282,27 +335,36 @@ class OpenNode:
             self._parts.push_async_callback(self._supervisor.stop)
             try:
                 node = await self._compose(path, config, self._supervisor, self._parts)
-            except Indeterminate as error:  # of what the opening itself wrote, which the next one finds or writes again
-                raise StorageFailed(f"{error.happened} — look after the disk, and open the node again") from error
+            except Indeterminate as error:
+                # of what the opening itself wrote, which the next one finds or writes again
+                raise StorageFailed(
+                    f"{error.happened} — look after the disk, and open the node again"
+                ) from error
             if self._supervisor.failure is not None:  # it failed while the rest was opening
                 raise self._supervisor.failure
             self._node = node
 
     def _fail(self, failure: BaseException) -> None:
         if self._node is not None:
-            _log.error("node_failed", path=self._node.path, error=f"{type(failure).__name__}: {failure}")
+            _log.error(
+                "node_failed", path=self._node.path, error=f"{type(failure).__name__}: {failure}"
+            )
             self._node.begin_closing()
 
 
 def _check_asyncio() -> None:
-    """Raise `InvalidArgument` unless asyncio runs the caller: under trio there is no task of asyncio."""
+    """Raise `InvalidArgument` unless asyncio runs the caller: under trio there is no task of
+    asyncio.
+    """
     task: object = None
     with suppress(RuntimeError):  # there is no event loop of asyncio
         task = asyncio.current_task()
     if task is None:
         raise InvalidArgument(
-            "streamingnode is for asyncio only, and no task of asyncio runs here — use asyncio.run() "
-            "or anyio.run(); with anyio's pytest plugin let the fixture anyio_backend return 'asyncio'"
+            "streamingnode is for asyncio only, and no task of asyncio runs here — use "
+            "asyncio.run() "
+            "or anyio.run(); with anyio's pytest plugin let the fixture anyio_backend return "
+            "'asyncio'"
         )
 
 

@@ -1,6 +1,7 @@
 """A guard against another distribution that ships a `wal` or a `scanner` of its own; see ADR 0001.
 
-Installers overwrite silently when two distributions carry the same root package, and imports find whichever came last.
+Installers overwrite silently when two distributions carry the same root package, and imports find
+whichever came last.
 """
 
 import functools
@@ -20,22 +21,31 @@ _ROOT_IN_RECORD = re.compile(rf"^({'|'.join(ROOT_PACKAGES)})(?:/|\.py,|\.[^/,]*s
 
 @functools.cache
 def assert_sole_owner() -> None:
-    """Check, once in a process, that every root package is ours. Raises `PackageMissing`. Reads 10 ms of file lists."""
+    """Check, once in a process, that every root package is ours. Raises `PackageMissing`. Reads 10
+    ms of file lists.
+    """
     check_owners(distributions())
     check_places({root: _place(root) for root in ROOT_PACKAGES})
 
 
 def check_owners(installed: Iterable[Distribution]) -> None:
-    """Raise `PackageMissing` for the first root package that another distribution ships files in."""
-    # `importlib.metadata.packages_distributions` answers this for all packages, in ten times the time.
+    """Raise `PackageMissing` for the first root package that another distribution ships files
+    in.
+    """
+    # `importlib.metadata.packages_distributions` answers this for all packages, in ten times the
+    # time.
     for distribution in installed:
         name = re.sub(r"[-_.]+", "-", distribution.name).lower()
-        if name != DISTRIBUTION and (found := _ROOT_IN_RECORD.search(distribution.read_text("RECORD") or "")):
+        if name != DISTRIBUTION and (
+            found := _ROOT_IN_RECORD.search(distribution.read_text("RECORD") or "")
+        ):
             raise PackageMissing(found[1], other=name)
 
 
 def check_places(places: Mapping[str, Path | None]) -> None:
-    """Raise `PackageMissing` for the first root package that is not beside `streamingnode`, as all are in a checkout."""
+    """Raise `PackageMissing` for the first root package that is not beside `streamingnode`, as all
+    are in a checkout.
+    """
     for root, place in places.items():
         if place is None or place != places[DISTRIBUTION]:
             raise PackageMissing(root, other=str(place or "nowhere"))
@@ -43,4 +53,6 @@ def check_places(places: Mapping[str, Path | None]) -> None:
 
 def _place(root: str) -> Path | None:
     spec = find_spec(root)
-    return None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent.parent
+    return (
+        None if spec is None or spec.origin is None else Path(spec.origin).resolve().parent.parent
+    )

@@ -1,4 +1,6 @@
-"""What is going on, for a person who waits at a terminal: one line for each stage, rewritten as it goes on."""
+"""What is going on, for a person who waits at a terminal: one line for each stage, rewritten as it
+goes on.
+"""
 
 import time
 from shutil import get_terminal_size
@@ -8,13 +10,15 @@ REWRITE_INTERVAL_S = 0.1
 
 
 class Progress:
-    """Told by a long piece of work, in its block, where it is. Ends a stage's line with how long it took.
+    """Told by a long piece of work, in its block, where it is. Ends a stage's line with how long it
+    took.
 
     Where nobody waits it says nothing: cron would send that as a mail.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._is_seen = stream, stream.isatty()
+        self._stream = stream
+        self._is_seen = stream.isatty()
         self._name = self._text = ""
         self._total: float | None = None
         self._began = self._written = 0.0
@@ -29,14 +33,20 @@ class Progress:
             self._write("\n")
 
     def stage(self, name: str, total: float | None = None) -> None:
-        """Begin a stage of `total` steps, None when nobody knows how many; it ends the one before."""
+        """Begin a stage of `total` steps, None when nobody knows how many; it ends the one
+        before.
+        """
         self._close()
         self._name = self._text = name
-        self._total, self._began, self._written = total, time.monotonic(), 0.0
+        self._total = total
+        self._began = time.monotonic()
+        self._written = 0.0
         self._rewrite()
 
     def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
-        """Say that `done` steps of the stage are done, of `total` now that it is known, and something short about it."""
+        """Say that `done` steps of the stage are done, of `total` now that it is known, and
+        something short about it.
+        """
         self._total = self._total if total is None else total
         share = f", {min(1.0, done / self._total):.0%}" if self._total else ""
         self._text = f"{self._name}: {note}{share}"
@@ -51,7 +61,8 @@ class Progress:
         now = time.monotonic()
         if now - self._written > REWRITE_INTERVAL_S:
             self._written = now
-            self._write(f"\r{self._text[: get_terminal_size().columns - 1]}\x1b[K")  # what wraps cannot be rewritten
+            # what wraps cannot be rewritten
+            self._write(f"\r{self._text[: get_terminal_size().columns - 1]}\x1b[K")
 
     def _write(self, text: str) -> None:
         if self._is_seen:

@@ -1,4 +1,6 @@
-"""Messages as a reader of collections sees them: all parts of one tick together, rows as Arrow. No I/O."""
+"""Messages as a reader of collections sees them: all parts of one tick together, rows as Arrow. No
+I/O.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -38,11 +40,12 @@ ReadChannels = Mapping[str, ReadCollection]
 class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What happened to the collections of a reader at one tick.
 
-    `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or `TIME_TICK` when ticks were asked for. A transaction has its
-    `bodies`, in order and only those of these collections, one for each insert or delete, more for one that is too large for
-    one append group; `num_rows` is then their sum. `collection` is empty for a tick, and for a transaction over several: its
-    bodies tell theirs. Reading that resumes at `last_confirmed`, and passes over ticks up to this one, misses and repeats
-    nothing.
+    `type` is `INSERT`, `DELETE`, `TXN`, a DDL type, or `TIME_TICK` when ticks were asked for. A
+    transaction has its `bodies`, in order and only those of these collections, one for each insert
+    or delete, more for one that is too large for one append group; `num_rows` is then their sum.
+    `collection` is empty for a tick, and for a transaction over several: its bodies tell theirs.
+    Reading that resumes at `last_confirmed`, and passes over ticks up to this one, misses and
+    repeats nothing.
     """
 
     type: MessageType
@@ -58,7 +61,9 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def row_offsets(self) -> Mapping[str, tuple[int, int]]:
-        """The first row offset and the number of rows inserted on each vchannel; empty for a transaction: ask its bodies."""
+        """The first row offset and the number of rows inserted on each vchannel; empty for a
+        transaction: ask its bodies.
+        """
         return {
             part.vchannel: (part.header.first_offset, part.header.rows)
             for part in self.parts
@@ -66,7 +71,8 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         }
 
     def to_arrow(self) -> pa.Table | None:
-        """Return the rows of an insert, the keys of a delete in a column named as the primary key, or else None.
+        """Return the rows of an insert, the keys of a delete in a column named as the primary key,
+        or else None.
 
         The data is not copied.
         """
@@ -74,7 +80,9 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if schema is None:
             return None
         batches = [
-            pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema).slice(part.first_row, part.header.rows)
+            pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema).slice(
+                part.first_row, part.header.rows
+            )
             for part in self.parts
             if isinstance(part.header, (InsertHeader, DeleteHeader))
         ]
@@ -84,15 +92,23 @@ class ReadMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class ReadRows:
     """Rows that came packed, of many messages: these are made when they are asked for."""
 
-    def __init__(self, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]) -> None:
-        self._rows, self._channels, self._types = rows, channels, types
+    def __init__(
+        self, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]
+    ) -> None:
+        self._rows = rows
+        self._channels = channels
+        self._types = types
         self.num_rows = sum([batch.rows for batch in rows.batches])
         self.time_tick = rows.ticks.item(max([batch.groups.item(-1) for batch in rows.batches]))
 
     @classmethod
-    def of(cls, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]) -> "ReadRows | None":
+    def of(
+        cls, rows: PackedRows, channels: ReadChannels, types: frozenset[MessageType]
+    ) -> "ReadRows | None":
         """Return the rows of these vchannels and types, None when there are none."""
-        batches = tuple(batch for batch in rows.batches if batch.vchannel in channels and batch.type in types)
+        batches = tuple(
+            batch for batch in rows.batches if batch.vchannel in channels and batch.type in types
+        )
         if len(batches) < len(rows.batches):
             rows = replace(rows, batches=batches)
         return cls(rows, channels, types) if batches else None
@@ -112,7 +128,9 @@ class ReadRows:
         return int(self._rows.groups_where(lambda _: True).sum())
 
     def split(self, rows_max: int) -> "tuple[ReadRows | None, ReadRows | None]":
-        """Return the first messages, of up to so many rows together, and the others; None for none."""
+        """Return the first messages, of up to so many rows together, and the others; None for
+        none.
+        """
         rows_of = np.zeros(len(self._rows.ticks), np.int64)
         for batch in self._rows.batches:
             np.add.at(rows_of, batch.groups, batch.counts)
@@ -152,17 +170,25 @@ class ReadBatch(Sequence[ReadMessage]):
 
     @cached_property
     def _made(self) -> list[ReadMessage]:
-        made_of = (part.messages() if isinstance(part, ReadRows) else [part] for part in self._parts)
+        made_of = (
+            part.messages() if isinstance(part, ReadRows) else [part] for part in self._parts
+        )
         return list(chain.from_iterable(made_of))
 
 
 def merge_tick(
     messages: Sequence[AnyMessage], channels: ReadChannels, types: frozenset[MessageType]
 ) -> ReadMessage | None:
-    """Return the messages of one tick as one message, None if none of them is of the collections and of the types."""
-    last, kind = messages[-1], message_id_kind(messages[-1].wal_name)
+    """Return the messages of one tick as one message, None if none of them is of the collections
+    and of the types.
+    """
+    last = messages[-1]
+    kind = message_id_kind(messages[-1].wal_name)
     if isinstance(last, TransactionMessage):
-        bodies = _bodies([body for body in last.bodies if body.vchannel in channels and body.type in types], channels)
+        bodies = _bodies(
+            [body for body in last.bodies if body.vchannel in channels and body.type in types],
+            channels,
+        )
         if not bodies:
             return None
         collections = {body.collection for body in bodies}
@@ -176,7 +202,9 @@ def merge_tick(
             num_rows=sum(body.num_rows for body in bodies),
             bodies=bodies,
         )
-    parts = [message for message in messages if isinstance(message, Message) and message.type in types]
+    parts = [
+        message for message in messages if isinstance(message, Message) and message.type in types
+    ]
     return _merged(parts, channels) if parts else None
 
 
@@ -193,7 +221,8 @@ def _bodies(bodies: Sequence[Message], channels: ReadChannels) -> tuple[ReadMess
 
 
 def _merged(parts: Sequence[Message], channels: ReadChannels) -> ReadMessage:
-    last, kind = parts[-1], message_id_kind(parts[-1].wal_name)
+    last = parts[-1]
+    kind = message_id_kind(parts[-1].wal_name)
     of = channels[last.vchannel]
     return ReadMessage(
         type=last.type,
@@ -202,7 +231,11 @@ def _merged(parts: Sequence[Message], channels: ReadChannels) -> ReadMessage:
         time_tick=last.time_tick,
         vchannels=tuple(part.vchannel for part in parts),
         collection=of.name,
-        num_rows=sum(part.header.rows for part in parts if isinstance(part.header, (InsertHeader, DeleteHeader))),
+        num_rows=sum(
+            part.header.rows
+            for part in parts
+            if isinstance(part.header, (InsertHeader, DeleteHeader))
+        ),
         parts=tuple(parts),
         schemas=of.schemas,
     )

@@ -1,7 +1,8 @@
 """Reads collections: `async with node.read(["orders", "stock"], policy) as messages`.
 
-A named reader of a quiet collection would hold everything that other collections write: so acknowledging the last message
-delivered acknowledges the quiet after it too, and a reader that has nothing to acknowledge moves on by itself.
+A named reader of a quiet collection would hold everything that other collections write: so
+acknowledging the last message delivered acknowledges the quiet after it too, and a reader that has
+nothing to acknowledge moves on by itself.
 """
 
 import time
@@ -19,7 +20,14 @@ import pyarrow as pa
 from interceptors.shard.catalog import CollectionInfo
 from scanner.scanner import ScanBatch
 from streamingnode.backend import Backend, ReadRequest
-from streamingnode.read_message import DELIVERED_TYPES, ReadBatch, ReadCollection, ReadMessage, ReadRows, merge_tick
+from streamingnode.read_message import (
+    DELIVERED_TYPES,
+    ReadBatch,
+    ReadCollection,
+    ReadMessage,
+    ReadRows,
+    merge_tick,
+)
 from streamingnode.schema import decode_schema
 from wal.entry import PackedRows, messages_of, up_to
 from wal.errors import InvalidArgument, OnShutdown, StreamingNodeError, shown
@@ -38,9 +46,10 @@ LEASE_INTERVAL_S = 10.0
 class CollectionReader:
     """An open reader of one collection or several; one task uses it at a time. Made by `Node.read`.
 
-    It ends after everything at or below `until`, or after the message that the last of its collections was dropped. A reader
-    that falls behind costs nobody else anything. Raises, where it is iterated, `Truncated` when what it would read next is
-    gone, `Corrupt` for damage, `OnShutdown` when the node closes.
+    It ends after everything at or below `until`, or after the message that the last of its
+    collections was dropped. A reader that falls behind costs nobody else anything. Raises, where it
+    is iterated, `Truncated` when what it would read next is gone, `Corrupt` for damage,
+    `OnShutdown` when the node closes.
     """
 
     def __init__(
@@ -54,9 +63,11 @@ class CollectionReader:
         """`explain` raises what made the node fail, if that is why the reader is refused."""
         infos = request.infos
         self._until = TICK_MAX if request.until is None else request.until
-        self._types, self._name = request.types, request.name
+        self._types = request.types
+        self._name = request.name
         self._reading = backend.read(request)
-        self._include_ticks, self._explain = include_ticks, explain
+        self._include_ticks = include_ticks
+        self._explain = explain
         self._channels = {
             vchannel: collection
             for info, collection in zip(infos, map(_read_collection, infos), strict=True)
@@ -65,11 +76,15 @@ class CollectionReader:
         self._left = {info.id for info in infos}
         """The collections that were not dropped, as far as it has read."""
         self._ready: deque[ReadMessage | ReadRows] = deque()
-        self._entered, self._open, self._ended = False, False, False
+        self._entered = False
+        self._open = False
+        self._ended = False
         self._last_tick = 0
         """That of the last message delivered; behind it there is nothing up to `_passed`."""
         self._acknowledged_tick = self._held_position = 0
-        """Of a named reader: everything up to that tick is acknowledged, and the log is held from that position on."""
+        """Of a named reader: everything up to that tick is acknowledged, and the log is held from
+        that position on.
+        """
         self._passed: ReadMessage | None = None
         self._follow_at_s = 0.0
         self._message_id = message_id_kind(backend.wal_name)
@@ -77,7 +92,8 @@ class CollectionReader:
     async def __aenter__(self) -> Self:
         """Find the place to start.
 
-        Raises `Truncated`, `ReaderBusy`, and `InvalidArgument` for an id of another log or a tick that is yet to come.
+        Raises `Truncated`, `ReaderBusy`, and `InvalidArgument` for an id of another log or a tick
+        that is yet to come.
         """
         if self._entered:
             raise InvalidArgument("a reader reads once — open another with node.read()")
@@ -102,22 +118,36 @@ class CollectionReader:
         return self._take_message()
 
     async def next_messages(self) -> list[ReadMessage]:
-        """Return the next messages, at least one, without waiting for more; an empty list at the end."""
+        """Return the next messages, at least one, without waiting for more; an empty list at the
+        end.
+        """
         await self._has_more()
         return list(self._take_ready())
 
-    async def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> AsyncIterator[ReadBatch]:
-        """Yield messages of up to `max_rows` rows together, each batch at most `max_wait_s` after its first message.
+    async def batches(
+        self, *, max_rows: int = 10_000, max_wait_s: float = 0.1
+    ) -> AsyncIterator[ReadBatch]:
+        """Yield messages of up to `max_rows` rows together, each batch at most `max_wait_s` after
+        its first message.
 
-        A message of more rows comes alone; a message without rows counts as one. Nothing is yielded while nothing comes.
-        Writes that went into the log together become objects only when a batch is looked into. Cancelling loses nothing:
-        what was gathered is what the reader gives next. An error comes after it.
+        A message of more rows comes alone; a message without rows counts as one. Nothing is yielded
+        while nothing comes. Writes that went into the log together become objects only when a batch
+        is looked into. Cancelling loses nothing: what was gathered is what the reader gives next.
+        An error comes after it.
         """
-        if not isinstance(max_rows, int) or max_rows < 1 or not isinstance(max_wait_s, Real) or not max_wait_s >= 0:
-            raise InvalidArgument(f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds")
+        if (
+            not isinstance(max_rows, int)
+            or max_rows < 1
+            or not isinstance(max_wait_s, Real)
+            or not max_wait_s >= 0
+        ):
+            raise InvalidArgument(
+                f"{max_rows=}, {max_wait_s=} — pass at least 1 row and at least 0 seconds"
+            )
         while await self._has_more():
             rows = sum([part.num_rows or 1 for part in self._ready])
-            with anyio.move_on_after(min(max_wait_s, 1e9)), suppress(StreamingNodeError):  # it comes again
+            # it comes again
+            with anyio.move_on_after(min(max_wait_s, 1e9)), suppress(StreamingNodeError):
                 while rows < max_rows and not self._ended:
                     rows += await self._read_on()
             if parts := self._take_rows(max_rows):  # else it was closed meanwhile
@@ -129,7 +159,9 @@ class CollectionReader:
         while self._ready and rows_max > 0:
             first = self._ready.popleft()
             if (first.num_rows or 1) > rows_max:
-                fitting, rest = first.split(rows_max) if isinstance(first, ReadRows) else (None, first)
+                fitting, rest = (
+                    first.split(rows_max) if isinstance(first, ReadRows) else (None, first)
+                )
                 assert rest is not None, "it has more rows than fit"
                 self._ready.appendleft(rest)
                 if fitting is None:
@@ -154,26 +186,35 @@ class CollectionReader:
     async def ack(self, message: ReadMessage) -> None:
         """Start after `message` next time: durable when this returns; truncation stays behind it.
 
-        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader without a name, and for what
-        it has not delivered yet.
+        Everything before it counts as acknowledged too. Raises `InvalidArgument` for a reader
+        without a name, and for what it has not delivered yet.
         """
         if not self._open:
             raise self._not_open()
         if self._name is None:
-            raise InvalidArgument("only a named reader keeps its place — open it with read(..., name=...)")
+            raise InvalidArgument(
+                "only a named reader keeps its place — open it with read(..., name=...)"
+            )
         if not isinstance(message, ReadMessage):
-            raise InvalidArgument(f"{shown(message)} is no message — pass one that this reader delivered")
+            raise InvalidArgument(
+                f"{shown(message)} is no message — pass one that this reader delivered"
+            )
         is_own = type(message.last_confirmed) is self._message_id
         if not is_own or self._passed is None or message.time_tick > self._passed.time_tick:
-            raise InvalidArgument(f"{message.message_id} was not delivered by this reader — acknowledge what it did")
+            raise InvalidArgument(
+                f"{message.message_id} was not delivered by this reader — acknowledge what it did"
+            )
         upto = self._passed if message.time_tick == self._last_tick else message
         await self._explained(self._move(upto))
 
     async def close(self) -> None:
-        """End the reader, also when this is cancelled: else its name would stay in use. Idempotent."""
+        """End the reader, also when this is cancelled: else its name would stay in use.
+        Idempotent.
+        """
         self._open = False
         self._ready.clear()
-        await outlast(self._reading.close())  # waits at most for one read, and small writes of the reader's position
+        # waits at most for one read, and small writes of the reader's position
+        await outlast(self._reading.close())
 
     async def _explained(self, call: Awaitable[T]) -> T:
         try:
@@ -189,7 +230,9 @@ class CollectionReader:
         return bool(self._ready)
 
     async def _read_on(self) -> int:
-        """Wait for a batch, and return how many rows it made ready. Cancelled, it changes nothing."""
+        """Wait for a batch, and return how many rows it made ready. Cancelled, it changes
+        nothing.
+        """
         if not self._open:
             raise self._not_open()
         batch = await self._explained(self._reading.next_batch())
@@ -210,15 +253,23 @@ class CollectionReader:
         return sum([part.num_rows or 1 for part in delivered])
 
     async def _follow(self, passed: ReadMessage) -> None:
-        """Move a named reader on if everything delivered is acknowledged, and the last time is a while ago."""
+        """Move a named reader on if everything delivered is acknowledged, and the last time is a
+        while ago.
+        """
         moved = passed.last_confirmed.position > self._held_position
-        if moved and self._acknowledged_tick >= self._last_tick and time.monotonic() >= self._follow_at_s:
+        if (
+            moved
+            and self._acknowledged_tick >= self._last_tick
+            and time.monotonic() >= self._follow_at_s
+        ):
             self._follow_at_s = time.monotonic() + LEASE_INTERVAL_S
-            with suppress(StreamingNodeError):  # reading goes on without it; the next time is soon enough
+            # reading goes on without it; the next time is soon enough
+            with suppress(StreamingNodeError):
                 await self._move(passed)
 
     async def _move(self, upto: ReadMessage) -> None:
-        self._acknowledged_tick = max(self._acknowledged_tick, upto.time_tick)  # durably, or on its way
+        # durably, or on its way
+        self._acknowledged_tick = max(self._acknowledged_tick, upto.time_tick)
         await self._reading.ack(upto.last_confirmed.position, upto.time_tick)
         self._held_position = max(self._held_position, upto.last_confirmed.position)
 
@@ -243,36 +294,50 @@ class CollectionReader:
         return delivered
 
     def _passed_by(self, batch: ScanBatch) -> ReadMessage:
-        """Return the tick up to which everything was delivered; resuming after it misses nothing that `until` held back."""
+        """Return the tick up to which everything was delivered; resuming after it misses nothing
+        that `until` held back.
+        """
         until = min(self._until, batch.confirmed_tick)
         held_back = next((each for each in batch.visible if each.time_tick > until), None)
-        resume_from = held_back.last_confirmed if held_back else self._message_id(batch.resume_position)
+        resume_from = (
+            held_back.last_confirmed if held_back else self._message_id(batch.resume_position)
+        )
         return ReadMessage(
-            type=MessageType.TIME_TICK, message_id=resume_from, last_confirmed=resume_from, time_tick=until
+            type=MessageType.TIME_TICK,
+            message_id=resume_from,
+            last_confirmed=resume_from,
+            time_tick=until,
         )
 
     def _not_open(self) -> StreamingNodeError:
         if self._entered:
             return OnShutdown("the reader is closed — open another with node.read()")
         return InvalidArgument(
-            "the reader is not open — use it inside `with node.read(...) as messages`, `async with` outside of sn.sync"
+            "the reader is not open — use it inside `with node.read(...) as messages`, `async "
+            "with` outside of sn.sync"
         )
 
 
 def _read_collection(info: CollectionInfo) -> ReadCollection:
     schema = decode_schema(info.schema)
-    schemas = {MessageType.INSERT: schema, MessageType.DELETE: pa.schema([schema.field(info.primary_key)])}
+    schemas = {
+        MessageType.INSERT: schema,
+        MessageType.DELETE: pa.schema([schema.field(info.primary_key)]),
+    }
     return ReadCollection(info.id, info.name, schemas)
 
 
 def check_types(types: Iterable[MessageType] | None) -> frozenset[MessageType]:
-    """Return the types of message to deliver. Raises `InvalidArgument`: a wrong one would hide everything."""
+    """Return the types of message to deliver. Raises `InvalidArgument`: a wrong one would hide
+    everything.
+    """
     if types is None:
         return DELIVERED_TYPES
     chosen = list(types) if isinstance(types, Iterable) else []
     if not chosen or any(not isinstance(each, MessageType) or each in SYSTEM for each in chosen):
         raise InvalidArgument(
-            f"types={shown(types)} — list what to deliver of inserts, deletes and DDL, as [sn.MessageType.INSERT]; "
+            f"types={shown(types)} — list what to deliver of inserts, deletes and DDL, as "
+            "[sn.MessageType.INSERT]; "
             "ticks come with include_ticks=True, transactions with the types of their bodies"
         )
     return frozenset(chosen)

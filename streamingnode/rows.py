@@ -1,9 +1,11 @@
-"""Rows as callers have them, made into record batches of a collection's schema, one for each shard, or refused. No I/O.
+"""Rows as callers have them, made into record batches of a collection's schema, one for each shard,
+or refused. No I/O.
 
-In: dicts, a `RecordBatch` or a `Table`. Out: batches of exactly the schema, in row order, none empty; or `SchemaMismatch`
-naming column and row. Per row, Python runs only inside one comprehension per column, and not at all for Arrow input.
-A conversion keeps every value or fails; only floats may round to the nearest, and never to an infinity. So an integer goes
-into a float column only where every integer is a float.
+In: dicts, a `RecordBatch` or a `Table`. Out: batches of exactly the schema, in row order, none
+empty; or `SchemaMismatch` naming column and row. Per row, Python runs only inside one comprehension
+per column, and not at all for Arrow input. A conversion keeps every value or fails; only floats may
+round to the nearest, and never to an infinity. So an integer goes into a float column only where
+every integer is a float.
 """
 
 import datetime as dt
@@ -55,7 +57,8 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
 
-# pyarrow looks for pandas when it makes its first array and imports it: half a second that must not fall into an event loop.
+# pyarrow looks for pandas when it makes its first array and imports it: half a second that must not
+# fall into an event loop.
 pa.array([0])
 
 
@@ -67,7 +70,9 @@ class RowShape:
     key_index: int
     columns: "tuple[ColumnValues, ...]"
     required: tuple[int, ...]
-    """Indexes of the columns that take no null: the primary key, and those the schema says so of."""
+    """Indexes of the columns that take no null: the primary key, and those the schema says so
+    of.
+    """
 
 
 def row_shape(schema: pa.Schema, *, primary_key: str) -> RowShape:
@@ -84,13 +89,15 @@ def key_shape(shape: RowShape) -> RowShape:
 
 
 def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
-    """Return `rows` as batches of the shape's schema, all of them checked; an empty list when there are none.
+    """Return `rows` as batches of the shape's schema, all of them checked; an empty list when there
+    are none.
 
-    Raises `SchemaMismatch` for rows that do not fit, with the column, and the row where one is to blame, and
-    `InvalidArgument` for what holds no rows.
+    Raises `SchemaMismatch` for rows that do not fit, with the column, and the row where one is to
+    blame, and `InvalidArgument` for what holds no rows.
     """
     if isinstance(rows, (pa.RecordBatch, pa.Table)):
-        batches, first_row = [], 0
+        batches = []
+        first_row = 0
         for batch in rows.to_batches() if isinstance(rows, pa.Table) else [rows]:
             if batch.num_rows:
                 batches.append(conform(batch, shape, first_row=first_row))
@@ -98,14 +105,22 @@ def to_batches(rows: Rows, shape: RowShape) -> list[pa.RecordBatch]:
         if not batches:
             check_column_names(rows.schema.names, shape.schema)
         return batches
-    expected = "a list of dicts, a RecordBatch or a Table; pa.Table.from_pandas() and Polars' to_arrow() make one"
+    expected = (
+        "a list of dicts, a RecordBatch or a Table; pa.Table.from_pandas() and Polars' "
+        "to_arrow() make one"
+    )
     dicts = _listed("rows", rows, expected)
     starts = range(0, len(dicts), DICTS_PER_BATCH)
-    return [dicts_to_batch(dicts[start : start + DICTS_PER_BATCH], shape, first_row=start) for start in starts]
+    return [
+        dicts_to_batch(dicts[start : start + DICTS_PER_BATCH], shape, first_row=start)
+        for start in starts
+    ]
 
 
 def keys_to_batches(keys: Keys, shape: RowShape) -> list[pa.RecordBatch]:
-    """Return a delete's keys as batches of the one-column `key_shape`. Raises as `to_batches` does."""
+    """Return a delete's keys as batches of the one-column `key_shape`. Raises as `to_batches`
+    does.
+    """
     if isinstance(keys, (pa.Array, pa.ChunkedArray)):
         keys = pa.table({shape.columns[0].name: keys})
     if isinstance(keys, (pa.RecordBatch, pa.Table)):
@@ -125,7 +140,8 @@ def dicts_to_batch(rows: DictRows, shape: RowShape, *, first_row: int = 0) -> pa
 
     A column that takes null is null where a dict lacks it.
     """
-    if not {dict}.issuperset(map(type, rows)):  # others may make what they lack, and pass over what is no column
+    # others may make what they lack, and pass over what is no column
+    if not {dict}.issuperset(map(type, rows)):
         rows = [dict(row) if isinstance(row, Mapping) else row for row in rows]
     names = shape.schema.names
     try:
@@ -174,15 +190,17 @@ def _check_names_of_each(rows: DictRows, shape: RowShape, first_row: int) -> Non
                 raise SchemaMismatch(text, column=name, row=row)
 
 
-# --- Python values of one column ----------------------------------------------------------------------------------------
+# --- Python values of one column ------------------------------------------------------------------
 #
-# Arrow alone would turn 1.5 into the integer 1, drop a field of a struct it does not know, read bytes as text, and take the
-# zone off a time, all silently. So types are looked at first: one set of them per column, for times one look at their zones,
-# and value by value only where a type is unusual. What Arrow then refuses, or rounds, is seen to by `exact_cast`.
+# Arrow alone would turn 1.5 into the integer 1, drop a field of a struct it does not know, read
+# bytes as text, and take the zone off a time, all silently. So types are looked at first: one set
+# of them per column, for times one look at their zones, and value by value only where a type is
+# unusual. What Arrow then refuses, or rounds, is seen to by `exact_cast`.
 
 _MORE_TYPES: dict[type, tuple[type, ...]] = {
     int: (np.integer,),
-    # Not unsigned ones: Arrow makes floats of them by way of signed integers, and 2^64 - 1 would become -1.
+    # Not unsigned ones: Arrow makes floats of them by way of signed integers, and 2^64 - 1 would
+    # become -1.
     float: (int, np.float32, np.signedinteger),
     bool: (np.bool_,),
     list: (tuple, np.ndarray),
@@ -191,7 +209,9 @@ _MORE_TYPES: dict[type, tuple[type, ...]] = {
 _NO_SUBCLASSES = {bool, dt.datetime, np.timedelta64}
 """Not the integers and the date that they are subclasses of."""
 _NUMBERS = "biuf"
-"""Kinds of numpy arrays whose elements all have the array's type, so that none of them has to be looked at."""
+"""Kinds of numpy arrays whose elements all have the array's type, so that none of them has to be
+looked at.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,19 +224,27 @@ class ColumnValues:
     types: tuple[type, ...]
     """The first is what its values are in Python."""
     usual: frozenset[type]
-    """These and None; subclasses have to be looked at, so that they are none of `_NO_SUBCLASSES`."""
+    """These and None; subclasses have to be looked at, so that they are none of
+    `_NO_SUBCLASSES`.
+    """
     inner: "tuple[ColumnValues, ...]"
     wide_type: pa.DataType
     """As `arrow_type`, but with times and floats in which no Python value is cut off."""
     always_wide: bool
-    """Whether values have to be built wide and then cast, which refuses what the cast would cut off."""
+    """Whether values have to be built wide and then cast, which refuses what the cast would cut
+    off.
+    """
     may_overflow: bool
     """Whether Arrow may turn a value into an infinity in silence."""
     has_zone: bool
-    """Whether it has times in a zone, which near the ends of Python's years may have no `datetime`."""
+    """Whether it has times in a zone, which near the ends of Python's years may have no
+    `datetime`.
+    """
 
     def build(self, values: Values) -> AnyArray:
-        """Return the values as Arrow data. Raises `SchemaMismatch`, which tells no row, or what Arrow raises."""
+        """Return the values as Arrow data. Raises `SchemaMismatch`, which tells no row, or what
+        Arrow raises.
+        """
         self._check(values)
         array = self._as_arrow(values)
         if self.has_zone and not isinstance(array, pa.ChunkedArray):
@@ -226,7 +254,11 @@ class ColumnValues:
     def _as_arrow(self, values: Values) -> AnyArray:
         if not self.always_wide:
             array = pa.array(values, type=self.arrow_type)
-            if not self.may_overflow or isinstance(array, pa.ChunkedArray) or not holds_infinity(array):
+            if (
+                not self.may_overflow
+                or isinstance(array, pa.ChunkedArray)
+                or not holds_infinity(array)
+            ):
                 return array
         return exact_cast(pa.array(values, type=self.wide_type), self.arrow_type)
 
@@ -237,7 +269,9 @@ class ColumnValues:
             wrong = next(value for value in values if not self._takes_all({type(value)}))
             raise self._refused(wrong, f"is no {self.arrow_type} — convert it first")
         if self.inner or self.types[0] in {dt.datetime, Decimal}:
-            present: Any = [value for value in values if value is not None] if NoneType in types else values
+            present: Any = (
+                [value for value in values if value is not None] if NoneType in types else values
+            )
             if self.types[0] is dt.datetime:
                 self._check_times(present, types)
             elif self.types[0] is Decimal:
@@ -249,10 +283,15 @@ class ColumnValues:
 
     def _takes_all(self, types: set[type]) -> bool:
         never = tuple(_NO_SUBCLASSES.difference(self.types))
-        return all(issubclass(each, self.types) and not issubclass(each, never) for each in types - self.usual)
+        return all(
+            issubclass(each, self.types) and not issubclass(each, never)
+            for each in types - self.usual
+        )
 
     def _check_times(self, times: Sequence[dt.datetime], types: set[type]) -> None:
-        """Check that every time is naive or aware as the column is, and no finer than Arrow reads it."""
+        """Check that every time is naive or aware as the column is, and no finer than Arrow reads
+        it.
+        """
         naive = self.arrow_type.tz is None  # type: ignore[attr-defined]  # it is a timestamp
         if types <= {dt.datetime, NoneType}:
             # By identity: not every zone has a hash.
@@ -264,7 +303,9 @@ class ColumnValues:
                 raise self._refused(time, reason)
 
     def _check_digits(self, numbers: Sequence[Decimal | int]) -> None:
-        """Check that Arrow can tell what a number is: of more digits it makes zero, or crashes, beyond its table."""
+        """Check that Arrow can tell what a number is: of more digits it makes zero, or crashes,
+        beyond its table.
+        """
         digits = self.arrow_type.scale + int((self.arrow_type.bit_width - 1) * math.log10(2))  # type: ignore[attr-defined]
         for number in numbers:
             exponent = number.as_tuple().exponent if isinstance(number, Decimal) else 0
@@ -272,7 +313,9 @@ class ColumnValues:
                 raise self._refused(number, f"has over {digits} digits behind its point — round it")
 
     def _check_fields(self, structs: Sequence[Mapping[str, object]]) -> None:
-        names = dict(zip([field.name for field in child_fields(self.arrow_type)], self.inner, strict=True))
+        names = dict(
+            zip([field.name for field in child_fields(self.arrow_type)], self.inner, strict=True)
+        )
         for struct in structs:
             if not struct.keys() <= names.keys():
                 known = ", ".join(names)
@@ -281,7 +324,9 @@ class ColumnValues:
             inner._check([struct.get(name) for struct in structs])  # noqa: SLF001
 
     def _check_items(self, lists: Sequence[Sequence[object]], types: set[type]) -> None:
-        """Check the elements of lists, without looking at each where types say it all: vectors have thousands."""
+        """Check the elements of lists, without looking at each where types say it all: vectors have
+        thousands.
+        """
         (item,) = self.inner
         if types <= {np.ndarray, NoneType}:
             dtypes = {values.dtype for values in lists}  # type: ignore[attr-defined]
@@ -320,21 +365,25 @@ def _has_zone(kind: pa.DataType) -> bool:
 
 _DAYS_OF_PYTHON = tuple((day - dt.date(1970, 1, 1)).days for day in (dt.date.min, dt.date.max))
 _ZONE_DAYS = 2
-"""No zone is further than a day from UTC: times further from the ends of Python's years are safe."""
+"""No zone is further than a day from UTC: times further from the ends of Python's years are
+safe.
+"""
 
 
 def check_times_of_python(array: AnyArray) -> None:
-    """Raise `SchemaMismatch`, without a row, for a time in a zone that does not come back as `datetime`.
+    """Raise `SchemaMismatch`, without a row, for a time in a zone that does not come back as
+    `datetime`.
 
-    Its year is 0 or 10000 in UTC or in the zone of the column, though it was given in a zone in which
-    Python has it.
+    Its year is 0 or 10000 in UTC or in the zone of the column, though it was given in a zone in
+    which Python has it.
     """
     for leaf in leaves(array):
         if not _has_zone(leaf.type):
             continue
         ticks_per_day = 86_400 * (1_000_000 if leaf.type.unit == "us" else 1_000)
         first, last = _DAYS_OF_PYTHON
-        low, high = (first + _ZONE_DAYS) * ticks_per_day, (last - _ZONE_DAYS) * ticks_per_day
+        low = (first + _ZONE_DAYS) * ticks_per_day
+        high = (last - _ZONE_DAYS) * ticks_per_day
         times = leaf.drop_null()
         ticks = times.cast(pa.int64()).to_numpy()
         for time in times.take(np.flatnonzero((ticks < low) | (ticks > high))):
@@ -352,11 +401,15 @@ _zone_of = attrgetter("tzinfo")
 
 def _is_plain_zone(zone: dt.tzinfo | None) -> bool:
     """Whether times of this zone are aware and off UTC by whole seconds, whatever they are."""
-    return isinstance(zone, ZoneInfo) or (isinstance(zone, dt.timezone) and not zone.utcoffset(None).microseconds)
+    return isinstance(zone, ZoneInfo) or (
+        isinstance(zone, dt.timezone) and not zone.utcoffset(None).microseconds
+    )
 
 
 def _why_not(time: dt.datetime, *, naive: bool) -> str | None:
-    """Return why a column, of naive times or not, would not give the time back; None when it would."""
+    """Return why a column, of naive times or not, would not give the time back; None when it
+    would.
+    """
     if getattr(time, "nanosecond", 0):  # of pandas, whose NaT is a datetime, too
         return "is not in whole microseconds — convert it to datetime first, None for null"
     if naive:
@@ -364,9 +417,16 @@ def _why_not(time: dt.datetime, *, naive: bool) -> str | None:
         return None if time.tzinfo is None else f"has a time zone, the column has none — {advice}"
     offset = time.utcoffset()
     if offset is None:
-        return "has no time zone, the column has one — pass .replace(tzinfo=UTC), or whatever zone it is in"
+        return (
+            "has no time zone, the column has one — pass .replace(tzinfo=UTC), or whatever zone "
+            "it is in"
+        )
     # Arrow counts the offset in seconds.
-    return "is off UTC by a part of a second — convert it with .astimezone(UTC)" if offset.microseconds else None
+    return (
+        "is off UTC by a part of a second — convert it with .astimezone(UTC)"
+        if offset.microseconds
+        else None
+    )
 
 
 def _widened(kind: pa.DataType) -> pa.DataType:
@@ -381,22 +441,31 @@ def key_hashes(keys: AnyArray) -> Hashes:
         if pt.is_date32(keys.type):
             keys = keys.cast(pa.int32())
         return hash_integers(keys.cast(pa.int64()).to_numpy())
-    offset_type = np.int64 if pt.is_large_string(keys.type) or pt.is_large_binary(keys.type) else np.int32
+    offset_type = (
+        np.int64 if pt.is_large_string(keys.type) or pt.is_large_binary(keys.type) else np.int32
+    )
     _, offset_buffer, data_buffer = keys.buffers()
     if not len(keys) or offset_buffer is None:
         return np.empty(0, np.uint64)
-    offsets = np.frombuffer(memoryview(offset_buffer), offset_type)[keys.offset : keys.offset + len(keys) + 1]
-    data = np.empty(0, np.uint8) if data_buffer is None else np.frombuffer(memoryview(data_buffer), np.uint8)
+    offsets = np.frombuffer(memoryview(offset_buffer), offset_type)[
+        keys.offset : keys.offset + len(keys) + 1
+    ]
+    data = (
+        np.empty(0, np.uint8)
+        if data_buffer is None
+        else np.frombuffer(memoryview(data_buffer), np.uint8)
+    )
     return hash_bytes(data, offsets.astype(np.int64))
 
 
-# --- Arrow data -------------------------------------------------------------------------------------------------------
+# --- Arrow data -----------------------------------------------------------------------------------
 
 
 def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa.RecordBatch:
     """Return `batch` in exactly the schema of a shape, in sound buffers.
 
-    `first_row` is added to the rows that errors name. Costs no copy when the schema is already the same.
+    `first_row` is added to the rows that errors name. Costs no copy when the schema is already the
+    same.
     """
     schema = shape.schema
     if batch.schema.equals(schema):
@@ -406,7 +475,8 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
         for field in schema:
             given = batch.schema.field(field.name).type
             if not converts_exactly(given, field.type):
-                kind = given.value_type if pt.is_dictionary(given) else given  # as texts of a file are read, too
+                # as texts of a file are read, too
+                kind = given.value_type if pt.is_dictionary(given) else given
                 advice = "cast it before the insert"
                 if pt.is_timestamp(kind) and pt.is_timestamp(field.type):
                     advice = "say which zone its times are in, as pc.assume_timezone does"
@@ -414,16 +484,24 @@ def conform(batch: pa.RecordBatch, shape: RowShape, *, first_row: int = 0) -> pa
                         advice = "give the times of one zone without it, as pc.local_timestamp does"
                 reason = f"is {kind}, the schema has {field.type} — {advice}"
                 raise SchemaMismatch(f"column {field.name!r} {reason}", column=field.name)
-        batch = _sound(batch)  # after the types: how deep they are nested is known to be harmless now
+        # after the types: how deep they are nested is known to be harmless now
+        batch = _sound(batch)
         columns = [
-            by_row(partial(exact_cast, target=field.type), batch.column(field.name), field.name, field.type, first_row)
+            by_row(
+                partial(exact_cast, target=field.type),
+                batch.column(field.name),
+                field.name,
+                field.type,
+                first_row,
+            )
             for field in schema
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     for index in shape.required:
         check_nulls(batch.column(index), schema.names[index], first_row)
     for index, each in enumerate(shape.columns):
-        if each.always_wide:  # tables have microseconds: one could never take a time beyond those, nor what follows
+        # tables have microseconds: one could never take a time beyond those, nor what follows
+        if each.always_wide:
             widen = partial(exact_cast, target=each.wide_type)
             by_row(widen, batch.column(index), each.name, each.wide_type, first_row)
     return batch
@@ -451,13 +529,20 @@ def check_nulls(array: AnyArray, column: str, first_row: int) -> None:
     """Raise `SchemaMismatch` for a null in a column that takes none."""
     if array.null_count:
         row = first_row + pc.index(array.is_null(), True).as_py()
-        raise _misfit(column, row, "null where the primary key or a required column needs a value — give one")
+        raise _misfit(
+            column, row, "null where the primary key or a required column needs a value — give one"
+        )
 
 
 def by_row(
-    convert: Callable[[ValuesT], AnyArray], values: ValuesT, column: str, kind: pa.DataType, first_row: int
+    convert: Callable[[ValuesT], AnyArray],
+    values: ValuesT,
+    column: str,
+    kind: pa.DataType,
+    first_row: int,
 ) -> AnyArray:
-    """Return a column's values, converted; when they are refused, halving finds the first row to blame.
+    """Return a column's values, converted; when they are refused, halving finds the first row to
+    blame.
 
     `convert` raises what Arrow does, or a `SchemaMismatch` that tells no row.
     """
@@ -471,7 +556,8 @@ def by_row(
             half = len(values) // 2
             by_row(convert, values[:half], column, kind, first_row)
             by_row(convert, values[half:], column, kind, first_row + half)
-            reason = f"holds over 2 GiB in {len(values)} rows — insert fewer rows at a time"  # each half of it fits
+            # each half of it fits
+            reason = f"holds over 2 GiB in {len(values)} rows — insert fewer rows at a time"
             raise SchemaMismatch(f"column {column!r} {reason}", column=column) from None
         if isinstance(error, SchemaMismatch):
             raise _misfit(error.column or column, first_row, str(error)) from None
@@ -491,14 +577,18 @@ def _misfit(column: str, row: int, reason: str) -> SchemaMismatch:
 def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch with null for whatever lies under a null.
 
-    Refuses buffers that lie about their lengths, and text that is not UTF-8, before anything reads them.
+    Refuses buffers that lie about their lengths, and text that is not UTF-8, before anything reads
+    them.
     """
     try:
         batch.validate()
         columns = batch.columns
         bared = [bare(column) for column in columns]
         if not all(map(is_, bared, columns)):
-            fields = [field.with_type(column.type) for field, column in zip(batch.schema, bared, strict=True)]
+            fields = [
+                field.with_type(column.type)
+                for field, column in zip(batch.schema, bared, strict=True)
+            ]
             batch = pa.RecordBatch.from_arrays(bared, schema=pa.schema(fields))
         batch.validate(full=True)
     except pa.ArrowInvalid as error:

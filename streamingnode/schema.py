@@ -1,7 +1,9 @@
-"""Schemas of collections: which Arrow types a column and a primary key may have, their stored bytes, and JSON rows. No I/O.
+"""Schemas of collections: which Arrow types a column and a primary key may have, their stored
+bytes, and JSON rows. No I/O.
 
-The types are those that Parquet, Spark and the open table formats all keep exactly as they are: unsigned integers,
-nanoseconds and times of day are not among them, and a column that came back different would be a silent lie.
+The types are those that Parquet, Spark and the open table formats all keep exactly as they are:
+unsigned integers, nanoseconds and times of day are not among them, and a column that came back
+different would be a silent lie.
 """
 
 import datetime as dt
@@ -30,12 +32,15 @@ else:
 
 
 SUPPORTED_TYPES = (
-    "bool, int8, int16, int32, int64, float32, float64, decimal128 (scale from 0 to its precision), string, large_string, "
-    "binary, large_binary, date32, timestamp[ms], timestamp[us] (with no time zone, or one that this machine knows), and "
+    "bool, int8, int16, int32, int64, float32, float64, decimal128 (scale from 0 to its "
+    "precision), string, large_string, "
+    "binary, large_binary, date32, timestamp[ms], timestamp[us] (with no time zone, or one that "
+    "this machine knows), and "
     "list, large_list, fixed_size_list and struct of these, not empty"
 )
 KEY_TYPES = (
-    "int8, int16, int32, int64, string, large_string, binary, large_binary, date32, timestamp[ms], timestamp[us]"
+    "int8, int16, int32, int64, string, large_string, binary, large_binary, date32, "
+    "timestamp[ms], timestamp[us]"
 )
 
 COLUMNS_MAX = 2_000
@@ -46,7 +51,9 @@ NESTING_MAX = 16
 """Lists and structs inside each other; readers of Parquet recurse."""
 
 _FORBIDDEN_CHARACTERS = frozenset(" ,;{}()=")
-"""What Parquet readers and table formats refuse in a column name; a name with a control character reads as null in Spark."""
+"""What Parquet readers and table formats refuse in a column name; a name with a control character
+reads as null in Spark.
+"""
 _TIMESTAMP_UNITS = ("ms", "us")
 
 
@@ -86,7 +93,11 @@ def python_type(kind: pa.DataType) -> type:
 
 def child_fields(kind: pa.DataType) -> list[AnyField]:
     """Return the fields directly inside a list or struct type; none for any other."""
-    return [kind.field(i) for i in range(kind.num_fields)] if is_list(kind) or pt.is_struct(kind) else []
+    return (
+        [kind.field(i) for i in range(kind.num_fields)]
+        if is_list(kind) or pt.is_struct(kind)
+        else []
+    )
 
 
 def has_leaf(kind: pa.DataType, matches: Callable[[pa.DataType], bool]) -> bool:
@@ -95,8 +106,13 @@ def has_leaf(kind: pa.DataType, matches: Callable[[pa.DataType], bool]) -> bool:
 
 
 def with_leaves(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """Return the type with those that hold no others changed, inside lists and structs too; fields lose their metadata."""
-    inside = [field.with_type(with_leaves(field.type, change)).remove_metadata() for field in child_fields(kind)]
+    """Return the type with those that hold no others changed, inside lists and structs too; fields
+    lose their metadata.
+    """
+    inside = [
+        field.with_type(with_leaves(field.type, change)).remove_metadata()
+        for field in child_fields(kind)
+    ]
     return with_children(kind, inside) if inside else change(kind)
 
 
@@ -124,38 +140,54 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 
 def check_schema(schema: pa.Schema, *, primary_key: str) -> pa.Schema:
-    """Return the schema a new collection gets, once every column is supported: without metadata, its fields' neither.
+    """Return the schema a new collection gets, once every column is supported: without metadata,
+    its fields' neither.
 
-    That may name an extension, and where a library knows it the column would be read back as one, of no supported type.
-    Raises `InvalidArgument` for what is no schema, has no columns or too many, or lacks `primary_key`, and `SchemaMismatch`
-    naming the column whose name or type cannot be kept.
+    That may name an extension, and where a library knows it the column would be read back as one,
+    of no supported type. Raises `InvalidArgument` for what is no schema, has no columns or too
+    many, or lacks `primary_key`, and `SchemaMismatch` naming the column whose name or type cannot
+    be kept.
     """
     if not isinstance(schema, pa.Schema):
-        raise InvalidArgument(f"the schema is a {type(schema).__name__} — pass a pyarrow.Schema, pa.schema([...])")
+        raise InvalidArgument(
+            f"the schema is a {type(schema).__name__} — pass a pyarrow.Schema, pa.schema([...])"
+        )
     columns = sum(1 for _ in _walk(schema))
     if not 0 < columns <= COLUMNS_MAX:
-        raise InvalidArgument(f"the schema has {columns} columns — give it 1 to {COLUMNS_MAX}, nested fields included")
+        raise InvalidArgument(
+            f"the schema has {columns} columns — give it 1 to {COLUMNS_MAX}, nested fields included"
+        )
     for path, field, depth in _walk(schema):
         _check_field(path, field, depth)
     _check_unique(schema.names)
     if primary_key not in schema.names:
         raise InvalidArgument(
-            f"primary key {shown(primary_key)} is no column — choose one of {', '.join(schema.names[:20])}"
+            f"primary key {shown(primary_key)} is no column — choose one of "
+            f"{', '.join(schema.names[:20])}"
         )
     kind = schema.field(primary_key).type
     if not _is_key_type(kind):
-        raise _refused(primary_key, f"of type {kind} cannot be the primary key — use one of {KEY_TYPES}")
+        raise _refused(
+            primary_key, f"of type {kind} cannot be the primary key — use one of {KEY_TYPES}"
+        )
     return pa.schema(child_fields(with_leaves(pa.struct(list(schema)), lambda kind: kind)))
 
 
 def _is_key_type(kind: pa.DataType) -> bool:
-    return pt.is_signed_integer(kind) or is_text(kind) or is_bytes(kind) or pt.is_date32(kind) or _is_timestamp(kind)
+    return (
+        pt.is_signed_integer(kind)
+        or is_text(kind)
+        or is_bytes(kind)
+        or pt.is_date32(kind)
+        or _is_timestamp(kind)
+    )
 
 
 def _is_supported(kind: pa.DataType) -> bool:
     if is_list(kind):  # Parquet reads a list of fixed size 0 back as a list of one null
         return not (isinstance(kind, pa.FixedSizeListType) and kind.list_size == 0)
-    if isinstance(kind, pa.Decimal128Type):  # Parquet has no others: such a column could be inserted and never flushed
+    # Parquet has no others: such a column could be inserted and never flushed
+    if isinstance(kind, pa.Decimal128Type):
         return bool(0 <= kind.scale <= kind.precision)
     if pt.is_struct(kind):
         return kind.num_fields > 0
@@ -163,7 +195,9 @@ def _is_supported(kind: pa.DataType) -> bool:
 
 
 def _is_timestamp(kind: pa.DataType) -> bool:
-    """Whether a time is kept, in a zone that this machine knows: in another, rows would never be Python values again."""
+    """Whether a time is kept, in a zone that this machine knows: in another, rows would never be
+    Python values again.
+    """
     if not pt.is_timestamp(kind) or kind.unit not in _TIMESTAMP_UNITS:
         return False
     try:
@@ -173,8 +207,12 @@ def _is_timestamp(kind: pa.DataType) -> bool:
     return True
 
 
-def _walk(fields: Iterable[AnyField], path: str = "", depth: int = 1) -> Iterator[tuple[str, AnyField, int]]:
-    """Yield every field, nested ones too, with its dotted path; stops below the deepest allowed level."""
+def _walk(
+    fields: Iterable[AnyField], path: str = "", depth: int = 1
+) -> Iterator[tuple[str, AnyField, int]]:
+    """Yield every field, nested ones too, with its dotted path; stops below the deepest allowed
+    level.
+    """
     for field in fields:
         name = f"{path}{field.name}"
         yield name, field, depth
@@ -192,7 +230,9 @@ def _check_field(path: str, field: AnyField, depth: int) -> None:
         reason = "is reserved: columns that start with '_' are the node's — rename it"
         raise _refused(path, reason, what="column name")
     if not _is_supported(field.type):
-        raise _refused(path, f"has type {field.type}, which is not kept exactly — use one of {SUPPORTED_TYPES}")
+        raise _refused(
+            path, f"has type {field.type}, which is not kept exactly — use one of {SUPPORTED_TYPES}"
+        )
     if depth > 1 and not field.nullable:
         raise _refused(path, "is inside another column and takes no null — declare it nullable")
     if pt.is_struct(field.type):
@@ -207,10 +247,12 @@ def _check_unique(names: Iterable[str]) -> None:
     """Spark does not tell `Id` from `id`, so a table could not have both."""
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
-            raise _refused(name, f"appears {count} times (Spark ignores case) — rename one", what="column name")
+            raise _refused(
+                name, f"appears {count} times (Spark ignores case) — rename one", what="column name"
+            )
 
 
-# --- JSON objects as rows ---------------------------------------------------------------------------------------------
+# --- JSON objects as rows -------------------------------------------------------------------------
 
 FINER_TIME = re.compile(rb":\d\d\.\d{6}\d*[1-9]")
 _EXACT_TIME = Annotated[str, msgspec.Meta(pattern=r"^[^.]*(\.\d{1,6}0*(\D.*)?)?$")]
@@ -219,7 +261,9 @@ Row = dict[str, Any]
 
 
 def row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
-    """Return what makes a line a row of `schema`; what a column refuses of values of its kind, the node says."""
+    """Return what makes a line a row of `schema`; what a column refuses of values of its kind, the
+    node says.
+    """
     decoder = msgspec.json.Decoder(_object_type(schema))
     exact = msgspec.json.Decoder(_object_type(schema, time=_EXACT_TIME))
     has_times = any(has_leaf(field.type, pt.is_timestamp) for field in schema)
@@ -238,8 +282,11 @@ def row_decoder(schema: pa.Schema) -> Callable[[bytes], Row]:
 
 
 def _object_type(fields: Iterable[AnyField], time: Any = None) -> Any:
-    """Return the type of an object with these fields, each of which may be left out, and no others."""
-    names = {f"field_{number}": field for number, field in enumerate(fields)}  # a column may be called `class`
+    """Return the type of an object with these fields, each of which may be left out, and no
+    others.
+    """
+    # a column may be called `class`
+    names = {f"field_{number}": field for number, field in enumerate(fields)}
     return msgspec.defstruct(
         "Row",
         [(name, json_type(field.type, time), None) for name, field in names.items()],
@@ -249,9 +296,12 @@ def _object_type(fields: Iterable[AnyField], time: Any = None) -> Any:
 
 
 def json_type(kind: pa.DataType, time: Any = None) -> Any:
-    """Return the type of a column's values in JSON, null being one; `time` is that of times, if not `datetime`."""
+    """Return the type of a column's values in JSON, null being one; `time` is that of times, if not
+    `datetime`.
+    """
     if is_list(kind):
-        return list[json_type(kind.field(0).type, time)] | None  # type: ignore[misc]  # made from a column's type
+        # made from a column's type
+        return list[json_type(kind.field(0).type, time)] | None  # type: ignore[misc]
     if pt.is_struct(kind):
         return _object_type(child_fields(kind), time) | None
     if isinstance(kind, pa.TimestampType):

@@ -39,7 +39,8 @@ async def serve_node(
 ) -> None:
     """Run the node in `directory` until a signal. Raises what the node fails with.
 
-    `ready` is told where it listens. With `reading`, SIGHUP reads the file of tokens anew, and does not end the node.
+    `ready` is told where it listens. With `reading`, SIGHUP reads the file of tokens anew, and does
+    not end the node.
     """
     arguments = {"listen": True, **settings}
     settle = partial(load_config, file=config_file, environment=os.environ, arguments=arguments)
@@ -68,9 +69,13 @@ async def _serve(
         here = [] if backend.listener.path is None else [f"unix:{directory / SOCKET_NAME}"]
         addresses = [*here, *[await endpoint.listen(server) for endpoint in endpoints]]
         if reading is not None:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reading.begin, endpoints, server)
+            asyncio.get_running_loop().add_signal_handler(
+                signal.SIGHUP, reading.begin, endpoints, server
+            )
         if not addresses:
-            raise InvalidArgument(f"there can be no socket in {directory} — name a shorter path, or add --listen")
+            raise InvalidArgument(
+                f"there can be no socket in {directory} — name a shorter path, or add --listen"
+            )
         if backend.http is not None:
             addresses.append(backend.http)
         await node.consistent_tick()  # ticks advance: it is ready for readers, too
@@ -135,15 +140,20 @@ COMPONENTS = {
     "wal.rocks.store": "wal-opener",
     "wal.rocksmq": "rocksmq",
 }
-"""Who says something, by the longest prefix of its logger's name; other people's loggers are a component each."""
+"""Who says something, by the longest prefix of its logger's name; other people's loggers are a
+component each.
+"""
 
 
 class JsonLines(logging.Formatter):
-    """Makes of each record one JSON object in one line: `time`, `level`, `component`, `logger`, `event` and its fields."""
+    """Makes of each record one JSON object in one line: `time`, `level`, `component`, `logger`,
+    `event` and its fields.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; what JSON does not know is given as text."""
-        name, component = record.name, None
+        name = record.name
+        component = None
         while name and (component := COMPONENTS.get(name)) is None:
             name = name.rpartition(".")[0]
         line = {

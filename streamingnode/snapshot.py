@@ -1,8 +1,10 @@
-"""A collection's rows at one tick: what its table has taken, the node's own cuts after that, and then the log.
+"""A collection's rows at one tick: what its table has taken, the node's own cuts after that, and
+then the log.
 
-The table is found through its lease, the one path outside the node's directory that is followed, and believed when its
-commit names this node, this collection and this node's own cut. Where there is no table, or it cannot be used and the
-node's files still go back to the beginning, the files are all there is to read.
+The table is found through its lease, the one path outside the node's directory that is followed,
+and believed when its commit names this node, this collection and this node's own cut. Where there
+is no table, or it cannot be used and the node's files still go back to the beginning, the files are
+all there is to read.
 """
 
 from dataclasses import replace
@@ -35,13 +37,23 @@ if TYPE_CHECKING:
 
 
 def select(info: CollectionInfo, columns: tuple[str, ...] | None, keys: bytes | None) -> Selection:
-    """Return what `Node.snapshot` asks for; `keys` as a delete has them. Raises `SchemaMismatch` for an unknown column."""
+    """Return what `Node.snapshot` asks for; `keys` as a delete has them. Raises `SchemaMismatch`
+    for an unknown column.
+    """
     schema = arrow_schema(info)
     chosen = schema.names if columns is None else columns
-    wrong = next((name for name in chosen if name not in schema.names or chosen.count(name) > 1), None)
+    wrong = next(
+        (name for name in chosen if name not in schema.names or chosen.count(name) > 1), None
+    )
     if wrong is not None or not chosen:
-        reason = "no column is chosen" if wrong is None else f"{shown(wrong)} is no column, or is chosen twice"
-        raise SchemaMismatch(f"{reason} — choose of {', '.join(schema.names[:20])}, each once", column=wrong)
+        reason = (
+            "no column is chosen"
+            if wrong is None
+            else f"{shown(wrong)} is no column, or is chosen twice"
+        )
+        raise SchemaMismatch(
+            f"{reason} — choose of {', '.join(schema.names[:20])}, each once", column=wrong
+        )
     if keys is None:
         return Selection(info, columns=columns)
     of = pa.schema([schema.field(info.primary_key)])
@@ -52,16 +64,23 @@ def select(info: CollectionInfo, columns: tuple[str, ...] | None, keys: bytes | 
 
 
 async def take_snapshot(
-    channel: Channel, flusher: Flusher, info: CollectionInfo, as_of: int | None, selection: Selection | None = None
+    channel: Channel,
+    flusher: Flusher,
+    info: CollectionInfo,
+    as_of: int | None,
+    selection: Selection | None = None,
 ) -> pa.Table:
     """Return a collection's rows as of a tick, now for None. Raises as `Node.snapshot` does."""
     if as_of is not None:
         info.check_created(as_of)
     with disk_errors_typed(flusher.cuts.directory.root):
         while True:
-            info = channel.check_live(info)  # as of the checkpoint; partitions made after it are in the tail
-            checkpoint, cuts = flusher.checkpoint, flusher.cuts
-            now = await channel.consistent_tick()  # above the checkpoint, so what its cuts know had happened by then
+            # as of the checkpoint; partitions made after it are in the tail
+            info = channel.check_live(info)
+            checkpoint = flusher.checkpoint
+            cuts = flusher.cuts
+            # above the checkpoint, so what its cuts know had happened by then
+            now = await channel.consistent_tick()
             tick = now if as_of is None else as_of
             if tick > now:
                 step = "leave it out for the state as of now"
@@ -71,14 +90,20 @@ async def take_snapshot(
             try:
                 tail = await _read_tail(channel, info, checkpoint, until=tick)
                 source = SnapshotSource(
-                    cuts=cuts, collection=info, last_cut=last_cut, tail=tail, as_of=tick, selection=selection
+                    cuts=cuts,
+                    collection=info,
+                    last_cut=last_cut,
+                    tail=tail,
+                    as_of=tick,
+                    selection=selection,
                 )
                 rows = await in_thread(read_rows, source)
             except StreamingNodeError as error:
                 channel.check_live(info)  # its files may have gone meanwhile
                 is_behind = isinstance(error, (Truncated, TableAhead))
                 if is_behind and flusher.checkpoint is not checkpoint:
-                    continue  # a cut, and what a table took and was given up behind it, overtook this
+                    # a cut, and what a table took and was given up behind it, overtook this
+                    continue
                 if is_behind:
                     await flusher.check_cuts()
                 raise
@@ -86,10 +111,13 @@ async def take_snapshot(
             return rows
 
 
-async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpoint, *, until: int) -> list[Visible]:
+async def _read_tail(
+    channel: Channel, info: CollectionInfo, checkpoint: Checkpoint, *, until: int
+) -> list[Visible]:
     """Return the collection's messages above a checkpoint and up to a tick."""
     tail: list[Visible] = []
-    # A position before the first cut too, not "all there is": by now there may be a cut, and log given up behind it.
+    # A position before the first cut too, not "all there is": by now there may be a cut, and log
+    # given up behind it.
     start = StartingPoint(checkpoint.start_position, checkpoint.tick)
     confirmed_tick = checkpoint.tick
     async with channel.read(start, vchannels=frozenset(info.vchannels)) as scanner:
@@ -102,18 +130,22 @@ async def _read_tail(channel: Channel, info: CollectionInfo, checkpoint: Checkpo
 
 def read_rows(source: SnapshotSource) -> pa.Table:
     """Return a collection's rows; its cuts are anchored. Blocks. Raises as `Node.snapshot` does."""
-    earliest: int | None = None  # listing thousands of cuts takes longer than reading a table that has taken them
+    # listing thousands of cuts takes longer than reading a table that has taken them
+    earliest: int | None = None
     while True:
         try:
             return _read_once(source)
         except (Corrupt, Truncated):
-            before, earliest = earliest, min(cut_numbers(source.cuts.directory), default=0)
+            before = earliest
+            earliest = min(cut_numbers(source.cuts.directory), default=0)
             if before == earliest:
                 raise  # else a table took cuts, and retention removed them, while they were read
 
 
 def _read_once(source: SnapshotSource) -> pa.Table:
-    """Return the rows with the help of the first table that can be used, else of the node's own files alone."""
+    """Return the rows with the help of the first table that can be used, else of the node's own
+    files alone.
+    """
     problem: StreamingNodeError | None = None
     for lease in leases_of(source.cuts, source.collection.id):
         try:
@@ -127,37 +159,54 @@ def _read_once(source: SnapshotSource) -> pa.Table:
 
 
 def _read_with_table(source: SnapshotSource, lease: Lease) -> pa.Table:
-    """Return the rows: the table's state at the tick if it has it, else its newest state before that, and what came after.
+    """Return the rows: the table's state at the tick if it has it, else its newest state before
+    that, and what came after.
 
-    Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the state.
+    Raises `Truncated` naming the nearest ticks when neither the table nor the node's files have the
+    state.
     """
     table = open_leased(lease)
     from spark_sink.table import nearest_states, state_at
 
     history: list[TableVersion] = []
     for found in table.history():
-        if found.note.cut <= source.last_cut:  # it may have taken a cut whose checkpoint is yet to come
+        # it may have taken a cut whose checkpoint is yet to come
+        if found.note.cut <= source.last_cut:
             history.append(found)
             if found.note.last_tick <= source.as_of:
                 break
     if not history:
-        raise TableAhead(f"table {table.path} is ahead of this node, or has no history — {put_back(lease)}")
+        raise TableAhead(
+            f"table {table.path} is ahead of this node, or has no history — {put_back(lease)}"
+        )
     if source.as_of < history[0].note.tick and (state := state_at(history, source.as_of)):
-        return source.selected.rows(_base(source, table, lease, state).rows).select(source.selected.columns)
+        return source.selected.rows(_base(source, table, lease, state).rows).select(
+            source.selected.columns
+        )
     try:
         if history[-1].note.tick > source.as_of:
             raise Truncated(f"the state at {source.as_of}", history[-1].note.last_tick)
         return read_snapshot(replace(source, base=_base(source, table, lease, history[-1])))
     except Truncated as error:
-        nearest = [str(tick) for tick in nearest_states([history], source.as_of) if tick is not None]
+        nearest = [
+            str(tick) for tick in nearest_states([history], source.as_of) if tick is not None
+        ]
         step = (
-            f"ask for {' or '.join(nearest)}, the nearest that table {table.path} has" if nearest else put_back(lease)
+            f"ask for {' or '.join(nearest)}, the nearest that table {table.path} has"
+            if nearest
+            else put_back(lease)
         )
-        raise Truncated(f"the state of {source.collection.name!r} at {source.as_of}", error.earliest, step) from error
+        raise Truncated(
+            f"the state of {source.collection.name!r} at {source.as_of}", error.earliest, step
+        ) from error
 
 
-def _base(source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion") -> SnapshotBase:
-    """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this node's own cut."""
+def _base(
+    source: SnapshotSource, table: "OpenTable", lease: Lease, state: "TableVersion"
+) -> SnapshotBase:
+    """Return a version's rows. Raises `Corrupt` when it is not the state of this collection at this
+    node's own cut.
+    """
     note = state.note
     check_own(source.cuts, lease, note)
     rows = table.at_version(state.version).rows(source.selected.schema, source.selected)

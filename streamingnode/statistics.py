@@ -1,7 +1,8 @@
 """What a node counts and measures: as `Node.statistics` returns it, and who measures it.
 
-Every field is explained in docs/metrics.md. Counts go from the opening of the node on and never back; rates are those of the
-last ten seconds; levels are of now. Times are seconds, sizes bytes, unless a name says otherwise.
+Every field is explained in docs/metrics.md. Counts go from the opening of the node on and never
+back; rates are those of the last ten seconds; levels are of now. Times are seconds, sizes bytes,
+unless a name says otherwise.
 """
 
 import os
@@ -29,7 +30,9 @@ _log = event_log(__name__)
 
 
 class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One interceptor's share of the appends, waits and refusals included: before and after it called the next one."""
+    """One interceptor's share of the appends, waits and refusals included: before and after it
+    called the next one.
+    """
 
     name: str
     before_s: Distribution
@@ -37,7 +40,9 @@ class InterceptorStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppendStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The append groups of the node, those of its own background work included; only those that succeeded are timed."""
+    """The append groups of the node, those of its own background work included; only those that
+    succeeded are timed.
+    """
 
     succeeded: int
     failed: int
@@ -67,7 +72,9 @@ class TickStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriteStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What is on its way into the log, or may still have to leave it; `pending` bytes are held in memory."""
+    """What is on its way into the log, or may still have to leave it; `pending` bytes are held in
+    memory.
+    """
 
     open_transactions: int
     open_transaction_bytes: int
@@ -86,7 +93,9 @@ class TailStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How near the disk is to full: as of the last look, which is when something was written last, or 100 ms ago."""
+    """How near the disk is to full: as of the last look, which is when something was written last,
+    or 100 ms ago.
+    """
 
     level: str
     free_bytes: int
@@ -109,7 +118,8 @@ class SpoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the node in process `pid` tells about itself at one moment; `space` is null for a node in memory.
+    """Everything the node in process `pid` tells about itself at one moment; `space` is null for a
+    node in memory.
 
     `spool` is that of the client which asks, null without one.
     """
@@ -130,7 +140,9 @@ class NodeStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNCOUNTED_MAX = 256
-"""Appends counted at a time, which costs half as much; whoever asks for statistics sees all of them."""
+"""Appends counted at a time, which costs half as much; whoever asks for statistics sees all of
+them.
+"""
 
 SLOW_APPEND_S = 1.0
 """An append that takes so long is a warning in the log."""
@@ -138,7 +150,9 @@ SLOW_APPEND_S = 1.0
 
 @dataclass(slots=True)
 class TypeMeter:
-    """What succeeded of one type of messages: how many, their rows and payloads; each took as long as its pack."""
+    """What succeeded of one type of messages: how many, their rows and payloads; each took as long
+    as its pack.
+    """
 
     messages: int = 0
     rows: int = 0
@@ -150,43 +164,70 @@ class TypeMeter:
 class AppendMeter:
     """Counts and times the appends of a node, over all terms of its log: about 2 us for each.
 
-    Others who observe them, as a user may, hear everything too. Those that are slow are told in the log.
+    Others who observe them, as a user may, hear everything too. Those that are slow are told in the
+    log.
     """
 
     def __init__(self, *forward_to: AppendObserver) -> None:
         self._forward_to = forward_to
         self._ended = {"ok": 0, "error": 0, "cancel": 0}
-        self._seconds, self._message_bytes = Histogram(), Histogram()
-        self._messages, self._bytes = Rate(time.monotonic), Rate(time.monotonic)
-        self._uncounted: list[tuple[float, float, int, int, int, list[tuple[MessageType, int, int, int]]]] = []
-        """Of appends that succeeded: when they ended, by the clock of the rates, seconds, groups, messages, bytes; and of
-        each batch and message in them type, messages, rows, payload."""
-        self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](lambda: (Histogram(), Histogram()))
+        self._seconds = Histogram()
+        self._message_bytes = Histogram()
+        self._messages = Rate(time.monotonic)
+        self._bytes = Rate(time.monotonic)
+        self._uncounted: list[
+            tuple[float, float, int, int, int, list[tuple[MessageType, int, int, int]]]
+        ] = []
+        """Of appends that succeeded: when they ended, by the clock of the rates, seconds, groups,
+        messages, bytes; and of each batch and message in them type, messages, rows, payload."""
+        self._interceptors = defaultdict[str, tuple[Histogram, Histogram]](
+            lambda: (Histogram(), Histogram())
+        )
         self._by_type = defaultdict[MessageType, TypeMeter](TypeMeter)
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
-        """Count the groups of an append, those that were refused too; only those that succeeded are timed and sized."""
+        """Count the groups of an append, those that were refused too; only those that succeeded are
+        timed and sized.
+        """
         groups = len(pack.groups)
         self._ended[status] += groups
         self._ended["error"] += pack.refused
         if status == "ok" and groups:
             if pack.messages:
-                parts = [(each.type, 1, getattr(each.header, "rows", 0), len(each.payload)) for each in pack.messages]
+                parts = [
+                    (each.type, 1, getattr(each.header, "rows", 0), len(each.payload))
+                    for each in pack.messages
+                ]
             else:
-                parts = [(batch.type, len(batch.groups), batch.rows, len(batch.payload)) for batch in pack.batches]
-            self._uncounted.append((time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes, parts))
+                parts = [
+                    (batch.type, len(batch.groups), batch.rows, len(batch.payload))
+                    for batch in pack.batches
+                ]
+            self._uncounted.append(
+                (time.monotonic(), seconds, groups, pack.message_count, pack.size_bytes, parts)
+            )
             if len(self._uncounted) >= UNCOUNTED_MAX:
                 self._count()
         if seconds >= SLOW_APPEND_S:
             types = sorted({str(each.type) for each in pack.messages or pack.batches})
-            size = {"groups": groups, "messages": pack.message_count, "binary_size": pack.size_bytes}
+            size = {
+                "groups": groups,
+                "messages": pack.message_count,
+                "binary_size": pack.size_bytes,
+            }
             _log.warning(
-                "slow_append", message_types=types, **size, append_duration_s=round(seconds, 3), outcome=status
+                "slow_append",
+                message_types=types,
+                **size,
+                append_duration_s=round(seconds, 3),
+                outcome=status,
             )
         for each in self._forward_to:
             each.append_ended(pack, seconds, status)
 
-    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+    def interceptor_timed(
+        self, name: str, before_s: float, after_s: float, *, failed_before: bool
+    ) -> None:
         """Time one interceptor of one append."""
         before, after = self._interceptors[name]
         before.record(before_s)
@@ -196,7 +237,8 @@ class AppendMeter:
             each.interceptor_timed(name, before_s, after_s, failed_before=failed_before)
 
     def _count(self) -> None:
-        uncounted, self._uncounted = self._uncounted, []
+        uncounted = self._uncounted
+        self._uncounted = []
         for at_s, seconds, groups, messages, size_bytes, parts in uncounted:
             self._seconds.record(seconds, groups)
             self._message_bytes.record(size_bytes / messages, messages)
@@ -211,15 +253,20 @@ class AppendMeter:
                 of.message_bytes.record(payload_bytes / count, count)
 
     @property
-    def histograms(self) -> tuple[Mapping[MessageType, TypeMeter], Mapping[str, tuple[Histogram, Histogram]]]:
-        """Times and sizes of messages by type, and of each interceptor its time before and after the next."""
+    def histograms(
+        self,
+    ) -> tuple[Mapping[MessageType, TypeMeter], Mapping[str, tuple[Histogram, Histogram]]]:
+        """Times and sizes of messages by type, and of each interceptor its time before and after
+        the next.
+        """
         self._count()
         return self._by_type, self._interceptors
 
     def statistics(self, *, in_flight: int) -> AppendStatistics:
         """Return what was measured so far."""
         self._count()
-        inserts, deletes = self._by_type[MessageType.INSERT], self._by_type[MessageType.DELETE]
+        inserts = self._by_type[MessageType.INSERT]
+        deletes = self._by_type[MessageType.DELETE]
         return AppendStatistics(
             succeeded=self._ended["ok"],
             failed=self._ended["error"],
@@ -230,7 +277,9 @@ class AppendMeter:
             seconds=self._seconds.distribution(),
             message_bytes=self._message_bytes.distribution(),
             interceptors=tuple(
-                InterceptorStatistics(name=name, before_s=before.distribution(), after_s=after.distribution())
+                InterceptorStatistics(
+                    name=name, before_s=before.distribution(), after_s=after.distribution()
+                )
                 for name, (before, after) in self._interceptors.items()
             ),
             insert_rows=inserts.rows,
@@ -250,14 +299,20 @@ def node_statistics(
     opened_s: float,
 ) -> NodeStatistics:
     """Ask the parts of a node, on their event loop; `now_ms` is the clock that ticks follow."""
-    at_ms, term, store, pending = now_ms(), channel.term, channel.store, channel.pending
-    confirmed_tick, shards = term.acks.confirmed_tick, term.shards.state
+    at_ms = now_ms()
+    term = channel.term
+    store = channel.store
+    pending = channel.pending
+    confirmed_tick = term.acks.confirmed_tick
+    shards = term.shards.state
     return NodeStatistics(
         pid=os.getpid(),
         at_ms=at_ms,
         uptime_s=time.monotonic() - opened_s,
         log=channel.wal.status,
-        appends=appends.statistics(in_flight=sum([len(pack.groups) for pack in channel.wal.in_flight])),
+        appends=appends.statistics(
+            in_flight=sum([len(pack.groups) for pack in channel.wal.in_flight])
+        ),
         ticks=TickStatistics(
             last=channel.ticks.last,
             confirmed=confirmed_tick,

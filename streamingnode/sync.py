@@ -1,10 +1,12 @@
-"""The node without `async`, for notebooks and scripts: the same names, the same arguments, calls that block.
+"""The node without `async`, for notebooks and scripts: the same names, the same arguments, calls
+that block.
 
     with sn.sync.open_node("data") as node:
         node.insert("orders", [{"id": 1, "item": "tea"}])
 
-In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()` in another do the same. What a method does
-is said in the asynchronous class. All of it runs on an event loop in a thread of its own, as long as the node is open.
+In a notebook, `node = sn.sync.open_node("data")` in one cell and `node.close()` in another do the
+same. What a method does is said in the asynchronous class. All of it runs on an event loop in a
+thread of its own, as long as the node is open.
 """
 
 import atexit
@@ -44,9 +46,11 @@ SideT = TypeVar("SideT", bound="Blocking")
 
 
 class BlockingLoop:
-    """An event loop in a daemon thread; `close` ends it, at exit at the latest, and then every call raises `OnShutdown`.
+    """An event loop in a daemon thread; `close` ends it, at exit at the latest, and then every call
+    raises `OnShutdown`.
 
-    The thread is not there in a forked child, where a call would wait for it for ever: calls are refused there.
+    The thread is not there in a forked child, where a call would wait for it for ever: calls are
+    refused there.
     """
 
     def __init__(self) -> None:
@@ -58,20 +62,27 @@ class BlockingLoop:
         atexit.register(self.close)
 
     def call(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Run a function or coroutine function on the loop and return its result; errors come out as they are."""
+        """Run a function or coroutine function on the loop and return its result; errors come out
+        as they are.
+        """
         self.check_open()
         called = self._portal.start_task_soon(function, *arguments)
         try:
             return called.result()
-        finally:  # of an interrupt, too: what nobody waits for any more would take messages from who reads on
+        finally:
+            # of an interrupt, too: what nobody waits for any more would take messages from who
+            # reads on
             called.cancel()
 
     def enter(self, context: AbstractAsyncContextManager[T, bool | None]) -> T:
-        """Enter what lasts as long as the loop, and is left when that is closed; a failure closes the loop."""
+        """Enter what lasts as long as the loop, and is left when that is closed; a failure closes
+        the loop.
+        """
         try:
             return self._entered.enter_context(self._portal.wrap_async_context_manager(context))
         except BaseException as error:
-            self.close(type(error), error, error.__traceback__)  # an interrupt ends what is opening still
+            # an interrupt ends what is opening still
+            self.close(type(error), error, error.__traceback__)
             raise
 
     def close(self, kind: Any = None, error: Any = None, traceback: Any = None) -> None:
@@ -86,11 +97,15 @@ class BlockingLoop:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, or could not be: this process is a fork of the one with the loop."""
+        """Whether `close` was called, or could not be: this process is a fork of the one with the
+        loop.
+        """
         return self._closed or os.getpid() != self._process
 
     def check_open(self) -> None:
-        """Raise `OnShutdown` when the loop is closed, and what else keeps a call from being made here."""
+        """Raise `OnShutdown` when the loop is closed, and what else keeps a call from being made
+        here.
+        """
         if self._closed:
             raise OnShutdown("the node is closed — open it again")
         if os.getpid() != self._process:
@@ -99,7 +114,10 @@ class BlockingLoop:
                 "and start others with the spawn method"
             )
         if threading.get_ident() == self._thread:
-            raise InvalidArgument("a blocking call on the node's own event loop never ends — call it in another thread")
+            raise InvalidArgument(
+                "a blocking call on the node's own event loop never ends — call it in another "
+                "thread"
+            )
 
 
 class Blocking:
@@ -123,7 +141,9 @@ class Blocking:
 
 
 @overload
-def blocking(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]: ...
+def blocking(
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+) -> Callable[Concatenate[Any, P], T]: ...
 @overload
 def blocking(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]: ...
 @overload
@@ -131,26 +151,33 @@ def blocking(
     method: Callable[Concatenate[Any, P], object], side: type[SideT]
 ) -> Callable[Concatenate[Any, P], SideT]: ...
 def blocking(method: Callable[..., Any], side: type[Blocking] | None = None) -> Callable[..., Any]:
-    """Return a method that runs the original's on the loop, asynchronous or not: an object belongs to its loop.
+    """Return a method that runs the original's on the loop, asynchronous or not: an object belongs
+    to its loop.
 
     With `side`, the blocking side of what that returns.
     """
 
     @wraps(method)
     def call(self: Blocking, /, *arguments: object, **options: object) -> Any:
-        result = self._loop.call(partial(getattr(self._original, method.__name__), *arguments, **options))
+        result = self._loop.call(
+            partial(getattr(self._original, method.__name__), *arguments, **options)
+        )
         return result if side is None else side(result, self._loop)
 
     return call
 
 
 def told(original: Any) -> Any:
-    """Return a property that is the original's, read as it is, so that it answers after the end as well."""
+    """Return a property that is the original's, read as it is, so that it answers after the end as
+    well.
+    """
     return property(lambda self: original.fget(self._original), doc=original.__doc__)
 
 
 def looked_up(original: Any, side: type[Blocking] | None = None) -> Any:
-    """Return a property that is the original's, read on the loop; with `side`, the blocking side of what that is."""
+    """Return a property that is the original's, read on the loop; with `side`, the blocking side of
+    what that is.
+    """
 
     def get(self: Blocking) -> Any:
         found = self._loop.call(original.fget, self._original)
@@ -170,7 +197,8 @@ class SyncTransaction(Blocking):
     rollback = blocking(Transaction.rollback)
 
     def __exit__(self, *raised: object) -> None:
-        self._loop.call(self._original.__aexit__, *raised)  # refused by a closed node: it was not committed
+        # refused by a closed node: it was not committed
+        self._loop.call(self._original.__aexit__, *raised)
 
 
 class SyncProducer(Blocking):
@@ -188,16 +216,21 @@ class SyncProducer(Blocking):
 
 
 class SyncReader(Blocking):
-    """A reader for a `with` block; see `streamingnode.reader.CollectionReader`. One thread iterates at a time."""
+    """A reader for a `with` block; see `streamingnode.reader.CollectionReader`. One thread iterates
+    at a time.
+    """
 
     ack = blocking(CollectionReader.ack)
 
     def __iter__(self) -> Iterator[ReadMessage]:
-        # Many at a time: a hop between threads costs 50 us. What one loop leaves is what the next one begins with.
+        # Many at a time: a hop between threads costs 50 us. What one loop leaves is what the next
+        # one begins with.
         while self._loop.call(self._original._has_more):  # noqa: SLF001 - the blocking side of it
             yield from self._original._take_ready()  # noqa: SLF001
 
-    def batches(self, *, max_rows: int = 10_000, max_wait_s: float = 0.1) -> Iterator[list[ReadMessage]]:
+    def batches(
+        self, *, max_rows: int = 10_000, max_wait_s: float = 0.1
+    ) -> Iterator[list[ReadMessage]]:
         """See `CollectionReader.batches`."""
         return self._each(self._original.batches(max_rows=max_rows, max_wait_s=max_wait_s))
 
@@ -237,7 +270,9 @@ class SyncQueue(Blocking):
 
 
 class SyncChannels(Blocking):
-    """The channel service of a node; see `streamingnode.streams.channels.ChannelService`. Any thread may call it."""
+    """The channel service of a node; see `streamingnode.streams.channels.ChannelService`. Any
+    thread may call it.
+    """
 
     create_channels = blocking(ChannelService.create_channels)
     destroy_channels = blocking(ChannelService.destroy_channels)
@@ -245,7 +280,9 @@ class SyncChannels(Blocking):
 
 
 class SyncMsgStream(Blocking):
-    """A stream for a `with` block; see `streamingnode.streams.stream.MsgStream`. Any thread may call it."""
+    """A stream for a `with` block; see `streamingnode.streams.stream.MsgStream`. Any thread may
+    call it.
+    """
 
     start = blocking(MsgStream.start)
     close = blocking(MsgStream.close)
@@ -286,7 +323,9 @@ class SyncTicker(Blocking):
 
 
 class SyncMsgStreamFactory(Blocking):
-    """Makes streams over the topics of a node; see `streamingnode.streams.factory.MsgStreamFactory`."""
+    """Makes streams over the topics of a node; see
+    `streamingnode.streams.factory.MsgStreamFactory`.
+    """
 
     def __init__(
         self,
@@ -294,7 +333,8 @@ class SyncMsgStreamFactory(Blocking):
         new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher,
         options: StreamOptions = DEFAULTS,
     ) -> None:
-        made = MsgStreamFactory(queue._original, new_dispatcher, options)  # noqa: SLF001 - the blocking side of both
+        # the blocking side of both
+        made = MsgStreamFactory(queue._original, new_dispatcher, options)  # noqa: SLF001
         super().__init__(made, queue._loop)  # noqa: SLF001
 
     new_msg_stream = blocking(MsgStreamFactory.new_msg_stream, SyncMsgStream)
@@ -348,7 +388,9 @@ class SyncNode(Blocking):
         return repr(self._original).replace("Node", "SyncNode", 1)
 
     def close(self) -> None:
-        """Close the node, as the end of a `with` block does; idempotent. At the end of the program it happens by itself."""
+        """Close the node, as the end of a `with` block does; idempotent. At the end of the program
+        it happens by itself.
+        """
         self._loop.close()
 
     def __enter__(self) -> Self:
@@ -360,7 +402,9 @@ class SyncNode(Blocking):
 
 
 def _opened(opening: Callable[P, asynchronous.OpenNode]) -> Callable[P, SyncNode]:
-    """Return what opens the same node with the same arguments, for a `with` block or until `close`."""
+    """Return what opens the same node with the same arguments, for a `with` block or until
+    `close`.
+    """
 
     @wraps(opening)
     def call(*arguments: P.args, **options: P.kwargs) -> SyncNode:
@@ -369,7 +413,8 @@ def _opened(opening: Callable[P, asynchronous.OpenNode]) -> Callable[P, SyncNode
         return SyncNode(loop.enter(node), loop)
 
     call.__doc__ = (
-        f"See `streamingnode.{opening.__name__}`; an `observer` is called in the thread of the node's event loop."
+        f"See `streamingnode.{opening.__name__}`; an `observer` is called in the thread "
+        "of the node's event loop."
     )
     return call
 
@@ -378,8 +423,12 @@ open_node = _opened(asynchronous.open_node)
 connect = _opened(asynchronous.connect)
 
 
-def bridge(node: SyncNode, topic: str, collection: str, *, name: str | None = None, once: bool = True) -> BridgeReport:
-    """Bring the messages of a topic into a collection, until it is drained unless told otherwise; see `sn.bridge`."""
+def bridge(
+    node: SyncNode, topic: str, collection: str, *, name: str | None = None, once: bool = True
+) -> BridgeReport:
+    """Bring the messages of a topic into a collection, until it is drained unless told otherwise;
+    see `sn.bridge`.
+    """
     bringing = partial(asynchronous_bridge, node._original, topic, collection, name=name, once=once)  # noqa: SLF001
     report: BridgeReport = node._loop.call(bringing)  # noqa: SLF001 - the blocking side of both
     return report

@@ -1,7 +1,9 @@
-"""What a node does as spans of OpenTelemetry: its appends, cuts and recoveries; loaded only where `serve.traces` says so.
+"""What a node does as spans of OpenTelemetry: its appends, cuts and recoveries; loaded only where
+`serve.traces` says so.
 
-A span is made when the work it tells of has ended: nothing on the append path knows of it, and nothing is held meanwhile.
-Where spans go is for the program's SDK to say; without one they go nowhere.
+A span is made when the work it tells of has ended: nothing on the append path knows of it, and
+nothing is held meanwhile. Where spans go is for the program's SDK to say; without one they go
+nowhere.
 """
 
 import sys
@@ -31,8 +33,8 @@ class Traces:
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         """Tell of one try of a pack.
 
-        It is a child of the caller's span where it went in the caller's task. A pack of those that waited has no parent: the
-        packer's task has the context of whoever came first.
+        It is a child of the caller's span where it went in the caller's task. A pack of those that
+        waited has no parent: the packer's task has the context of whoever came first.
         """
         told: dict[str, AttributeValue] = {
             "term": pack.wal_term,
@@ -47,7 +49,9 @@ class Traces:
             told |= {"tick": pack.time_tick, "position": pack.ticket.first_position}
         self._tell("append", seconds, None if pack.come_again is None else Context(), **told)
 
-    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+    def interceptor_timed(
+        self, name: str, before_s: float, after_s: float, *, failed_before: bool
+    ) -> None:
         """Tell nothing: an append has one span."""
 
     def cut_made(self, cut: Cut, seconds: float) -> None:
@@ -56,17 +60,26 @@ class Traces:
         self._tell("cut", seconds, number=cut.number, tick=cut.tick, rows=rows)
 
     def recovered(self, term: int, entries: int, seconds: float) -> None:
-        """Tell of a term whose state was rebuilt from so many entries of the log; called in the task that opens it."""
+        """Tell of a term whose state was rebuilt from so many entries of the log; called in the
+        task that opens it.
+        """
         self._tell("recovery", seconds, term=term, entries=entries)
-        attach(Context())  # background work, begun from here on, outlives the span of who opens the node
+        # background work, begun from here on, outlives the span of who opens the node
+        attach(Context())
 
-    def _tell(self, name: str, seconds: float, parent: Context | None = None, /, **told: AttributeValue) -> None:
+    def _tell(
+        self, name: str, seconds: float, parent: Context | None = None, /, **told: AttributeValue
+    ) -> None:
         begun_ns = (ended_ns := time.time_ns()) - round(seconds * 1e9)
         attributes = self._node | {f"streamingnode.{key}": value for key, value in told.items()}
-        span = self._tracer.start_span(f"streamingnode.{name}", parent, attributes=attributes, start_time=begun_ns)
+        span = self._tracer.start_span(
+            f"streamingnode.{name}", parent, attributes=attributes, start_time=begun_ns
+        )
         failure = sys.exception()  # that goes up through the append
         if told.get("outcome") == "error" and failure is not None:
-            code = failure.code if isinstance(failure, StreamingNodeError) else type(failure).__name__
+            code = (
+                failure.code if isinstance(failure, StreamingNodeError) else type(failure).__name__
+            )
             span.set_attribute("error.type", code)
             span.set_status(trace.StatusCode.ERROR, str(failure))
         span.end(ended_ns)

@@ -1,4 +1,6 @@
-"""Cancels a call at its n-th wait, in each way a program can: what a caller's bad luck amounts to, tried out one by one."""
+"""Cancels a call at its n-th wait, in each way a program can: what a caller's bad luck amounts to,
+tried out one by one.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -11,7 +13,9 @@ HANGS_S = 60
 
 
 class Way(Enum):
-    """Who cancels (`asyncio.Task.cancel`, or an anyio scope), and whether what is waited for comes in the same turn."""
+    """Who cancels (`asyncio.Task.cancel`, or an anyio scope), and whether what is waited for comes
+    in the same turn.
+    """
 
     TASK = "task.cancel"
     TASK_LATE = "task.cancel, as the wait ends"
@@ -35,7 +39,9 @@ async def cancel_at(wait: int, call: Callable[[], Awaitable[object]], way: Way) 
             watched.append(_Watched(call(), wait, scope.cancel, late=late))
             await watched[0]
 
-    work: Coroutine[None, None, None] = by_task() if way in (Way.TASK, Way.TASK_LATE) else by_scope()
+    work: Coroutine[None, None, None] = (
+        by_task() if way in (Way.TASK, Way.TASK_LATE) else by_scope()
+    )
     task = asyncio.get_running_loop().create_task(work)
     done, _ = await asyncio.wait((task,), timeout=HANGS_S)
     assert done, f"cancelled at wait {wait} by {way.value}, the call hangs: {task.get_stack()}"
@@ -45,10 +51,17 @@ async def cancel_at(wait: int, call: Callable[[], Awaitable[object]], way: Way) 
 
 
 class _Watched:
-    """A call whose waits are counted; at one of them `cancel` is called, at once or when what it waits for is there."""
+    """A call whose waits are counted; at one of them `cancel` is called, at once or when what it
+    waits for is there.
+    """
 
-    def __init__(self, call: Awaitable[object], wait: int, cancel: Callable[[], object], *, late: bool) -> None:
-        self._call, self._wait, self._cancel, self._late = call, wait, cancel, late
+    def __init__(
+        self, call: Awaitable[object], wait: int, cancel: Callable[[], object], *, late: bool
+    ) -> None:
+        self._call = call
+        self._wait = wait
+        self._cancel = cancel
+        self._late = late
         self.came_that_far = False
 
     def __await__(self) -> Generator[object, None, object]:
@@ -63,7 +76,8 @@ class _Watched:
             if count == self._wait:
                 self.came_that_far = True
                 self._arm(awaited)
-            count, thrown = count + 1, None
+            count = count + 1
+            thrown = None
             try:
                 yield awaited
             except BaseException as error:

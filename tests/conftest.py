@@ -1,4 +1,6 @@
-"""What holds in every test: asyncio through anyio, no blocking on the event loop, and no silent skips in CI."""
+"""What holds in every test: asyncio through anyio, no blocking on the event loop, and no silent
+skips in CI.
+"""
 
 import asyncio
 import functools
@@ -17,7 +19,8 @@ from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
-LACKING = "Skipped: needs "  # how a skip for want of something starts: `pytest.skip("needs two disks")`
+# how a skip for want of something starts: `pytest.skip("needs two disks")`
+LACKING = "Skipped: needs "
 
 SPARK_SETTINGS = ROOT / "tests" / "spark_sink"  # its spark-defaults.conf
 os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_SETTINGS))
@@ -27,7 +30,11 @@ ENDED_AFTER = 0.8  # of the time after which pytest-timeout ends a test
 # Deadlines are off: a shared machine stalls for longer than any property takes.
 settings.register_profile("dev", max_examples=30, deadline=None, print_blob=True)
 settings.register_profile(
-    "nightly", max_examples=5000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "nightly",
+    max_examples=5000,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
@@ -40,7 +47,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def default_interrupt() -> Iterator[None]:
-    """Children take an interrupt, also where this process was started to ignore it, as in the background."""
+    """Children take an interrupt, also where this process was started to ignore it, as in the
+    background.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -48,9 +57,11 @@ def default_interrupt() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail an async test in which our code reads, writes, stats, sleeps or waits for a lock on the event loop.
+    """Fail an async test in which our code reads, writes, stats, sleeps or waits for a lock on the
+    event loop.
 
-    Only calls with one of our packages on the stack count, so a test body may prepare its files as it likes.
+    Only calls with one of our packages on the stack count, so a test body may prepare its files as
+    it likes.
     """
     node = request.node
     if node.get_closest_marker("anyio") is None or node.get_closest_marker("may_block") is not None:
@@ -65,14 +76,18 @@ def no_blocking_on_the_loop(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class _SparkTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Sends whole files to test processes, and all that share a Spark session to one: a second Java would cost more."""
+    """Sends whole files to test processes, and all that share a Spark session to one: a second Java
+    would cost more.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         return "spark" if nodeid.startswith("tests/spark_sink/") else super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    """Put the above in the place of `--dist loadfile`; `loadgroup` asks pytest for what it no longer has."""
+    """Put the above in the place of `--dist loadfile`; `loadgroup` asks pytest for what it no
+    longer has.
+    """
     return _SparkTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
@@ -80,14 +95,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
     """End an async test that hangs from inside its loop, before pytest-timeout does from outside.
 
-    That would leave the test where it hangs, in the task which also ends the fixtures: they would wait for it for ever.
+    That would leave the test where it hangs, in the task which also ends the fixtures: they would
+    wait for it for ever.
     """
     test = pyfuncitem.obj
     if pyfuncitem.get_closest_marker("anyio") is None or not inspect.iscoroutinefunction(test):
         return
     marker = pyfuncitem.get_closest_marker("timeout")
     limit_s = float(
-        marker.args[0] if marker else pyfuncitem.config.getoption("timeout") or pyfuncitem.config.getini("timeout")
+        marker.args[0]
+        if marker
+        else pyfuncitem.config.getoption("timeout") or pyfuncitem.config.getini("timeout")
     )
 
     @functools.wraps(test)
@@ -119,7 +137,9 @@ def _fail_if_lacking(report: pytest.TestReport | pytest.CollectReport) -> None:
         path, line, reason = report.longrepr
         if reason.startswith(LACKING):
             report.outcome = "failed"
-            report.longrepr = f"{path}:{line}: {reason} - CI provides everything, so this may not be skipped here"
+            report.longrepr = (
+                f"{path}:{line}: {reason} - CI provides everything, so this may not be skipped here"
+            )
 
 
 @functools.cache
@@ -128,7 +148,9 @@ def _detector() -> BlockBuster:
 
 
 def _our_packages() -> list[ModuleType]:
-    """Return stand-ins that carry the paths only: a test of `wal` must not import the other five."""
+    """Return stand-ins that carry the paths only: a test of `wal` must not import the other
+    five.
+    """
     stand_ins = []
     for marker in ROOT.glob("*/py.typed"):
         stand_in = ModuleType(marker.parent.name)

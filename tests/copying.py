@@ -5,11 +5,15 @@ import shutil
 from pathlib import Path
 
 without_socket = shutil.ignore_patterns("node.sock")
-"""What `shutil.copytree` is to leave out: a socket cannot be copied, and whoever opens the copy makes its own."""
+"""What `shutil.copytree` is to leave out: a socket cannot be copied, and whoever opens the copy
+makes its own.
+"""
 
 
 def copy_at_rest(source: Path, target: Path) -> None:
-    """Copy a directory as of one moment: again, when RocksDB's background work changed it meanwhile."""
+    """Copy a directory as of one moment: again, when RocksDB's background work changed it
+    meanwhile.
+    """
     while True:
         before = _files(source)
         try:

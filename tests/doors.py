@@ -1,8 +1,10 @@
-"""How many files and functions of the product one operation passes through: `python -m tests.doors [--list | --json]`.
+"""How many files and functions of the product one operation passes through:
+`python -m tests.doors [--list | --json]`.
 
-A profiler counts frames of the six packages, on the event loop and on every thread that starts later, over a warmed-up node
-on disk with one collection of one shard. What runs beside an operation now and then (ticks, statistics) is no part of it, so
-each is done some times and the walk with the fewest files is told.
+A profiler counts frames of the six packages, on the event loop and on every thread that starts
+later, over a warmed-up node on disk with one collection of one shard. What runs beside an operation
+now and then (ticks, statistics) is no part of it, so each is done some times and the walk with the
+fewest files is told.
 """
 
 import argparse
@@ -90,7 +92,8 @@ class Doors:
     async def walk(self, name: str, operation: Callable[[], Awaitable[object]]) -> None:
         """Record one operation, and keep it when it passed through fewer files than before."""
         await anyio.sleep(PAUSE_S)
-        self._frames, self._recording = [], True
+        self._frames = []
+        self._recording = True
         try:
             await operation()
         finally:
@@ -105,7 +108,9 @@ async def _measure(doors: Doors, directory: Path) -> None:
         await node.create_collection("orders", SCHEMA, primary_key="id", shards=1)
         for number in range(4):
             await node.insert("orders", [{"id": number, "item": "x"}])
-        batch = pa.RecordBatch.from_pydict({"id": list(range(100, 200)), "item": ["y"] * 100}, schema=SCHEMA)
+        batch = pa.RecordBatch.from_pydict(
+            {"id": list(range(100, 200)), "item": ["y"] * 100}, schema=SCHEMA
+        )
 
         async def transaction() -> None:
             async with node.transaction() as txn:
@@ -134,7 +139,9 @@ async def _measure(doors: Doors, directory: Path) -> None:
 
 
 def measured() -> dict[str, Walk]:
-    """Do every operation in this process, whose profiler must be free, and return its walk by name."""
+    """Do every operation in this process, whose profiler must be free, and return its walk by
+    name.
+    """
     doors = Doors()
     with tempfile.TemporaryDirectory() as directory:
         threading.setprofile(doors)
@@ -150,8 +157,12 @@ def measured() -> dict[str, Walk]:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.doors", description=__doc__)
-    parser.add_argument("--list", action="store_true", help="name the files in the order in which they are entered")
-    parser.add_argument("--json", action="store_true", help="print the files of each operation as JSON")
+    parser.add_argument(
+        "--list", action="store_true", help="name the files in the order in which they are entered"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the files of each operation as JSON"
+    )
     arguments = parser.parse_args()
     walks = measured()
     if arguments.json:

@@ -1,4 +1,6 @@
-"""What a collection should be, for the model: changes by tick, and what messages say, in one form to compare."""
+"""What a collection should be, for the model: changes by tick, and what messages say, in one form
+to compare.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +15,9 @@ Row = tuple[int, int]
 Change = tuple[str, tuple[Row, ...] | tuple[int, ...]]
 """`insert` with rows, or `delete` with keys."""
 Normal = tuple[int, tuple[tuple[str, Counter[object]], ...]]
-"""A tick and what happened at it, without the order of rows across shards, which is not promised."""
+"""A tick and what happened at it, without the order of rows across shards, which is not
+promised.
+"""
 
 
 @dataclass

@@ -1,4 +1,6 @@
-"""A disk that fails when a test says so: the writes and syncs of every log store opened after it was made."""
+"""A disk that fails when a test says so: the writes and syncs of every log store opened after it
+was made.
+"""
 
 import threading
 from enum import Enum
@@ -26,7 +28,9 @@ class Fault(Enum):
 
 
 class FailingDisk:
-    """`fail_at(n)` makes the n-th call from now on fail, and `times` in all; no call ends while the gate is shut."""
+    """`fail_at(n)` makes the n-th call from now on fail, and `times` in all; no call ends while the
+    gate is shut.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fault: Fault = Fault.SYNC_LOST) -> None:
         self.gate = threading.Event()
@@ -35,8 +39,10 @@ class FailingDisk:
         self.waiting = 0
         """Calls that are at the gate."""
         self._fault = fault
-        self._good, self._bad = 1 << 30, 0
-        write, sync = Writer.write_batch, Writer.sync_log
+        self._good = 1 << 30
+        self._bad = 0
+        write = Writer.write_batch
+        sync = Writer.sync_log
 
         def failing_write(writer: Writer, batch: WriteBatch) -> None:
             fails = fault.call == "write" and self._fails()
@@ -55,11 +61,13 @@ class FailingDisk:
 
     def fail_at(self, number: int, *, times: int = 1) -> None:
         """Let `number - 1` calls work, then `times` fail."""
-        self._good, self._bad = number - 1, times
+        self._good = number - 1
+        self._bad = times
 
     def heal(self) -> None:
         """Let every call work."""
-        self._good, self._bad = 1 << 30, 0
+        self._good = 1 << 30
+        self._bad = 0
 
     @property
     def reached(self) -> bool:

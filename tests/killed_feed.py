@@ -1,7 +1,9 @@
-"""A process that copies a source into a node by offset, until it is killed: each offset is the sequence of its write.
+"""A process that copies a source into a node by offset, until it is killed: each offset is the
+sequence of its write.
 
-It begins some offsets before the last one in the log, as a feed does that does not know what became of its last writes, and
-keeps several under way. A line on standard output is `<offset> <tick>` after the acknowledgement, `end` after the last one.
+It begins some offsets before the last one in the log, as a feed does that does not know what became
+of its last writes, and keeps several under way. A line on standard output is `<offset> <tick>`
+after the acknowledgement, `end` after the last one.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
-"""A process that writes to a node until it is killed, and says on standard output what was acknowledged.
+"""A process that writes to a node until it is killed, and says on standard output what was
+acknowledged.
 
-Single rows go to `log`; each transaction puts the same number into `left` and `right`, and one row into `log`. Cuts come as
-fast as they can be made. A line is `row <n>` or `pair <n>` after the acknowledgement, so what a line says was promised.
+Single rows go to `log`; each transaction puts the same number into `left` and `right`, and one row
+into `log`. Cuts come as fast as they can be made. A line is `row <n>` or `pair <n>` after the
+acknowledgement, so what a line says was promised.
 """
 
 import asyncio
@@ -20,7 +22,9 @@ PAD = "x" * 300
 async def main(directory: str, first: int) -> None:
     async with sn.open_node(directory, cut_interval_s=None, retention_s=0) as node:
         for name in ("log", "left", "right"):
-            await node.create_collection(name, SCHEMA, primary_key="n", shards=2, if_not_exists=True)
+            await node.create_collection(
+                name, SCHEMA, primary_key="n", shards=2, if_not_exists=True
+            )
         numbers = itertools.count(first)
         print("open", flush=True)
         async with asyncio.TaskGroup() as tasks:

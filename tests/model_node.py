@@ -1,7 +1,7 @@
 """A node for step-by-step tests: opened, used, crashed and reopened from plain synchronous code.
 
-A crash copies the directory as it is at that moment, closes the node that had it, and goes on with the copy: what a
-process killed at that moment would have left to the next one.
+A crash copies the directory as it is at that moment, closes the node that had it, and goes on with
+the copy: what a process killed at that moment would have left to the next one.
 """
 
 import asyncio

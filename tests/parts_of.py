@@ -1,4 +1,6 @@
-"""Looks inside an open node, and opens one both ways: in this process, and over a connection to it."""
+"""Looks inside an open node, and opens one both ways: in this process, and over a connection to
+it.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +19,9 @@ _owners: WeakKeyDictionary[Node, Node] = WeakKeyDictionary()
 
 
 def parts_of(node: Node) -> EmbeddedBackend:
-    """Return the parts of a node, also of one that is reached over a connection of `opened_one_way`."""
+    """Return the parts of a node, also of one that is reached over a connection of
+    `opened_one_way`.
+    """
     backend = _owners.get(node, node)._backend
     assert isinstance(backend, EmbeddedBackend)
     return backend
@@ -29,7 +33,9 @@ async def served(owner: Node, **options: Any) -> AsyncIterator[Node]:
     backend = parts_of(owner)
     server = Server(backend, connections_max=100)
     try:
-        port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: Rights("test"), None)
+        port = await server.listen_tcp(
+            "127.0.0.1", 0, lambda _hello, _connection: Rights("test"), None
+        )
         async with sn.connect(f"tcp://127.0.0.1:{port}", **options) as client:
             _owners[client] = owner
             yield client
@@ -39,7 +45,9 @@ async def served(owner: Node, **options: Any) -> AsyncIterator[Node]:
 
 @asynccontextmanager
 async def opened_one_way(way: str, path: Any = None, **options: Any) -> AsyncIterator[Node]:
-    """Open a node, and a client of it where the way is `remote`: what holds of the one holds of the other."""
+    """Open a node, and a client of it where the way is `remote`: what holds of the one holds of the
+    other.
+    """
     async with sn.open_node(path, **options) as owner:
         if way == "embedded":
             yield owner

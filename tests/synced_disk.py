@@ -1,8 +1,9 @@
-"""A disk that keeps what was synced: the bytes of a file as of its last fsync, its name as of that of its directory.
+"""A disk that keeps what was synced: the bytes of a file as of its last fsync, its name as of that
+of its directory.
 
-Only fsyncs of Python are seen. What RocksDB syncs by itself counts as on the disk at once, but for its directory's name.
-`lose_power` copies what a power cut leaves; with it, each name that was made, moved or removed since its directory was
-synced may have reached the disk or not, in any order.
+Only fsyncs of Python are seen. What RocksDB syncs by itself counts as on the disk at once, but for
+its directory's name. `lose_power` copies what a power cut leaves; with it, each name that was made,
+moved or removed since its directory was synced may have reached the disk or not, in any order.
 """
 
 import os
@@ -30,7 +31,9 @@ class _Name(NamedTuple):
 
 
 class SyncedDisk:
-    """Follows everything below `root`, which is on the disk as it is now; `native` are names of RocksDB's directories."""
+    """Follows everything below `root`, which is on the disk as it is now; `native` are names of
+    RocksDB's directories.
+    """
 
     def __init__(self, root: Path, *, native: Collection[str] = ("log", "log.tmp")) -> None:
         self.root = root
@@ -38,7 +41,9 @@ class SyncedDisk:
         self.cut_at: int | None = None
         """The sync at which power goes, before it takes place."""
         self.sites: dict[str, int] = {}
-        """How often who synced: the innermost functions on the stack, last that which called fsync."""
+        """How often who synced: the innermost functions on the stack, last that which called
+        fsync.
+        """
         self.ignored = ""
         """A site whose syncs do nothing."""
         self._native = native
@@ -67,11 +72,14 @@ class SyncedDisk:
         self._remember(descriptor)
 
     def unsynced_names(self) -> list[str]:
-        """Return the names, relative to the root, that are on the disk and not in use, or the other way round."""
+        """Return the names, relative to the root, that are on the disk and not in use, or the other
+        way round.
+        """
         found: list[str] = []
         for place, folders, _ in os.walk(self.root):
             folders[:] = [folder for folder in folders if folder not in self._native]
-            now, kept = self._list(place), self._names.get(Path(place).stat().st_ino, {})
+            now = self._list(place)
+            kept = self._names.get(Path(place).stat().st_ino, {})
             changed = {name for name in {*now, *kept} if now.get(name) != kept.get(name)}
             found += [str((Path(place) / name).relative_to(self.root)) for name in changed]
         return sorted(found)
@@ -107,9 +115,12 @@ class SyncedDisk:
             self._hold(f"{place}/{name}", found.inode)
         return names
 
-    def _restore(self, descriptor: int, place: Path, target: Path, lucky: Callable[[str], bool]) -> None:
+    def _restore(
+        self, descriptor: int, place: Path, target: Path, lucky: Callable[[str], bool]
+    ) -> None:
         target.mkdir()
-        now, kept = self._list(f"/proc/self/fd/{descriptor}"), self._names.get(os.fstat(descriptor).st_ino, {})
+        now = self._list(f"/proc/self/fd/{descriptor}")
+        kept = self._names.get(os.fstat(descriptor).st_ino, {})
         for name in {*now, *kept}:
             found = (now if lucky(str(place / name)) else kept).get(name)
             if found is None:
@@ -118,7 +129,11 @@ class SyncedDisk:
             if not found.is_directory:
                 (target / name).write_bytes(self._bytes.get(found.inode, b""))
             elif name in self._native:
-                shutil.copytree(f"/proc/self/fd/{held}", target / name, ignore=shutil.ignore_patterns("node.sock"))
+                shutil.copytree(
+                    f"/proc/self/fd/{held}",
+                    target / name,
+                    ignore=shutil.ignore_patterns("node.sock"),
+                )
             else:
                 self._restore(held, place / name, target / name, lucky)
 
@@ -139,7 +154,9 @@ def synced_disk(root: Path, *, cut_at: int | None = None) -> Iterator[SyncedDisk
 def _caller() -> str:
     names: list[str] = []
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and len(names) < CALLERS_MAX and "/tests/" not in frame.f_code.co_filename:
+    while (
+        frame is not None and len(names) < CALLERS_MAX and "/tests/" not in frame.f_code.co_filename
+    ):
         names.append(frame.f_code.co_name)
         frame = frame.f_back
     return " > ".join(reversed(names))

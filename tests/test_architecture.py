@@ -18,9 +18,11 @@ def sections(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("number", range(len(WALKS)), ids=list(WALKS))
 def test_the_page_names_the_files_of_a_walk_in_order_and_no_others(number: int) -> None:
-    there, seen = sections(on_page())[number], sections(told())[number]
+    there = sections(on_page())[number]
+    seen = sections(told())[number]
     if list(WALKS)[number] in AT_ONCE:
-        there, seen = sorted(there), sorted(seen)
+        there = sorted(there)
+        seen = sorted(seen)
     assert there == seen, "python -m tests.walks writes them again"
 
 

@@ -1,4 +1,6 @@
-"""Directories that hold no sound node, belong to another, are read-only or full: a typed error, and nothing is lost."""
+"""Directories that hold no sound node, belong to another, are read-only or full: a typed error, and
+nothing is lost.
+"""
 
 import os
 import shutil
@@ -80,7 +82,9 @@ async def test_a_directory_that_is_no_sound_node_is_refused_and_left_alone(
     with pytest.raises(kind, match=text) as caught:
         await open_and_close(path)
     assert NEXT_STEP in str(caught.value)
-    assert (sorted(each.name for each in path.iterdir()) if path.is_dir() else path.read_text()) == before
+    assert (
+        sorted(each.name for each in path.iterdir()) if path.is_dir() else path.read_text()
+    ) == before
 
 
 def contents(path: Path) -> dict[str, bytes | None]:
@@ -101,14 +105,20 @@ def leave_only_segments(path: Path) -> None:
 
 
 STRANGERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "a folder of images": ("'segments'", lambda path: put(path, "segments/cat.parquet", "segments/1/1.parquet")),
+    "a folder of images": (
+        "'segments'",
+        lambda path: put(path, "segments/cat.parquet", "segments/1/1.parquet"),
+    ),
     "what is left of a node": ("'deletes', 'segments'", leave_only_segments),
     "one hidden file": ("'.gitignore'", lambda path: put(path, ".gitignore")),
     "a temporary log of somebody else": ("'log.tmp'", lambda path: put(path, "log.tmp/notes.txt")),
     "a temporary floor of somebody else": ("'floor.tmp'", lambda path: put(path, "floor.tmp")),
     "a lock of somebody else": ("'node.lock'", lambda path: put(path, "node.lock")),
     "a reserve of somebody else": ("'reserve'", lambda path: put(path, "reserve")),
-    "more than can be named": ("'a', 'b', 'c', 'd', 'e' and more", lambda path: put(path, *"abcdefgh")),
+    "more than can be named": (
+        "'a', 'b', 'c', 'd', 'e' and more",
+        lambda path: put(path, *"abcdefgh"),
+    ),
 }
 
 
@@ -135,7 +145,12 @@ async def test_files_that_a_node_never_wrote_stay_in_its_directories(tmp_path: P
         await node.insert("orders", [ROW])
         await node.flush()
         await node.insert("orders", [ROW])
-    mine = ["segments/cat.png", "segments/1/1000.parquet", "deletes/old.parquet", "cuts/notes.json.tmp"]
+    mine = [
+        "segments/cat.png",
+        "segments/1/1000.parquet",
+        "deletes/old.parquet",
+        "cuts/notes.json.tmp",
+    ]
     put(tmp_path, *mine)
     async with sn.open_node(tmp_path) as node:
         await node.flush()
@@ -145,10 +160,18 @@ async def test_files_that_a_node_never_wrote_stay_in_its_directories(tmp_path: P
 
 @pytest.mark.parametrize(
     "path",
-    ["s3://bucket/node", "file:///srv/node", Path("gs://bucket/node"), "unix:data/node.sock", "data/node.sock"],
+    [
+        "s3://bucket/node",
+        "file:///srv/node",
+        Path("gs://bucket/node"),
+        "unix:data/node.sock",
+        "data/node.sock",
+    ],
     ids=str,
 )
-async def test_an_address_is_no_directory(tmp_path: Path, path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_is_no_directory(
+    tmp_path: Path, path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidArgument, match="is an address — "):
         await open_and_close(path)
@@ -166,9 +189,13 @@ async def test_a_path_that_leads_nowhere_is_a_typed_error(tmp_path: Path) -> Non
         await open_and_close(tmp_path / "gone")
 
 
-@pytest.mark.parametrize("name", ["floor", "node.lock", "log/CURRENT", "cuts/0000000000000001.json"])
+@pytest.mark.parametrize(
+    "name", ["floor", "node.lock", "log/CURRENT", "cuts/0000000000000001.json"]
+)
 @pytest.mark.parametrize("kind", ["pipe", "link", "directory"])
-async def test_something_else_in_place_of_a_file_is_a_typed_error_at_once(tmp_path: Path, name: str, kind: str) -> None:
+async def test_something_else_in_place_of_a_file_is_a_typed_error_at_once(
+    tmp_path: Path, name: str, kind: str
+) -> None:
     async with sn.open_node(tmp_path / "node", free_bytes_min=0) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", [ROW])
@@ -189,7 +216,9 @@ async def test_something_else_in_place_of_a_file_is_a_typed_error_at_once(tmp_pa
 
 @pytest.mark.may_block
 @pytest.mark.parametrize("name", ["CURRENT", "IDENTITY", "OPTIONS-*", "MANIFEST-*", "*.log"])
-async def test_a_giant_of_holes_in_the_database_is_refused_at_once(tmp_path: Path, name: str) -> None:
+async def test_a_giant_of_holes_in_the_database_is_refused_at_once(
+    tmp_path: Path, name: str
+) -> None:
     await open_and_close(tmp_path)
     giant = max((tmp_path / "log").glob(name))
     os.truncate(giant, 1 << 40)
@@ -200,7 +229,8 @@ async def test_a_giant_of_holes_in_the_database_is_refused_at_once(tmp_path: Pat
 @pytest.mark.may_block
 @pytest.mark.parametrize("name", ["segments", "segments/*", "deletes", "cuts", "leases"])
 async def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, name: str) -> None:
-    outside, path = tmp_path / "outside", tmp_path / "node"
+    outside = tmp_path / "outside"
+    path = tmp_path / "node"
     async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", [ROW])
@@ -211,7 +241,8 @@ async def test_a_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, na
     (place,) = path.glob(name)
     place.rename(outside)
     place.symlink_to(outside)
-    before, mode = contents(outside), outside.stat().st_mode
+    before = contents(outside)
+    mode = outside.stat().st_mode
     with pytest.raises(Corrupt, match=f"{place} is a link — put the directory"):
         settings: dict[str, Any] = {"retention_s": 0, "flush.group_may_read": True}
         async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0, **settings) as node:
@@ -227,7 +258,8 @@ async def test_a_cut_of_a_copy_that_went_its_own_way_is_corrupt(tmp_path: Path) 
             await node.insert("orders", [{"id": 1, "item": item}])
             await node.flush()
 
-    path, copy = tmp_path / "node", tmp_path / "copy"
+    path = tmp_path / "node"
+    copy = tmp_path / "copy"
     await cut(path, "first")
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns("node.sock"))
     for each in (path, copy):
@@ -235,7 +267,10 @@ async def test_a_cut_of_a_copy_that_went_its_own_way_is_corrupt(tmp_path: Path) 
         await cut(each, "last")
     second = "cuts/0000000000000002.json"
     assert (path / second).read_bytes() != (copy / second).read_bytes()
-    for name in (second, *(str(each.relative_to(copy)) for each in (copy / "segments").rglob("*.parquet"))):
+    for name in (
+        second,
+        *(str(each.relative_to(copy)) for each in (copy / "segments").rglob("*.parquet")),
+    ):
         shutil.copyfile(copy / name, path / name)
     async with sn.open_node(path, cut_interval_s=None, free_bytes_min=0) as node:
         with pytest.raises(Corrupt, match="not the cut 2 that this node made"):
@@ -244,7 +279,9 @@ async def test_a_cut_of_a_copy_that_went_its_own_way_is_corrupt(tmp_path: Path) 
 
 async def test_a_directory_in_use_names_its_process(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path) as node:
-        with pytest.raises(AlreadyOwned, match=rf"this process \(pid {os.getpid()}\).* — ") as caught:
+        with pytest.raises(
+            AlreadyOwned, match=rf"this process \(pid {os.getpid()}\).* — "
+        ) as caught:
             await open_and_close(node.path)
     assert caught.value.pid == os.getpid()
 
@@ -274,7 +311,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(path)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
         pytest.skip("may not mount a tmpfs here")
     yield path
     subprocess.run(["umount", str(path)], check=True)
@@ -314,15 +354,22 @@ async def test_a_read_only_disk_is_refused_and_serves_again_when_it_is_not(disk:
 
 
 @pytest.mark.may_block
-async def test_a_disk_that_gets_low_refuses_appends_and_serves_readers_until_it_has_room(disk: Path) -> None:
-    remount(disk, "size=192m")  # the node looks ten times a second, and an empty tmpfs takes 50 MiB in that time
+async def test_a_disk_that_gets_low_refuses_appends_and_serves_readers_until_it_has_room(
+    disk: Path,
+) -> None:
+    # the node looks ten times a second, and an empty tmpfs takes 50 MiB in that time
+    remount(disk, "size=192m")
     async with sn.open_node(disk / "node", free_bytes_min=152 * MIB, cut_interval_s=None) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         async with node.read("orders", name="auditor"):
-            pass  # from here on it holds the log, of which a node short of space gives up what is in files
+            # from here on it holds the log, of which a node short of space gives up what is in
+            # files
+            pass
         acknowledged = await fill(node, StorageFull)
         assert await rows_of(node) == acknowledged
-        async with node.read("orders", name="auditor", until=await node.consistent_tick()) as messages:
+        async with node.read(
+            "orders", name="auditor", until=await node.consistent_tick()
+        ) as messages:
             assert sum([message.num_rows async for message in messages]) == acknowledged
         with pytest.raises(StorageFull):
             async with node.transaction() as txn:

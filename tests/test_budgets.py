@@ -1,4 +1,5 @@
-"""How large the project is: lines, files, doors, settings, errors. A bound may only go down; beside it stands its aim.
+"""How large the project is: lines, files, doors, settings, errors. A bound may only go down; beside
+it stands its aim.
 
 Who needs more room takes it from another row, or says in the commit why the project has to grow.
 """
@@ -25,7 +26,9 @@ from wal.rocks.log import RocksLog
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).resolve().parent.parent
-LINES_MIN, LINES_MAX = 40, 500  # a file is a chapter
+# a file is a chapter
+LINES_MIN = 40
+LINES_MAX = 500
 SHORT_BY_NATURE = {"__init__.py", "__main__.py"}  # what a package is, and how it starts
 
 
@@ -65,7 +68,10 @@ DOORS = {
 
 def product_files() -> Iterator[Path]:
     for package in ROOT_PACKAGES:
-        yield from (path for path in (ROOT / package).rglob("*.py") if not path.name.endswith("_pb2.py"))  # generated
+        # generated
+        yield from (
+            path for path in (ROOT / package).rglob("*.py") if not path.name.endswith("_pb2.py")
+        )
 
 
 def own_files() -> Iterator[Path]:
@@ -81,7 +87,9 @@ def length(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def doors() -> dict[str, int]:
-    """Measure in a process of its own: the profiler of this one may be taken, and imports are part of an operation."""
+    """Measure in a process of its own: the profiler of this one may be taken, and imports are part
+    of an operation.
+    """
     command = [sys.executable, "-m", "tests.doors", "--json"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found: dict[str, list[str]] = json.loads(said.stdout)
@@ -90,7 +98,10 @@ def doors() -> dict[str, int]:
 
 @pytest.mark.parametrize("package", LINES)
 def test_a_package_has_no_more_lines_than_its_budget(package: str) -> None:
-    assert sum(length(path) for path in product_files() if path.is_relative_to(ROOT / package)) <= LINES[package].bound
+    assert (
+        sum(length(path) for path in product_files() if path.is_relative_to(ROOT / package))
+        <= LINES[package].bound
+    )
 
 
 def test_every_package_of_the_product_has_a_budget() -> None:
@@ -111,12 +122,18 @@ def test_no_python_file_outgrows_its_chapter() -> None:
 
 def test_no_file_of_the_product_is_shorter_than_a_chapter() -> None:
     """Those of tests mirror what they test, and some of that takes few lines to test."""
-    short = [path for path in product_files() if length(path) < LINES_MIN and path.name not in SHORT_BY_NATURE]
+    short = [
+        path
+        for path in product_files()
+        if length(path) < LINES_MIN and path.name not in SHORT_BY_NATURE
+    ]
     assert not [path.relative_to(ROOT) for path in short]
 
 
 @pytest.mark.parametrize("operation", DOORS)
-def test_an_operation_passes_through_no_more_files_than_its_budget(operation: str, doors: dict[str, int]) -> None:
+def test_an_operation_passes_through_no_more_files_than_its_budget(
+    operation: str, doors: dict[str, int]
+) -> None:
     assert doors[operation] <= DOORS[operation].bound, "python -m tests.doors --list names them"
 
 
@@ -129,13 +146,20 @@ async def test_few_coroutines_are_nested_between_the_caller_of_an_insert_and_the
 
     def counted(log: RocksLog, pack: Pack) -> AppendTicket:
         stack = [frame.f_code for frame, _ in traceback.walk_stack(None)]
-        own = [code for code in stack if any(code.co_filename.startswith(f"{ROOT / name}/") for name in ROOT_PACKAGES)]
+        own = [
+            code
+            for code in stack
+            if any(code.co_filename.startswith(f"{ROOT / name}/") for name in ROOT_PACKAGES)
+        ]
         depths.append(sum(bool(code.co_flags & inspect.CO_COROUTINE) for code in own))
         return append(log, pack)
 
     async with sn.open_node(tmp_path / "node") as node:
-        await node.create_collection("orders", pa.schema([pa.field("id", pa.int64())]), primary_key="id")
-        for number in range(3):  # the first of a collection goes by another task, where others may join it
+        await node.create_collection(
+            "orders", pa.schema([pa.field("id", pa.int64())]), primary_key="id"
+        )
+        # the first of a collection goes by another task, where others may join it
+        for number in range(3):
             await node.insert("orders", [{"id": number}])
         monkeypatch.setattr(RocksLog, "append", counted)
         await node.insert("orders", [{"id": 9}])
@@ -175,4 +199,6 @@ def test_every_bound_is_on_its_way_to_its_target() -> None:
         "settings": SETTINGS,
         "errors": ERROR_CLASSES,
     }
-    assert not [name for name, budget in (LINES | DOORS | single).items() if budget.bound < budget.target]
+    assert not [
+        name for name, budget in (LINES | DOORS | single).items() if budget.bound < budget.target
+    ]

@@ -1,4 +1,6 @@
-"""A node closed while everything is going on at once: it ends, every call told, no task left, nothing lost or doubled."""
+"""A node closed while everything is going on at once: it ends, every call told, no task left,
+nothing lost or doubled.
+"""
 
 import asyncio
 import random
@@ -19,7 +21,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False), pa.field("value", pa.int64())])
 ROUNDS = 8
 CLOSES_S = 60
-CONFIG = load_config(arguments={"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.02})
+CONFIG = load_config(
+    arguments={"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.02}
+)
 
 
 class Users:
@@ -29,7 +33,8 @@ class Users:
         self.tried: set[int] = set()
         self.acknowledged: set[int] = set()
         self._last = 0
-        self._wanted, self._reached = 0, asyncio.Event()
+        self._wanted = 0
+        self._reached = asyncio.Event()
 
     async def acknowledge_more(self, rows: int) -> None:
         """Return when so many more rows are acknowledged."""
@@ -60,7 +65,8 @@ class Users:
         self.acknowledge(rows)
 
     async def streamed_pair(self, node: Node) -> None:
-        rows, txn_id = self.row(), await node.begin_transaction(keepalive_s=5)
+        rows = self.row()
+        txn_id = await node.begin_transaction(keepalive_s=5)
         await node.insert("a", rows, txn_id=txn_id)
         await node.insert("b", rows, txn_id=txn_id)
         await node.commit_transaction(txn_id)
@@ -71,12 +77,17 @@ class Users:
 
     async def change_collections(self, node: Node) -> None:
         await node.create_collection("c", SCHEMA, primary_key="key", shards=2, if_not_exists=True)
-        await together(*(node.insert("c", [{"key": 1, "value": 1}]) for _ in range(3)), node.drop_collection("c"))
+        await together(
+            *(node.insert("c", [{"key": 1, "value": 1}]) for _ in range(3)),
+            node.drop_collection("c"),
+        )
 
     async def change_partitions(self, node: Node) -> None:
         await node.create_partition("d", "eu", if_not_exists=True)
         row = [{"key": 1, "value": 1}]
-        await together(node.insert("d", row, partition="eu"), node.flush(), node.drop_partition("d", "eu"))
+        await together(
+            node.insert("d", row, partition="eu"), node.flush(), node.drop_partition("d", "eu")
+        )
 
     async def read(self, node: Node) -> None:
         async with node.read("a", until=await node.consistent_tick()) as messages:
@@ -113,10 +124,13 @@ async def values(node: Node, name: str) -> Counter[int]:
     return Counter((await node.snapshot(name))["value"].to_numpy().tolist())
 
 
-async def test_node_closed_in_the_middle_of_everything_loses_nothing_and_leaves_nobody_waiting(tmp_path: Path) -> None:
+async def test_node_closed_in_the_middle_of_everything_loses_nothing_and_leaves_nobody_waiting(
+    tmp_path: Path,
+) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)  # shown when the test fails
-    chance, users = random.Random(seed), Users()
+    chance = random.Random(seed)
+    users = Users()
     loop = asyncio.get_running_loop()
     unheard: list[object] = []
     loop.set_exception_handler(lambda _, context: unheard.append(context))
@@ -125,8 +139,12 @@ async def test_node_closed_in_the_middle_of_everything_loses_nothing_and_leaves_
     for _ in range(ROUNDS):
         async with sn.open_node(tmp_path, config=CONFIG) as node:
             for name in ("a", "b", "d"):
-                await node.create_collection(name, SCHEMA, primary_key="key", shards=3, if_not_exists=True)
-            tasks = {loop.create_task(until_closed(kind.__get__(users), node)) for kind in kinds * 2}
+                await node.create_collection(
+                    name, SCHEMA, primary_key="key", shards=3, if_not_exists=True
+                )
+            tasks = {
+                loop.create_task(until_closed(kind.__get__(users), node)) for kind in kinds * 2
+            }
             await users.acknowledge_more(chance.randint(1, 60))
             closing_at = loop.time()
         assert loop.time() - closing_at < CLOSES_S
@@ -137,7 +155,8 @@ async def test_node_closed_in_the_middle_of_everything_loses_nothing_and_leaves_
     loop.set_exception_handler(None)
     assert not unheard
     async with sn.open_node(tmp_path, cut_interval_s=None) as node:
-        left, right = await values(node, "a"), await values(node, "b")
+        left = await values(node, "a")
+        right = await values(node, "b")
     assert left.keys() >= users.acknowledged
     assert left.keys() <= users.tried
     assert right.keys() <= left.keys(), "a pair is there whole"

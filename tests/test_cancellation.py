@@ -1,4 +1,6 @@
-"""Every public call of a node on disk, cancelled at each of its waits: the node goes on, and nothing is lost or doubled."""
+"""Every public call of a node on disk, cancelled at each of its waits: the node goes on, and
+nothing is lost or doubled.
+"""
 
 import asyncio
 import inspect
@@ -28,7 +30,8 @@ WAITS_MAX = 60
 
 
 class Caller:
-    """Calls of one node, each with a value of its own; knows what was tried and what was acknowledged.
+    """Calls of one node, each with a value of its own; knows what was tried and what was
+    acknowledged.
 
     Every method is one line of the table: cancelled at each of its waits, in each way.
     """
@@ -74,7 +77,8 @@ class Caller:
         self.acknowledge(rows)
 
     async def transaction_with_a_timeout(self) -> None:
-        rows, more = self.rows(), self.rows()
+        rows = self.rows()
+        more = self.rows()
         async with self.node.transaction(timeout=HANGS_S) as txn:
             await txn.insert("c", rows)
         self.acknowledge(rows)
@@ -113,11 +117,14 @@ class Caller:
     async def collections(self) -> None:
         name = f"c{self.number()}"
         await self.node.create_collection(name, SCHEMA, primary_key="key", shards=2)
-        await self.node.create_collection(name, SCHEMA, primary_key="key", shards=2, if_not_exists=True)
+        await self.node.create_collection(
+            name, SCHEMA, primary_key="key", shards=2, if_not_exists=True
+        )
         await self.node.drop_collection(name)
 
     async def partitions(self) -> None:
-        name, rows = f"p{self.number()}", self.rows()
+        name = f"p{self.number()}"
+        rows = self.rows()
         await self.node.create_partition("c", name)
         await self.node.insert("c", rows, partition=name)
         self.acknowledge(rows)
@@ -128,7 +135,9 @@ class Caller:
                 pass
 
     async def read_by_name(self) -> None:
-        async with self.node.read("c", name="billing", until=await self.node.consistent_tick()) as messages:
+        async with self.node.read(
+            "c", name="billing", until=await self.node.consistent_tick()
+        ) as messages:
             async for message in messages:
                 await messages.ack(message)
 
@@ -164,7 +173,8 @@ class Caller:
         await self.node.delete("c", [-self.number()])
 
     async def write_as_producer(self) -> None:
-        rows, more = self.rows(), self.rows()
+        rows = self.rows()
+        more = self.rows()
         producer = await self.node.producer("import")
         await producer.insert("c", rows)
         self.acknowledge(rows)
@@ -242,7 +252,9 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     assert not unheard
 
 
-async def at_each_wait(call: Callable[[], Awaitable[object]], way: Way, then: Callable[[], Awaitable[object]]) -> None:
+async def at_each_wait(
+    call: Callable[[], Awaitable[object]], way: Way, then: Callable[[], Awaitable[object]]
+) -> None:
     for wait in range(WAITS_MAX):
         if not await cancel_at(wait, call, way):
             return
@@ -305,7 +317,9 @@ async def test_backup_cancelled_at_any_moment_leaves_nothing_and_the_next_one_wo
     node: Node, tmp_path: Path, *, by_task: bool
 ) -> None:
     await node.insert("c", [{"key": key, "value": key} for key in range(100)])
-    place, turns, finished = tmp_path / "beside" / "backup", 0, False
+    place = tmp_path / "beside" / "backup"
+    turns = 0
+    finished = False
     while not finished:
         finished = await cancel_after(turns, lambda: node.backup(place), by_task=by_task)
         if finished:
@@ -320,7 +334,9 @@ async def test_backup_cancelled_at_any_moment_leaves_nothing_and_the_next_one_wo
 async def test_node_cancelled_while_it_opens_or_closes_lets_go_of_its_directory(
     tmp_path: Path, stage: str, *, by_task: bool
 ) -> None:
-    before, turns, finished = asyncio.all_tasks(), 0, False
+    before = asyncio.all_tasks()
+    turns = 0
+    finished = False
     while not finished:
         leaving = asyncio.Event()
         finished = await cancel_after(
@@ -343,9 +359,15 @@ async def use_once(path: Path, leaving: asyncio.Event) -> None:
 
 
 async def cancel_after(
-    turns: int, call: Callable[[], Awaitable[object]], *, by_task: bool, begin: asyncio.Event | None = None
+    turns: int,
+    call: Callable[[], Awaitable[object]],
+    *,
+    by_task: bool,
+    begin: asyncio.Event | None = None,
 ) -> bool:
-    """Cancel a call so many turns of the event loop after it began, or `begin`; return whether it had ended by itself."""
+    """Cancel a call so many turns of the event loop after it began, or `begin`; return whether it
+    had ended by itself.
+    """
     scope = anyio.CancelScope()
 
     async def in_scope() -> None:

@@ -1,4 +1,6 @@
-"""Clocks that run backwards, stand still or leap between two opens: ticks go on ascending, and nothing is lost by it."""
+"""Clocks that run backwards, stand still or leap between two opens: ticks go on ascending, and
+nothing is lost by it.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -66,7 +68,8 @@ async def test_idle_transaction_ends_although_the_clock_stands_still(tmp_path: P
 async def test_clock_that_was_set_ends_no_transaction_when_the_log_is_reopened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, clock = FailingDisk(monkeypatch, Fault.WRITE_LOST), [NOW_MS]
+    disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
+    clock = [NOW_MS]
     async with opened_at(tmp_path, lambda: clock[0]) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
         txn_ids = [await node.begin_transaction() for _ in range(2)]
@@ -106,7 +109,9 @@ async def test_log_written_under_a_clock_that_was_ahead_is_given_up_after_its_re
     assert "until=2033-" in caplog.text
 
 
-async def test_a_clock_that_leaps_ahead_while_the_node_is_open_makes_no_log_old(tmp_path: Path) -> None:
+async def test_a_clock_that_leaps_ahead_while_the_node_is_open_makes_no_log_old(
+    tmp_path: Path,
+) -> None:
     leap_ms = 0
     async with opened_at(tmp_path, lambda: NOW_MS + leap_ms, retention_s=24 * 3600) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
@@ -116,5 +121,7 @@ async def test_a_clock_that_leaps_ahead_while_the_node_is_open_makes_no_log_old(
             leap_ms = TEN_YEARS_MS
         await node.insert("c", [{"key": 3, "value": 3}])
         await node.flush()
-        await parts_of(node).flusher.retention.enforce(parts_of(node).flusher.checkpoint, ShardState())
+        await parts_of(node).flusher.retention.enforce(
+            parts_of(node).flusher.checkpoint, ShardState()
+        )
         assert first_position(node) == 1

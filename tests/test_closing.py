@@ -1,4 +1,6 @@
-"""Calls that are under way when their node closes: each hears in bounded time what is true of it."""
+"""Calls that are under way when their node closes: each hears in bounded time what is true of
+it.
+"""
 
 import asyncio
 import threading
@@ -25,7 +27,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
 HANGS_S = 60
-QUICK_GRACE_S, CLOSES_S = 0.2, 60
+QUICK_GRACE_S = 0.2
+CLOSES_S = 60
 
 
 def opened(path: Path | None) -> OpenNode:
@@ -40,9 +43,10 @@ async def error_of(call: Awaitable[object]) -> StreamingNodeError | None:
     return None
 
 
-async def test_tick_and_cut_asked_for_inside_a_call_that_the_closing_overtakes_are_refused_as_closed() -> None:
+async def test_tick_and_cut_asked_for_inside_call_closing_overtakes_are_refused_as_closed() -> None:
     async with opened(None) as node:
-        channel, flusher = parts_of(node).channel, parts_of(node).flusher
+        channel = parts_of(node).channel
+        flusher = parts_of(node).flusher
     for call in (channel.consistent_tick(), flush(channel, flusher)):
         with pytest.raises(OnShutdown) as refused:
             await call
@@ -98,7 +102,9 @@ async def test_insert_that_waits_for_a_segment_in_vain_holds_closing_no_longer_t
         await node.create_collection("a", SCHEMA, primary_key="key")
         monkeypatch.setattr(ShardManager, "new_segment", full)
         monkeypatch.setattr("streamingnode.embedded.GRACE_S", QUICK_GRACE_S)
-        inserts = [asyncio.ensure_future(error_of(node.insert("a", [{"key": key}]))) for key in range(4)]
+        inserts = [
+            asyncio.ensure_future(error_of(node.insert("a", [{"key": key}]))) for key in range(4)
+        ]
         inserts.append(asyncio.ensure_future(error_of(node.insert("a", [{"key": 9}], timeout=600))))
         await anyio.lowlevel.checkpoint()
         began = loop.time()
@@ -109,7 +115,9 @@ async def test_insert_that_waits_for_a_segment_in_vain_holds_closing_no_longer_t
 async def test_term_that_opens_while_appends_are_stopped_takes_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, reopens, stopped = FailingDisk(monkeypatch), threading.Event(), threading.Event()
+    disk = FailingDisk(monkeypatch)
+    reopens = threading.Event()
+    stopped = threading.Event()
 
     def open_when_stopped(*given: Any, **options: Any) -> object:
         reopens.set()

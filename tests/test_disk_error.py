@@ -1,4 +1,6 @@
-"""A disk whose sync really fails, by a system call that returns EIO: the node comes back without being told to."""
+"""A disk whose sync really fails, by a system call that returns EIO: the node comes back without
+being told to.
+"""
 
 import json
 import shutil
@@ -52,9 +54,13 @@ anyio.run(main)
 @pytest.mark.parametrize("when", [2, 5, 9])
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 def test_node_outlives_every_failed_fdatasync_with_all_rows_once(tmp_path: Path, when: int) -> None:
-    """Each thread has a counter of its own, so each term's writer meets the fault again, and so may an attempt to reopen."""
+    """Each thread has a counter of its own, so each term's writer meets the fault again, and so may
+    an attempt to reopen.
+    """
     program = [sys.executable, "-c", PROGRAM, str(tmp_path / "node")]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as node:
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as node:
         assert node.stdin is not None
         assert node.stdout is not None
         assert node.stdout.readline() == "open\n"
@@ -74,7 +80,18 @@ def test_node_outlives_every_failed_fdatasync_with_all_rows_once(tmp_path: Path,
 @contextmanager
 def attached(pid: int, inject: str, trace: Path) -> Iterator[None]:
     """Run strace on a process; the fault counts from here on."""
-    command = ["strace", "-f", "-p", str(pid), "-o", str(trace), "-e", "trace=fdatasync", "-e", inject]
+    command = [
+        "strace",
+        "-f",
+        "-p",
+        str(pid),
+        "-o",
+        str(trace),
+        "-e",
+        "trace=fdatasync",
+        "-e",
+        inject,
+    ]
     with (trace.parent / "told").open("w+") as told:
         strace = subprocess.Popen(command, stderr=told)
         while "attached" not in (trace.parent / "told").read_text():

@@ -1,4 +1,6 @@
-"""Examples in the documents that no other test runs: settings, commands, and blocks of Python, each as it is written."""
+"""Examples in the documents that no other test runs: settings, commands, and blocks of Python, each
+as it is written.
+"""
 
 import logging
 import re
@@ -16,7 +18,11 @@ from streamingnode.cli.program import build_parser
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-RUN_ELSEWHERE = {"README.md": "test_programs", "docs/guide.md": "test_guide", "docs/spark.md": "test_spark_page"}
+RUN_ELSEWHERE = {
+    "README.md": "test_programs",
+    "docs/guide.md": "test_guide",
+    "docs/spark.md": "test_spark_page",
+}
 
 
 def blocks(kind: str) -> Iterator[tuple[str, str]]:
@@ -58,7 +64,10 @@ def test_settings_of_the_documents_are_settings(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text(settings)
     config = sn.load_config(file=file)
-    assert config.flush.schedule.interval_s == tomllib.loads(settings)["flush"]["schedule"]["interval_s"]
+    assert (
+        config.flush.schedule.interval_s
+        == tomllib.loads(settings)["flush"]["schedule"]["interval_s"]
+    )
     [(name, value)] = re.findall(
         r"`(STREAMINGNODE_\w+)=(\d+)`", (ROOT / "docs" / "configuration.md").read_text("utf-8")
     )

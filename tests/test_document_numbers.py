@@ -1,4 +1,6 @@
-"""Numbers, events, statistics, options and exit codes that the documents name are those of the code."""
+"""Numbers, events, statistics, options and exit codes that the documents name are those of the
+code.
+"""
 
 import ast
 import re
@@ -47,7 +49,8 @@ from wal.rocks.layout import OPEN_TABLES_MAX
 from wal.timetick import LOGICAL_BITS
 
 ROOT = Path(__file__).parents[1]
-CONFIG, MIB = NodeConfig(), 1 << 20
+CONFIG = NodeConfig()
+MIB = 1 << 20
 LAG, FREE, AGE, BEHIND = (
     tuple(map(int, limits))
     for limits in (
@@ -59,19 +62,25 @@ LAG, FREE, AGE, BEHIND = (
 )
 
 NUMBERS = {
-    "README": [f"A write is atomic up to {CONFIG.wal.group_bytes_max // MIB} MiB", f"Java {JAVA_MAJOR_MIN} or newer"],
+    "README": [
+        f"A write is atomic up to {CONFIG.wal.group_bytes_max // MIB} MiB",
+        f"Java {JAVA_MAJOR_MIN} or newer",
+    ],
     "docs/operations": [
         f"waits up to {OWNER_S_MAX:g} seconds for a command to end",
         f"a path over {SOCKET_PATH_BYTES_MAX} bytes",
         f"answers the calls and writes it has for up to {listening.GRACE_S:g} seconds",
         f"A token has at least {TOKEN_BYTES_MIN} characters",
-        f"| `serve.connections_max`, {ServeOptions().connections_max:,}; of one address a quarter of that |",
+        f"| `serve.connections_max`, {ServeOptions().connections_max:,}; of one address a quarter "
+        "of that |",
         f"{ServeOptions().connections_max:,} is the bound",
         f"| calls of one connection | {server.CALLS_MAX:,} |",
         f"| bytes of writes of one connection without an answer | {WRITE_BYTES_MAX // MIB} MiB |",
         f"| a frame | {FRAME_BYTES_MAX // MIB} MiB, {GROUPS_MAX:,} writes |",
-        f"to be silent | {server.HELLO_S_MAX:g} s, {server.HELLO_S_MAX:g} s, {server.SILENT_S_MAX:g} s |",
-        f"calls, writes | {CLIENTS_BYTES_MAX // MIB} MiB | clients wait; after {server.ROOM_S_MAX:g} s",
+        f"to be silent | {server.HELLO_S_MAX:g} s, {server.HELLO_S_MAX:g} s, "
+        f"{server.SILENT_S_MAX:g} s |",
+        f"calls, writes | {CLIENTS_BYTES_MAX // MIB} MiB | clients wait; after "
+        f"{server.ROOM_S_MAX:g} s",
         f"read it | {SENT_BYTES_MAX // MIB} MiB: {sent_bytes_each(127) // MIB} MiB each up to 127",
         f"at most {ProducerLimits().producers_max:,} named ones",
         f"a disk with less than {CONFIG.log.free_bytes_min // MIB} MiB free",
@@ -100,7 +109,8 @@ NUMBERS = {
     ],
     "docs/metrics": [
         f"shifted right by {LOGICAL_BITS} bits",
-        f"Topics have series up to {metrics.TOPICS_MAX}, by name, their groups up to {metrics.GROUPS_MAX}",
+        f"Topics have series up to {metrics.TOPICS_MAX}, by name, their groups up to "
+        f"{metrics.GROUPS_MAX}",
         f"a pack took {SLOW_APPEND_S:g} s or more",
     ],
     "docs/guide": [
@@ -143,7 +153,7 @@ def test_a_number_of_a_page_is_that_of_the_code(name: str, text: str) -> None:
     assert text in " ".join(page(name).split())
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------
 
 
 @cache
@@ -159,7 +169,9 @@ def said_by(module: str) -> frozenset[object]:
 
 def test_every_event_of_the_page_is_said_by_its_logger_at_its_level() -> None:
     events = re.findall(
-        r"^\| (`[a-z_`, ]+`) \| (`[a-z_.`, ]+`) \| (warning|error|info)", page("docs/metrics"), re.MULTILINE
+        r"^\| (`[a-z_`, ]+`) \| (`[a-z_.`, ]+`) \| (warning|error|info)",
+        page("docs/metrics"),
+        re.MULTILINE,
     )
     assert len(events) > 20
     for names, loggers, level in events:
@@ -180,45 +192,77 @@ def test_every_component_of_the_json_log_is_on_the_page_and_has_a_logger() -> No
     ]
     of_logger = {"streamingnode.audit"}
     assert all(
-        any(f"{module}.".startswith(f"{prefix}.") for module in logging) for prefix in COMPONENTS.keys() - of_logger
+        any(f"{module}.".startswith(f"{prefix}.") for module in logging)
+        for prefix in COMPONENTS.keys() - of_logger
     )
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
+# --- statistics -----------------------------------------------------------------------------------
 
 
 def fields_of(kind: type) -> Iterator[str]:
-    """Yield the fields of a struct, and those of structs in it, which a list or a null may stand in for."""
+    """Yield the fields of a struct, and those of structs in it, which a list or a null may stand in
+    for.
+    """
     for name, hint in get_type_hints(kind).items():
-        inside = [each for each in (hint, *get_args(hint)) if is_dataclass(each) or hasattr(each, "__struct_fields__")]
+        inside = [
+            each
+            for each in (hint, *get_args(hint))
+            if is_dataclass(each) or hasattr(each, "__struct_fields__")
+        ]
         yield name if not inside else ""
         yield from (f"{name}.{inner}" for each in inside for inner in get_type_hints(each))
 
 
 def test_every_field_of_the_statistics_is_on_the_page_and_no_other_is() -> None:
-    section = page("docs/metrics").partition("## In the process: `await node.statistics()`")[2].partition("\n## ")[0]
-    documented, of_table, before = set(), "", ""
+    section = (
+        page("docs/metrics")
+        .partition("## In the process: `await node.statistics()`")[2]
+        .partition("\n## ")[0]
+    )
+    documented = set()
+    of_table = ""
+    before = ""
     for table, cell in re.findall(r"^(?:\*\*`(\w+)`\*\*|\| (`.*?) \|)", section, re.MULTILINE):
         of_table = table or of_table
         for name in re.findall(r"`([a-z0-9_.]+)`", cell):
             parent, dot, _ = name.rpartition(".")
             before = parent if dot else before if cell.index(f"`{name}`") and before else ""
-            documented.add(f"{of_table}.{name}" if of_table else name if dot or not before else f"{before}.{name}")
+            documented.add(
+                f"{of_table}.{name}"
+                if of_table
+                else name
+                if dot or not before
+                else f"{before}.{name}"
+            )
     whole = {"readers", "flusher", "spool", "topics"}  # of topics the text names what there is
     there = {name for name in fields_of(NodeStatistics) if name and not name.startswith("topics.")}
     assert documented == there | whole
 
 
-# --- names --------------------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHER_PROGRAMS = {"--no-deps", "--workers", "--home-dir", "--now", "--preload", "--system", "--user-group", "--master"}
+OTHER_PROGRAMS = {
+    "--no-deps",
+    "--workers",
+    "--home-dir",
+    "--now",
+    "--preload",
+    "--system",
+    "--user-group",
+    "--master",
+}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_option_and_every_series_that_a_page_names_is_there(path: Path) -> None:
     text = path.read_text("utf-8")
-    flags = {"--json", "--help", *(name for command in COMMANDS for names, _ in command.arguments for name in names)}
+    flags = {
+        "--json",
+        "--help",
+        *(name for command in COMMANDS for names, _ in command.arguments for name in names),
+    }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - OTHER_PROGRAMS <= flags
     series = set(re.findall(r"^\| `(streamingnode_\w+)` \|", page("docs/metrics"), re.MULTILINE))
     assert set(re.findall(r"\bstreamingnode_[a-z_]+", text)) <= series
@@ -226,7 +270,8 @@ def test_every_option_and_every_series_that_a_page_names_is_there(path: Path) ->
 
 def test_every_exit_code_is_on_the_page_and_no_other_is() -> None:
     table = page("docs/operations").partition("## Exit codes")[2]
-    waiting, codes = [StreamingNodeError], {EXIT_OK, EXIT_BROKEN_PIPE, *(EXIT_SIGNALLED + each for each in SIGNALS)}
+    waiting = [StreamingNodeError]
+    codes = {EXIT_OK, EXIT_BROKEN_PIPE, *(EXIT_SIGNALLED + each for each in SIGNALS)}
     while waiting:
         codes.add((each := waiting.pop()).exit_code)
         waiting += each.__subclasses__()

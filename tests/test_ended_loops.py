@@ -1,4 +1,6 @@
-"""An event loop that ends with a node or a client open: what it left is closed by whoever opens or closes next."""
+"""An event loop that ends with a node or a client open: what it left is closed by whoever opens or
+closes next.
+"""
 
 import asyncio
 import gc
@@ -92,7 +94,9 @@ def test_a_node_is_closed_on_another_loop_once_its_own_has_ended(tmp_path: Path,
         return await with_collection(await sn.open_node(tmp_path / "node"))
 
     async def closes() -> None:
-        with pytest.raises(OnShutdown, match="event loop of the node has ended — open the node again"):
+        with pytest.raises(
+            OnShutdown, match="event loop of the node has ended — open the node again"
+        ):
             await node.insert("c", [{"key": 1}])
         await node.aclose()
         await node.aclose()
@@ -124,7 +128,9 @@ def test_a_node_of_a_loop_that_may_run_again_is_its_own() -> None:
 
 
 @every_end
-def test_no_acknowledged_write_is_lost_when_the_loop_ends_while_appends_are_in_flight(tmp_path: Path, run: Run) -> None:
+def test_no_acknowledged_write_is_lost_when_the_loop_ends_while_appends_are_in_flight(
+    tmp_path: Path, run: Run
+) -> None:
     acknowledged = set[int]()
 
     async def insert(node: Node, key: int) -> None:
@@ -146,7 +152,9 @@ def test_no_acknowledged_write_is_lost_when_the_loop_ends_while_appends_are_in_f
 
 
 @every_end
-def test_a_directory_whose_opening_was_cut_off_by_the_end_of_the_loop_is_free(tmp_path: Path, run: Run) -> None:
+def test_a_directory_whose_opening_was_cut_off_by_the_end_of_the_loop_is_free(
+    tmp_path: Path, run: Run
+) -> None:
     directory = tmp_path / "node"
 
     async def forgets() -> None:
@@ -162,7 +170,9 @@ def test_a_directory_whose_opening_was_cut_off_by_the_end_of_the_loop_is_free(tm
 
 
 @every_end
-def test_a_shared_node_is_taken_over_by_the_next_opener_in_the_same_process(tmp_path: Path, run: Run) -> None:
+def test_a_shared_node_is_taken_over_by_the_next_opener_in_the_same_process(
+    tmp_path: Path, run: Run
+) -> None:
     async def forgets() -> None:
         node = await with_collection(await sn.open_node(tmp_path / "node", share=True))
         await node.insert("c", [{"key": 1}])
@@ -194,7 +204,9 @@ def test_what_monitors_ask_listens_again_at_the_same_port(tmp_path: Path, run: R
 
 
 @every_end
-def test_a_client_whose_loop_has_ended_lets_go_of_its_reader_and_its_consumer(tmp_path: Path, run: Run) -> None:
+def test_a_client_whose_loop_has_ended_lets_go_of_its_reader_and_its_consumer(
+    tmp_path: Path, run: Run
+) -> None:
     async def forgets() -> None:
         client = await sn.connect(address)
         reader = await client.read("c", name="billing").__aenter__()
@@ -206,7 +218,9 @@ def test_a_client_whose_loop_has_ended_lets_go_of_its_reader_and_its_consumer(tm
         async with sn.connect(address) as client:
             async with client.read("c", name="billing") as reader:
                 assert await reader.next_messages()
-            async with await client.mq.register_consumer("events", "group", ack_timeout_s=None) as consumer:
+            async with await client.mq.register_consumer(
+                "events", "group", ack_timeout_s=None
+            ) as consumer:
                 async with asyncio.timeout(60):
                     assert [message.payload async for message in first_of(consumer)] == [b"event"]
 
@@ -229,7 +243,9 @@ async def first_of(consumer: Any) -> Any:
 
 
 @every_end
-def test_the_spool_of_a_client_whose_loop_has_ended_is_opened_again(tmp_path: Path, run: Run) -> None:
+def test_the_spool_of_a_client_whose_loop_has_ended_is_opened_again(
+    tmp_path: Path, run: Run
+) -> None:
     async def forgets() -> None:
         await sn.connect(address, spool=tmp_path / "spool")
 

@@ -1,7 +1,8 @@
-"""A disk that fails at the n-th call while a node is made, opened or recovered, for n = 1, 2, ...: nothing is lost.
+"""A disk that fails at the n-th call while a node is made, opened or recovered, for n = 1, 2, ...:
+nothing is lost.
 
-Every call of the operating system that changes the directory counts, and every write and sync of the database; each n is
-tried on a directory of its own until a run does not come that far.
+Every call of the operating system that changes the directory counts, and every write and sync of
+the database; each n is tried on a directory of its own until a run does not come that far.
 """
 
 import errno
@@ -27,7 +28,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 CALLS = ("pwrite", "fsync", "ftruncate", "rename", "replace", "unlink", "mkdir", "open")
 HANGS_S = 60
 KEYS = list(range(8))
-"""Rows of the node whose opening is tried: some in a cut, some behind it, and a cut that was cut off."""
+"""Rows of the node whose opening is tried: some in a cut, some behind it, and a cut that was cut
+off.
+"""
 
 KILLED_IN_A_CUT = """
 import os, sys
@@ -53,13 +56,18 @@ class FailingCalls:
     """Fails the n-th call that changes the disk, once."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-        self._calls, self._at = itertools.count(1), at
+        self._calls = itertools.count(1)
+        self._at = at
         self.armed = False
         self.reached = False
         for name in CALLS:
-            monkeypatch.setattr(os, name, self._failing(getattr(os, name), OSError(errno.EIO, "Input/output error")))
+            monkeypatch.setattr(
+                os, name, self._failing(getattr(os, name), OSError(errno.EIO, "Input/output error"))
+            )
         for name in ("write_batch", "sync_log"):
-            monkeypatch.setattr(Writer, name, self._failing(getattr(Writer, name), OSError(errno.EIO, "IO error")))
+            monkeypatch.setattr(
+                Writer, name, self._failing(getattr(Writer, name), OSError(errno.EIO, "IO error"))
+            )
 
     def _failing(self, call: Callable[..., object], error: OSError) -> Callable[..., object]:
         def failing(*arguments: object, **named: object) -> object:
@@ -107,7 +115,9 @@ async def test_node_whose_opening_fails_at_any_call_opens_next_time_with_all_its
 ) -> None:
     tried = 0
     for at in itertools.count(1):
-        path = shutil.copytree(killed, tmp_path / str(at), ignore=shutil.ignore_patterns("node.sock"))
+        path = shutil.copytree(
+            killed, tmp_path / str(at), ignore=shutil.ignore_patterns("node.sock")
+        )
         with pytest.MonkeyPatch.context() as monkeypatch:
             calls = FailingCalls(monkeypatch, at)
             await open_and_close(path, calls)

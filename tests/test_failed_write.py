@@ -1,4 +1,6 @@
-"""A node whose disk fails a write comes back by itself; nothing acknowledged is missing or doubled, and nothing hangs."""
+"""A node whose disk fails a write comes back by itself; nothing acknowledged is missing or doubled,
+and nothing hangs.
+"""
 
 import asyncio
 import time
@@ -91,7 +93,9 @@ class History:
 
 
 class Tailing:
-    """A reader that is open all the time: whatever happens, its ticks ascend and its rows come once."""
+    """A reader that is open all the time: whatever happens, its ticks ascend and its rows come
+    once.
+    """
 
     def __init__(self) -> None:
         self.keys: list[int] = []
@@ -152,8 +156,12 @@ async def keys_of(node: Node, collection: str = "a") -> list[int]:
     return keys_in(await node.snapshot(collection))
 
 
-async def run_with_failure(path: Path, disk: FailingDisk, number: int, times: int, durability: str) -> None:
-    history, tailing, named = History(), Tailing(), Tailing()
+async def run_with_failure(
+    path: Path, disk: FailingDisk, number: int, times: int, durability: str
+) -> None:
+    history = History()
+    tailing = Tailing()
+    named = Tailing()
     with anyio.fail_after(HANGS_S):
         async with opened(path, durability=durability) as node:
             async with asyncio.TaskGroup() as readers:
@@ -170,14 +178,21 @@ async def run_with_failure(path: Path, disk: FailingDisk, number: int, times: in
             in_both = {3 + 10 * number for number in range(ROUNDS)} & set(keys)
             assert in_both == set(await keys_of(node, "b")), "transactions are whole"
         async with opened(path) as node:
-            assert sorted(await keys_of(node)) == sorted(keys), "what was there after the reopen stays"
+            assert sorted(await keys_of(node)) == sorted(keys), (
+                "what was there after the reopen stays"
+            )
     history.check(keys)
     assert sorted(tailing.keys) == sorted(named.keys) == sorted(keys)
 
 
-async def run_to_the_end(path: Path, disk: FailingDisk, durability: str, *, times: int, step: int) -> int:
-    """Fail the first call, then one `step` later, and so on, until a run passes without reaching it."""
-    number, disk.failed = 1, 1
+async def run_to_the_end(
+    path: Path, disk: FailingDisk, durability: str, *, times: int, step: int
+) -> int:
+    """Fail the first call, then one `step` later, and so on, until a run passes without reaching
+    it.
+    """
+    number = 1
+    disk.failed = 1
     while disk.reached:
         disk.failed = 0
         await run_with_failure(path / str(number), disk, number, times, durability)
@@ -201,7 +216,7 @@ async def test_node_comes_back_whichever_call_fails_and_fails_again(
     assert await run_to_the_end(tmp_path, any_disk, durability, times=times, step=1) > 6
 
 
-# --- a disk that stays broken ---------------------------------------------------------------------------------------------
+# --- a disk that stays broken ---------------------------------------------------------------------
 
 
 async def test_calls_on_a_dead_disk_end_with_a_typed_error_and_what_was_acknowledged_can_be_read(
@@ -242,7 +257,9 @@ async def test_cuts_asked_for_together_on_a_dead_disk_are_refused_together(
         await node.insert("a", [row(1)])
         disk.fail_at(1, times=FOR_EVER)
         await error_of(node.insert("a", [row(2)]))
-        wal, waiting, most = parts_of(node).channel.wal, 0, 0
+        wal = parts_of(node).channel.wal
+        waiting = 0
+        most = 0
         wait_back = wal.wait_back
 
         async def counted() -> None:
@@ -265,7 +282,9 @@ async def test_closing_does_not_wait_for_a_dead_disk(tmp_path: Path, disk: Faili
         async with opened(tmp_path) as node:
             await node.insert("a", [row(100)])
             disk.fail_at(1, times=FOR_EVER)
-            writing = [asyncio.ensure_future(error_of(node.insert("a", [row(key)]))) for key in range(5)]
+            writing = [
+                asyncio.ensure_future(error_of(node.insert("a", [row(key)]))) for key in range(5)
+            ]
             writing.append(asyncio.ensure_future(error_of(node.flush())))
             await until(lambda: parts_of(node).measure().log.attempts >= 2)
         errors = await asyncio.gather(*writing)
@@ -307,7 +326,8 @@ async def test_node_whose_directory_was_taken_over_ends_and_says_by_whom(
     assert other is not None
     other.close()
     moved = tmp_path.with_name("moved")
-    await anyio.to_thread.run_sync(tmp_path.rename, moved)  # the database stays open here until the process ends
+    # the database stays open here until the process ends
+    await anyio.to_thread.run_sync(tmp_path.rename, moved)
     async with opened(moved) as node:
         assert (await keys_of(node), parts_of(node).measure().log.term) == ([1], 78)
 
@@ -332,7 +352,7 @@ async def test_damage_that_is_gone_at_the_second_look_is_outlived(
     assert looks == 2
 
 
-# --- what is open at the time ---------------------------------------------------------------------------------------------
+# --- what is open at the time ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name.lower())
@@ -350,7 +370,9 @@ async def test_streamed_transaction_goes_on_over_a_reopen(
         assert await keys_of(node) == []
         await node.commit_transaction(txn_id)
         assert sorted(await keys_of(node)) == [1, 2]
-        assert parts_of(node).measure().writes.pending_transaction_bytes == 0, "what the last term held"
+        assert parts_of(node).measure().writes.pending_transaction_bytes == 0, (
+            "what the last term held"
+        )
 
 
 async def test_transaction_that_expires_while_the_log_is_away_is_rolled_back_in_the_log(
@@ -415,7 +437,9 @@ async def test_flush_whose_checkpoint_fails_for_good_says_that_the_log_is_away(
             await until(lambda: parts_of(node).measure().flusher.cut_number == 1)
 
 
-async def test_collection_that_exists_is_told_only_when_that_is_durable(tmp_path: Path, disk: FailingDisk) -> None:
+async def test_collection_that_exists_is_told_only_when_that_is_durable(
+    tmp_path: Path, disk: FailingDisk
+) -> None:
     async def create() -> None:
         await node.create_collection("new", SCHEMA, primary_key="key", if_not_exists=True)
 
@@ -470,7 +494,9 @@ async def test_a_write_that_fails_while_a_node_opens_is_the_disks_and_the_next_o
             await node.insert("a", [row(1)])
 
 
-async def test_an_opening_that_loses_its_log_does_not_wait_for_it(disk: FailingDisk, tmp_path: Path) -> None:
+async def test_an_opening_that_loses_its_log_does_not_wait_for_it(
+    disk: FailingDisk, tmp_path: Path
+) -> None:
     async with opened(tmp_path) as node:
         await node.insert("a", [row(1)])
         async with node.read("a", name="gone") as messages:

@@ -1,4 +1,6 @@
-"""What was dropped is forgotten by the running node, not only by the next one, once no cut or reader can name it."""
+"""What was dropped is forgotten by the running node, not only by the next one, once no cut or
+reader can name it.
+"""
 
 import anyio
 import anyio.lowlevel

@@ -1,4 +1,5 @@
-"""A process that forks, before, while and after it has a node open: its child is refused, and never hangs.
+"""A process that forks, before, while and after it has a node open: its child is refused, and never
+hangs.
 
 Each program runs by itself: a test process is not to be forked.
 """
@@ -52,15 +53,26 @@ ENDED = "child ended 0\n"
 
 def said(path: Path, program: str) -> str:
     """Return what a program prints. It has to end well, and to leave a node that opens."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM + program, str(path / "node")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANGS_S, cwd=path)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        PROGRAM + program,
+        str(path / "node"),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=HANGS_S, cwd=path
+    )
     assert (done.stderr, done.returncode) == ("", 0)
     with sn.sync.open_node(path / "node"):
         return done.stdout
 
 
 @pytest.mark.parametrize("end", ["os._exit", "sys.exit"])
-def test_a_child_forked_after_a_close_is_refused_before_it_locks_the_directory(tmp_path: Path, end: str) -> None:
+def test_a_child_forked_after_a_close_is_refused_before_it_locks_the_directory(
+    tmp_path: Path, end: str
+) -> None:
     program = f"make(); forked(lambda: told(write), {end}); write(); print('parent wrote')"
     assert said(tmp_path, program) == REFUSED + ENDED + "parent wrote\n"
 
@@ -78,8 +90,12 @@ def test_a_child_forked_before_the_first_opening_opens_a_node(tmp_path: Path) ->
     assert said(tmp_path, "forked(make); forked(write); make()") == ENDED + ENDED
 
 
-def test_workers_of_multiprocessing_that_are_forked_are_refused_and_spawned_ones_are_not(tmp_path: Path) -> None:
-    (tmp_path / "work.py").write_text("import sys\n" + PROGRAM.replace("place = sys.argv[1]", "place = 'node'"))
+def test_workers_of_multiprocessing_that_are_forked_are_refused_and_spawned_ones_are_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "work.py").write_text(
+        "import sys\n" + PROGRAM.replace("place = sys.argv[1]", "place = 'node'")
+    )
     program = """
 from work import told, write
 if __name__ == "__main__":
@@ -94,7 +110,9 @@ if __name__ == "__main__":
 
 
 def test_a_child_is_a_client_of_a_node_that_another_process_has(tmp_path: Path) -> None:
-    """As workers are that a server forked after it made the collections: RocksDB is not needed for that."""
+    """As workers are that a server forked after it made the collections: RocksDB is not needed for
+    that.
+    """
     program = """
 make()
 def ask():
@@ -154,18 +172,28 @@ COPY_SAYS = "STORAGE_FAILED\n" * 10 + "closed\n" + ENDED + "2\n"
 
 
 @pytest.mark.parametrize("opening", ["sn.open_node(place)", "sn.open_node(place, share=True)"])
-def test_the_copy_of_an_open_node_refuses_every_call_and_leaves_the_node_alone(tmp_path: Path, opening: str) -> None:
+def test_the_copy_of_an_open_node_refuses_every_call_and_leaves_the_node_alone(
+    tmp_path: Path, opening: str
+) -> None:
     assert said(tmp_path, COPY.replace("OPENING", opening).replace("END", "os._exit")) == COPY_SAYS
 
 
-def test_the_copy_of_a_client_refuses_every_call_and_leaves_the_connection_alone(tmp_path: Path) -> None:
+def test_the_copy_of_a_client_refuses_every_call_and_leaves_the_connection_alone(
+    tmp_path: Path,
+) -> None:
     with sn.sync.open_node(tmp_path / "served"):
         opening = f"sn.connect('unix:{tmp_path}/served/node.sock')"
-        assert said(tmp_path, COPY.replace("OPENING", opening).replace("END", "os._exit")) == COPY_SAYS
+        assert (
+            said(tmp_path, COPY.replace("OPENING", opening).replace("END", "os._exit")) == COPY_SAYS
+        )
 
 
-def test_a_child_that_throws_its_copy_away_and_ends_as_a_program_does_touches_nothing(tmp_path: Path) -> None:
-    """RocksDB closes its database with the last reference, also at the end of the interpreter, and waits for its threads."""
+def test_a_child_that_throws_its_copy_away_and_ends_as_a_program_does_touches_nothing(
+    tmp_path: Path,
+) -> None:
+    """RocksDB closes its database with the last reference, also at the end of the interpreter, and
+    waits for its threads.
+    """
     program = """
 node = sn.sync.open_node(place)
 node.create_collection("c", SCHEMA, primary_key="key")
@@ -182,8 +210,12 @@ node.close()
     assert said(tmp_path, program) == ENDED + ENDED + "1\n"
 
 
-def test_a_child_that_outlives_its_parent_holds_neither_the_directory_nor_its_clients(tmp_path: Path) -> None:
-    """The parent is killed: what it has open ends then, also where a child was forked that lives on."""
+def test_a_child_that_outlives_its_parent_holds_neither_the_directory_nor_its_clients(
+    tmp_path: Path,
+) -> None:
+    """The parent is killed: what it has open ends then, also where a child was forked that lives
+    on.
+    """
     owner = (
         PROGRAM
         + """
@@ -197,8 +229,17 @@ if not os.fork():
 os.kill(os.getpid(), signal.SIGKILL)
 """
     )
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", owner, str(tmp_path / "node")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        owner,
+        str(tmp_path / "node"),
+    ]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "open\n"
@@ -208,5 +249,6 @@ os.kill(os.getpid(), signal.SIGKILL)
             process.stdin.flush()
             process.wait(HANGS_S)
             with sn.sync.open_node(tmp_path / "node") as node:  # the directory is free
-                assert client.insert("c", [{"key": 1}]).time_tick  # and the client has heard that its connection ended
+                # and the client has heard that its connection ended
+                assert client.insert("c", [{"key": 1}]).time_tick
                 assert node.snapshot("c").num_rows == 1

@@ -1,4 +1,6 @@
-"""Whole nodes on a real disk that fills up: what is refused, what goes on, what is left, and how soon it is over."""
+"""Whole nodes on a real disk that fills up: what is refused, what goes on, what is left, and how
+soon it is over.
+"""
 
 import os
 import sys
@@ -44,10 +46,16 @@ def batch(start: int, *, compressible: bool = False) -> pa.Table:
     return pa.table({"id": range(start, start + ROWS_PER_BATCH), "item": texts}, schema=SCHEMA)
 
 
-def opened(disk: SmallDisk, *, free_bytes_min: int = 4 * MIB, min_age_short_s: float = 3600) -> OpenNode:
-    """Open a node whose log, unless said otherwise, is kept for readers however short the disk is."""
+def opened(
+    disk: SmallDisk, *, free_bytes_min: int = 4 * MIB, min_age_short_s: float = 3600
+) -> OpenNode:
+    """Open a node whose log, unless said otherwise, is kept for readers however short the disk
+    is.
+    """
     settings: dict[str, Any] = {"flush.retention.min_age_short_s": min_age_short_s}
-    return sn.open_node(disk.path / "node", free_bytes_min=free_bytes_min, cut_interval_s=None, **settings)
+    return sn.open_node(
+        disk.path / "node", free_bytes_min=free_bytes_min, cut_interval_s=None, **settings
+    )
 
 
 async def a_moment() -> None:
@@ -87,7 +95,9 @@ async def read_back(node: Node) -> int:
     return read
 
 
-async def test_a_full_disk_refuses_appends_serves_readers_and_takes_appends_again_by_itself(disk: SmallDisk) -> None:
+async def test_a_full_disk_refuses_appends_serves_readers_and_takes_appends_again_by_itself(
+    disk: SmallDisk,
+) -> None:
     async with opened(disk) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", batch(0))
@@ -106,7 +116,7 @@ async def test_a_full_disk_refuses_appends_serves_readers_and_takes_appends_agai
         assert await read_back(node) == acknowledged + 1
 
 
-async def test_a_disk_that_the_log_itself_fills_loses_nothing_and_is_never_written_to_the_last_block(
+async def test_a_disk_that_log_itself_fills_loses_nothing_and_is_never_written_to_the_last_block(
     disk: SmallDisk,
 ) -> None:
     async with opened(disk) as node:
@@ -119,10 +129,13 @@ async def test_a_disk_that_the_log_itself_fills_loses_nothing_and_is_never_writt
         assert await read_back(node) == acknowledged
 
 
-async def test_a_node_takes_far_more_than_its_disk_when_what_is_in_files_is_small(disk: SmallDisk) -> None:
+async def test_a_node_takes_far_more_than_its_disk_when_what_is_in_files_is_small(
+    disk: SmallDisk,
+) -> None:
     async with opened(disk, min_age_short_s=0) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
-        acknowledged, refused = 0, 0
+        acknowledged = 0
+        refused = 0
         with anyio.fail_after(HANGS_S):
             while acknowledged < 320 * ROWS_PER_BATCH:
                 try:
@@ -137,9 +150,12 @@ async def test_a_node_takes_far_more_than_its_disk_when_what_is_in_files_is_smal
         assert set(rows["id"].to_pylist()) == set(range(acknowledged))
 
 
-async def test_a_write_that_finds_no_room_is_open_until_the_log_is_reopened_by_itself(disk: SmallDisk) -> None:
+async def test_a_write_that_finds_no_room_is_open_until_the_log_is_reopened_by_itself(
+    disk: SmallDisk,
+) -> None:
     disk.leave(24 * MIB)
-    async with opened(disk, free_bytes_min=0) as node:  # without a mark nothing is refused before RocksDB fails
+    # without a mark nothing is refused before RocksDB fails
+    async with opened(disk, free_bytes_min=0) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         acknowledged: list[int] = []
         errors: list[StreamingNodeError] = []
@@ -157,7 +173,9 @@ async def test_a_write_that_finds_no_room_is_open_until_the_log_is_reopened_by_i
         resumed_s = await until_it_appends(node)
         print(f"appends resumed {resumed_s:.3f} s after space was freed")
         assert resumed_s < RESUMES_S
-        rows = [each for each in (await node.snapshot("orders"))["id"].to_pylist() if each is not None]
+        rows = [
+            each for each in (await node.snapshot("orders"))["id"].to_pylist() if each is not None
+        ]
         assert len(rows) == len(set(rows))
         assert {start for start in rows if start % ROWS_PER_BATCH == 0} >= set(acknowledged)
 
@@ -202,7 +220,9 @@ async def test_a_cut_without_room_says_so_and_is_made_when_there_is_room(disk: S
         assert (await node.snapshot("orders")).num_rows == acknowledged
 
 
-async def test_a_node_opens_on_a_full_disk_for_reading_and_refuses_appends_until_there_is_room(disk: SmallDisk) -> None:
+async def test_a_node_opens_on_a_full_disk_for_reading_and_refuses_appends_until_there_is_room(
+    disk: SmallDisk,
+) -> None:
     async with opened(disk) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", batch(0))
@@ -211,12 +231,16 @@ async def test_a_node_opens_on_a_full_disk_for_reading_and_refuses_appends_until
         assert await read_back(node) == ROWS_PER_BATCH
         with pytest.raises(StorageFull):
             await node.insert("orders", [ROW])
-        assert (await node.flush(timeout=30)).number == 1, "the reserve has room for what makes room"
+        assert (await node.flush(timeout=30)).number == 1, (
+            "the reserve has room for what makes room"
+        )
         disk.free()
         assert await until_it_appends(node) < RESUMES_S
 
 
-async def test_a_node_that_closes_on_a_full_disk_has_lost_nothing_at_the_next_open(disk: SmallDisk) -> None:
+async def test_a_node_that_closes_on_a_full_disk_has_lost_nothing_at_the_next_open(
+    disk: SmallDisk,
+) -> None:
     async with opened(disk) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         for start in range(0, 8 * ROWS_PER_BATCH, ROWS_PER_BATCH):
@@ -244,14 +268,20 @@ anyio.run(main)
 
 
 async def fill_and_be_killed(disk: SmallDisk) -> int:
-    """Fill the disk from another process, which is killed then; return how many rows were acknowledged."""
+    """Fill the disk from another process, which is killed then; return how many rows were
+    acknowledged.
+    """
     command = [sys.executable, "-c", KILLED, str(disk.path)]
-    killed = await anyio.run_process(command, check=False, stderr=None, cwd=Path(__file__).parent.parent)
+    killed = await anyio.run_process(
+        command, check=False, stderr=None, cwd=Path(__file__).parent.parent
+    )
     assert killed.returncode == -9
     return int(killed.stdout)
 
 
-async def test_a_killed_node_opens_again_on_a_full_disk_because_of_its_reserve(disk: SmallDisk) -> None:
+async def test_a_killed_node_opens_again_on_a_full_disk_because_of_its_reserve(
+    disk: SmallDisk,
+) -> None:
     acknowledged = await fill_and_be_killed(disk)
     disk.fill()
     async with opened(disk) as node:
@@ -275,7 +305,9 @@ async def test_a_killed_node_without_its_reserve_says_what_it_needs_and_opens_wh
         assert await read_back(node) == acknowledged + 1
 
 
-async def test_a_node_without_room_for_its_first_tick_says_so_and_opens_when_there_is_room(disk: SmallDisk) -> None:
+async def test_a_node_without_room_for_its_first_tick_says_so_and_opens_when_there_is_room(
+    disk: SmallDisk,
+) -> None:
     async with opened(disk) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         for start in range(0, 40 * ROWS_PER_BATCH, ROWS_PER_BATCH):

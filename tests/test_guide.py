@@ -1,4 +1,6 @@
-"""The guide, run as a reader would: block after block in one session, printing what the guide shows."""
+"""The guide, run as a reader would: block after block in one session, printing what the guide
+shows.
+"""
 
 import io
 import re
@@ -13,7 +15,9 @@ GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
 BLOCK = re.compile(r"```(python|text)\n(.*?)```", re.DOTALL)
 
 
-def test_every_block_of_the_guide_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_of_the_guide_prints_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     # A cut of its own, on a slow machine, would have some of the segments that the page shows.
     monkeypatch.setenv("STREAMINGNODE_FLUSH_SCHEDULE_INTERVAL_S", "3600")

@@ -1,4 +1,6 @@
-"""A real process, really killed: what it had acknowledged is there once, transactions whole, cuts and log agreeing."""
+"""A real process, really killed: what it had acknowledged is there once, transactions whole, cuts
+and log agreeing.
+"""
 
 import random
 import signal
@@ -18,7 +20,9 @@ ROUNDS = 3
 
 
 def write_until_killed(directory: Path, first: int, lines_before: int) -> list[str]:
-    """Return the lines a writer printed; it is killed after `lines_before` of them, at whatever it is doing then."""
+    """Return the lines a writer printed; it is killed after `lines_before` of them, at whatever it
+    is doing then.
+    """
     writer = subprocess.Popen(
         [sys.executable, "-m", "tests.killed_writer", str(directory), str(first)],
         cwd=ROOT,
@@ -52,7 +56,9 @@ async def rows_of(node: sn.Node, name: str) -> Counter[int]:
 
 @pytest.mark.anyio
 @pytest.mark.may_block
-async def test_what_killed_writers_acknowledged_is_there_once_and_transactions_are_whole(tmp_path: Path) -> None:
+async def test_what_killed_writers_acknowledged_is_there_once_and_transactions_are_whole(
+    tmp_path: Path,
+) -> None:
     seed = random.randrange(2**32)
     print("seed", seed)  # shown when the test fails
     choose = random.Random(seed)
@@ -71,4 +77,8 @@ async def test_what_killed_writers_acknowledged_is_there_once_and_transactions_a
             assert {*log.values(), *left.values()} <= {1}
             # The same again from files alone: the cut takes what only the log had.
             await node.flush()
-            assert [await rows_of(node, name) for name in ("log", "left", "right")] == [log, left, right]
+            assert [await rows_of(node, name) for name in ("log", "left", "right")] == [
+                log,
+                left,
+                right,
+            ]

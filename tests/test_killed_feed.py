@@ -1,4 +1,6 @@
-"""A feed killed between the log's yes and its answer, over and over: every offset is there once, with one tick for ever."""
+"""A feed killed between the log's yes and its answer, over and over: every offset is there once,
+with one tick for ever.
+"""
 
 import os
 import random
@@ -25,10 +27,14 @@ PLACES = (
 
 
 def feed(directory: Path, failpoints: str) -> tuple[list[str], bool]:
-    """Run a feed until it is killed or done; return the lines it printed, and whether it was killed."""
+    """Run a feed until it is killed or done; return the lines it printed, and whether it was
+    killed.
+    """
     environment = {**os.environ, ENVIRONMENT_VARIABLE: failpoints}
     command = [sys.executable, "-m", "tests.killed_feed", str(directory), str(OFFSETS)]
-    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert ran.returncode in (0, -9), ran.stderr
     whole, _, _ = ran.stdout.rpartition("\n")  # the last line may be cut short by the kill
     return whole.splitlines(), ran.returncode < 0
@@ -43,7 +49,9 @@ async def test_killed_feed_has_every_offset_once_and_one_answer_for_each(tmp_pat
     ticks: dict[str, set[str]] = {}
     killed = 0
     for place in (*choose.sample(PLACES, len(PLACES)), ""):
-        failpoints = place and f"{place}=kill@{choose.randint(1, 3 if place.startswith('flush') else 30)}"
+        failpoints = (
+            place and f"{place}=kill@{choose.randint(1, 3 if place.startswith('flush') else 30)}"
+        )
         lines, was_killed = feed(tmp_path / "node", failpoints)
         killed += was_killed
         for line in lines:

@@ -1,4 +1,6 @@
-"""A node and what it hands out, entered by one task and left by another, under the plugins and hooks that programs have."""
+"""A node and what it hands out, entered by one task and left by another, under the plugins and
+hooks that programs have.
+"""
 
 import asyncio
 import itertools
@@ -25,7 +27,8 @@ from streamingnode.writing.transaction import Transaction
 from wal.errors import Corrupt, OnShutdown, StorageFull
 
 pytestmark = pytest.mark.may_block
-in_asyncio, in_anyio = pytest.mark.asyncio, pytest.mark.anyio
+in_asyncio = pytest.mark.asyncio
+in_anyio = pytest.mark.anyio
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
 HANGS_S = 60
@@ -43,7 +46,7 @@ async def use(node: Node, key: int) -> None:
         assert [message.type.name async for message in messages][-1] == "INSERT"
 
 
-# --- pytest-asyncio: set-up and tear-down of a fixture are two tasks -----------------------------------------------------
+# --- pytest-asyncio: set-up and tear-down of a fixture are two tasks ------------------------------
 
 
 @pytest_asyncio.fixture
@@ -91,7 +94,7 @@ async def test_fixture_of_pytest_asyncio_awaits_a_node_and_closes_it(awaited_nod
     await use(awaited_node, 1)
 
 
-# --- anyio's own plugin --------------------------------------------------------------------------------------------------
+# --- anyio's own plugin ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -126,7 +129,7 @@ async def test_fixture_of_anyio_awaits_a_node_and_closes_it(awaited_node_of_anyi
     await use(awaited_node_of_anyio, 1)
 
 
-# --- a framework with hooks for its start and its end --------------------------------------------------------------------
+# --- a framework with hooks for its start and its end ---------------------------------------------
 
 NODE = web.AppKey("node", Node)
 
@@ -167,19 +170,24 @@ async def test_hooks_of_a_web_framework_open_and_close_a_node_in_tasks_of_their_
         install(app, tmp_path / "node")
         runner = web.AppRunner(app)
         await asyncio.create_task(runner.setup())
-        handled = await asyncio.create_task(app._handle(make_mocked_request("POST", "/orders", app=app)))
+        handled = await asyncio.create_task(
+            app._handle(make_mocked_request("POST", "/orders", app=app))
+        )
         assert isinstance(handled, web.Response)
         assert handled.text == "taken"
         await asyncio.create_task(runner.cleanup())
 
 
-# --- any task, any order -------------------------------------------------------------------------------------------------
+# --- any task, any order --------------------------------------------------------------------------
 
 
 @in_anyio
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-async def test_nodes_and_readers_are_left_in_any_order_by_any_task(tmp_path: Path, order: tuple[int, ...]) -> None:
-    first, second = sn.open_node(tmp_path / "first"), sn.open_node(None)
+async def test_nodes_and_readers_are_left_in_any_order_by_any_task(
+    tmp_path: Path, order: tuple[int, ...]
+) -> None:
+    first = sn.open_node(tmp_path / "first")
+    second = sn.open_node(None)
     node = await with_collection(await asyncio.create_task(first.__aenter__()))
     await asyncio.create_task(second.__aenter__())
     reader = node.read("c")
@@ -201,7 +209,7 @@ async def test_scope_around_the_opening_does_not_reach_the_open_node(tmp_path: P
     await node.aclose()
 
 
-# --- a node that fails ---------------------------------------------------------------------------------------------------
+# --- a node that fails ----------------------------------------------------------------------------
 
 
 async def next_message(node: Node) -> None:
@@ -256,7 +264,9 @@ async def test_call_that_waits_while_its_node_fails_names_the_failure_and_the_bl
 ) -> None:
     monkeypatch.setattr(FlushRun, "follow", no_cut)
     monkeypatch.setattr("streamingnode.embedded.GRACE_S", 0.05)
-    failure, unheard, reached = Corrupt("segment 7"), list[Any](), False
+    failure = Corrupt("segment 7")
+    unheard = list[Any]()
+    reached = False
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     with anyio.fail_after(HANGS_S), pytest.raises(Corrupt) as raised:
         async with sn.open_node(tmp_path / "node", cut_interval_s=None) as node:
@@ -282,7 +292,9 @@ async def test_call_that_waits_while_its_node_fails_names_the_failure_and_the_bl
 
 
 @in_anyio
-async def test_failed_node_lets_go_of_its_directory_before_anybody_closes_it(tmp_path: Path) -> None:
+async def test_failed_node_lets_go_of_its_directory_before_anybody_closes_it(
+    tmp_path: Path,
+) -> None:
     node = await with_collection(await sn.open_node(tmp_path / "node"))
     node._supervisor.spawn(fail(Corrupt("segment 7")))
     while node._supervisor.failure is None:

@@ -1,4 +1,6 @@
-"""What writes hold in memory stays within its bound, and none of them waits for ever, whatever they do at the same time."""
+"""What writes hold in memory stays within its bound, and none of them waits for ever, whatever they
+do at the same time.
+"""
 
 import gc
 from collections.abc import Awaitable
@@ -19,7 +21,11 @@ pytestmark = pytest.mark.anyio
 
 SCHEMA = schema_of(key=pa.int64(), pad=pa.string())
 BYTES_MAX = 128 << 10
-SETTINGS = {"writes.pending_bytes_max": BYTES_MAX, "wal.group_bytes_max": 8 << 10, "cut_interval_s": None}
+SETTINGS = {
+    "writes.pending_bytes_max": BYTES_MAX,
+    "wal.group_bytes_max": 8 << 10,
+    "cut_interval_s": None,
+}
 
 
 def rows(key: int, size_bytes: int) -> list[dict[str, object]]:
@@ -35,8 +41,12 @@ def check_bounds(node: sn.Node) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_writes_of_all_kinds_end_and_stay_within_the_bound(seed: int) -> None:
-    """Transactions also write beside themselves while they hold room: no write may wait for what an open one holds."""
-    random, refused, committed = Random(seed), 0, 0
+    """Transactions also write beside themselves while they hold room: no write may wait for what an
+    open one holds.
+    """
+    random = Random(seed)
+    refused = 0
+    committed = 0
     async with sn.open_node(None, config=load_config(arguments=SETTINGS)) as node:
         await node.create_collection("c", SCHEMA, primary_key="key", shards=2)
 
@@ -64,7 +74,11 @@ async def test_writes_of_all_kinds_end_and_stay_within_the_bound(seed: int) -> N
                     tasks.start_soon(write, key)
                     tasks.start_soon(transact, 100 + key)
         writes = parts_of(node).measure().writes
-        assert (writes.pending_row_bytes, writes.pending_append_bytes, writes.pending_transaction_bytes) == (0, 0, 0)
+        assert (
+            writes.pending_row_bytes,
+            writes.pending_append_bytes,
+            writes.pending_transaction_bytes,
+        ) == (0, 0, 0)
         assert committed, "the bound lets work through"
         assert refused, "and it was met"
 
@@ -86,7 +100,9 @@ async def expect_refusal(call: Awaitable[object]) -> None:
     assert caught.value.retryable == "yes"
 
 
-async def test_open_transactions_are_refused_at_the_bound_and_keep_nobody_else_from_writing() -> None:
+async def test_open_transactions_are_refused_at_the_bound_and_keep_nobody_else_from_writing() -> (
+    None
+):
     async with sn.open_node(None, config=load_config(arguments=SETTINGS)) as node:
         await node.create_collection("c", SCHEMA, primary_key="key")
         streamed = await node.begin_transaction()
@@ -94,7 +110,10 @@ async def test_open_transactions_are_refused_at_the_bound_and_keep_nobody_else_f
             await node.insert("c", rows(key, 6_000), txn_id=streamed)
         buffered = await as_many_as_fit(node)
         assert len(buffered) > 5
-        for refused in (node.insert("c", rows(9, 3_000), txn_id=streamed), buffered[0].insert("c", rows(9, 3_000))):
+        for refused in (
+            node.insert("c", rows(9, 3_000), txn_id=streamed),
+            buffered[0].insert("c", rows(9, 3_000)),
+        ):
             check_bounds(node)
             await expect_refusal(refused)
         for key in range(30):
@@ -120,7 +139,9 @@ async def test_rows_that_waited_for_a_segment_do_not_stay_until_garbage_collecti
         try:
             before = pa.total_allocated_bytes()
             for collection in ("c", "other"):  # the first write of each waits for its segment
-                await node.insert(collection, pa.table({"key": [1], "pad": ["x" * (2 << 20)]}, schema=SCHEMA))
+                await node.insert(
+                    collection, pa.table({"key": [1], "pad": ["x" * (2 << 20)]}, schema=SCHEMA)
+                )
             await node.insert("c", rows(2, 10))  # the log's last write stays until the next one
             assert pa.total_allocated_bytes() - before < 1 << 20
         finally:

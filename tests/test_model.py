@@ -1,8 +1,10 @@
-"""The whole embedded node against a list: after any steps, closes, crashes and cuts, readers and snapshots equal the model.
+"""The whole embedded node against a list: after any steps, closes, crashes and cuts, readers and
+snapshots equal the model.
 
-The model knows each acknowledged change with its tick. What is read back must be those changes: all of them, once, in tick
-order, transactions whole, also from the middle. A thrifty node gives up log behind its cuts, at moments of its own choice:
-its readers see an end of the changes, with everything since the last cut and everything a named reader has not acknowledged.
+The model knows each acknowledged change with its tick. What is read back must be those changes: all
+of them, once, in tick order, transactions whole, also from the middle. A thrifty node gives up log
+behind its cuts, at moments of its own choice: its readers see an end of the changes, with
+everything since the last cut and everything a named reader has not acknowledged.
 """
 
 import os
@@ -32,7 +34,16 @@ from interceptors.errors import InvalidTransactionState, PartitionNotFound, Tran
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
-from tests.expected_rows import DEFAULT, Change, Expected, Normal, Row, as_dicts, message_changes, without_order
+from tests.expected_rows import (
+    DEFAULT,
+    Change,
+    Expected,
+    Normal,
+    Row,
+    as_dicts,
+    message_changes,
+    without_order,
+)
 from tests.model_node import ModelNode
 from wal.errors import Truncated
 from wal.headers import MessageType
@@ -48,7 +59,9 @@ key_lists = st.lists(keys, min_size=1, max_size=4)
 partitions = st.sampled_from([DEFAULT, "eu", "us"])
 
 OVERTAKEN = (TransactionExpired, InvalidTransactionState)
-"""What a transaction that a schema change ended gets: the second once its end is so long ago that nobody knows."""
+"""What a transaction that a schema change ended gets: the second once its end is so long ago that
+nobody knows.
+"""
 
 
 class NodeModel(RuleBasedStateMachine):
@@ -80,19 +93,24 @@ class NodeModel(RuleBasedStateMachine):
     @initialize()
     def create_collections(self) -> None:
         for name, shards in COLLECTIONS.items():
-            self.under.run(self.node.create_collection(name, SCHEMA, primary_key="key", shards=shards))
+            self.under.run(
+                self.node.create_collection(name, SCHEMA, primary_key="key", shards=shards)
+            )
 
-    # --- writes -----------------------------------------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
 
     @rule(name=collections, chosen=key_lists, partition=partitions)
     def insert(self, name: str, chosen: list[int], partition: str) -> None:
-        rows, expected = self.rows_for(chosen), self.expected[name]
+        rows = self.rows_for(chosen)
+        expected = self.expected[name]
         if partition not in expected.partitions:
             with pytest.raises(PartitionNotFound):
                 self.under.run(self.node.insert(name, as_dicts(rows), partition=partition))
             return
         result = self.under.run(self.node.insert(name, as_dicts(rows), partition=partition))
-        expected.partition_of.update((value, partition) for _, value in rows if partition != DEFAULT)
+        expected.partition_of.update(
+            (value, partition) for _, value in rows if partition != DEFAULT
+        )
         self.note(result.time_tick, {name: (("insert", rows),)})
         assert sum(count for _, count in result.row_offsets.values()) == len(rows)
 
@@ -109,7 +127,8 @@ class NodeModel(RuleBasedStateMachine):
 
     @rule(wide=key_lists, narrow=key_lists, gives_up=st.booleans())
     def transaction(self, wide: list[int], narrow: list[int], *, gives_up: bool) -> None:
-        inserted, upserted = self.rows_for(wide), self.rows_for(sorted(set(narrow)))
+        inserted = self.rows_for(wide)
+        upserted = self.rows_for(sorted(set(narrow)))
 
         async def work() -> int:
             async with self.node.transaction() as txn:
@@ -125,9 +144,15 @@ class NodeModel(RuleBasedStateMachine):
         except _GivenUpError:
             return
         deleted = tuple(key for key, _ in upserted)
-        self.note(tick, {"wide": (("insert", inserted),), "narrow": (("delete", deleted), ("insert", upserted))})
+        self.note(
+            tick,
+            {
+                "wide": (("insert", inserted),),
+                "narrow": (("delete", deleted), ("insert", upserted)),
+            },
+        )
 
-    # --- streamed transactions --------------------------------------------------------------------------------------------
+    # --- streamed transactions --------------------------------------------------------------------
 
     @rule(target=transactions)
     def begin(self) -> "_Open":
@@ -136,11 +161,21 @@ class NodeModel(RuleBasedStateMachine):
     @rule(open_=transactions, name=collections, chosen=key_lists)
     def add_rows(self, open_: "_Open", name: str, chosen: list[int]) -> None:
         rows = self.rows_for(chosen)
-        self.add_body(open_, name, ("insert", rows), self.node.insert(name, as_dicts(rows), txn_id=open_.txn_id))
+        self.add_body(
+            open_,
+            name,
+            ("insert", rows),
+            self.node.insert(name, as_dicts(rows), txn_id=open_.txn_id),
+        )
 
     @rule(open_=transactions, name=collections, chosen=key_lists)
     def add_keys(self, open_: "_Open", name: str, chosen: list[int]) -> None:
-        self.add_body(open_, name, ("delete", tuple(chosen)), self.node.delete(name, chosen, txn_id=open_.txn_id))
+        self.add_body(
+            open_,
+            name,
+            ("delete", tuple(chosen)),
+            self.node.delete(name, chosen, txn_id=open_.txn_id),
+        )
 
     @rule(open_=consumes(transactions))
     def commit(self, open_: "_Open") -> None:
@@ -149,7 +184,11 @@ class NodeModel(RuleBasedStateMachine):
                 self.under.run(self.node.commit_transaction(open_.txn_id))
             return
         result = self.under.run(self.node.commit_transaction(open_.txn_id))
-        self.note(result.time_tick, {name: tuple(changes) for name, changes in open_.changes.items()}, streamed=True)
+        self.note(
+            result.time_tick,
+            {name: tuple(changes) for name, changes in open_.changes.items()},
+            streamed=True,
+        )
         with pytest.raises((InvalidTransactionState, TransactionExpired)):
             self.under.run(self.node.commit_transaction(open_.txn_id))
 
@@ -160,7 +199,7 @@ class NodeModel(RuleBasedStateMachine):
         except OVERTAKEN:
             assert self.is_overtaken(open_)
 
-    # --- what there is ----------------------------------------------------------------------------------------------------
+    # --- what there is ----------------------------------------------------------------------------
 
     @rule(name=collections, partition=partitions)
     def make_or_drop_a_partition(self, name: str, partition: str) -> None:
@@ -174,14 +213,18 @@ class NodeModel(RuleBasedStateMachine):
         else:
             self.under.run(self.node.create_partition(name, partition))
             expected.partitions.add(partition)
-            expected.partition_of = {value: at for value, at in expected.partition_of.items() if at != partition}
+            expected.partition_of = {
+                value: at for value, at in expected.partition_of.items() if at != partition
+            }
             self.changed(name)
 
     @rule(name=collections)
     def make_a_collection_anew(self, name: str) -> None:
         self.under.run(self.node.drop_collection(name))
         self.expected[name] = Expected()
-        self.under.run(self.node.create_collection(name, SCHEMA, primary_key="key", shards=COLLECTIONS[name]))
+        self.under.run(
+            self.node.create_collection(name, SCHEMA, primary_key="key", shards=COLLECTIONS[name])
+        )
         self.changed(name)
 
     def changed(self, name: str) -> int:
@@ -189,7 +232,9 @@ class NodeModel(RuleBasedStateMachine):
         self.changed_at[name] = self.under.run(self.node.consistent_tick())
         return self.changed_at[name]
 
-    def add_body(self, open_: "_Open", name: str, change: Change, work: Coroutine[object, object, object]) -> None:
+    def add_body(
+        self, open_: "_Open", name: str, change: Change, work: Coroutine[object, object, object]
+    ) -> None:
         open_.changes.setdefault(name, []).append(change)
         if self.is_overtaken(open_):
             with pytest.raises(OVERTAKEN):
@@ -198,10 +243,12 @@ class NodeModel(RuleBasedStateMachine):
             self.under.run(work)
 
     def is_overtaken(self, open_: "_Open") -> bool:
-        """Whether a collection that the transaction writes to has changed since it began: that ends it."""
+        """Whether a collection that the transaction writes to has changed since it began: that ends
+        it.
+        """
         return any(self.changed_at[name] > open_.txn_id for name in open_.changes)
 
-    # --- cuts and restarts ------------------------------------------------------------------------------------------------
+    # --- cuts and restarts ------------------------------------------------------------------------
 
     @rule()
     def cut(self) -> None:
@@ -217,13 +264,20 @@ class NodeModel(RuleBasedStateMachine):
     def crash(self) -> None:
         self.under.crash()
 
-    # --- what must hold ---------------------------------------------------------------------------------------------------
+    # --- what must hold ---------------------------------------------------------------------------
 
     @invariant()
     def readers_see_exactly_the_acknowledged_changes(self) -> None:
         for name, expected in self.expected.items():
-            found = [(each.time_tick, message_changes(each)) for each in self.read(name, DeliverPolicy.all())]
-            self.check_read(expected, found, [(tick, without_order(changes)) for tick, changes in expected.changes])
+            found = [
+                (each.time_tick, message_changes(each))
+                for each in self.read(name, DeliverPolicy.all())
+            ]
+            self.check_read(
+                expected,
+                found,
+                [(tick, without_order(changes)) for tick, changes in expected.changes],
+            )
 
     def check_read(self, expected: Expected, found: "list[Normal]", wanted: "list[Normal]") -> None:
         """Check what a reader found of all changes there ever were."""
@@ -239,7 +293,9 @@ class NodeModel(RuleBasedStateMachine):
             except Truncated:
                 assert self.is_thrifty
                 return
-            assert [each.time_tick for each in rest] == [each.time_tick for each in messages[resumed_at + 1 :]]
+            assert [each.time_tick for each in rest] == [
+                each.time_tick for each in messages[resumed_at + 1 :]
+            ]
 
     @rule(name=collections, at=st.floats(0, 1))
     def a_named_reader_goes_on_where_it_acknowledged(self, name: str, at: float) -> None:
@@ -249,14 +305,24 @@ class NodeModel(RuleBasedStateMachine):
             assert self.is_thrifty or len(found) == len(expected.changes)
             expected.acknowledged = found[0][0] - 1 if found else self.last_tick
         else:
-            wanted = [(tick, without_order(each)) for tick, each in expected.changes if tick > expected.acknowledged]
+            wanted = [
+                (tick, without_order(each))
+                for tick, each in expected.changes
+                if tick > expected.acknowledged
+            ]
             assert [each for each in wanted if each in found] == found
-            # What began before the place where the reader first started is not its, whenever it was committed.
-            assert all(each in found or (self.is_thrifty and each[0] in self.streamed_ticks) for each in wanted)
+            # What began before the place where the reader first started is not its, whenever it was
+            # committed.
+            assert all(
+                each in found or (self.is_thrifty and each[0] in self.streamed_ticks)
+                for each in wanted
+            )
         expected.acknowledged = max(expected.acknowledged, acknowledged)
 
     async def read_by_name(self, name: str, at: float) -> "tuple[list[Normal], int]":
-        """Read what the collection's named reader has to read, acknowledge some of it, and return up to where."""
+        """Read what the collection's named reader has to read, acknowledge some of it, and return
+        up to where.
+        """
         until = await self.node.consistent_tick()
         rows = [MessageType.INSERT, MessageType.DELETE]
         async with self.node.read(name, name="billing", until=until, types=rows) as messages:
@@ -264,7 +330,9 @@ class NodeModel(RuleBasedStateMachine):
             acknowledged = found[: int(at * len(found))][-1:]
             for message in acknowledged:
                 await messages.ack(message)
-        return [(each.time_tick, message_changes(each)) for each in found], sum(each.time_tick for each in acknowledged)
+        return [(each.time_tick, message_changes(each)) for each in found], sum(
+            each.time_tick for each in acknowledged
+        )
 
     @rule(name=collections)
     def the_snapshot_is_the_model(self, name: str) -> None:
@@ -290,7 +358,7 @@ class NodeModel(RuleBasedStateMachine):
         self.under.end()
         shutil.rmtree(self.root)
 
-    # --- bookkeeping ------------------------------------------------------------------------------------------------------
+    # --- bookkeeping ------------------------------------------------------------------------------
 
     def rows_for(self, chosen: Iterable[int]) -> tuple[Row, ...]:
         rows = []
@@ -299,7 +367,9 @@ class NodeModel(RuleBasedStateMachine):
             rows.append((key, self.value))
         return tuple(rows)
 
-    def note(self, tick: int, changes: dict[str, tuple[Change, ...]], *, streamed: bool = False) -> None:
+    def note(
+        self, tick: int, changes: dict[str, tuple[Change, ...]], *, streamed: bool = False
+    ) -> None:
         assert tick > self.last_tick
         self.last_tick = tick
         self.last_change_tick = tick if changes else self.last_change_tick
@@ -326,13 +396,23 @@ class ThriftyNodeModel(NodeModel):
         return {"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.005}
 
     def check_read(self, expected: Expected, found: "list[Normal]", wanted: "list[Normal]") -> None:
-        """Check that the log ends right and holds what it must; a streamed transaction may have begun before its start."""
+        """Check that the log ends right and holds what it must; a streamed transaction may have
+        begun before its start.
+        """
         first_tick = found[0][0] if found else self.last_tick + 1
-        held_after = self.cut_tick if expected.acknowledged is None else min(self.cut_tick, expected.acknowledged)
+        held_after = (
+            self.cut_tick
+            if expected.acknowledged is None
+            else min(self.cut_tick, expected.acknowledged)
+        )
         must = [each for each in wanted if each[0] > held_after]
         assert found[len(found) - len(must) :] == must
         assert [each for each in wanted if each in found] == found
-        assert all(each in found or each[0] in self.streamed_ticks for each in wanted if each[0] >= first_tick)
+        assert all(
+            each in found or each[0] in self.streamed_ticks
+            for each in wanted
+            if each[0] >= first_tick
+        )
 
     def read(self, name: str, policy: DeliverPolicy) -> list[ReadMessage]:
         while True:

@@ -9,11 +9,15 @@ import pytest
 from streamingnode.ownership import ROOT_PACKAGES
 
 PAGE = Path(__file__).parents[1] / "docs" / "names.md"
-NAMES = sorted(set(re.findall(rf"`((?:{'|'.join(ROOT_PACKAGES)})\.[\w.]+)`", PAGE.read_text("utf-8"))))
+NAMES = sorted(
+    set(re.findall(rf"`((?:{'|'.join(ROOT_PACKAGES)})\.[\w.]+)`", PAGE.read_text("utf-8")))
+)
 
 
 def found(name: str) -> object:
-    """Return what a dotted name stands for: modules as far as they go, then attributes or fields."""
+    """Return what a dotted name stands for: modules as far as they go, then attributes or
+    fields.
+    """
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         try:

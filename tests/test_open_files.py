@@ -1,4 +1,6 @@
-"""A node in a process that may open few files: cuts of more segments than that, and what it says when none is left."""
+"""A node in a process that may open few files: cuts of more segments than that, and what it says
+when none is left.
+"""
 
 import subprocess
 import sys
@@ -81,12 +83,15 @@ anyio.run(main)
 
 def run(program: str, *arguments: object) -> str:
     command = [sys.executable, "-c", PRELUDE + program, *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)  # a flush that hangs fails here
+    # a flush that hangs fails here
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return ran.stderr
 
 
-def test_a_cut_of_more_files_than_the_process_may_open_is_made_read_and_backed_up(tmp_path: Path) -> None:
+def test_a_cut_of_more_files_than_the_process_may_open_is_made_read_and_backed_up(
+    tmp_path: Path,
+) -> None:
     assert "flush_failed" not in run(MANY_SEGMENTS, tmp_path / "node", 64, 1, 60)
 
 
@@ -95,5 +100,7 @@ def test_a_cut_of_1120_segments_is_made_with_256_descriptors(tmp_path: Path) -> 
     assert "flush_failed" not in run(MANY_SEGMENTS, tmp_path / "node", 256, 70, 16)
 
 
-def test_a_flush_without_descriptors_says_so_and_succeeds_once_there_are_some(tmp_path: Path) -> None:
+def test_a_flush_without_descriptors_says_so_and_succeeds_once_there_are_some(
+    tmp_path: Path,
+) -> None:
     assert "no file descriptor is left" in run(NONE_LEFT, tmp_path / "node", 96, 1, 4)

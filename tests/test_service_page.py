@@ -28,7 +28,9 @@ import streamingnode as sn
 from streamingnode.care.inspect import holder
 
 PAGE = Path(__file__).parents[1] / "docs" / "service.md"
-WORKERS, CLIENTS, ITEMS = 2, 6, 5
+WORKERS = 2
+CLIENTS = 6
+ITEMS = 5
 ANSWER_S_MAX = 60
 HANGS_S = 120
 """A request that was sent for so long is never answered."""
@@ -136,7 +138,8 @@ def test_retries_with_a_key_are_one_order_each_however_workers_are_killed(
     for row in bought:
         order = ledger[row["request"]]
         assert (row["item"], row["amount"]) == (order.item, order.amount)
-    left, expected = Counter[str](), Counter[str]()
+    left = Counter[str]()
+    expected = Counter[str]()
     for row in moved:
         left[row["item"]] += row["change"]
     for order in ledger.values():

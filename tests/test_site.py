@@ -1,4 +1,6 @@
-"""The site that `make docs` builds: its navigation holds every page, and what is public has to say what it is."""
+"""The site that `make docs` builds: its navigation holds every page, and what is public has to say
+what it is.
+"""
 
 import importlib.util
 import logging
@@ -16,14 +18,18 @@ SPEC.loader.exec_module(conf)
 
 
 def test_navigation_holds_every_page_once() -> None:
-    pages = sorted(path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "docs").glob("*.md"))
+    pages = sorted(
+        path.relative_to(ROOT).with_suffix("").as_posix() for path in (ROOT / "docs").glob("*.md")
+    )
     linked = sorted(page for pages in conf.NAVIGATION.values() for page in pages)
     assert linked == sorted([*pages, "docs/adr/README", "CHANGELOG"])
 
 
 def test_every_page_of_the_documents_is_named_on_the_first_one() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
-    assert not [path.name for path in (ROOT / "docs").glob("*.md") if f"docs/{path.name}" not in text]
+    assert not [
+        path.name for path in (ROOT / "docs").glob("*.md") if f"docs/{path.name}" not in text
+    ]
 
 
 def test_reference_has_every_name_that_the_packages_export() -> None:
@@ -35,7 +41,9 @@ def test_reference_has_every_name_that_the_packages_export() -> None:
 
 def test_public_name_without_a_docstring_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        conf.look_at_docstring(None, "method", "streamingnode.Node.insert", None, None, ["Add rows."])
+        conf.look_at_docstring(
+            None, "method", "streamingnode.Node.insert", None, None, ["Add rows."]
+        )
         assert not caplog.records
         conf.look_at_docstring(None, "method", "streamingnode.Node.insert", None, None, [])
     assert "streamingnode.Node.insert is public" in caplog.text

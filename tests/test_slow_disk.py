@@ -1,4 +1,6 @@
-"""A node whose disk is slow: appends wait in a bounded queue, deadlines are kept, and the event loop goes on."""
+"""A node whose disk is slow: appends wait in a bounded queue, deadlines are kept, and the event
+loop goes on.
+"""
 
 import asyncio
 import threading
@@ -22,7 +24,8 @@ from wal.rocks.writer import Writer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB = 1 << 10
+MIB = 1 << 20
 SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 GROUP_BYTES = 100 * KIB
 QUEUE_BYTES = MIB
@@ -39,11 +42,14 @@ class Disk:
         sync = Writer.sync_log
 
         def slow(writer: Writer) -> None:
-            assert self.gate.wait(HANGS_S), "a sync of the disk held the event loop, where the gate is opened"
+            assert self.gate.wait(HANGS_S), (
+                "a sync of the disk held the event loop, where the gate is opened"
+            )
             sync(writer)
 
         async def noted(*arguments: object, **options: object) -> RocksStore:
-            self.stores.append(await open_rocks_store(*arguments, **options))  # type: ignore[arg-type]  # as it is called
+            # as it is called
+            self.stores.append(await open_rocks_store(*arguments, **options))  # type: ignore[arg-type]
             return self.stores[-1]
 
         monkeypatch.setattr(Writer, "sync_log", slow)
@@ -71,12 +77,17 @@ async def ids(node: Node) -> set[int]:
     return {each for each in (await node.snapshot("orders"))["id"].to_pylist() if each is not None}
 
 
-async def test_appends_wait_in_a_bounded_queue_while_the_event_loop_goes_on(tmp_path: Path, disk: Disk) -> None:
+async def test_appends_wait_in_a_bounded_queue_while_the_event_loop_goes_on(
+    tmp_path: Path, disk: Disk
+) -> None:
     async with opened(tmp_path) as node:
         await node.insert("orders", rows(0))
         [store] = disk.stores
         disk.gate.clear()
-        inserts = [asyncio.ensure_future(node.insert("orders", rows(1000 * number))) for number in range(1, 41)]
+        inserts = [
+            asyncio.ensure_future(node.insert("orders", rows(1000 * number)))
+            for number in range(1, 41)
+        ]
         while store.queued_bytes <= QUEUE_BYTES / 2:
             disk.gate.set()  # the sync that waits, and no other
             disk.gate.clear()
@@ -92,11 +103,14 @@ async def test_appends_wait_in_a_bounded_queue_while_the_event_loop_goes_on(tmp_
         assert len(await ids(node)) == 4100
 
 
-async def test_a_deadline_on_a_slow_disk_tells_whether_the_rows_may_be_there(tmp_path: Path, disk: Disk) -> None:
+async def test_a_deadline_on_a_slow_disk_tells_whether_the_rows_may_be_there(
+    tmp_path: Path, disk: Disk
+) -> None:
     async with opened(tmp_path) as node:
         await node.insert("orders", rows(0))
         disk.gate.clear()
-        begun, refused = 0, 0
+        begun = 0
+        refused = 0
         for number in range(1, 31):
             try:
                 await node.insert("orders", rows(1000 * number), timeout=0.02)
@@ -110,9 +124,10 @@ async def test_a_deadline_on_a_slow_disk_tells_whether_the_rows_may_be_there(tmp
         disk.gate.set()
         await node.insert("orders", rows(100_000))
         found = await ids(node)
-        assert {each for each in found if each % 1000 == 0} == {*(1000 * n for n in range(begun + 1)), 100_000}, (
-            "what was begun is there, what was not is not"
-        )
+        assert {each for each in found if each % 1000 == 0} == {
+            *(1000 * n for n in range(begun + 1)),
+            100_000,
+        }, "what was begun is there, what was not is not"
 
 
 async def test_readers_go_on_while_the_disk_takes_no_write(tmp_path: Path, disk: Disk) -> None:

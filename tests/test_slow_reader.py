@@ -23,7 +23,8 @@ SMALL: dict[str, Any] = {
     "cut_interval_s": None,
     "tail.capacity_bytes": MIB,
     "log.memtable_bytes": MIB,
-    "flush.row_group_bytes": 2 * MIB,  # the flusher's rows in memory come and go with each row group
+    # the flusher's rows in memory come and go with each row group
+    "flush.row_group_bytes": 2 * MIB,
 }
 ROWS_PER_BATCH = 256
 LATEST = sn.DeliverPolicy.latest()
@@ -33,7 +34,10 @@ GROWTH_BYTES_MAX = 32 * MIB
 
 def rows(start: int) -> pa.Table:
     """A quarter of a MiB."""
-    return pa.table({"id": range(start, start + ROWS_PER_BATCH), "item": ["x" * 1024] * ROWS_PER_BATCH}, schema=SCHEMA)
+    return pa.table(
+        {"id": range(start, start + ROWS_PER_BATCH), "item": ["x" * 1024] * ROWS_PER_BATCH},
+        schema=SCHEMA,
+    )
 
 
 def resident_bytes() -> int:
@@ -50,7 +54,9 @@ async def inserting(node: sn.Node, start: int, batches: int) -> None:
 
 
 async def measure(path: str) -> None:
-    """Run in a process of its own: how much memory 64 MiB of rows take that twenty readers do not read."""
+    """Run in a process of its own: how much memory 64 MiB of rows take that twenty readers do not
+    read.
+    """
     async with sn.open_node(path, **SMALL) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await inserting(node, 0, 128)
@@ -62,7 +68,9 @@ async def measure(path: str) -> None:
         await inserting(node, 3_000_000, 256)
         print(resident_bytes() - before, flush=True)
         for reader in readers:
-            read = sum([message.num_rows async for message in _some(reader, (32 + 256) * ROWS_PER_BATCH)])
+            read = sum(
+                [message.num_rows async for message in _some(reader, (32 + 256) * ROWS_PER_BATCH)]
+            )
             assert read == (32 + 256) * ROWS_PER_BATCH, read
             await reader.__aexit__(None, None, None)
 
@@ -77,10 +85,17 @@ async def _some(reader, rows_max: int):  # type: ignore[no-untyped-def]  # noqa:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read off /proc")
-def test_readers_that_do_not_read_cost_no_memory_and_miss_nothing_when_they_do(tmp_path: Path) -> None:
-    program = f"import anyio; from tests.test_slow_reader import measure; anyio.run(measure, {str(tmp_path / 'n')!r})"
+def test_readers_that_do_not_read_cost_no_memory_and_miss_nothing_when_they_do(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import anyio; from tests.test_slow_reader import measure; anyio.run(measure, "
+        f"{str(tmp_path / 'n')!r})"
+    )
     root = Path(__file__).parent.parent
-    ran = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     growth = int(ran.stdout)
     print(f"{READERS} readers that do not read: {growth / MIB:.1f} MiB more for 64 MiB of rows")
@@ -105,7 +120,7 @@ async def test_a_slow_reader_gets_every_row_after_it_fell_behind(tmp_path: Path)
             assert found == list(range(64 * ROWS_PER_BATCH))
 
 
-async def test_a_node_in_memory_gives_up_what_is_in_files_before_it_refuses(tmp_path: Path) -> None:
+async def test_node_in_memory_gives_up_what_is_in_files_before_it_refuses(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"memory.bytes_max": 8 * MIB}
     async with sn.open_node(None, cut_interval_s=None, **settings) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")

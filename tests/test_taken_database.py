@@ -1,4 +1,6 @@
-"""A node that reopens its log and finds that another process has opened the database: it ends and says so."""
+"""A node that reopens its log and finds that another process has opened the database: it ends and
+says so.
+"""
 
 import subprocess
 import sys
@@ -33,13 +35,18 @@ async def test_node_ends_when_another_process_has_the_database_that_it_wants_to_
     def taken_meanwhile(*given: Any, **options: Any) -> object:
         if not holders:
             command = [sys.executable, "-c", HOLDER, str(tmp_path / "log")]
-            holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            holders.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
             assert holders[0].stdout is not None
             holders[0].stdout.readline()
         return open_owned(*given, **options)
 
     try:
-        with anyio.fail_after(HANGS_S), pytest.raises(AlreadyOwned, match="in use by another process"):
+        with (
+            anyio.fail_after(HANGS_S),
+            pytest.raises(AlreadyOwned, match="in use by another process"),
+        ):
             async with opened(tmp_path) as node:
                 await node.insert("a", [row(1)])
                 monkeypatch.setattr("wal.rocks.store.open_owned", taken_meanwhile)

@@ -1,4 +1,6 @@
-"""What errors, events and the command line say: no more of a row than its begin, and one line whatever is in a name."""
+"""What errors, events and the command line say: no more of a row than its begin, and one line
+whatever is in a name.
+"""
 
 import datetime as dt
 import io
@@ -18,7 +20,16 @@ import pytest
 import streamingnode as sn
 from streamingnode.cli import main
 from streamingnode.cli.output import Output, to_json
-from wal.errors import SHOWN_MAX, Corrupt, InvalidArgument, StorageFailed, StreamingNodeError, brief, escaped, shown
+from wal.errors import (
+    SHOWN_MAX,
+    Corrupt,
+    InvalidArgument,
+    StorageFailed,
+    StreamingNodeError,
+    brief,
+    escaped,
+    shown,
+)
 from wal.runtime import event_log
 
 SECRET = "hunter2"
@@ -50,7 +61,12 @@ HOSTILE: tuple[object, ...] = (
     object(),
     Hostile(),
 )
-ARRAYS = (pa.array([LONG]), pa.array([LONG.encode()]), pa.array([LONG]).dictionary_encode(), pa.array([[LONG]]))
+ARRAYS = (
+    pa.array([LONG]),
+    pa.array([LONG.encode()]),
+    pa.array([LONG]).dictionary_encode(),
+    pa.array([[LONG]]),
+)
 TYPES: tuple[pa.DataType, ...] = (
     pa.int8(),
     pa.int64(),
@@ -74,7 +90,9 @@ def check(error: BaseException) -> None:
     assert error.happened.isprintable()
     assert SECRET not in str(error)
     told = "".join(traceback.format_exception_only(error))
-    while (error := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:  # type: ignore[assignment]
+    while (
+        error := error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    ) is not None:  # type: ignore[assignment]
         told += "".join(traceback.format_exception_only(error))
     assert SECRET not in told, told
 
@@ -94,18 +112,24 @@ def test_no_refusal_of_rows_tells_more_than_their_first_characters() -> None:
     with sn.sync.open_node(None) as opened:
         node: Any = opened
         for number, kind in enumerate(TYPES):
-            name, fields = f"c{number}", [pa.field("id", pa.int64()), pa.field("value", kind)]
+            name = f"c{number}"
+            fields = [pa.field("id", pa.int64()), pa.field("value", kind)]
             node.create_collection(name, pa.schema(fields), primary_key="id")
             for value in HOSTILE:
                 count += refused(partial(node.insert, name, [{"id": 1, "value": value}]))
                 count += refused(partial(node.upsert, name, [{"id": value, "value": None}]))
-                count += refused(partial(node.insert, name, [{"id": 1, "value": None, shown(value) + LONG: 1}]))
+                count += refused(
+                    partial(node.insert, name, [{"id": 1, "value": None, shown(value) + LONG: 1}])
+                )
                 count += refused(partial(node.delete, name, [value]))
                 count += refused(partial(node.insert, name, [value]))
                 count += refused(partial(node.insert, name, value))
             for given in ARRAYS:
                 nulls: Any = pa.array([None], kind)
-                for table in (pa.table({"id": [1], "value": given}), pa.table({"id": given, "value": nulls})):
+                for table in (
+                    pa.table({"id": [1], "value": given}),
+                    pa.table({"id": given, "value": nulls}),
+                ):
                     count += refused(partial(node.insert, name, table))
     assert count > 500
 
@@ -137,7 +161,9 @@ def test_no_refusal_of_names_and_arguments_begins_a_line(tmp_path: Path) -> None
                 assert str(refusal.value).isprintable(), str(refusal.value)
 
 
-@pytest.mark.parametrize("command", ["ls", "info", "verify", "flush", "doctor", "tail", "restore", "backup", "export"])
+@pytest.mark.parametrize(
+    "command", ["ls", "info", "verify", "flush", "doctor", "tail", "restore", "backup", "export"]
+)
 @pytest.mark.parametrize("debug", [[], ["--debug"]], ids=["", "debug"])
 def test_a_command_on_a_hostile_path_prints_nothing_but_text(
     command: str, debug: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -185,10 +211,14 @@ def test_rows_of_a_file_that_do_not_fit_are_shown_by_their_begin_only(
         assert main(["insert", data, "c", str(file), "--debug"]) in {1, 2}, file
         told = capsys.readouterr()
         assert SECRET not in told.out + told.err
-        assert all(line.isprintable() and not line.startswith("2026") for line in told.err.splitlines()), told.err
+        assert all(
+            line.isprintable() and not line.startswith("2026") for line in told.err.splitlines()
+        ), told.err
 
 
-def test_an_event_is_one_line_and_its_traceback_is_indented(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_is_one_line_and_its_traceback_is_indented(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     log = event_log("tests.texts")
     with caplog.at_level(logging.INFO):
         log.info("opened", path=f"a{FORGED}", names=[FORGED], error=Corrupt(FORGED))

@@ -1,4 +1,6 @@
-"""Ending a transaction by its id when the first answer was lost: what the node says of it is what the log says."""
+"""Ending a transaction by its id when the first answer was lost: what the node says of it is what
+the log says.
+"""
 
 from contextlib import suppress
 from pathlib import Path
@@ -48,7 +50,9 @@ async def test_commit_that_landed_before_the_log_was_reopened_is_known_when_it_i
     disk = FailingDisk(monkeypatch, Fault.SYNC_DONE)
     async with opened(tmp_path) as node:
         await node.create_collection("a", SCHEMA, primary_key="key")
-        earlier, in_doubt, given_up = await begun(node, 1), await begun(node, 2), await begun(node, 3)
+        earlier = await begun(node, 1)
+        in_doubt = await begun(node, 2)
+        given_up = await begun(node, 3)
         await node.commit_transaction(earlier)
         await node.rollback_transaction(given_up)
         disk.fail_at(1)
@@ -82,7 +86,9 @@ async def test_transaction_that_lost_rows_to_its_bound_does_not_commit_over_a_re
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
-    async with sn.open_node(tmp_path, config=load_config(arguments={**QUICK, "txn.size_bytes_max": 2_000})) as node:
+    async with sn.open_node(
+        tmp_path, config=load_config(arguments={**QUICK, "txn.size_bytes_max": 2_000})
+    ) as node:
         await node.create_collection("a", SCHEMA, primary_key="key")
         txn_id = await begun(node, 1)
         disk.fail_at(1)  # the rollback
@@ -95,7 +101,9 @@ async def test_transaction_that_lost_rows_to_its_bound_does_not_commit_over_a_re
         assert await keys(node) == []
 
 
-async def test_transaction_that_ended_before_what_a_start_reads_is_not_said_to_be_lost(tmp_path: Path) -> None:
+async def test_transaction_that_ended_before_what_a_start_reads_is_not_said_to_be_lost(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path) as node:
         await node.create_collection("a", SCHEMA, primary_key="key")
         committed = await begun(node, 1)
@@ -109,14 +117,15 @@ async def test_transaction_that_ended_before_what_a_start_reads_is_not_said_to_b
         assert await keys(node) == [1]
 
 
-async def test_collection_that_others_made_in_the_next_term_is_found_and_not_asked_for_without_end(
+async def test_collection_that_others_made_in_next_term_is_found_and_not_asked_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk(monkeypatch)
     async with opened(tmp_path) as node:
         await node.create_collection("a", SCHEMA, primary_key="key")
         channel = parts_of(node).channel
-        append, before = channel.append, channel.catalog
+        append = channel.append
+        before = channel.catalog
 
         async def overtaken(group: AppendGroup) -> AppendResult:
             channel.append = append
@@ -128,5 +137,7 @@ async def test_collection_that_others_made_in_the_next_term_is_found_and_not_ask
             return await append(group)
 
         channel.append = overtaken
-        made = await node.create_collection("b", SCHEMA, primary_key="key", if_not_exists=True, timeout=10)
+        made = await node.create_collection(
+            "b", SCHEMA, primary_key="key", if_not_exists=True, timeout=10
+        )
         assert made == node.collection("b")

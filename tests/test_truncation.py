@@ -1,4 +1,6 @@
-"""A whole node that keeps no more log than it must: what is given up, who holds it, and that nothing is lost by it."""
+"""A whole node that keeps no more log than it must: what is given up, who holds it, and that
+nothing is lost by it.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -31,7 +33,12 @@ PATIENCE_S = 60
 
 def open_thrifty(path: Path) -> OpenNode:
     """Open a node that gives up log as soon as a cut has it."""
-    settings = {"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.005, "ticks.interval_s": 0.01}
+    settings = {
+        "cut_interval_s": None,
+        "retention_s": 0,
+        "flush.retention.interval_s": 0.005,
+        "ticks.interval_s": 0.01,
+    }
     return sn.open_node(path, config=load_config(arguments=settings))
 
 
@@ -73,7 +80,9 @@ async def a_round_of_retention(node: Node) -> None:
 
 async def inserted(node: Node, name: str, policy: DeliverPolicy) -> list[int]:
     values: list[int] = []
-    async with node.read(name, policy, until=await node.consistent_tick(), types=[sn.MessageType.INSERT]) as messages:
+    async with node.read(
+        name, policy, until=await node.consistent_tick(), types=[sn.MessageType.INSERT]
+    ) as messages:
         async for message in messages:
             for part in message.bodies or (message,):
                 table = part.to_arrow()
@@ -101,11 +110,15 @@ async def test_what_a_cut_has_is_given_up_and_still_in_every_snapshot(tmp_path: 
         assert await snapshot(node, "c") == Counter([1, 2, 3, 4])
         assert await snapshot(node, "c", as_of=old.time_tick) == Counter([1, 2])
     async with open_thrifty(tmp_path) as node:
-        assert await snapshot(node, "c") == Counter([1, 2, 3, 4]), "at once, before the flusher has found its place"
+        assert await snapshot(node, "c") == Counter([1, 2, 3, 4]), (
+            "at once, before the flusher has found its place"
+        )
         assert await inserted(node, "c", DeliverPolicy.all()) == [4]
 
 
-async def test_named_reader_holds_what_it_has_not_acknowledged_also_while_it_is_closed(tmp_path: Path) -> None:
+async def test_named_reader_holds_what_it_has_not_acknowledged_also_while_it_is_closed(
+    tmp_path: Path,
+) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "d")
         for value in range(5):
@@ -120,7 +133,9 @@ async def test_named_reader_holds_what_it_has_not_acknowledged_also_while_it_is_
             await node.flush()
         assert await is_kept(node, first_held)
         until = await node.consistent_tick()
-        async with node.read("d", name="billing", types=[sn.MessageType.INSERT], until=until) as messages:
+        async with node.read(
+            "d", name="billing", types=[sn.MessageType.INSERT], until=until
+        ) as messages:
             found = [message async for message in messages]
             assert [message.num_rows for message in found] == [1] * 4
             await messages.ack(found[-1])
@@ -149,8 +164,12 @@ async def test_idle_named_reader_that_has_acknowledged_everything_lets_the_log_g
             await a_round_of_retention(node)
             tasks.cancel_scope.cancel()
         await insert(node, "quiet", 2)
-        async with node.read("quiet", name="billing", until=await node.consistent_tick()) as messages:
-            assert [message.num_rows async for message in messages] == [1], "nothing missed, nothing twice"
+        async with node.read(
+            "quiet", name="billing", until=await node.consistent_tick()
+        ) as messages:
+            assert [message.num_rows async for message in messages] == [1], (
+                "nothing missed, nothing twice"
+            )
 
 
 async def test_idle_named_reader_with_something_unacknowledged_holds_it(
@@ -169,13 +188,17 @@ async def test_idle_named_reader_with_something_unacknowledged_holds_it(
             for _ in range(3):
                 await insert(node, "c", 2)
                 await node.flush()
-        async with node.read("quiet", name="billing", types=types, until=await node.consistent_tick()) as messages:
+        async with node.read(
+            "quiet", name="billing", types=types, until=await node.consistent_tick()
+        ) as messages:
             assert [message.num_rows async for message in messages] == [1]
         assert await is_kept(node, held)
 
 
 @pytest.mark.parametrize("reopened", [False, True], ids=["at once", "after reopening"])
-async def test_reader_of_a_dropped_collection_holds_nothing(tmp_path: Path, *, reopened: bool) -> None:
+async def test_reader_of_a_dropped_collection_holds_nothing(
+    tmp_path: Path, *, reopened: bool
+) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "gone")
         async with node.read("gone", name="billing"):
@@ -187,7 +210,7 @@ async def test_reader_of_a_dropped_collection_holds_nothing(tmp_path: Path, *, r
         await a_round_of_retention(node)
 
 
-async def test_dropped_collection_is_forgotten_once_a_cut_has_told_of_it_and_no_reader_starts_below(
+async def test_dropped_collection_is_forgotten_once_cut_has_told_of_it_and_no_reader_starts_below(
     tmp_path: Path,
 ) -> None:
     async with open_thrifty(tmp_path) as node:
@@ -223,7 +246,9 @@ async def test_deleted_reader_holds_nothing(tmp_path: Path) -> None:
         await a_round_of_retention(node)
 
 
-async def test_transaction_open_over_cuts_and_restarts_is_held_and_committed_whole(tmp_path: Path) -> None:
+async def test_transaction_open_over_cuts_and_restarts_is_held_and_committed_whole(
+    tmp_path: Path,
+) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c", "d")
         before = await insert(node, "c", 1)
@@ -246,13 +271,18 @@ async def test_transaction_open_over_cuts_and_restarts_is_held_and_committed_who
         assert await snapshot(node, "d") == Counter([1, 2])
 
 
-@pytest.mark.parametrize("policy_of", [lambda _: DeliverPolicy.all(), DeliverPolicy.start_from], ids=["all", "from"])
+@pytest.mark.parametrize(
+    "policy_of", [lambda _: DeliverPolicy.all(), DeliverPolicy.start_from], ids=["all", "from"]
+)
 async def test_new_named_reader_whose_place_is_given_up_before_it_is_held_does_not_stay_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_of: Callable[[sn.MessageId], DeliverPolicy]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    policy_of: Callable[[sn.MessageId], DeliverPolicy],
 ) -> None:
     async with open_thrifty(tmp_path) as node:
         await create(node, "c")
-        find_position_as_it_is, first = Channel.find_position, await insert(node, "c", 1)
+        find_position_as_it_is = Channel.find_position
+        first = await insert(node, "c", 1)
 
         async def find_position(channel: Channel, policy: DeliverPolicy) -> ReaderPosition:
             found = await find_position_as_it_is(channel, policy)
@@ -284,13 +314,17 @@ async def test_snapshot_that_the_first_cut_and_its_truncation_overtake_has_every
     async with open_thrifty(tmp_path / "node") as node:
         await create(node, "c")
         written = await insert(node, "c", 1, 2, 3)
-        ask, overtaking = Channel.consistent_tick, [True]
+        ask = Channel.consistent_tick
+        overtaking = [True]
 
         async def overtaken(channel: Channel) -> int:
-            if overtaking and overtaking.pop():  # the snapshot has chosen where it begins, and asks for its end
+            # the snapshot has chosen where it begins, and asks for its end
+            if overtaking and overtaking.pop():
                 await node.flush()
                 await until_given_up(node, written)
             return await ask(channel)
 
         monkeypatch.setattr(Channel, "consistent_tick", overtaken)
-        assert await snapshot(node, "c", written.time_tick if is_past else None) == Counter([1, 2, 3])
+        assert await snapshot(node, "c", written.time_tick if is_past else None) == Counter(
+            [1, 2, 3]
+        )

@@ -1,6 +1,8 @@
-"""Writes into docs/architecture.md which files an operation passes through, in order: `python -m tests.walks`.
+"""Writes into docs/architecture.md which files an operation passes through, in order:
+`python -m tests.walks`.
 
-What a file does is the first sentence of its docstring, so that there is one place where it is said.
+What a file does is the first sentence of its docstring, so that there is one place where it is
+said.
 """
 
 import argparse
@@ -13,15 +15,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-WALKS = {"insert": "One row", "read": "A read of nine messages", "cut": "A cut", "open": "Opening a node that exists"}
-BEGIN, END = "<!-- walks: python -m tests.walks -->", "<!-- end of walks -->"
+WALKS = {
+    "insert": "One row",
+    "read": "A read of nine messages",
+    "cut": "A cut",
+    "open": "Opening a node that exists",
+}
+BEGIN = "<!-- walks: python -m tests.walks -->"
+END = "<!-- end of walks -->"
 
 
 @cache
 def walked() -> dict[str, list[str]]:
     """Return the files of each operation, in the order in which they are entered.
 
-    Measured in a process of its own: the profiler of this one may be taken, and imports are part of an operation.
+    Measured in a process of its own: the profiler of this one may be taken, and imports are part of
+    an operation.
     """
     command = [sys.executable, "-m", "tests.doors", "--json"]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

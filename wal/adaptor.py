@@ -1,7 +1,8 @@
-"""The WAL of one pchannel, for as long as its node is open: the append from end to end, and the terms of its log.
+"""The WAL of one pchannel, for as long as its node is open: the append from end to end, and the
+terms of its log.
 
-Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor scanners. The states are
-those of `wal.lifecycle`; `keep` moves them.
+Around the log stands the chain of a term, which the WAL is given: it knows neither interceptors nor
+scanners. The states are those of `wal.lifecycle`; `keep` moves them.
 """
 
 import asyncio
@@ -26,7 +27,15 @@ from wal.errors import (
 )
 from wal.failpoint import failpoint
 from wal.headers import DML, MessageType, TimeTickHeader
-from wal.lifecycle import OBSTACLES, TRANSITIONS, LogState, LogStatus, ReopenOptions, RetryLimits, is_final
+from wal.lifecycle import (
+    OBSTACLES,
+    TRANSITIONS,
+    LogState,
+    LogStatus,
+    ReopenOptions,
+    RetryLimits,
+    is_final,
+)
 from wal.log import Log, LogStore, log_end
 from wal.message import MutableMessage
 from wal.packer import Packer
@@ -44,18 +53,26 @@ class WalLimits:
     """Bounds of one append; a larger insert is split by whoever builds groups."""
 
     group_bytes_max: int = 4 << 20
-    """Rows of a group, payloads and overhead: what is copied, checksummed and written in one piece."""
+    """Rows of a group, payloads and overhead: what is copied, checksummed and written in one
+    piece.
+    """
     group_messages_max: int = MESSAGES_PER_ENTRY_MAX
 
 
 CONTROL_BYTES_MAX = 64 << 20
-"""Of messages that are no rows, which nobody can split: a schema goes to each shard. It holds the event loop for 0.3 s."""
+"""Of messages that are no rows, which nobody can split: a schema goes to each shard. It holds the
+event loop for 0.3 s.
+"""
 PENDING_BYTES_MAX = 64 << 20
-"""What rows that wait to be packed, or are on their way, may hold, unless the node says otherwise."""
+"""What rows that wait to be packed, or are on their way, may hold, unless the node says
+otherwise.
+"""
 
 
 class Term(Protocol):
-    """What a log has in one term only: the chain, and what appends by itself. Made when the term's first tick is durable."""
+    """What a log has in one term only: the chain, and what appends by itself. Made when the term's
+    first tick is durable.
+    """
 
     @property
     def append(self) -> AppendPack:
@@ -68,19 +85,25 @@ class Term(Protocol):
         """Append in the background until `failed` returns. Raises what a worker raises."""
 
     async def close(self) -> None:
-        """Send waiting appends away; new ones are refused already, and those on their way end by themselves. Idempotent."""
+        """Send waiting appends away; new ones are refused already, and those on their way end by
+        themselves. Idempotent.
+        """
 
     def end(self) -> None:
-        """Let nobody wait for a tick of this term, nor give one out: its last append has ended. Idempotent."""
+        """Let nobody wait for a tick of this term, nor give one out: its last append has ended.
+        Idempotent.
+        """
 
 
 OpenTerm = Callable[[LogEntry, AppendPack], Awaitable[Term]]
-"""Rebuild state from the log up to the first tick of the term, given as its entry, and build the chain around the log end.
-Leaves nothing open when it raises."""
+"""Rebuild state from the log up to the first tick of the term, given as its entry, and build the
+chain around the log end. Leaves nothing open when it raises."""
 
 
 class Wal:
-    """One pchannel's log over all its terms; `open` comes first. All methods are called on the event loop."""
+    """One pchannel's log over all its terms; `open` comes first. All methods are called on the
+    event loop.
+    """
 
     def __init__(  # noqa: PLR0913 - one place builds it
         self,
@@ -96,29 +119,47 @@ class Wal:
         observer: AppendObserver | None = None,
         explain: Callable[[StreamingNodeError], None] = lambda _: None,
     ) -> None:
-        """Take `ticks` above all that an earlier term gave out, and what raises a better error than a caller would get."""
+        """Take `ticks` above all that an earlier term gave out, and what raises a better error than
+        a caller would get.
+        """
         self.state = LogState.RECOVERING
         self.term = store.term
         """Number of the present term, or of the last one."""
-        self._store, self._log, self._ticks = store, log, ticks
-        self._end, self._make_term = log_end(log), open_term
-        self._limits, self._retry = limits or WalLimits(), retry or RetryLimits()
+        self._store = store
+        self._log = log
+        self._ticks = ticks
+        self._end = log_end(log)
+        self._make_term = open_term
+        self._limits = limits or WalLimits()
+        self._retry = retry or RetryLimits()
         self._reopening = reopen or ReopenOptions()
-        self._observer, self._explain = observer, explain
+        self._observer = observer
+        self._explain = explain
         self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
         self.in_flight: set[Pack] = set()
         """The appends that have begun in this term and not ended, those without a listener too."""
         self._asked: dict[AppendGroup, int] = {}
-        """The messages whose callers wait, also while the log is lost, and since when: in ms of a steady clock."""
-        self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX), repeats=self._retry.give_up_s > 0)
+        """The messages whose callers wait, also while the log is lost, and since when: in ms of a
+        steady clock.
+        """
+        self.packer = Packer(
+            self._append_pack,
+            memory or Budget(PENDING_BYTES_MAX),
+            repeats=self._retry.give_up_s > 0,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._drained, self._stopping = asyncio.Event(), asyncio.Event()
+        self._drained = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._back: asyncio.Future[None] | None = None
-        """What everybody waits for while the log is lost; it fails when the log will not come back."""
+        """What everybody waits for while the log is lost; it fails when the log will not come
+        back.
+        """
         self._final_error: Exception | None = None
         self._full: StorageFull | None = None
-        """Why the log is not back: then nobody waits for it, because waiting does not free space."""
+        """Why the log is not back: then nobody waits for it, because waiting does not free
+        space.
+        """
         self._kept: asyncio.Future[None] | None = None
         self._scope = Scope()
         self._reopened = self._attempts = 0
@@ -146,37 +187,53 @@ class Wal:
         )
 
     def asked_ms(self, txn_id: int) -> int | None:
-        """Return since when somebody waits for an append of a transaction, None when nobody does."""
-        return next((at for group, at in self._asked.items() if group.messages[0].txn_id == txn_id), None)
+        """Return since when somebody waits for an append of a transaction, None when nobody
+        does.
+        """
+        return next(
+            (at for group, at in self._asked.items() if group.messages[0].txn_id == txn_id), None
+        )
 
-    # --- the append, from end to end --------------------------------------------------------------------------------------
+    # --- the append, from end to end --------------------------------------------------------------
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Append a group, atomically and once; to be awaited at once, done when the log has acknowledged it.
+        """Append a group, atomically and once; to be awaited at once, done when the log has
+        acknowledged it.
 
-        Rows go with those of others that wait; messages are an entry of their own. A try whose outcome is open is repeated
-        under the same stamp until the outcome is known, so also over a log that is reopened. Cancelling before the group is
-        queued means that it never happened; after that its outcome is decided without the caller. Raises `InvalidArgument`
-        or `TooLarge` for a group that does not fit, `LogReopening`, `StorageFull` or `OnShutdown` when the log does not take
-        it, `Indeterminate` when nobody can find out, and what interceptors refuse.
+        Rows go with those of others that wait; messages are an entry of their own. A try whose
+        outcome is open is repeated under the same stamp until the outcome is known, so also over a
+        log that is reopened. Cancelling before the group is queued means that it never happened;
+        after that its outcome is decided without the caller. Raises `InvalidArgument` or `TooLarge`
+        for a group that does not fit, `LogReopening`, `StorageFull` or `OnShutdown` when the log
+        does not take it, `Indeterminate` when nobody can find out, and what interceptors refuse.
         """
         if group.pieces and group.rows_bytes <= self._limits.group_bytes_max:
             return self.packer.append(group)
         return self._append_by_itself(group, self._append_pack)
 
     def append_once(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Append messages as `append` does, but leave an open outcome to the caller, who finds out otherwise."""
+        """Append messages as `append` does, but leave an open outcome to the caller, who finds out
+        otherwise.
+        """
         return self._append_by_itself(group, self._try)
 
     async def _append_by_itself(self, group: AppendGroup, append: AppendPack) -> AppendResult:
-        limits, count, size_bytes = self._limits, len(group.messages), group.size_bytes
+        limits = self._limits
+        count = len(group.messages)
+        size_bytes = group.size_bytes
         if not size_bytes:
             raise InvalidArgument("an append group without messages — skip the append")
         if count > limits.group_messages_max:
-            raise TooLarge(f"{count} messages in one append group, {limits.group_messages_max} fit — split it")
+            raise TooLarge(
+                f"{count} messages in one append group, {limits.group_messages_max} fit — split it"
+            )
         is_control = bool(count) and group.messages[0].type not in DML
         if size_bytes > (bytes_max := max(limits.group_bytes_max, CONTROL_BYTES_MAX * is_control)):
-            smaller = "give it fewer shards, or fewer columns with shorter names" if is_control else "split it"
+            smaller = (
+                "give it fewer shards, or fewer columns with shorter names"
+                if is_control
+                else "split it"
+            )
             raise TooLarge(f"{size_bytes} bytes in one append group, {bytes_max} fit — {smaller}")
         self._asked[group] = time.monotonic_ns() // 1_000_000
         try:
@@ -186,7 +243,9 @@ class Wal:
         return group.result()
 
     async def _append_pack(self, pack: Pack) -> None:
-        """Append a pack; every group of it is settled then, or has left to come again. Raises as `append` does."""
+        """Append a pack; every group of it is settled then, or has left to come again. Raises as
+        `append` does.
+        """
         if pack.producer is None and None in [group.producer for group in pack.groups]:
             pack.producer = self._own_next  # so that the log recognises a repeated try
         try:
@@ -203,9 +262,11 @@ class Wal:
         while True:
             if self.state is not LogState.OPEN:  # does the log take this pack? Now, later, or never
                 await self._wait_open()
-            term, status, started = self._term, "error", time.perf_counter()
-            # A streamed transaction's books and an exclusive message's locks wait for the end of the append; rows that are
-            # a whole by themselves need no more than their ticket.
+            term = self._term
+            status = "error"
+            started = time.perf_counter()
+            # A streamed transaction's books and an exclusive message's locks wait for the end of
+            # the append; rows that are a whole by themselves need no more than their ticket.
             detached = pack.first_type is not None
             pack.stamp_wal_term(self.term)
             pack.refused = 0
@@ -218,9 +279,14 @@ class Wal:
                 status = "cancel"
                 raise
             except StreamingNodeError:
-                # Without a place in the log it never happened: it goes on in the next term as if it came only then.
-                # That the term ends is noticed whatever became of the pack: who comes next is to wait from here on.
-                if not self._ends(term) or pack.begun or any(group.is_joined for group in pack.groups):
+                # Without a place in the log it never happened: it goes on in the next term as if it
+                # came only then. That the term ends is noticed whatever became of the pack: who
+                # comes next is to wait from here on.
+                if (
+                    not self._ends(term)
+                    or pack.begun
+                    or any(group.is_joined for group in pack.groups)
+                ):
                     raise
             finally:
                 if status == "cancel" and not detached and pack.ticket is not None:
@@ -231,20 +297,27 @@ class Wal:
                     self._observer.append_ended(pack, time.perf_counter() - started, status)
 
     async def _repeat(self, pack: Pack, first: Indeterminate) -> None:
-        """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the log has to the log."""
+        """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the
+        log has to the log.
+        """
         limits = self._retry
         error: StreamingNodeError = first
-        doubt, pause_s = first, limits.first_s
+        doubt = first
+        pause_s = limits.first_s
         with anyio.move_on_after(limits.give_up_s):
-            # A refusal that does not answer for the earlier try, and may pass, says less than another try may.
-            while limits.give_up_s and (error is doubt or (error.retryable == "yes" and not error.decides)):
+            # A refusal that does not answer for the earlier try, and may pass, says less than
+            # another try may.
+            while limits.give_up_s and (
+                error is doubt or (error.retryable == "yes" and not error.decides)
+            ):
                 with anyio.move_on_after(pause_s):
                     await self._stopping.wait()
                     break
                 pause_s = min(2 * pause_s, limits.max_s)
                 try:
                     await self._wait_open()
-                    pack.try_again(first)  # now: until the term of the last try has ended, it looks at that
+                    # now: until the term of the last try has ended, it looks at that
+                    pack.try_again(first)
                     return await self._try(pack)
                 except Indeterminate as failed:
                     error = doubt = failed
@@ -252,10 +325,13 @@ class Wal:
                     error = failed
         if error is doubt or error.decides:
             raise error
-        raise doubt from error  # the window, which would know of the try that may be in the log, was not asked
+        # the window, which would know of the try that may be in the log, was not asked
+        raise doubt from error
 
     async def _run_detached(self, term: Term, pack: Pack) -> None:
-        """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded one."""
+        """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded
+        one.
+        """
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -272,12 +348,14 @@ class Wal:
                 _log.error("unattended_append_failed", exc_info=error)
 
         task = asyncio.ensure_future(term.append(pack))
-        self._tasks.add(task)  # the event loop alone would let it be collected once its caller is gone
+        # the event loop alone would let it be collected once its caller is gone
+        self._tasks.add(task)
         task.add_done_callback(ended)
         try:
             return await outcome
         except asyncio.CancelledError:
-            if pack.ticket is None:  # it waits for room, a lock or a redo, and all of these leave no trace
+            # it waits for room, a lock or a redo, and all of these leave no trace
+            if pack.ticket is None:
                 task.cancel()
             raise
 
@@ -286,14 +364,15 @@ class Wal:
         if not self.in_flight:
             self._drained.set()
 
-    # --- who waits for a log that failed ----------------------------------------------------------------------------------
+    # --- who waits for a log that failed ----------------------------------------------------------
 
     async def in_term(self, call: Callable[[], Awaitable[T]], *, settled: bool = False) -> T:
-        """Return what `call` returns, called again in the next term when it failed because the one it ran in ended.
+        """Return what `call` returns, called again in the next term when it failed because the one
+        it ran in ended.
 
-        With `settled` it is called again when it succeeded, too: so what a failed write left open is known in the end.
-        Raises as `wait_back` does, and what a call raises otherwise; `Indeterminate` when a call may have had its effect and
-        no later one could.
+        With `settled` it is called again when it succeeded, too: so what a failed write left open
+        is known in the end. Raises as `wait_back` does, and what a call raises otherwise;
+        `Indeterminate` when a call may have had its effect and no later one could.
         """
         doubt: Indeterminate | None = None
         while True:
@@ -314,30 +393,37 @@ class Wal:
     async def wait_back(self) -> None:
         """Return once the log is back after a failed write, at once while it is there.
 
-        Raises `LogReopening` when that takes longer than `reopen.wait_s`, `StorageFull` while it has no room to come back,
-        and what makes that impossible.
+        Raises `LogReopening` when that takes longer than `reopen.wait_s`, `StorageFull` while it
+        has no room to come back, and what makes that impossible.
         """
         while self._back is not None:
             if self._full is not None and not self._back.done():
                 raise self._full.with_traceback(None)
-            back, wait_s = self._back, self._reopening.wait_s if self._kept else 0  # `keep` brings it back
+            # `keep` brings it back
+            back = self._back
+            wait_s = self._reopening.wait_s if self._kept else 0
             done, _ = await asyncio.wait((back,), timeout=wait_s)
             if not done:
                 raise LogReopening(
-                    f"log {self._log.name} is {self.state.value} since a write failed, and was not back within {wait_s:g} s"
+                    f"log {self._log.name} is {self.state.value} since a write failed, and was not "
+                    f"back within {wait_s:g} s"
                 )
             back.result()
 
     async def _wait_open(self) -> None:
-        """Return once the log takes packs. Raises when that is later than anybody waits for, or never."""
+        """Return once the log takes packs. Raises when that is later than anybody waits for, or
+        never.
+        """
         await self.wait_back()
         if self.state is not LogState.OPEN:
             raise OnShutdown(f"log {self._log.name} is {self.state.value} — open the node again")
 
     def _ends(self, term: Term) -> bool:
-        """Notice a failed write, if there was one, and return whether a call of `term` may hope for another one.
+        """Notice a failed write, if there was one, and return whether a call of `term` may hope for
+        another one.
 
-        Here and not only in `keep`, which hears of it later: nobody may try again and again without a pause.
+        Here and not only in `keep`, which hears of it later: nobody may try again and again without
+        a pause.
         """
         if not self._store.taking_writes:
             self._lose()
@@ -347,7 +433,8 @@ class Wal:
         if self.state is LogState.OPEN:
             self._become(LogState.ENDING)
             self._back = asyncio.get_running_loop().create_future()
-            if self._final_error is not None:  # a write that fails while the node closes keeps nobody
+            # a write that fails while the node closes keeps nobody
+            if self._final_error is not None:
                 self._give_up(self._final_error)
 
     def _give_up(self, error: Exception) -> None:
@@ -361,7 +448,7 @@ class Wal:
             assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
             self.state = state
 
-    # --- the term and the next --------------------------------------------------------------------------------------------
+    # --- the term and the next --------------------------------------------------------------------
 
     async def keep(self) -> None:
         """Run the workers of each term, and open the next one when a write failed, until `close`.
@@ -384,22 +471,28 @@ class Wal:
     async def _change_term(self) -> None:
         started = time.perf_counter()
         self._lose()
-        _log.warning("log_lost", pchannel=self._log.name, term=self.term, store=self._store.condition)
+        _log.warning(
+            "log_lost", pchannel=self._log.name, term=self.term, store=self._store.condition
+        )
         failpoint("recovery.write_failed")
         await self._end_term()
         failpoint("recovery.term_ended")
         self._become(LogState.REOPENING)
         await self._reopen()
-        self._reopened, self._attempts, self._full = self._reopened + 1, 0, None
+        self._reopened = self._reopened + 1
+        self._attempts = 0
+        self._full = None
         self._become(LogState.OPEN)
-        back, self._back = self._back, None
+        back = self._back
+        self._back = None
         if back is not None and not back.done():
             back.set_result(None)
         seconds = round(time.perf_counter() - started, 3)
         _log.warning("log_reopened", pchannel=self._log.name, term=self.term, seconds=seconds)
 
     async def _reopen(self) -> None:
-        pause_s, obstacles_seen = self._reopening.first_pause_s, 0
+        pause_s = self._reopening.first_pause_s
+        obstacles_seen = 0
         while True:
             try:
                 await self._store.reopen()
@@ -415,15 +508,22 @@ class Wal:
                 self._full = error if isinstance(error, StorageFull) else None
                 self._last_error = text = f"{type(error).__name__}: {error}"
                 _log.warning(
-                    "log_not_reopened", pchannel=self._log.name, attempts=self._attempts, pause_s=pause_s, error=text
+                    "log_not_reopened",
+                    pchannel=self._log.name,
+                    attempts=self._attempts,
+                    pause_s=pause_s,
+                    error=text,
                 )
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, self._reopening.longest_pause_s)
             self._become(LogState.REOPENING)
 
     async def _open_term(self) -> None:
-        """Open the store's term: its first tick, then state rebuilt from the log, then the chain built on that."""
-        first_tick = await self._append_first_tick()  # durable first: so every earlier owner's entries are below it
+        """Open the store's term: its first tick, then state rebuilt from the log, then the chain
+        built on that.
+        """
+        # durable first: so every earlier owner's entries are below it
+        first_tick = await self._append_first_tick()
         failpoint("recovery.first_tick_durable")
         term = await self._make_term(first_tick, self._end)
         try:
@@ -434,7 +534,8 @@ class Wal:
                 term.end()
             raise
         failpoint("recovery.chain_ready")
-        self._term, self.term = term, self._store.term
+        self._term = term
+        self.term = self._store.term
 
     async def _append_first_tick(self) -> LogEntry:
         log = self._log
@@ -442,8 +543,9 @@ class Wal:
         pack = Pack([AppendGroup([tick])])
         last_confirmed: int | None = None
         if log.next_position > log.first_position:
-            # At or before the begin of every transaction that the last term left open: the last entry's own last-confirmed
-            # position, because what was open then begins at or after it, and nothing came later.
+            # At or before the begin of every transaction that the last term left open: the last
+            # entry's own last-confirmed position, because what was open then begins at or after it,
+            # and nothing came later.
             last = (await log.read(log.next_position - 1, bytes_max=1))[0]
             last_confirmed = max(last.last_confirmed_position, log.first_position)
         await log.admit(pack.size_bytes, makes_room=True)
@@ -455,19 +557,27 @@ class Wal:
         assert pack.entry is not None, "it has its place"
         return pack.entry
 
-    # --- the end ----------------------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def stop_waiting(self) -> None:
-        """Repeat nothing any more, and send everybody away who waits for the log to come back: the node is closing."""
+        """Repeat nothing any more, and send everybody away who waits for the log to come back: the
+        node is closing.
+        """
         self._stopping.set()
-        self._give_up(OnShutdown(f"the node closed while a call waited for log {self._log.name} — open it again"))
+        self._give_up(
+            OnShutdown(
+                f"the node closed while a call waited for log {self._log.name} — open it again"
+            )
+        )
 
     async def drain(self) -> None:
         """Return once every write of rows that came before has ended."""
         await self.packer.drain()
 
     async def close(self) -> None:
-        """Take no more appends, send those away that wait, and return when none is left; idempotent."""
+        """Take no more appends, send those away that wait, and return when none is left;
+        idempotent.
+        """
         self._become(LogState.CLOSED)
         self.stop_waiting()
         self._scope.cancel()

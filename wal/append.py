@@ -22,10 +22,10 @@ from wal.rows import LaidOut, Piece
 class AppendTicket(msgspec.Struct, frozen=True):
     """A pack that has its place in the log.
 
-    `written` is done when the store's durability mode says the append is acknowledged: it is the appender's own, who may
-    wait for it and be cancelled. `durable` is done when the append is synced, never later than an acknowledgement that
-    promises it; nobody cancels it, so it decides the outcome whoever listens. Both fail with `Indeterminate` when the write
-    failed.
+    `written` is done when the store's durability mode says the append is acknowledged: it is the
+    appender's own, who may wait for it and be cancelled. `durable` is done when the append is
+    synced, never later than an acknowledgement that promises it; nobody cancels it, so it decides
+    the outcome whoever listens. Both fail with `Indeterminate` when the write failed.
     """
 
     first_position: int
@@ -34,18 +34,21 @@ class AppendTicket(msgspec.Struct, frozen=True):
 
 
 class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What became of an insert, upsert, delete, transaction or other group of messages that is in the log.
+    """What became of an insert, upsert, delete, transaction or other group of messages that is in
+    the log.
 
-    Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and the number of rows
-    inserted there; `message_ids` are the log positions of its `count` messages, of the log's `kind`, ascending; `txn_id` is
-    0 outside a transaction. `durable` says whether it was synced when it was acknowledged; with `durability="os"` that
-    follows within the sync interval.
+    Everything in it is at `time_tick`. `row_offsets` maps each vchannel to the first row offset and
+    the number of rows inserted there; `message_ids` are the log positions of its `count` messages,
+    of the log's `kind`, ascending; `txn_id` is 0 outside a transaction. `durable` says whether it
+    was synced when it was acknowledged; with `durability="os"` that follows within the sync
+    interval.
 
-    A write over the size of one append group was split into several, each atomic by itself, and `groups` has a result for
-    each; `time_tick` is then the last one's, and the rows of a vchannel lie close together only within a group. A write of
-    no rows did nothing: its tick is one that everything acknowledged before the call is at or below. One that is `spooled`
-    is on the disk of its client and will be in the log: it has no tick, ids or offsets yet.
-    It holds no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
+    A write over the size of one append group was split into several, each atomic by itself, and
+    `groups` has a result for each; `time_tick` is then the last one's, and the rows of a vchannel
+    lie close together only within a group. A write of no rows did nothing: its tick is one that
+    everything acknowledged before the call is at or below. One that is `spooled` is on the disk of
+    its client and will be in the log: it has no tick, ids or offsets yet. It holds no cycles and is
+    left out of garbage collection: a busy node makes a hundred thousand a second.
     """
 
     kind: type[MessageId]
@@ -85,13 +88,21 @@ def results_of(
     entry: LogEntry, row_offsets: Sequence[Mapping[str, tuple[int, int]]], *, durable: bool = True
 ) -> list[AppendResult]:
     """Return what each group of an entry has come to; `row_offsets` are theirs."""
-    rows, last_confirmed = entry.rows, entry.last_confirmed_position
+    rows = entry.rows
+    last_confirmed = entry.last_confirmed_position
     if rows is None:
-        head, positions, counts, ticks = entry.messages[0], [entry.first_position], [entry.count], [entry.time_tick]
-        kind, txn_ids = MESSAGE_ID_KINDS[head.wal_name], [head.txn_id]
+        head = entry.messages[0]
+        positions = [entry.first_position]
+        counts = [entry.count]
+        ticks = [entry.time_tick]
+        kind = MESSAGE_ID_KINDS[head.wal_name]
+        txn_ids = [head.txn_id]
     else:
-        positions, counts, ticks = rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist()
-        kind, txn_ids = MESSAGE_ID_KINDS[rows.wal_name], (rows.ticks * rows.transactions).tolist()
+        positions = rows.positions.tolist()
+        counts = rows.counts.tolist()
+        ticks = rows.ticks.tolist()
+        kind = MESSAGE_ID_KINDS[rows.wal_name]
+        txn_ids = (rows.ticks * rows.transactions).tolist()
     return [
         AppendResult(
             kind=kind,
@@ -103,7 +114,9 @@ def results_of(
             row_offsets=offsets,
             durable=durable,
         )
-        for position, count, tick, txn_id, offsets in zip(positions, counts, ticks, txn_ids, row_offsets, strict=True)
+        for position, count, tick, txn_id, offsets in zip(
+            positions, counts, ticks, txn_ids, row_offsets, strict=True
+        )
     ]
 
 
@@ -123,10 +136,11 @@ class Waiter(Protocol):
 class AppendGroup(msgspec.Struct, eq=False):
     """One write, on one pchannel: at one tick and in the log as a whole, or not at all.
 
-    It is messages, or rows: `pieces` that go with those of others, as a transaction where `is_transaction`. `producer` says
-    which write of a named producer this is, with sequence 0 for its next one, whichever that will be, and `place`
-    keeps that of a write with a sequence. `pack` is what it goes with; `outcome` is what its appender is told, who may wait
-    in `waiter`. `other_try` is a group of the same write that came before, for whose outcome it waits.
+    It is messages, or rows: `pieces` that go with those of others, as a transaction where
+    `is_transaction`. `producer` says which write of a named producer this is, with sequence 0 for
+    its next one, whichever that will be, and `place` keeps that of a write with a sequence. `pack`
+    is what it goes with; `outcome` is what its appender is told, who may wait in `waiter`.
+    `other_try` is a group of the same write that came before, for whose outcome it waits.
     """
 
     messages: Sequence[MutableMessage] = ()
@@ -142,13 +156,19 @@ class AppendGroup(msgspec.Struct, eq=False):
     memory: Budget | None = None
     """What holds its bytes while it waits and is on its way."""
     doubt: Indeterminate | None = None
-    """What an earlier try ended with: a refusal that does not answer for that one leaves the outcome open."""
+    """What an earlier try ended with: a refusal that does not answer for that one leaves the
+    outcome open.
+    """
     waits_until_s: float = 0.0
-    """When an append that has to come again gives up, by the loop's clock; 0 before it first has to."""
+    """When an append that has to come again gives up, by the loop's clock; 0 before it first has
+    to.
+    """
 
     @property
     def begun(self) -> bool:
-        """Whether the write has, or may have, its place in the log: by a try of its pack or the group that stands for it."""
+        """Whether the write has, or may have, its place in the log: by a try of its pack or the
+        group that stands for it.
+        """
         tried = self.pack
         while tried is not None and not tried.begun:
             tried = tried.earlier
@@ -172,13 +192,18 @@ class AppendGroup(msgspec.Struct, eq=False):
     def settle(self, outcome: "AppendResult | Exception") -> None:
         """Tell the appender what became of the group; the first outcome stands."""
         self.release()
-        if self.doubt is not None and isinstance(outcome, StreamingNodeError) and not outcome.decides:
+        if (
+            self.doubt is not None
+            and isinstance(outcome, StreamingNodeError)
+            and not outcome.decides
+        ):
             outcome = in_doubt(self.doubt, outcome)
         if self.outcome is None:
             self.outcome = outcome
         waiter = None if self.waiter is None or self.waiter.done() else self.waiter
         if isinstance(outcome, AppendResult):
-            self.pack = None  # nobody asks any more, and what refers to itself would wait for garbage collection
+            # nobody asks any more, and what refers to itself would wait for garbage collection
+            self.pack = None
             if waiter is not None:
                 waiter.set_result(outcome)
         elif waiter is not None:
@@ -186,7 +211,8 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     def release(self) -> None:
         """Give back the memory it holds."""
-        memory, self.memory = self.memory, None
+        memory = self.memory
+        self.memory = None
         if memory is not None:
             memory.give_back(self.rows_bytes)
 
@@ -199,17 +225,21 @@ class AppendGroup(msgspec.Struct, eq=False):
 
 
 def in_doubt(doubt: Indeterminate, error: StreamingNodeError) -> Indeterminate:
-    """Return the doubt about a write whose next try was refused by one that does not know of the first."""
+    """Return the doubt about a write whose next try was refused by one that does not know of the
+    first.
+    """
     if error is not doubt:
         doubt.__cause__ = error
     return doubt
 
 
 class Pack(msgspec.Struct, eq=False):
-    """Groups that go into the log as one entry: rows of any number of groups, or the messages of one.
+    """Groups that go into the log as one entry: rows of any number of groups, or the messages of
+    one.
 
-    The chain settles single groups, or lets them leave and come again (`come_again`); what is left when the pack gets its
-    `ticket` is in the entry. `producer` and `place` are those of the entry as a whole, a write of the node's own.
+    The chain settles single groups, or lets them leave and come again (`come_again`); what is left
+    when the pack gets its `ticket` is in the entry. `producer` and `place` are those of the entry
+    as a whole, a write of the node's own.
     """
 
     groups: list[AppendGroup]
@@ -217,9 +247,13 @@ class Pack(msgspec.Struct, eq=False):
     producer: ProducerStamp | None = None
     place: Place | None = None
     check: "Callable[[Pack], None] | None" = None
-    """Lets those groups leave that `draw` could not give a sequence; called before anything is stamped."""
+    """Lets those groups leave that `draw` could not give a sequence; called before anything is
+    stamped.
+    """
     draw: "Callable[[Pack], None] | None" = None
-    """Gives the entry and its groups the next sequences of their producers, where they have none yet."""
+    """Gives the entry and its groups the next sequences of their producers, where they have none
+    yet.
+    """
     wal_term: int = 0
     time_tick: int = 0
     """Of the last group; the others have those before it."""
@@ -249,10 +283,15 @@ class Pack(msgspec.Struct, eq=False):
 
     def __post_init__(self) -> None:
         if messages := self.groups[0].messages:
-            self.messages, self.first_type, self.row_offsets = messages, messages[0].type, ({},)
-            self.message_count, self.unstamped = len(messages), [(each.header, each.txn_id) for each in messages]
+            self.messages = messages
+            self.first_type = messages[0].type
+            self.row_offsets = ({},)
+            self.message_count = len(messages)
+            self.unstamped = [(each.header, each.txn_id) for each in messages]
         for group in self.groups:
-            assert group.pack is None or group.pack.ticket is None, "a group is appended once; build a new one"
+            assert group.pack is None or group.pack.ticket is None, (
+                "a group is appended once; build a new one"
+            )
             group.pack = self
 
     @property
@@ -261,18 +300,25 @@ class Pack(msgspec.Struct, eq=False):
         return self.sent or self.ticket is not None
 
     def try_again(self, doubt: Indeterminate) -> None:
-        """Be what came first, of the groups without an outcome; sequences that were given to it stay, which are its own."""
-        self.earlier, self.groups = copy(self), [group for group in self.groups if group.outcome is None]
+        """Be what came first, of the groups without an outcome; sequences that were given to it
+        stay, which are its own.
+        """
+        self.earlier = copy(self)
+        self.groups = [group for group in self.groups if group.outcome is None]
         self.ticket = self.check = self.draw = None
         for group in self.groups:
-            group.doubt, group.waits_until_s = doubt, 0.0
+            group.doubt = doubt
+            group.waits_until_s = 0.0
         for message, (header, txn_id) in zip(self.messages, self.unstamped, strict=True):
-            message.header, message.txn_id = header, txn_id
+            message.header = header
+            message.txn_id = txn_id
 
     @property
     def size_bytes(self) -> int:
         """The groups' sizes added up."""
-        return sum([group.rows_bytes for group in self.groups]) or sum([each.size_bytes for each in self.messages])
+        return sum([group.rows_bytes for group in self.groups]) or sum(
+            [each.size_bytes for each in self.messages]
+        )
 
     def leave(self, group: AppendGroup, outcome: "AppendResult | Exception | None" = None) -> None:
         """Take out a group, settled or to come again, before the pack has its place."""
@@ -286,13 +332,18 @@ class Pack(msgspec.Struct, eq=False):
     def drop_cancelled(self) -> None:
         """Leave out the groups that nobody wants any more."""
         # `cancelled`, without a call for each.
-        for group in [each for each in self.groups if (waiter := each.waiter) is not None and waiter.done()]:
+        for group in [
+            each for each in self.groups if (waiter := each.waiter) is not None and waiter.done()
+        ]:
             group.release()
             self.leave(group)
 
     def stamp(self, time_tick: int, last_confirmed: int | None) -> None:
-        """Give the groups their ticks, the last one of them `time_tick`, and all of them the position to resume at."""
-        self.time_tick, self.last_confirmed = time_tick, last_confirmed
+        """Give the groups their ticks, the last one of them `time_tick`, and all of them the
+        position to resume at.
+        """
+        self.time_tick = time_tick
+        self.last_confirmed = last_confirmed
         for message in self.messages:
             message.with_time_tick(time_tick).with_last_confirmed(last_confirmed)
 
@@ -307,7 +358,9 @@ class Pack(msgspec.Struct, eq=False):
         self.message_count = sum(laid_out.counts)
 
     def stamp_wal_term(self, term: int) -> None:
-        """Give the pack the term of the WAL that writes it; one that never had its place may come again in a later one."""
+        """Give the pack the term of the WAL that writes it; one that never had its place may come
+        again in a later one.
+        """
         assert self.wal_term <= term, f"term {self.wal_term} is already stamped"
         self.wal_term = term
         for message in self.messages:
@@ -348,9 +401,11 @@ class Pack(msgspec.Struct, eq=False):
         return encode_entry(self.entry, previous_crc32c=previous_crc32c)
 
     def _alone(self) -> Sequence[MutableMessage]:
-        """Return the message that rows are which went alone, of one kind to one shard: without boundaries to look at.
+        """Return the message that rows are which went alone, of one kind to one shard: without
+        boundaries to look at.
 
-        Nothing for others, and for those of a named producer that came with others: their entry has the stamp of those.
+        Nothing for others, and for those of a named producer that came with others: their entry has
+        the stamp of those.
         """
         if self.message_count > 1 or (self.producer and self.groups[0].producer):
             return ()
@@ -360,7 +415,8 @@ class Pack(msgspec.Struct, eq=False):
         return (MutableMessage(batch.type, header, batch.vchannel, batch.payload, *stamps),)
 
     def _packed(self, wal_name: str, first_position: int, last_confirmed: int) -> PackedRows:
-        groups, counts = self.groups, self.message_counts
+        groups = self.groups
+        counts = self.message_counts
         assert len(counts) == len(groups), "rows are laid out before they come to the log"
         producers = tuple([group.producer for group in groups])
         return PackedRows(
@@ -385,7 +441,8 @@ class Pack(msgspec.Struct, eq=False):
 
     def settle(self) -> None:
         """Tell the appenders that the log has acknowledged the pack."""
-        memory, freed_bytes = self.groups[0].memory, 0
+        memory = self.groups[0].memory
+        freed_bytes = 0
         for group, result in zip(self.groups, self.results(), strict=True):
             if group.memory is not memory or group.outcome is not None:
                 group.settle(result)
@@ -399,28 +456,37 @@ class Pack(msgspec.Struct, eq=False):
             memory.give_back(freed_bytes)
 
     def require_tick_above(self, last_tick: int) -> None:
-        """Raise `InvalidArgument` unless the first tick is above that of the entry before it; every log asks first.
+        """Raise `InvalidArgument` unless the first tick is above that of the entry before it; every
+        log asks first.
 
-        A log whose order is not that of its ticks cannot be read any more: readers release by tick and resume by position.
+        A log whose order is not that of its ticks cannot be read any more: readers release by tick
+        and resume by position.
         """
         tick = self.first_tick
         if tick <= last_tick:
             raise InvalidArgument(
-                f"tick {tick} is not above {last_tick}, the last one in the log; nothing was written — report it as a bug"
+                f"tick {tick} is not above {last_tick}, the last one in the log; nothing was "
+                "written — report it as a bug"
             )
 
 
 Append = Callable[[AppendGroup], Awaitable[AppendResult]]
 """Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
 AppendPack = Callable[[Pack], Awaitable[None]]
-"""Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that are left."""
+"""Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that
+are left.
+"""
 
 
 class AppendObserver(Protocol):
     """Where measurements of the append path go; must be cheap and must not raise."""
 
-    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
-        """An interceptor took `before_s` seconds until it called the next, and `after_s` after that returned."""
+    def interceptor_timed(
+        self, name: str, before_s: float, after_s: float, *, failed_before: bool
+    ) -> None:
+        """An interceptor took `before_s` seconds until it called the next, and `after_s` after that
+        returned.
+        """
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         """An append of `pack` ended as `ok`, `cancel` or `error` after `seconds`."""

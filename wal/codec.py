@@ -1,7 +1,9 @@
-"""Bytes of a log entry: `docs/format.md`, section "Log entry", has the picture and a worked example. No I/O.
+"""Bytes of a log entry: `docs/format.md`, section "Log entry", has the picture and a worked
+example. No I/O.
 
-The checksum covers the whole entry after itself, its positions and the previous entry's checksum included, so an entry that
-is moved, repeated or left out is found as surely as one with a flipped bit.
+The checksum covers the whole entry after itself, its positions and the previous entry's checksum
+included, so an entry that is moved, repeated or left out is found as surely as one with a flipped
+bit.
 """
 
 import struct
@@ -28,28 +30,37 @@ ENTRY_MAGIC = 0x4E53
 ENTRY_FORMAT = 2
 
 CHECKSUM_END = 8
-_UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQQQQQQQII")
-"""magic, format, checksum; what that covers: previous checksum, message count, first position, first and last tick,
-last confirmed, term, producer id, sequence, epoch, group count with the flags in its highest byte."""
+_UNCHECKED = struct.Struct("<HHI")
+_CHECKED = struct.Struct("<IIQQQQQQQII")
+"""magic, format, checksum; what that covers: previous checksum, message count, first position,
+first and last tick, last confirmed, term, producer id, sequence, epoch, group count with the flags
+in its highest byte."""
 _RANGE = struct.Struct("<IIQ")
 """How all that the checksum covers begins, also of topics' entries."""
 _MESSAGE = struct.Struct("<HBxHHIIQ")
-"""type, version, lengths of vchannel, properties (nobody writes any), header and payload, transaction id."""
+"""type, version, lengths of vchannel, properties (nobody writes any), header and payload,
+transaction id.
+"""
 _BATCH = struct.Struct("<III")
 """lengths of header and payload, boundary count."""
-_PACKED, _STAMPED = 1, 2
+_PACKED = 1
+_STAMPED = 2
 """Flags: the entry has rows instead of messages; some of its groups have stamps of their own."""
-_FLAGS_SHIFT, _GROUPS_MASK = 24, (1 << 24) - 1
+_FLAGS_SHIFT = 24
+_GROUPS_MASK = (1 << 24) - 1
 _NO_STAMP = (0, 0, 0)
 
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 MESSAGE_HEADER_BYTES = _MESSAGE.size
 MESSAGES_PER_ENTRY_MAX = 65_536
-"""More messages than this in one entry is never written, and refused before anything is allocated for them."""
+"""More messages than this in one entry is never written, and refused before anything is allocated
+for them.
+"""
 
 _encode = msgspec.msgpack.Encoder().encode
 _layouts = {
-    (int(kind), version): (kind, msgspec.msgpack.Decoder(header).decode) for (kind, version), header in HEADERS.items()
+    (int(kind), version): (kind, msgspec.msgpack.Decoder(header).decode)
+    for (kind, version), header in HEADERS.items()
 }
 DAMAGED = (Corrupt, msgspec.DecodeError, struct.error, KeyError, ValueError, IndexError)
 """What is raised for bytes that do not decode, before somebody says whose they are."""
@@ -84,16 +95,23 @@ _decode_batch_header = msgspec.msgpack.Decoder(BatchHeader).decode
 
 
 def crc32c(data: bytes | bytearray | memoryview, before: int = 0) -> int:
-    """Return the CRC32C of `data` behind bytes of checksum `before`; of large data without the interpreter lock."""
+    """Return the CRC32C of `data` behind bytes of checksum `before`; of large data without the
+    interpreter lock.
+    """
     if type(data) is bytes:
         return int(extend(before, data))
     # The library takes no view, but anything else that has bytes.
-    return int(extend(before, bytes(data) if len(data) < COPIED_BYTES_MAX else np.frombuffer(data, np.uint8)))
+    return int(
+        extend(
+            before, bytes(data) if len(data) < COPIED_BYTES_MAX else np.frombuffer(data, np.uint8)
+        )
+    )
 
 
 def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
     """Return the bytes of an entry, which has their checksum and size from then on."""
-    checksum, parts = 0, entry_parts(entry, previous_crc32c=previous_crc32c)
+    checksum = 0
+    parts = entry_parts(entry, previous_crc32c=previous_crc32c)
     for part in parts:
         checksum = crc32c(part, checksum)
     data = b"".join((_UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, checksum), *parts))  # the only copy
@@ -102,12 +120,20 @@ def encode_entry(entry: LogEntry, *, previous_crc32c: int) -> bytes:
     return data
 
 
-def entry_parts(entry: LogEntry, *, previous_crc32c: int = 0, is_whole: bool = True) -> list[bytes | memoryview]:
-    """Return what the checksum of an entry covers, in parts; one that is not `is_whole` says where its rows begin, too."""
-    rows, count, stamp = entry.rows, entry.count, entry.producer
+def entry_parts(
+    entry: LogEntry, *, previous_crc32c: int = 0, is_whole: bool = True
+) -> list[bytes | memoryview]:
+    """Return what the checksum of an entry covers, in parts; one that is not `is_whole` says where
+    its rows begin, too.
+    """
+    rows = entry.rows
+    count = entry.count
+    stamp = entry.producer
     assert entry.first_tick > 0, "messages are stamped with a tick before they are encoded"
     assert count <= MESSAGES_PER_ENTRY_MAX, "an entry has a bounded number of messages"
-    flags, groups = (0, 1) if rows is None else (_PACKED | (_STAMPED if rows.producers else 0), len(rows.ticks))
+    flags, groups = (
+        (0, 1) if rows is None else (_PACKED | (_STAMPED if rows.producers else 0), len(rows.ticks))
+    )
     fixed = _CHECKED.pack(
         previous_crc32c,
         count,
@@ -119,16 +145,31 @@ def entry_parts(entry: LogEntry, *, previous_crc32c: int = 0, is_whole: bool = T
         *(_NO_STAMP if stamp is None else (stamp.producer_id, stamp.sequence, stamp.epoch)),
         groups | flags << _FLAGS_SHIFT,
     )
-    return [fixed, *(encode_messages(entry.messages) if rows is None else _encode_rows(rows, is_whole=is_whole))]
+    return [
+        fixed,
+        *(
+            encode_messages(entry.messages)
+            if rows is None
+            else _encode_rows(rows, is_whole=is_whole)
+        ),
+    ]
 
 
 def encode_messages(messages: Iterable[Message]) -> list[bytes | memoryview]:
     """Return messages as an entry has them, in parts, without their places."""
     parts: list[bytes | memoryview] = []
     for message in messages:
-        vchannel, header, payload = message.vchannel.encode(), _encode(message.header), message.payload
+        vchannel = message.vchannel.encode()
+        header = _encode(message.header)
+        payload = message.payload
         fixed = _MESSAGE.pack(
-            message.type, MESSAGE_VERSION, len(vchannel), 0, len(header), len(payload), message.txn_id
+            message.type,
+            MESSAGE_VERSION,
+            len(vchannel),
+            0,
+            len(header),
+            len(payload),
+            message.txn_id,
         )
         parts += b"".join((fixed, vchannel, header)), payload
     return parts
@@ -139,10 +180,12 @@ def _encode_rows(rows: PackedRows, *, is_whole: bool) -> list[bytes | memoryview
     small = [deltas.tobytes(), rows.counts.tobytes(), rows.transactions.tobytes()]
     if rows.producers:
         stamps = [
-            _NO_STAMP if each is None else (each.producer_id, each.sequence, each.epoch) for each in rows.producers
+            _NO_STAMP if each is None else (each.producer_id, each.sequence, each.epoch)
+            for each in rows.producers
         ]
         small += (
-            np.array(column, kind).tobytes() for column, kind in zip(zip(*stamps, strict=True), _STAMPS, strict=True)
+            np.array(column, kind).tobytes()
+            for column, kind in zip(zip(*stamps, strict=True), _STAMPS, strict=True)
         )
     parts: list[bytes | memoryview] = []
     for batch in rows.batches:
@@ -171,25 +214,48 @@ def entry_range(data: bytes) -> tuple[int, int]:
 def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> LogEntry:
     """Return the entry in `data`, its payloads as views into it.
 
-    `previous_crc32c` is the checksum of the entry before it, or None where that one is not known (the first read of a
-    range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
+    `previous_crc32c` is the checksum of the entry before it, or None where that one is not known
+    (the first read of a range). Raises `Corrupt` when any check fails and `UnsupportedFormat` for
+    an entry of a newer release.
     """
-    _, count, position, first_tick, tick, last_confirmed, term, producer_id, sequence, epoch, last = check_head(
+    (
+        _,
+        count,
+        position,
+        first_tick,
+        tick,
+        last_confirmed,
+        term,
+        producer_id,
+        sequence,
+        epoch,
+        last,
+    ) = check_head(
         data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
     )
-    groups, rows, messages = last & _GROUPS_MASK, None, tuple[Message, ...]()
+    groups = last & _GROUPS_MASK
+    rows = None
+    messages = tuple[Message, ...]()
     if not 0 < groups <= count or not first_tick <= tick:
         raise Corrupt(
-            f"entry at position {position} has {count} messages of {groups} groups, ticks {first_tick} to {tick}"
+            f"entry at position {position} has {count} messages of {groups} groups, ticks "
+            f"{first_tick} to {tick}"
         )
     try:
         if last >> _FLAGS_SHIFT & _PACKED:
             rows = decode_rows(data, wal_name)
         else:
-            places = zip(range(position, position + count), repeat(last_confirmed), repeat(tick), repeat(term))
+            places = zip(
+                range(position, position + count),
+                repeat(last_confirmed),
+                repeat(tick),
+                repeat(term),
+            )
             messages = decode_messages(data, ENTRY_HEADER_BYTES, wal_name, places)
     except DAMAGED as error:
-        raise Corrupt(f"entry at position {position} passes its checksum but does not decode: {error}") from error
+        raise Corrupt(
+            f"entry at position {position} passes its checksum but does not decode: {error}"
+        ) from error
     return LogEntry(
         first_position=position,
         last_position=position + count - 1,
@@ -205,12 +271,18 @@ def decode_entry(data: bytes, *, wal_name: str, previous_crc32c: int | None) -> 
     )
 
 
-def decode_messages(data: bytes | memoryview, at: int, wal_name: str, places: Iterable[Any]) -> tuple[Message, ...]:
-    """Return the messages from there on; places are position, last-confirmed position, tick, term. Raises `DAMAGED`."""
+def decode_messages(
+    data: bytes | memoryview, at: int, wal_name: str, places: Iterable[Any]
+) -> tuple[Message, ...]:
+    """Return the messages from there on; places are position, last-confirmed position, tick, term.
+    Raises `DAMAGED`.
+    """
     view = memoryview(data)
     messages: list[Message] = []
     for position, last_confirmed, tick, term in places:
-        number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = _MESSAGE.unpack_from(view, at)
+        number, version, vchannel_len, ignored_len, header_len, payload_len, txn_id = (
+            _MESSAGE.unpack_from(view, at)
+        )
         vchannel_end = at + MESSAGE_HEADER_BYTES + vchannel_len
         header_at = vchannel_end + ignored_len
         payload_at = header_at + header_len
@@ -235,16 +307,24 @@ def decode_messages(data: bytes | memoryview, at: int, wal_name: str, places: It
 
 
 def decode_rows(data: bytes | memoryview, wal_name: str, *, is_whole: bool = True) -> PackedRows:
-    """Return the rows of an entry, checked but for its checksum; see `entry_parts`. Raises `DAMAGED`."""
-    _, count, position, first_tick, tick, last_confirmed, term, *_, last = _CHECKED.unpack_from(data, CHECKSUM_END)
-    group_count, flags = last & _GROUPS_MASK, last >> _FLAGS_SHIFT
-    view, at = memoryview(data), ENTRY_HEADER_BYTES
+    """Return the rows of an entry, checked but for its checksum; see `entry_parts`. Raises
+    `DAMAGED`.
+    """
+    _, count, position, first_tick, tick, last_confirmed, term, *_, last = _CHECKED.unpack_from(
+        data, CHECKSUM_END
+    )
+    group_count = last & _GROUPS_MASK
+    flags = last >> _FLAGS_SHIFT
+    view = memoryview(data)
+    at = ENTRY_HEADER_BYTES
 
     def columns(length: int, *kinds: np.dtype[Any]) -> list[Numbers]:
         nonlocal at
-        part = data[at : at + length * sum([kind.itemsize for kind in kinds])]  # views would keep the whole entry alive
+        # views would keep the whole entry alive
+        part = data[at : at + length * sum([kind.itemsize for kind in kinds])]
         at += len(part)
-        found, start = [], 0
+        found = []
+        start = 0
         for kind in kinds:
             found.append(np.frombuffer(part, kind, length, start))
             start += length * kind.itemsize
@@ -255,18 +335,27 @@ def decode_rows(data: bytes | memoryview, wal_name: str, *, is_whole: bool = Tru
     if flags & _STAMPED:
         producers = tuple(
             ProducerStamp(of, epoch, sequence) if of else None
-            for of, sequence, epoch in zip(*[each.tolist() for each in columns(group_count, *_STAMPS)], strict=True)
+            for of, sequence, epoch in zip(
+                *[each.tolist() for each in columns(group_count, *_STAMPS)], strict=True
+            )
         )
     ends = np.add.accumulate(counts, dtype=U8)
-    if ends.item(-1) != count or since_first.item(-1) != tick - first_tick or not _ascend(since_first):
+    if (
+        ends.item(-1) != count
+        or since_first.item(-1) != tick - first_tick
+        or not _ascend(since_first)
+    ):
         raise Corrupt(f"the groups of the entry at position {position} do not add up")
     starts = (ends - counts).astype(U4)
-    batches, messages = list[RowBatch](), 0
+    batches = list[RowBatch]()
+    messages = 0
     while at < len(data):
         header_len, payload_len, boundaries = _BATCH.unpack_from(data, at)
         at += _BATCH.size + header_len
         header = _decode_batch_header(view[at - header_len : at])
-        groups, places, parts, rows, offsets, *given = columns(boundaries, *_BOUNDARY, *(() if is_whole else (U4,)))
+        groups, places, parts, rows, offsets, *given = columns(
+            boundaries, *_BOUNDARY, *(() if is_whole else (U4,))
+        )
         payload = view[at : at + payload_len]
         at += payload_len
         kind, _ = _layouts[header.type, header.version]
@@ -328,7 +417,8 @@ def _check_end(at: int, data: bytes | memoryview) -> None:
 def check_head(
     data: bytes, layout: struct.Struct, *, magic: int, version: int, previous_crc32c: int | None
 ) -> tuple[Any, ...]:
-    """Return the fields of an entry's head behind its checksum; the first are the previous one's, count and first position.
+    """Return the fields of an entry's head behind its checksum; the first are the previous one's,
+    count and first position.
 
     Raises `Corrupt` when any check fails and `UnsupportedFormat` for an entry of a newer release.
     """
@@ -356,9 +446,15 @@ class _Versioned(msgspec.Struct):
 
 
 def decode_versioned(
-    content: bytes, kind: type[T], version: int, name: str, *, decode: Callable[..., Any] = msgspec.msgpack.decode
+    content: bytes,
+    kind: type[T],
+    version: int,
+    name: str,
+    *,
+    decode: Callable[..., Any] = msgspec.msgpack.decode,
 ) -> T:
-    """Return the small record in `content`, whose field `format` says its version; `name` is only for errors.
+    """Return the small record in `content`, whose field `format` says its version; `name` is only
+    for errors.
 
     Raises `UnsupportedFormat` for another version, `Corrupt` for anything else.
     """

@@ -1,8 +1,9 @@
-"""One atomic entry of a log, as readers of the log get it, and the transactions that come out of entries. No I/O, no Arrow.
+"""One atomic entry of a log, as readers of the log get it, and the transactions that come out of
+entries. No I/O, no Arrow.
 
-An entry is either messages, at one tick, or the rows of many writes, packed: a batch for each collection, shard and kind
-with boundaries beside it, each write at a tick of its own. What a batch of a thousand writes costs once, none of them costs
-again; `docs/format.md` has the picture.
+An entry is either messages, at one tick, or the rows of many writes, packed: a batch for each
+collection, shard and kind with boundaries beside it, each write at a tick of its own. What a batch
+of a thousand writes costs once, none of them costs again; `docs/format.md` has the picture.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +19,20 @@ from msgspec.structs import replace
 
 from wal.errors import Corrupt
 from wal.headers import CommitTxnHeader, DeleteHeader, InsertHeader, MessageType
-from wal.message import ALL_VCHANNELS, MESSAGE_OVERHEAD_BYTES, AnyMessage, Message, Placed, TransactionMessage
+from wal.message import (
+    ALL_VCHANNELS,
+    MESSAGE_OVERHEAD_BYTES,
+    AnyMessage,
+    Message,
+    Placed,
+    TransactionMessage,
+)
 from wal.position import ProducerStamp
 
-BOOL, U2, U4, U8 = np.dtype(bool), np.dtype("<u2"), np.dtype("<u4"), np.dtype("<u8")
+BOOL = np.dtype(bool)
+U2 = np.dtype("<u2")
+U4 = np.dtype("<u4")
+U8 = np.dtype("<u8")
 Numbers = npt.NDArray[Any]
 
 
@@ -32,16 +43,20 @@ def _number(value: int, kind: np.dtype[Any]) -> Numbers:
 
 
 def numbers(values: Sequence[int] | Numbers, kind: np.dtype[Any]) -> Numbers:
-    """Return small numbers as an array that nobody may change; those of one are kept, which take as long as those of ten."""
+    """Return small numbers as an array that nobody may change; those of one are kept, which take as
+    long as those of ten.
+    """
     return _number(int(values[0]), kind) if len(values) == 1 else np.array(values, kind)
 
 
 class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """Rows of one kind, collection and shard. Boundary i: `counts[i]` rows from row `starts[i]` of the payload on.
+    """Rows of one kind, collection and shard. Boundary i: `counts[i]` rows from row `starts[i]` of
+    the payload on.
 
-    They are a message of group `groups[i]`, at `places[i]` in it, part `parts[i]` of a write over several shards;
-    `offsets[i]` is the first row offset of an insert or the next one of a delete. Boundaries ascend by group and place.
-    Arrays have the types of the log's format, which has their bytes: U4, but `parts` U2 and `offsets` U8.
+    They are a message of group `groups[i]`, at `places[i]` in it, part `parts[i]` of a write over
+    several shards; `offsets[i]` is the first row offset of an insert or the next one of a delete.
+    Boundaries ascend by group and place. Arrays have the types of the log's format, which has their
+    bytes: U4, but `parts` U2 and `offsets` U8.
     """
 
     type: MessageType
@@ -85,11 +100,13 @@ class RowBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
 
 
 class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
-    """The groups of one entry, in the order of their ticks, and their rows; position and tick are those of the last message.
+    """The groups of one entry, in the order of their ticks, and their rows; position and tick are
+    those of the last message.
 
-    Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on; where `transactions[i]`, these are
-    a begin, its bodies and a commit, and it is seen as one. `producers` is empty, or has the stamp of each group that has
-    one of its own. Arrays are U8, but `counts` U4 and `transactions` BOOL.
+    Group i has tick `ticks[i]` and `counts[i]` messages from position `positions[i]` on; where
+    `transactions[i]`, these are a begin, its bodies and a commit, and it is seen as one.
+    `producers` is empty, or has the stamp of each group that has one of its own. Arrays are U8, but
+    `counts` U4 and `transactions` BOOL.
     """
 
     wal_term: int
@@ -107,19 +124,27 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
 
     @property
     def count(self) -> int:
-        """How many messages readers see of them: one for each boundary, as far as they are chosen."""
+        """How many messages readers see of them: one for each boundary, as far as they are
+        chosen.
+        """
         return sum([len(batch.groups) for batch in self.batches])
 
     def only(
-        self, chosen: npt.NDArray[np.bool_], whole: Callable[[RowBatch], bool] = lambda _batch: False
+        self,
+        chosen: npt.NDArray[np.bool_],
+        whole: Callable[[RowBatch], bool] = lambda _batch: False,
     ) -> Self | None:
-        """Return the rows of chosen groups, and of batches that come `whole`; None when there are none."""
+        """Return the rows of chosen groups, and of batches that come `whole`; None when there are
+        none.
+        """
         kept = [batch if whole(batch) else batch.of_groups(chosen) for batch in self.batches]
         batches = tuple([batch for batch in kept if batch is not None])
         return replace(self, batches=batches) if batches else None
 
     def within(self, *, above: int = 0, upto: int | None = None) -> Self | None:
-        """Return the rows of the groups whose ticks are above one and up to another, None when there are none."""
+        """Return the rows of the groups whose ticks are above one and up to another, None when
+        there are none.
+        """
         if self.ticks[0] > above and (upto is None or self.ticks[-1] <= upto):
             return self
         chosen = self.ticks > above
@@ -157,10 +182,19 @@ class PackedRows(Placed, frozen=True, kw_only=True, eq=False, gc=False):
         return (transaction_of(bodies, commit),)
 
     def _bodies(self) -> Iterator[tuple[int, Message]]:
-        ticks, positions, transactions = self.ticks.tolist(), self.positions.tolist(), self.transactions.tolist()
+        ticks = self.ticks.tolist()
+        positions = self.positions.tolist()
+        transactions = self.transactions.tolist()
         made: list[tuple[int, int, int, int, int, int, RowBatch]] = []
         for batch in self.batches:
-            columns = batch.groups, batch.places, batch.parts, batch.starts, batch.counts, batch.offsets
+            columns = (
+                batch.groups,
+                batch.places,
+                batch.parts,
+                batch.starts,
+                batch.counts,
+                batch.offsets,
+            )
             made += zip(*[column.tolist() for column in columns], repeat(batch))
         made.sort(key=itemgetter(0, 1))
         for group, place, part, start, count, offset, batch in made:
@@ -203,7 +237,9 @@ def up_to(visible: Visible, tick: int) -> Visible | None:
 
 
 def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
-    """Yield rows and deletes as batches, and the tick of each group: those of a message are a batch of one."""
+    """Yield rows and deletes as batches, and the tick of each group: those of a message are a batch
+    of one.
+    """
     if isinstance(visible, PackedRows):
         for batch in visible.batches:
             yield batch, visible.ticks
@@ -211,9 +247,11 @@ def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
     for body in visible.bodies:
         match body.header:
             case InsertHeader() as header:
-                place, offset = (header.partition_id, header.schema_version, header.segment_id), header.first_offset
+                place = (header.partition_id, header.schema_version, header.segment_id)
+                offset = header.first_offset
             case DeleteHeader() as header:
-                place, offset = (0, 0, 0), header.next_offset
+                place = (0, 0, 0)
+                offset = header.next_offset
             case _:
                 continue
         partition_id, schema_version, segment_id = place
@@ -237,10 +275,12 @@ def row_batches(visible: Visible) -> Iterator[tuple[RowBatch, Numbers]]:
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
-    """One atomic entry: the messages of one group at consecutive positions and one tick, or the packed rows of many.
+    """One atomic entry: the messages of one group at consecutive positions and one tick, or the
+    packed rows of many.
 
-    `first_tick` is that of its first group and `time_tick` of its last; `size_bytes` is its stored size; `crc32c` its
-    checksum, which the next entry repeats; `producer` the write it is, where it is one as a whole.
+    `first_tick` is that of its first group and `time_tick` of its last; `size_bytes` is its stored
+    size; `crc32c` its checksum, which the next entry repeats; `producer` the write it is, where it
+    is one as a whole.
     """
 
     first_position: int
@@ -275,11 +315,13 @@ class OpenTransaction(NamedTuple):
 
 
 class TransactionBuffer:
-    """The transactions in flight at one place of one log: each comes out whole at its commit, or not at all.
+    """The transactions in flight at one place of one log: each comes out whole at its commit, or
+    not at all.
 
-    Entries come in, in log order, from any position on; plain messages and assembled transactions go out in the same order.
-    Nothing expires here: the node logs a rollback. Of a transaction whose begin lies before the first entry nothing comes
-    out; `begin_missing` is called with its commit, and may raise.
+    Entries come in, in log order, from any position on; plain messages and assembled transactions
+    go out in the same order. Nothing expires here: the node logs a rollback. Of a transaction whose
+    begin lies before the first entry nothing comes out; `begin_missing` is called with its commit,
+    and may raise.
     """
 
     def __init__(self, *, begin_missing: Callable[[Message], None] = lambda _commit: None) -> None:
@@ -294,7 +336,8 @@ class TransactionBuffer:
         return tuple(self._open.values())
 
     def observe(self, entry: LogEntry) -> Sequence[Visible]:
-        """Return what `entry` makes visible, in order: its rows, its plain messages, or the transaction that it commits.
+        """Return what `entry` makes visible, in order: its rows, its plain messages, or the
+        transaction that it commits.
 
         Raises `Corrupt` for a commit that fits nothing observed.
         """
@@ -319,7 +362,10 @@ class TransactionBuffer:
                     return assemble_transaction(transaction.bodies, message)
                 # A transaction's id is its begin's tick, and ticks ascend with positions.
                 if message.txn_id >= self._first_tick:
-                    raise Corrupt(f"transaction {message.txn_id} commits at {message.position} without its begin")
+                    raise Corrupt(
+                        f"transaction {message.txn_id} commits at {message.position} without its "
+                        "begin"
+                    )
                 self._begin_missing(message)
             case MessageType.ROLLBACK_TXN:
                 self._take(message.txn_id)
@@ -337,24 +383,36 @@ class TransactionBuffer:
 
 
 def assemble_transaction(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
-    """Return the transaction of a commit, each body carrying the commit's tick and what the commit assigned to it."""
+    """Return the transaction of a commit, each body carrying the commit's tick and what the commit
+    assigned to it.
+    """
     header = commit.header
     assert isinstance(header, CommitTxnHeader)
     if len(bodies) != len(header.assignments):
-        raise Corrupt(f"commit at position {commit.position} is of {len(header.assignments)} bodies, not {len(bodies)}")
+        raise Corrupt(
+            f"commit at position {commit.position} is of {len(header.assignments)} bodies, not "
+            f"{len(bodies)}"
+        )
     stamped: list[Message] = []
     for body, assigned in zip(bodies, header.assignments, strict=True):
         if body.type is MessageType.INSERT:
             place = {"segment_id": assigned.segment_id, "first_offset": assigned.offset}
         else:
             place = {"next_offset": assigned.offset}
-        placed, confirmed = replace(body.header, **place), commit.last_confirmed_position
-        stamped.append(replace(body, header=placed, time_tick=commit.time_tick, last_confirmed_position=confirmed))
+        placed = replace(body.header, **place)
+        confirmed = commit.last_confirmed_position
+        stamped.append(
+            replace(
+                body, header=placed, time_tick=commit.time_tick, last_confirmed_position=confirmed
+            )
+        )
     return transaction_of(stamped, commit)
 
 
 def transaction_of(bodies: Sequence[Message], commit: Message) -> TransactionMessage:
-    """Return the transaction of a commit and its bodies, which have all that it assigned to them."""
+    """Return the transaction of a commit and its bodies, which have all that it assigned to
+    them.
+    """
     return TransactionMessage(
         wal_name=commit.wal_name,
         position=commit.position,

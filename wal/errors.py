@@ -1,8 +1,10 @@
-"""The root of all errors, and what the log itself raises; each package above has an `errors` of its own.
+"""The root of all errors, and what the log itself raises; each package above has an `errors` of its
+own.
 
-A class is named by what happened to the caller's resource, has a stable `code` for machines, says whether the same call may
-be tried again, and carries typed fields. Its text says what happened and, after a dash, what to do next: one line, the same
-for a program and on the command line. Violated contracts inside the system are `AssertionError`s and are never caught.
+A class is named by what happened to the caller's resource, has a stable `code` for machines, says
+whether the same call may be tried again, and carries typed fields. Its text says what happened and,
+after a dash, what to do next: one line, the same for a program and on the command line. Violated
+contracts inside the system are `AssertionError`s and are never caught.
 """
 
 import copyreg
@@ -12,14 +14,20 @@ from typing import ClassVar, Literal
 
 _DASH = " — "
 SHOWN_MAX = 80
-"""Characters of a value in an error text: enough to find it by, and no place to leak rows into a log."""
+"""Characters of a value in an error text: enough to find it by, and no place to leak rows into a
+log.
+"""
 
 
 def escaped(text: str) -> str:
-    """Return a text as one printable line: what would begin a line, move a cursor or change direction is spelled out."""
+    """Return a text as one printable line: what would begin a line, move a cursor or change
+    direction is spelled out.
+    """
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def shown(value: object) -> str:
@@ -28,7 +36,8 @@ def shown(value: object) -> str:
         value = value[: SHOWN_MAX + 1]  # representing megabytes takes time
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python converts, or lists in lists in lists
+    except (ValueError, RecursionError):
+        # an integer of more digits than Python converts, or lists in lists in lists
         text = f"<{type(value).__name__}>"
     return brief(text)
 
@@ -51,25 +60,34 @@ class StreamingNodeError(Exception):
     """Root of all errors; catch this to catch everything the system raises on purpose."""
 
     code: ClassVar[str] = "UNKNOWN"
-    """The name of the class as constants are written, so it stays what it is: programs compare it."""
+    """The name of the class as constants are written, so it stays what it is: programs compare
+    it.
+    """
     retryable: ClassVar[Literal["yes", "no", "indeterminate"]] = "no"
     exit_code: ClassVar[int] = 1
     decides: ClassVar[bool] = True
-    """Whether it answers for an earlier try of the same write, too: not what is refused before the window was asked."""
+    """Whether it answers for an earlier try of the same write, too: not what is refused before the
+    window was asked.
+    """
     next_step: ClassVar[str] = ""
-    """What helps in general, for a text without a next step: who finds the error often cannot know a better one."""
+    """What helps in general, for a text without a next step: who finds the error often cannot know
+    a better one.
+    """
 
     def __init_subclass__(cls) -> None:
         cls.code = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(text if _DASH in text or not self.next_step else f"{text}{_DASH}{self.next_step}")
+        super().__init__(
+            text if _DASH in text or not self.next_step else f"{text}{_DASH}{self.next_step}"
+        )
 
     def __str__(self) -> str:
         return escaped(super().__str__())
 
     def __reduce__(self) -> tuple[object, ...]:
-        # To another process, as a pool's: of its text and fields, which a class mostly makes of other arguments.
+        # To another process, as a pool's: of its text and fields, which a class mostly makes of
+        # other arguments.
         return copyreg.__newobj__, (type(self),), {**vars(self), "args": self.args}  # type: ignore[attr-defined]
 
     @property
@@ -96,18 +114,27 @@ class ChannelFenced(StreamingNodeError):
 
 
 class AlreadyOwned(StreamingNodeError):
-    """Another process has this directory open, or this one has: then `own` is true. One that is `brief` is a command."""
+    """Another process has this directory open, or this one has: then `own` is true. One that is
+    `brief` is a command.
+    """
 
     retryable = "yes"
     exit_code = 4
 
-    def __init__(self, path: str, pid: int | None, *, own: bool = False, brief: bool = False) -> None:
-        self.path, self.pid, self.own, self.brief = path, pid, own, brief
+    def __init__(
+        self, path: str, pid: int | None, *, own: bool = False, brief: bool = False
+    ) -> None:
+        self.path = path
+        self.pid = pid
+        self.own = own
+        self.brief = brief
         holder = f"process {pid}" if pid else "another process"
         super().__init__(
-            f"{path} is in use: this process (pid {pid}) has it open already — use that node, or close it first"
+            f"{path} is in use: this process (pid {pid}) has it open already — use that node, or "
+            "close it first"
             if own
-            else f"{path} is in use by {holder} — stop that process, connect to it, or have all open it with share=True"
+            else f"{path} is in use by {holder} — stop that process, connect to it, or have all "
+            "open it with share=True"
         )
 
 
@@ -119,14 +146,18 @@ class UnsupportedFormat(StreamingNodeError):
 
 
 class Indeterminate(StreamingNodeError):
-    """The write failed in a way that leaves its outcome open: it may be in the log after a reopen, or not."""
+    """The write failed in a way that leaves its outcome open: it may be in the log after a reopen,
+    or not.
+    """
 
     retryable = "indeterminate"
     next_step = "read back whether it is there once the log is open again"
 
 
 class LogReopening(StreamingNodeError):
-    """The log is being reopened after a failed write of somebody, and was not back in time; the call did nothing."""
+    """The log is being reopened after a failed write of somebody, and was not back in time; the
+    call did nothing.
+    """
 
     decides = False
     retryable = "yes"
@@ -134,36 +165,49 @@ class LogReopening(StreamingNodeError):
 
 
 class StorageFull(StreamingNodeError):
-    """The disk has less free space than the node needs to stay safe; the call did nothing, or waits for room to go on."""
+    """The disk has less free space than the node needs to stay safe; the call did nothing, or waits
+    for room to go on.
+    """
 
     decides = False
     retryable = "yes"
 
     def __init__(self, path: str, free_bytes: int, needed_bytes: int) -> None:
-        self.path, self.free_bytes, self.needed_bytes = path, free_bytes, needed_bytes
+        self.path = path
+        self.free_bytes = free_bytes
+        self.needed_bytes = needed_bytes
         super().__init__(
-            f"{path} has {free_bytes / (1 << 20):.4g} MiB free and needs {needed_bytes / (1 << 20):.4g} MiB — "
+            f"{path} has {free_bytes / (1 << 20):.4g} MiB free and needs "
+            f"{needed_bytes / (1 << 20):.4g} MiB — "
             "free space on that disk; an open node goes on by itself"
         )
 
 
 class StorageFailed(StreamingNodeError):
-    """The storage refused an operation (read-only file system, missing permission, I/O error) before it did anything."""
+    """The storage refused an operation (read-only file system, missing permission, I/O error)
+    before it did anything.
+    """
 
     decides = False
 
 
 class Corrupt(StreamingNodeError):
-    """Stored bytes are not what was written; the range is unreadable and nothing is guessed in its place."""
+    """Stored bytes are not what was written; the range is unreadable and nothing is guessed in its
+    place.
+    """
 
     exit_code = 3
     next_step = "verify the node to see what else is damaged"
 
 
 class ProtocolError(StreamingNodeError):
-    """A connection carried what is no part of the wire protocol; it is closed, and nothing of that was acted on."""
+    """A connection carried what is no part of the wire protocol; it is closed, and nothing of that
+    was acted on.
+    """
 
-    next_step = "look whether a node of a matching version is at that address, and what lies between"
+    next_step = (
+        "look whether a node of a matching version is at that address, and what lies between"
+    )
 
 
 class Truncated(StreamingNodeError):

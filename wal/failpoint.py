@@ -1,8 +1,9 @@
 """Named places where a test can make the process die or fail.
 
-Code calls `failpoint` with a name, `area.step`, between two steps whose order matters. Tests arm it in the process, or from
-outside through the environment variable `STREAMINGNODE_FAILPOINTS`: `append.written=kill@3,flush.cut_met=error`. What is
-left behind at each is told in docs/guarantees.md. Not for a per-row path, and no switch for behaviour.
+Code calls `failpoint` with a name, `area.step`, between two steps whose order matters. Tests arm it
+in the process, or from outside through the environment variable `STREAMINGNODE_FAILPOINTS`:
+`append.written=kill@3,flush.cut_met=error`. What is left behind at each is told in
+docs/guarantees.md. Not for a per-row path, and no switch for behaviour.
 """
 
 import errno
@@ -25,7 +26,9 @@ An audit event of the interpreter: without a hook, which arming adds, it costs o
 """
 
 _armed: dict[str, tuple[Callable[[], None], int, Iterator[int]]] = {}
-"""By name: what to do, at which hit, and the numbers of the hits, which two threads never both draw."""
+"""By name: what to do, at which hit, and the numbers of the hits, which two threads never both
+draw.
+"""
 
 
 def arm(name: str, action: Callable[[], None], *, at: int = 1) -> None:
@@ -50,7 +53,10 @@ def arm_from(text: str) -> None:
         if not separator or word not in {"kill", "error"}:
             raise ValueError(f"{item!r} in {ENVIRONMENT_VARIABLE} is not name=kill|error[@hit]")
         if name not in placed_failpoints():
-            raise ValueError(f"{name!r} in {ENVIRONMENT_VARIABLE} is no failpoint — docs/guarantees.md lists them")
+            raise ValueError(
+                f"{name!r} in {ENVIRONMENT_VARIABLE} is no failpoint — docs/guarantees.md lists "
+                "them"
+            )
         arm(name, partial(_strike, name, word), at=int(hit or 1))
 
 
@@ -59,8 +65,16 @@ def placed_failpoints() -> frozenset[str]:
     """Return the names of all failpoints, as the source of the packages has them."""
     root = Path(__file__).resolve().parent.parent
     packages = ("wal", "interceptors", "scanner", "flusher", "spark_sink", "streamingnode")
-    sources = (source.read_text("utf-8") for package in packages for source in (root / package).rglob("*.py"))
-    return frozenset(name for text in sources for name in re.findall(r'\bfailpoint\("([a-z_]+\.[a-z_]+)"\)', text))
+    sources = (
+        source.read_text("utf-8")
+        for package in packages
+        for source in (root / package).rglob("*.py")
+    )
+    return frozenset(
+        name
+        for text in sources
+        for name in re.findall(r'\bfailpoint\("([a-z_]+\.[a-z_]+)"\)', text)
+    )
 
 
 def _strike(name: str, word: str) -> None:

@@ -1,7 +1,9 @@
-"""Files and directories of a node: regular files only, private whatever the umask, durable when the caller syncs them.
+"""Files and directories of a node: regular files only, private whatever the umask, durable when the
+caller syncs them.
 
-Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps its bytes, and fsync of its directory its name.
-A directory is 0700 and a file 0600; with `for_group` the group may read both. All of it blocks and raises `OSError`.
+Assumes what POSIX file systems give: rename is atomic, fsync of a file keeps its bytes, and fsync
+of its directory its name. A directory is 0700 and a file 0600; with `for_group` the group may read
+both. All of it blocks and raises `OSError`.
 """
 
 import errno
@@ -15,10 +17,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from wal.errors import AlreadyOwned, Corrupt, InvalidArgument, Overloaded, StorageFailed, StreamingNodeError
+from wal.errors import (
+    AlreadyOwned,
+    Corrupt,
+    InvalidArgument,
+    Overloaded,
+    StorageFailed,
+    StreamingNodeError,
+)
 
-DIRECTORY_MODE, GROUP_DIRECTORY_MODE = 0o700, 0o750
-FILE_MODE, GROUP_FILE_MODE = 0o600, 0o640
+DIRECTORY_MODE = 0o700
+GROUP_DIRECTORY_MODE = 0o750
+FILE_MODE = 0o600
+GROUP_FILE_MODE = 0o640
 
 WRITE_BUFFER_BYTES = 1 << 20
 """Gathers the many small writes of a Parquet file's headers between its pages."""
@@ -33,12 +44,16 @@ _ADDRESS_OF_NODE = re.compile(r"unix:|(tcp|tls):/|(.*/)?node\.sock/*$", re.DOTAL
 
 
 def check_path(what: str, path: object) -> Path:
-    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or directory."""
+    """Return the path given as `what`. Raises `InvalidArgument` for what can name no file or
+    directory.
+    """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str) or not text or "\0" in text or not _has_bytes(text):
         raise InvalidArgument(f"{path!r} names no {what} — give a path")
     if _ADDRESS_OF_NODE.match(text):
-        raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine, or connect to it")
+        raise InvalidArgument(
+            f"{text!r} is an address — give a path on a disk of this machine, or connect to it"
+        )
     if _ADDRESS.match(text):
         raise InvalidArgument(f"{text!r} is an address — give a path on a disk of this machine")
     return Path(text)
@@ -54,10 +69,11 @@ def _has_bytes(path: str) -> bool:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a file and return its descriptor, without waiting and without following a link in its place.
+    """Open a file and return its descriptor, without waiting and without following a link in its
+    place.
 
-    Raises `Corrupt` for what is no regular file, at once: a pipe would make an opener wait for ever, a device may do
-    anything, a link leads somewhere else.
+    Raises `Corrupt` for what is no regular file, at once: a pipe would make an opener wait for
+    ever, a device may do anything, a link leads somewhere else.
     """
     try:
         # Non-blocking: a pipe that nobody writes to opens, and is refused below.
@@ -80,18 +96,23 @@ def open_binary(path: Path) -> BinaryIO:
 def read_regular(path: Path, *, bytes_max: int = READ_BYTES_MAX) -> bytes:
     """Return the content of a file that is at most so long.
 
-    Raises `Corrupt` for a longer one before any of it is read, since one of holes costs nothing to make, and as
-    `open_regular`.
+    Raises `Corrupt` for a longer one before any of it is read, since one of holes costs nothing to
+    make, and as `open_regular`.
     """
     with open_binary(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > bytes_max:
-            raise Corrupt(f"{path} has {size_bytes} bytes, at most {bytes_max} were written — restore it from a backup")
+            raise Corrupt(
+                f"{path} has {size_bytes} bytes, at most {bytes_max} were written — restore it "
+                "from a backup"
+            )
         return file.read(bytes_max)
 
 
 def place_beneath(root: Path, path: str) -> Path:
-    """Return where `path` is below `root`. Raises `Corrupt` when a directory on the way is a link: it leads elsewhere."""
+    """Return where `path` is below `root`. Raises `Corrupt` when a directory on the way is a link:
+    it leads elsewhere.
+    """
     place = root
     *parents, name = path.split("/")
     for parent in parents:
@@ -102,7 +123,9 @@ def place_beneath(root: Path, path: str) -> Path:
 
 
 def make_parents(directory: Path) -> None:
-    """Make a directory of the user's, and those above it, as the umask says; their names are on disk on return."""
+    """Make a directory of the user's, and those above it, as the umask says; their names are on
+    disk on return.
+    """
     if not directory.is_dir():
         make_parents(directory.parent)
         directory.mkdir(exist_ok=True)  # somebody else may make it in between
@@ -110,7 +133,9 @@ def make_parents(directory: Path) -> None:
 
 
 def make_directory(path: Path, *, for_group: bool = False) -> None:
-    """Make a directory unless it is there, and make its name durable; what is missing above it as the umask says."""
+    """Make a directory unless it is there, and make its name durable; what is missing above it as
+    the umask says.
+    """
     if not path.is_dir():
         make_parents(path.parent)
         path.mkdir(DIRECTORY_MODE, exist_ok=True)  # somebody else may make it in between
@@ -120,9 +145,16 @@ def make_directory(path: Path, *, for_group: bool = False) -> None:
 
 
 def create_file(path: Path, *, for_group: bool = False, exclusive: bool = False) -> BinaryIO:
-    """Open a file for writing from its start; one of that name is emptied, or with `exclusive` a `FileExistsError`."""
+    """Open a file for writing from its start; one of that name is emptied, or with `exclusive` a
+    `FileExistsError`.
+    """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC)
-    file = open(path, "wb", buffering=WRITE_BUFFER_BYTES, opener=lambda name, _: open_regular(Path(name), flags))  # noqa: SIM115
+    file = open(
+        path,
+        "wb",
+        buffering=WRITE_BUFFER_BYTES,
+        opener=lambda name, _: open_regular(Path(name), flags),
+    )  # noqa: SIM115
     try:
         if for_group:
             os.fchmod(file.fileno(), GROUP_FILE_MODE)  # opening leaves out what the umask forbids
@@ -132,7 +164,9 @@ def create_file(path: Path, *, for_group: bool = False, exclusive: bool = False)
     return file
 
 
-def write_file(path: Path, content: bytes, *, for_group: bool = False, exclusive: bool = False) -> None:
+def write_file(
+    path: Path, content: bytes, *, for_group: bool = False, exclusive: bool = False
+) -> None:
     """Write a file and sync its bytes; its name is durable after `sync_directory`."""
     with create_file(path, for_group=for_group, exclusive=exclusive) as file:
         file.write(content)
@@ -156,7 +190,8 @@ sync_directory = sync_file
 def set_group_access(top: Path, *, for_group: bool) -> None:
     """Give or take the group's access to a directory, if there is one, and everything below it.
 
-    `top` comes last, so that a crash on the way is followed by another try, and nobody gets in before all of it is open.
+    `top` comes last, so that a crash on the way is followed by another try, and nobody gets in
+    before all of it is open.
     """
     directory_mode = GROUP_DIRECTORY_MODE if for_group else DIRECTORY_MODE
     if not top.is_dir() or top.stat().st_mode & 0o777 == directory_mode:
@@ -170,7 +205,9 @@ def set_group_access(top: Path, *, for_group: bool) -> None:
 
 def not_regular(path: Path) -> Corrupt:
     """Return the error for something else in the place of a file."""
-    return Corrupt(f"{path} is no regular file — remove what is there, and restore the file from a backup")
+    return Corrupt(
+        f"{path} is no regular file — remove what is there, and restore the file from a backup"
+    )
 
 
 def open_files_max() -> int | None:
@@ -180,41 +217,52 @@ def open_files_max() -> int | None:
 
 
 def no_descriptor_left(path: Path, error: object) -> Overloaded:
-    """Return the error for work on `path` that found no descriptor; `error` is what the system said."""
+    """Return the error for work on `path` that found no descriptor; `error` is what the system
+    said.
+    """
     return Overloaded(
-        f"no file descriptor is left for {path}, this process may have {open_files_max() or 'any number of'}: {error} — "
+        f"no file descriptor is left for {path}, this process may have "
+        f"{open_files_max() or 'any number of'}: {error} — "
         "raise the limit (ulimit -n) or close files; an open node goes on by itself"
     )
 
 
 @contextmanager
 def disk_errors_typed(place: object) -> Iterator[None]:
-    """Raise `StorageFailed` for an `OSError` of the block, which reads at `place`, `Overloaded` for want of memory."""
+    """Raise `StorageFailed` for an `OSError` of the block, which reads at `place`, `Overloaded` for
+    want of memory.
+    """
     try:
         yield
     except (StreamingNodeError, BrokenPipeError):
-        raise  # `DeadlineExceeded` is an `OSError` too, by way of `TimeoutError`; a pipe is on no disk
+        # `DeadlineExceeded` is an `OSError` too, by way of `TimeoutError`; a pipe is on no disk
+        raise
     except MemoryError as error:
         raise Overloaded(
             f"{place}: it does not fit into memory — read less at a time, or give the process more"
         ) from error
     except OSError as error:
         raise StorageFailed(
-            f"{error.filename or place}: {error.strerror or error} — check the path, its permissions and the disk"
+            f"{error.filename or place}: {error.strerror or error} — check the path, its "
+            "permissions and the disk"
         ) from error
 
 
-LOCK_NAME, BRIEF = "node.lock", " brief"
+LOCK_NAME = "node.lock"
+BRIEF = " brief"
 OWNER_S_MAX = 5.0
-"""How long a service waits for a command to let go of its directory, and a command that did for the service to take it."""
+"""How long a service waits for a command to let go of its directory, and a command that did for the
+service to take it.
+"""
 
 _held: dict[tuple[int, int], "DirectoryLock"] = {}
-"""The locks of this process, by their files. Pids in the files do not tell: two containers that share
-a directory may both be process 1."""
+"""The locks of this process, by their files. Pids in the files do not tell: two containers that
+share a directory may both be process 1."""
 
 
 class DirectoryLock:
-    """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`, `StorageFailed`.
+    """Ownership of a directory until `release` or the end of the process. Raises `AlreadyOwned`,
+    `StorageFailed`.
 
     Who has it for a `brief` time says so to those it keeps out.
     """
@@ -228,24 +276,28 @@ class DirectoryLock:
                 opened.callback(os.close, place)
             except OSError as error:
                 raise StorageFailed(
-                    f"cannot open {error.filename}: {error.strerror} — make it writable for this user"
+                    f"cannot open {error.filename}: {error.strerror} — make it writable for this "
+                    "user"
                 ) from error
             status = os.fstat(lock)
             identity = status.st_dev, status.st_ino
-            # The lock file has the pid, where others can read it. The directory itself is locked, too: it cannot be unlinked
-            # and made anew behind the owner's back, which would let two writers both acknowledge.
+            # The lock file has the pid, where others can read it. The directory itself is locked,
+            # too: it cannot be unlinked and made anew behind the owner's back, which would let two
+            # writers both acknowledge.
             for descriptor in (lock, place):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     own = identity in _held
-                    # Who has only the directory reads it, and the lock file still names an owner before that.
+                    # Who has only the directory reads it, and the lock file still names an owner
+                    # before that.
                     holder, is_brief = read_owner(lock) if descriptor == lock else (None, False)
                     raise AlreadyOwned(
                         str(directory), os.getpid() if own else holder, own=own, brief=is_brief
                     ) from error
             pid = f"{os.getpid()}{BRIEF * brief}\n".encode()
-            os.pwrite(lock, pid, 0)  # over the old one: on a full disk an emptied file would get no block again
+            # over the old one: on a full disk an emptied file would get no block again
+            os.pwrite(lock, pid, 0)
             os.ftruncate(lock, len(pid))
             opened.callback(self._unlock, lock, place, len(pid))
             opened.callback(_held.pop, identity, None)
@@ -255,9 +307,11 @@ class DirectoryLock:
 
     @staticmethod
     def _unlock(lock: int, place: int, length: int) -> None:
-        """Take the pid out, so that who is refused before the next owner's is in does not take it for that one's; unlock.
+        """Take the pid out, so that who is refused before the next owner's is in does not take it
+        for that one's; unlock.
 
-        Closing is not enough: a process that another thread is just starting has the descriptors until it runs its program.
+        Closing is not enough: a process that another thread is just starting has the descriptors
+        until it runs its program.
         """
         with suppress(OSError):
             os.pwrite(lock, bytes(length), 0)
@@ -285,7 +339,8 @@ os.register_at_fork(after_in_child=_leave_in_child)
 
 
 def read_owner(lock: int) -> tuple[int | None, bool]:
-    """Return the pid in an open lock file and whether its process has the directory for a brief time.
+    """Return the pid in an open lock file and whether its process has the directory for a brief
+    time.
 
     None, and true, of an owner that is about to write it: who that is shows soon.
     """

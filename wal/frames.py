@@ -1,7 +1,8 @@
-"""Frames: what a connection between a node and its clients carries, both ways. No I/O; `docs/protocol.md` has the picture.
+"""Frames: what a connection between a node and its clients carries, both ways. No I/O;
+`docs/protocol.md` has the picture.
 
-A frame's length is checked before anything is kept for it, and its checksum before anything in it is looked at: what a
-connection carried wrongly is never acted on, and ends it.
+A frame's length is checked before anything is kept for it, and its checksum before anything in it
+is looked at: what a connection carried wrongly is never acted on, and ends it.
 """
 
 import struct
@@ -53,7 +54,9 @@ class FrameKind(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One frame, checked: `number` is that of its call or stream, 0 for the connection's own; `meta` is not decoded."""
+    """One frame, checked: `number` is that of its call or stream, 0 for the connection's own;
+    `meta` is not decoded.
+    """
 
     kind: int
     number: int
@@ -68,15 +71,20 @@ class Frame(NamedTuple):
             raise ProtocolError(f"a frame of kind {self.kind} does not decode: {error}") from error
 
 
-def encode_frame(kind: int, number: int, meta: object = None, *payload: bytes | memoryview) -> list[bytes | memoryview]:
-    """Return the bytes of a frame in parts, for `writelines`; the payload, of any parts itself, is not copied.
+def encode_frame(
+    kind: int, number: int, meta: object = None, *payload: bytes | memoryview
+) -> list[bytes | memoryview]:
+    """Return the bytes of a frame in parts, for `writelines`; the payload, of any parts itself, is
+    not copied.
 
     Raises `ProtocolError` if it is too long.
     """
     encoded = b"" if meta is None else msgspec.msgpack.encode(meta)
     length = len(encoded) + sum(map(len, payload))
     if FRAME_HEADER_BYTES + length > FRAME_BYTES_MAX:
-        raise ProtocolError(f"a frame of {length} bytes does not fit {FRAME_BYTES_MAX} — send less at a time")
+        raise ProtocolError(
+            f"a frame of {length} bytes does not fit {FRAME_BYTES_MAX} — send less at a time"
+        )
     checked = _CHECKED.pack(number, kind, 0, len(encoded)) + encoded
     checksum = crc32c(checked)
     for part in payload:
@@ -85,26 +93,36 @@ def encode_frame(kind: int, number: int, meta: object = None, *payload: bytes | 
 
 
 class FrameReader:
-    """Makes frames of what a connection received, in whatever pieces it comes. Holds at most one frame that is not whole.
+    """Makes frames of what a connection received, in whatever pieces it comes. Holds at most one
+    frame that is not whole.
 
-    `room` is where the next bytes go, and `received` says how many came: so those of a long frame are received where they
-    stay, and nobody copies them; `allocate` makes a buffer for one, of bytes that need not be zeros.
+    `room` is where the next bytes go, and `received` says how many came: so those of a long frame
+    are received where they stay, and nobody copies them; `allocate` makes a buffer for one, of
+    bytes that need not be zeros.
     """
 
     def __init__(
-        self, frame_bytes_max: int = GREETING_BYTES_MAX, *, allocate: Callable[[int], Any] = bytearray
+        self,
+        frame_bytes_max: int = GREETING_BYTES_MAX,
+        *,
+        allocate: Callable[[int], Any] = bytearray,
     ) -> None:
-        self.frame_bytes_max, self._allocate = frame_bytes_max, allocate
+        self.frame_bytes_max = frame_bytes_max
+        self._allocate = allocate
         """The bound is to be raised when both sides have agreed."""
         self.held_bytes = 0
         """What of a frame is there that is not whole yet."""
         self.long_bytes = 0
-        """What a frame needs that is not whole and has, or gets with `room`, a buffer of its own."""
+        """What a frame needs that is not whole and has, or gets with `room`, a buffer of its
+        own.
+        """
         self._buffer = memoryview(b"")
         self._has_preface = False
 
     def room(self) -> memoryview:
-        """Return where the next bytes go, never nothing: the rest of a long frame, or room for several that are not."""
+        """Return where the next bytes go, never nothing: the rest of a long frame, or room for
+        several that are not.
+        """
         if not self.held_bytes:
             self._buffer = memoryview(bytearray(RECEIVED_BYTES))
         elif self.long_bytes > len(self._buffer):
@@ -118,16 +136,19 @@ class FrameReader:
         view = memoryview(data)
         while view:
             room = self.room()
-            taken, view = view[: len(room)], view[len(room) :]
+            taken = view[: len(room)]
+            view = view[len(room) :]
             room[: len(taken)] = taken
             yield from self.received(len(taken))
 
     def received(self, size_bytes: int) -> Iterator[Frame]:
         """Yield the frames that are whole now, to be taken all before the next call.
 
-        Raises `ProtocolError` for a preface, a length or a checksum that is wrong; the connection is of no use then.
+        Raises `ProtocolError` for a preface, a length or a checksum that is wrong; the connection
+        is of no use then.
         """
-        received, at = self._buffer[: self.held_bytes + size_bytes], 0
+        received = self._buffer[: self.held_bytes + size_bytes]
+        at = 0
         wanted = FRAME_HEADER_BYTES
         try:
             if not self._has_preface:
@@ -136,18 +157,26 @@ class FrameReader:
                     raise ProtocolError(f"what came first is no part of this protocol: {found!r}")
                 if len(found) < len(PREFACE):
                     return
-                self._has_preface, at = True, len(PREFACE)
+                self._has_preface = True
+                at = len(PREFACE)
             while len(received) - at >= FRAME_HEADER_BYTES:
                 length, checksum = _FRAMED.unpack_from(received, at)
                 if FRAME_HEADER_BYTES + length > self.frame_bytes_max:
-                    raise ProtocolError(f"a frame of {length} bytes, over {self.frame_bytes_max} with its header")
+                    raise ProtocolError(
+                        f"a frame of {length} bytes, over {self.frame_bytes_max} with its header"
+                    )
                 end = at + FRAME_HEADER_BYTES + length
                 if end > len(received):
                     wanted = end - at
                     return
-                # What has a buffer of its own stays there. Others are copied out of theirs, or each would keep all of it.
+                # What has a buffer of its own stays there. Others are copied out of theirs, or each
+                # would keep all of it.
                 whole = received[at + _FRAMED.size : end]
-                whole = whole.toreadonly() if len(self._buffer) > RECEIVED_BYTES else memoryview(bytes(whole))
+                whole = (
+                    whole.toreadonly()
+                    if len(self._buffer) > RECEIVED_BYTES
+                    else memoryview(bytes(whole))
+                )
                 at = end
                 yield _checked(whole, length, checksum)
         finally:
@@ -167,7 +196,9 @@ class FrameReader:
 
 
 def _checked(whole: memoryview, length: int, checksum: int) -> Frame:
-    """Return the frame that has these bytes behind its length and checksum. Raises `ProtocolError`."""
+    """Return the frame that has these bytes behind its length and checksum. Raises
+    `ProtocolError`.
+    """
     if crc32c(whole) != checksum:
         raise ProtocolError("a frame fails its checksum")
     number, kind, _, meta_length = _CHECKED.unpack_from(whole)

@@ -1,6 +1,8 @@
-"""Typed headers: what a message says beside its rows. Stored as MessagePack arrays, so fields are only ever appended.
+"""Typed headers: what a message says beside its rows. Stored as MessagePack arrays, so fields are
+only ever appended.
 
-Fields the node stamps on the way (segment, offsets, cut number) have a default that no stamped message carries.
+Fields the node stamps on the way (segment, offsets, cut number) have a default that no stamped
+message carries.
 """
 
 from collections.abc import Sequence
@@ -12,7 +14,9 @@ import msgspec
 
 @unique
 class MessageType(IntEnum):
-    """What a message is. The number is stored; it follows Milvus, except `CUT`, which has no counterpart there."""
+    """What a message is. The number is stored; it follows Milvus, except `CUT`, which has no
+    counterpart there.
+    """
 
     TIME_TICK = 1
     INSERT = 2
@@ -42,11 +46,17 @@ _T = MessageType
 SYSTEM = frozenset({_T.TIME_TICK, _T.BEGIN_TXN, _T.COMMIT_TXN, _T.ROLLBACK_TXN, _T.TXN})
 """Handled whatever a reader's type filter says."""
 DDL = frozenset({_T.CREATE_COLLECTION, _T.DROP_COLLECTION, _T.CREATE_PARTITION, _T.DROP_PARTITION})
-"""Changes what exists: takes its vchannels for itself and ends the transactions in flight on them, which a cut does not."""
+"""Changes what exists: takes its vchannels for itself and ends the transactions in flight on them,
+which a cut does not.
+"""
 DML = frozenset({_T.INSERT, _T.DELETE})
 """Carries rows or keys."""
-MAKES_ROOM = frozenset({_T.TIME_TICK, _T.FLUSH, _T.CUT, _T.DROP_COLLECTION, _T.DROP_PARTITION, _T.ROLLBACK_TXN})
-"""Little data after which log or files may be given up; the first tick of a term, without which nothing may, is one too."""
+MAKES_ROOM = frozenset(
+    {_T.TIME_TICK, _T.FLUSH, _T.CUT, _T.DROP_COLLECTION, _T.DROP_PARTITION, _T.ROLLBACK_TXN}
+)
+"""Little data after which log or files may be given up; the first tick of a term, without which
+nothing may, is one too.
+"""
 UNSTAMPED = -1
 
 
@@ -55,7 +65,9 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TimeTickHeader(Header, frozen=True, gc=False):
-    """Everything at or below the message's tick is before it in the log. `source_id` names the node that says so."""
+    """Everything at or below the message's tick is before it in the log. `source_id` names the node
+    that says so.
+    """
 
     source_id: str = ""
 
@@ -63,7 +75,8 @@ class TimeTickHeader(Header, frozen=True, gc=False):
 class InsertHeader(Header, frozen=True, gc=False):
     """Rows for one partition of one vchannel; `first_offset` is the row offset of the first row.
 
-    An insert with rows on several vchannels is several messages, one right after the other; `part` numbers them from 0.
+    An insert with rows on several vchannels is several messages, one right after the other; `part`
+    numbers them from 0.
     """
 
     collection_id: int
@@ -76,7 +89,8 @@ class InsertHeader(Header, frozen=True, gc=False):
 
 
 class DeleteHeader(Header, frozen=True, gc=False):
-    """Keys to delete on one vchannel: rows of those keys with an offset below `next_offset` are gone.
+    """Keys to delete on one vchannel: rows of those keys with an offset below `next_offset` are
+    gone.
 
     A delete on several vchannels is several messages, as an insert is.
     """
@@ -88,7 +102,9 @@ class DeleteHeader(Header, frozen=True, gc=False):
 
 
 class CreateCollectionHeader(Header, frozen=True, gc=False):
-    """A new collection; `schema` is an Arrow IPC schema message, `partitions` pairs of (id, name)."""
+    """A new collection; `schema` is an Arrow IPC schema message, `partitions` pairs of (id,
+    name).
+    """
 
     collection_id: int
     name: str
@@ -121,7 +137,9 @@ class DropPartitionHeader(Header, frozen=True, gc=False):
 
 
 class CreateSegmentHeader(Header, frozen=True, gc=False):
-    """A growing segment is open for rows; the limits are soft: one crossing insert is taken, then it is sealed."""
+    """A growing segment is open for rows; the limits are soft: one crossing insert is taken, then
+    it is sealed.
+    """
 
     collection_id: int
     partition_id: int
@@ -154,14 +172,18 @@ class BeginTxnHeader(Header, frozen=True, gc=False):
 
 
 class BodyAssignment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a commit gives one body: segment and first offset of an insert, or the next offset of a delete (segment 0)."""
+    """What a commit gives one body: segment and first offset of an insert, or the next offset of a
+    delete (segment 0).
+    """
 
     segment_id: int
     offset: int
 
 
 class CommitTxnHeader(Header, frozen=True, gc=False):
-    """A transaction takes place at this message's tick; `assignments` follow the order of its bodies."""
+    """A transaction takes place at this message's tick; `assignments` follow the order of its
+    bodies.
+    """
 
     vchannels: tuple[str, ...] = ()
     assignments: tuple[BodyAssignment, ...] = ()
@@ -169,7 +191,8 @@ class CommitTxnHeader(Header, frozen=True, gc=False):
     @classmethod
     def of(cls, bodies: Sequence[tuple[str, Header]]) -> Self:
         """Return the header of a commit of bodies, given their vchannels and stamped headers."""
-        vchannels, assignments = {vchannel for vchannel, _ in bodies}, list[BodyAssignment]()
+        vchannels = {vchannel for vchannel, _ in bodies}
+        assignments = list[BodyAssignment]()
         for _, header in bodies:
             if isinstance(header, InsertHeader):
                 assignments.append(BodyAssignment(header.segment_id, header.first_offset))

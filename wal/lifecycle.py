@@ -1,4 +1,5 @@
-"""Whether a log takes appends: the one state machine of that question, from the opening of its node to the close. Pure.
+"""Whether a log takes appends: the one state machine of that question, from the opening of its node
+to the close. Pure.
 
     RECOVERING --recovered--> OPEN --lost--> ENDING --ended--> REOPENING --verified--> RECOVERING
                                                                 ^  |                    |
@@ -7,9 +8,10 @@
                                                                 +-------- WAITING
     any of these --damage--> FAILED        any of these --close--> CLOSED
 
-A write with an open outcome ends the term: its appends hear of it, and what it knew is thrown away. The store is then
-closed, verified as at a start and opened under the next term, whose state is rebuilt from the log; a step that fails is
-tried again after a pause. Damage, or another owner, is not outlived.
+A write with an open outcome ends the term: its appends hear of it, and what it knew is thrown away.
+The store is then closed, verified as at a start and opened under the next term, whose state is
+rebuilt from the log; a step that fails is tried again after a pause. Damage, or another owner, is
+not outlived.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ from wal.errors import AlreadyOwned, ChannelFenced, Corrupt, OnShutdown, Unsuppo
 
 @unique
 class LogState(Enum):
-    """What a log is doing; only `OPEN` takes appends, and in all others but the last two they wait."""
+    """What a log is doing; only `OPEN` takes appends, and in all others but the last two they
+    wait.
+    """
 
     RECOVERING = "recovering"
     """The term's state is being rebuilt from the log."""
@@ -54,9 +58,10 @@ TRANSITIONS: dict[LogState, set[LogState]] = {
 class ReopenOptions:
     """How a log that failed comes back, in seconds.
 
-    A call waits `wait_s` for it before it is refused with `LOG_REOPENING`: longer than verifying 1 GiB takes, shorter
-    than patience. After a failed attempt comes a pause of `first_pause_s`, twice as long each time up to
-    `longest_pause_s`: appends are to resume within 5 s after the disk works again.
+    A call waits `wait_s` for it before it is refused with `LOG_REOPENING`: longer than verifying 1
+    GiB takes, shorter than patience. After a failed attempt comes a pause of `first_pause_s`, twice
+    as long each time up to `longest_pause_s`: appends are to resume within 5 s after the disk works
+    again.
     """
 
     wait_s: float = 30.0
@@ -66,9 +71,11 @@ class ReopenOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryLimits:
-    """How a write with an open outcome is repeated: after `first_s` seconds, twice as long each time up to `max_s`.
+    """How a write with an open outcome is repeated: after `first_s` seconds, twice as long each
+    time up to `max_s`.
 
-    After `give_up_s` in all the caller hears `Indeterminate`, sooner when its own timeout ends; 0 repeats nothing.
+    After `give_up_s` in all the caller hears `Indeterminate`, sooner when its own timeout ends; 0
+    repeats nothing.
     """
 
     first_s: float = 0.02
@@ -79,20 +86,25 @@ class RetryLimits:
 OBSTACLES = (Corrupt, AlreadyOwned)
 """What does not pass by itself, if it is what it looks like."""
 OBSTACLES_SEEN_MAX = 3
-"""A disk that cannot be read for a moment looks like damage, and a handle of this process that is not collected yet like
-another owner's lock; three looks in a row that find it are believed."""
+"""A disk that cannot be read for a moment looks like damage, and a handle of this process that is
+not collected yet like another owner's lock; three looks in a row that find it are believed."""
 
 
 def is_final(error: Exception, *, obstacles_seen: int) -> bool:
-    """Whether a failed attempt to reopen is the last one; `obstacles_seen` counts attempts in a row that met an obstacle."""
-    return obstacles_seen >= OBSTACLES_SEEN_MAX or isinstance(error, (ChannelFenced, UnsupportedFormat, OnShutdown))
+    """Whether a failed attempt to reopen is the last one; `obstacles_seen` counts attempts in a row
+    that met an obstacle.
+    """
+    return obstacles_seen >= OBSTACLES_SEEN_MAX or isinstance(
+        error, (ChannelFenced, UnsupportedFormat, OnShutdown)
+    )
 
 
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where one log stands now.
 
-    `store` is the condition of the log store under it. `reopened` counts how often the log came back by itself,
-    `attempts` the failed ones since it last took appends; `last_error` is what the latest of all these was about.
+    `store` is the condition of the log store under it. `reopened` counts how often the log came
+    back by itself, `attempts` the failed ones since it last took appends; `last_error` is what the
+    latest of all these was about.
     """
 
     pchannel: str

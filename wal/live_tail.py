@@ -1,4 +1,6 @@
-"""What many readers of a log share: its live tail, which was just confirmed, and what those behind it have just read."""
+"""What many readers of a log share: its live tail, which was just confirmed, and what those behind
+it have just read.
+"""
 
 import asyncio
 from bisect import bisect_left
@@ -11,11 +13,14 @@ from wal.queue import Signal
 CAPACITY_BYTES = 64 << 20
 """Entries kept for tailing readers: what a reader may be behind before it goes back to the disk."""
 SHARED_BYTES = 16 << 20
-"""Entries kept of what was read from the disk: what readers that catch up may be apart for one read to serve them all."""
+"""Entries kept of what was read from the disk: what readers that catch up may be apart for one read
+to serve them all.
+"""
 
 
 class SharedReads:
-    """What was last read of one log, and what is being read, while somebody catches up; nothing is kept after that.
+    """What was last read of one log, and what is being read, while somebody catches up; nothing is
+    kept after that.
 
     What fails is not shared: each reader finds out by itself.
     """
@@ -47,14 +52,19 @@ class SharedReads:
             self.clear()
 
     def find(self, position: int, *, bytes_max: int, end_position: int) -> list[LogEntry]:
-        """Return entries from the one that holds `position` on, as many as a read would: none if they are not kept.
+        """Return entries from the one that holds `position` on, as many as a read would: none if
+        they are not kept.
 
-        Less would have a reader take a log that one read holds in several, between which it may be truncated.
+        Less would have a reader take a log that one read holds in several, between which it may be
+        truncated.
         """
         for at, (_, entries) in enumerate(self._ranges):
             if entries[0].first_position <= position <= entries[-1].last_position:
                 rest = entries[bisect_left(entries, position, key=attrgetter("last_position")) :]
-                if rest[-1].last_position == end_position or sum([each.size_bytes for each in rest]) >= bytes_max:
+                if (
+                    rest[-1].last_position == end_position
+                    or sum([each.size_bytes for each in rest]) >= bytes_max
+                ):
                     self._ranges.append(self._ranges.pop(at))
                     return rest
         return []
@@ -68,10 +78,12 @@ class SharedReads:
 
 
 class LiveTail:
-    """The newest confirmed entries of one log, from `first_position` up to `next_position`, and its confirmed tick.
+    """The newest confirmed entries of one log, from `first_position` up to `next_position`, and its
+    confirmed tick.
 
-    The writer never waits and never asks who reads. The oldest entries are evicted when there are too many bytes, but never
-    the last one; what a reader was given stays valid, and one that falls behind returns to the log.
+    The writer never waits and never asks who reads. The oldest entries are evicted when there are
+    too many bytes, but never the last one; what a reader was given stays valid, and one that falls
+    behind returns to the log.
     """
 
     def __init__(self, *, capacity_bytes: int = CAPACITY_BYTES) -> None:
@@ -88,7 +100,9 @@ class LiveTail:
         self.first_position = self.next_position = FIRST_POSITION
         """Of the oldest message in memory and of the next one to come."""
         self.confirmed_tick = 0
-        """Everything at or below this tick has been published; nothing at or below it will be any more."""
+        """Everything at or below this tick has been published; nothing at or below it will be any
+        more.
+        """
 
     @property
     def entry_count(self) -> int:
@@ -108,7 +122,9 @@ class LiveTail:
         self.changed.wake()
 
     def append(self, entry: LogEntry) -> None:
-        """Publish a confirmed entry; ticks ascend, positions are dense. Never waits, never fails for a reader's sake."""
+        """Publish a confirmed entry; ticks ascend, positions are dense. Never waits, never fails
+        for a reader's sake.
+        """
         assert entry.first_tick > self.confirmed_tick, "entries come in the order of their ticks"
         assert entry.first_position == self.next_position, "entries come at dense positions"
         self._entries[self._first + len(self._entries)] = entry
@@ -128,7 +144,8 @@ class LiveTail:
         self.changed.wake()
 
     def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Return the entries from the one that holds `position`, up to the one that reaches `bytes_max`; none at the end.
+        """Return the entries from the one that holds `position`, up to the one that reaches
+        `bytes_max`; none at the end.
 
         What lies below `first_position` is only in the log any more, and must not be asked for.
         """
@@ -138,7 +155,9 @@ class LiveTail:
             return taken  # mostly: who tails has read what there is
         numbers = range(self._first, self._first + len(self._entries))
         size_bytes = 0
-        for number in numbers[bisect_left(numbers, position, key=lambda each: self._entries[each].last_position) :]:
+        for number in numbers[
+            bisect_left(numbers, position, key=lambda each: self._entries[each].last_position) :
+        ]:
             entry = self._entries[number]
             taken.append(entry)
             size_bytes += entry.size_bytes

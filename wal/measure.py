@@ -1,4 +1,6 @@
-"""Many measurements as a few numbers: how many, how much, what most stay below, how fast lately. Pure."""
+"""Many measurements as a few numbers: how many, how much, what most stay below, how fast lately.
+Pure.
+"""
 
 from collections.abc import Callable, Sequence
 from math import frexp
@@ -6,7 +8,9 @@ from math import frexp
 import msgspec
 
 BUCKETS_PER_OCTAVE = 8
-"""So a percentile is at most 13 % above the true one, whatever the unit and however many there are."""
+"""So a percentile is at most 13 % above the true one, whatever the unit and however many there
+are.
+"""
 WINDOW_S = 10
 """Long enough to be steady between two cuts, short enough to show what goes on now."""
 _NOTHING = -(1 << 20)
@@ -36,7 +40,8 @@ class Histogram:
             fraction, octave = frexp(value)
             bucket = octave * BUCKETS_PER_OCTAVE + int((fraction - 0.5) * 2 * BUCKETS_PER_OCTAVE)
         else:
-            value, bucket = 0.0, _NOTHING
+            value = 0.0
+            bucket = _NOTHING
         self._buckets[bucket] = self._buckets.get(bucket, 0) + times
         self._total += value * times
         self._max = max(self._max, value)
@@ -44,11 +49,14 @@ class Histogram:
     def distribution(self) -> Distribution:
         """Return what was counted so far."""
         count = sum(self._buckets.values())
-        p50, p99 = self._at_rank((count + 1) // 2), self._at_rank(count - count // 100)
+        p50 = self._at_rank((count + 1) // 2)
+        p99 = self._at_rank(count - count // 100)
         return Distribution(count=count, total=self._total, p50=p50, p99=p99, max=self._max)
 
     def at_most(self, bounds: Sequence[float]) -> list[int]:
-        """Return how many lie below each bound: exact for powers of two, which are ends of buckets."""
+        """Return how many lie below each bound: exact for powers of two, which are ends of
+        buckets.
+        """
         ends = [(_end(bucket), count) for bucket, count in self._buckets.items()]
         return [sum([count for end, count in ends if end <= bound]) for bound in bounds]
 
@@ -68,7 +76,9 @@ def _end(bucket: int) -> float:
 
 
 class Rate:
-    """Counts in whole seconds of `clock`, which returns seconds and never goes back. Lives on one thread."""
+    """Counts in whole seconds of `clock`, which returns seconds and never goes back. Lives on one
+    thread.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -80,16 +90,22 @@ class Rate:
         """Count something that happened now, or at an earlier time of the clock."""
         second = int(self._clock() if at_s is None else at_s)
         if second not in self._counts:
-            self._counts = {each: self._counts[each] for each in self._counts if each >= second - WINDOW_S}
+            self._counts = {
+                each: self._counts[each] for each in self._counts if each >= second - WINDOW_S
+            }
         self._counts[second] = self._counts.get(second, 0) + count
         self.total += count
 
     @property
     def per_second(self) -> float:
-        """The mean over the last `WINDOW_S` whole seconds, or since the start if that is less; 0 in the first second."""
+        """The mean over the last `WINDOW_S` whole seconds, or since the start if that is less; 0 in
+        the first second.
+        """
         until = int(self._clock())
         since = max(until - WINDOW_S, self._started)
         if until - since < 1:
             return 0.0
-        counted = sum(count for second, count in self._counts.items() if until - WINDOW_S <= second < until)
+        counted = sum(
+            count for second, count in self._counts.items() if until - WINDOW_S <= second < until
+        )
         return counted / (until - since)

@@ -1,4 +1,6 @@
-"""The in-memory log store, for throw-away nodes and tests: what is appended counts as synced, and closing forgets it."""
+"""The in-memory log store, for throw-away nodes and tests: what is appended counts as synced, and
+closing forgets it.
+"""
 
 import asyncio
 import uuid
@@ -34,11 +36,14 @@ class MemoryLog:
     wal_name = MemoryMessageId.wal_name
 
     def __init__(self, store: "MemoryLogStore", name: str) -> None:
-        self._store, self.name = store, name
+        self._store = store
+        self.name = name
         self.first_position = self.next_position = FIRST_POSITION
         self.last_tick = 0
         self._entries: list[tuple[int, bytes]] = []
-        """By last position, encoded as a disk would keep them: what comes back shares nothing with the appender."""
+        """By last position, encoded as a disk would keep them: what comes back shares nothing with
+        the appender.
+        """
         self._crc32c = 0
         self._synced = SyncedPosition(0)
         self.wait_beyond = self._synced.wait_beyond
@@ -49,7 +54,9 @@ class MemoryLog:
         return self._synced.value
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
-        """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown` when closed."""
+        """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown`
+        when closed.
+        """
         self._store.check_open()
         free_bytes = self._store.bytes_max - self._store.used_bytes
         if not makes_room and size_bytes > free_bytes:
@@ -60,7 +67,9 @@ class MemoryLog:
         self._store.check_open()
         pack.require_tick_above(self.last_tick)
         first_position = self.next_position
-        data = pack.encode(self.wal_name, first_position=first_position, previous_crc32c=self._crc32c)
+        data = pack.encode(
+            self.wal_name, first_position=first_position, previous_crc32c=self._crc32c
+        )
         self.next_position += pack.message_count
         self.last_tick = pack.time_tick
         self._crc32c = entry_crc32c(data)
@@ -76,7 +85,8 @@ class MemoryLog:
         if position < self.first_position:
             raise Truncated(MemoryMessageId(position), MemoryMessageId(self.first_position))
         entries: list[LogEntry] = []
-        size, previous = 0, None
+        size = 0
+        previous = None
         at = self._index_of(position)
         for _, data in self._entries[at : at + ENTRIES_PER_READ_MAX]:
             entry = decode_entry(data, wal_name=self.wal_name, previous_crc32c=previous)
@@ -87,8 +97,12 @@ class MemoryLog:
                 break
         return entries
 
-    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
-        """Give up everything before the entry that holds `position`; the last entry always stays."""
+    async def truncate(
+        self, position: int, *, needed: Callable[[], int | None] | None = None
+    ) -> None:
+        """Give up everything before the entry that holds `position`; the last entry always
+        stays.
+        """
         self._store.check_open()
         count = min(self._index_of(position), len(self._entries) - 1)
         if count > 0 and not is_needed(self._entries[count - 1][0] + 1, needed):
@@ -106,19 +120,23 @@ class MemoryLog:
 
 
 class MemoryLogStore:
-    """A node's logs and state map in memory; see `wal.log.LogStore` for the contract. Its term is always 1."""
+    """A node's logs and state map in memory; see `wal.log.LogStore` for the contract. Its term is
+    always 1.
+    """
 
     term = 1
     promised_tick = 0
 
     def __init__(self, options: MemoryOptions | None = None) -> None:
         self.node_id = uuid.uuid4().hex
-        self.used_bytes, self.bytes_max = 0, (options or MemoryOptions()).bytes_max
+        self.used_bytes = 0
+        self.bytes_max = (options or MemoryOptions()).bytes_max
         self.done = asyncio.get_running_loop().create_future()
         self.done.set_result(None)
         self._logs: dict[str, MemoryLog] = {}
         self._meta: dict[str, bytes] = {}
-        self.condition, self.taking_writes = "open", True
+        self.condition = "open"
+        self.taking_writes = True
 
     def check_open(self) -> None:
         """Raise `OnShutdown` when the store is closed."""
@@ -152,7 +170,9 @@ class MemoryLogStore:
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once."""
         self.check_open()
-        self._meta = {key: value for key, value in {**self._meta, **changes}.items() if value is not None}
+        self._meta = {
+            key: value for key, value in {**self._meta, **changes}.items() if value is not None
+        }
 
     async def wait_failed(self) -> None:
         """Wait for ever: a write to memory does not fail half-way."""
@@ -164,7 +184,8 @@ class MemoryLogStore:
 
     async def close(self) -> None:
         """Forget everything; idempotent."""
-        self.condition, self.taking_writes = "closed", False
+        self.condition = "closed"
+        self.taking_writes = False
         for log in self._logs.values():
             log.end(OnShutdown("the in-memory store is closed"))
         self._logs.clear()

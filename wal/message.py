@@ -1,6 +1,7 @@
 """Messages before and after the log, and transactions as readers see them. No I/O.
 
-The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of thousands at a time.
+The frozen ones hold no cycles and are left out of garbage collection: a reader holds tens of
+thousands at a time.
 """
 
 from typing import ClassVar, NamedTuple, Self
@@ -13,13 +14,17 @@ from wal.position import MessageId, message_id_kind
 ALL_VCHANNELS = ""
 """The vchannel of a message that concerns every vchannel of its pchannel."""
 MESSAGE_OVERHEAD_BYTES = 64
-"""Charged for each message on top of its payload when sizes are added up: fixed fields and a typical header."""
+"""Charged for each message on top of its payload when sizes are added up: fixed fields and a
+typical header.
+"""
 TRANSACTION_OVERHEAD_BYTES = 2 * MESSAGE_OVERHEAD_BYTES
 """What begin and commit add to the bodies between them."""
 
 
 class MutableMessage(msgspec.Struct, eq=False):
-    """A message on its way into the log, built by an appender; the chain stamps it, and again when an append is redone."""
+    """A message on its way into the log, built by an appender; the chain stamps it, and again when
+    an append is redone.
+    """
 
     type: MessageType
     header: Header
@@ -41,19 +46,25 @@ class MutableMessage(msgspec.Struct, eq=False):
         return self
 
     def with_last_confirmed(self, position: int | None) -> Self:
-        """Stamp where a reader of this message resumes, None for the message's own position, and return it."""
+        """Stamp where a reader of this message resumes, None for the message's own position, and
+        return it.
+        """
         self.last_confirmed = position
         return self
 
     @property
     def size_bytes(self) -> int:
-        """The size this message counts for against limits, in bytes; of headers, only a schema may be large."""
+        """The size this message counts for against limits, in bytes; of headers, only a schema may
+        be large.
+        """
         schema = self.header.schema if isinstance(self.header, CreateCollectionHeader) else b""
         return len(self.payload) + len(schema) + MESSAGE_OVERHEAD_BYTES
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What has its place in a log; readers resume at `last_confirmed` and miss nothing at or above its tick."""
+    """What has its place in a log; readers resume at `last_confirmed` and miss nothing at or above
+    its tick.
+    """
 
     wal_name: str
     position: int
@@ -81,7 +92,9 @@ class Message(Placed, frozen=True, kw_only=True, gc=False):
     payload: bytes | memoryview
     wal_term: int
     first_row: int = 0
-    """Where its rows begin in the payload, which has rows of others too when it was packed with them."""
+    """Where its rows begin in the payload, which has rows of others too when it was packed with
+    them.
+    """
 
     count: ClassVar[int] = 1
 
@@ -118,7 +131,8 @@ AnyMessage = Message | TransactionMessage
 
 
 class Change(NamedTuple):
-    """What one message changes, without its payload: made before the log by appends, behind it by recovery and the flusher.
+    """What one message changes, without its payload: made before the log by appends, behind it by
+    recovery and the flusher.
 
     `payload_bytes` is what its rows or keys count for in segments and transactions.
     """

@@ -1,7 +1,9 @@
-"""Puts writes that wait together into one pack: what a pack of a hundred costs once, none of them costs again.
+"""Puts writes that wait together into one pack: what a pack of a hundred costs once, none of them
+costs again.
 
-A write that comes alone goes at once, in its caller's own task. Those that come while others are on their way wait until
-these have ended, or until they are many, and go together, by a task that no caller can cancel.
+A write that comes alone goes at once, in its caller's own task. Those that come while others are on
+their way wait until these have ended, or until they are many, and go together, by a task that no
+caller can cancel.
 """
 
 import asyncio
@@ -28,10 +30,12 @@ _log = event_log(__name__)
 
 
 class Packer:
-    """The writes of one log that wait; lives on the event loop. `send` settles all groups of a pack that do not come again.
+    """The writes of one log that wait; lives on the event loop. `send` settles all groups of a pack
+    that do not come again.
 
-    What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a write `repeats`. Fewer than
-    `company` writes wait while another pack is on its way, and for who is told of that.
+    What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a
+    write `repeats`. Fewer than `company` writes wait while another pack is on its way, and for who
+    is told of that.
     """
 
     def __init__(
@@ -43,8 +47,11 @@ class Packer:
         in_flight_max: int = PACKS_IN_FLIGHT_MAX,
         company: int = 1,
     ) -> None:
-        self._send, self._memory, self._repeats = send, memory, repeats
-        self._in_flight_max, self._company = in_flight_max, company
+        self._send = send
+        self._memory = memory
+        self._repeats = repeats
+        self._in_flight_max = in_flight_max
+        self._company = company
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[AppendGroup] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -53,22 +60,32 @@ class Packer:
         self._in_flight = 0
         self._starting = False
         self._together = False
-        """Whether the last pack was several writes: then one that comes alone may have company in this turn of the loop."""
+        """Whether the last pack was several writes: then one that comes alone may have company in
+        this turn of the loop.
+        """
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Append a group of rows with others that wait; what is returned is awaited at once, and raises what becomes of it.
+        """Append a group of rows with others that wait; what is returned is awaited at once, and
+        raises what becomes of it.
 
-        Cancelled while it waits, it never happened; once the log has it, its outcome is decided without the caller.
+        Cancelled while it waits, it never happened; once the log has it, its outcome is decided
+        without the caller.
         """
         if not (self._waiting or self._in_flight or self._together):
             return self._append_alone(group)
-        return self._append_together(group) if self._memory.try_take(group.rows_bytes) else self._append_later(group)
+        return (
+            self._append_together(group)
+            if self._memory.try_take(group.rows_bytes)
+            else self._append_later(group)
+        )
 
     def try_join(self, groups: Sequence[AppendGroup]) -> bool:
-        """Have groups that have a `waiter` wait for the next pack; return False when there is no room in memory for all.
+        """Have groups that have a `waiter` wait for the next pack; return False when there is no
+        room in memory for all.
 
-        Few of them wait for a pack that is in the log's queue, which the disk alone keeps: over connections writes come a
-        handful at a time, and what a pack costs once is as much as ten writes.
+        Few of them wait for a pack that is in the log's queue, which the disk alone keeps: over
+        connections writes come a handful at a time, and what a pack costs once is as much as ten
+        writes.
         """
         size_bytes = sum([group.rows_bytes for group in groups])
         if not self._memory.has_room(size_bytes):
@@ -77,7 +94,9 @@ class Packer:
         for group in groups:
             group.memory = self._memory
         self._waiting += groups
-        if len(self._waiting) >= JOINED_MIN or not any(pack.ticket is not None for pack in self._under_way):
+        if len(self._waiting) >= JOINED_MIN or not any(
+            pack.ticket is not None for pack in self._under_way
+        ):
             self._start()
         return True
 
@@ -95,13 +114,16 @@ class Packer:
         self._start()
 
     def hand_over(self, other: "Packer") -> None:
-        """Have all that waits wait for the next pack of another packer on the same memory, in order."""
+        """Have all that waits wait for the next pack of another packer on the same memory, in
+        order.
+        """
         while self._waiting:
             other.come_again(self._waiting.pop())
 
     async def drain(self) -> None:
         """Return once every write that came before has ended."""
-        await self._memory.wait(self._memory.bytes_max)  # each holds its bytes until then, those that come again too
+        # each holds its bytes until then, those that come again too
+        await self._memory.wait(self._memory.bytes_max)
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -110,7 +132,8 @@ class Packer:
         return await self._append_together(group)
 
     async def _append_alone(self, group: AppendGroup) -> AppendResult:
-        if self._in_flight or self._waiting or not self._memory.try_take(group.rows_bytes):  # since the call
+        # since the call
+        if self._in_flight or self._waiting or not self._memory.try_take(group.rows_bytes):
             return await self._append_later(group)
         group.memory = self._memory
         self._in_flight += 1
@@ -122,17 +145,26 @@ class Packer:
             self._sent()
 
     def _append_together(self, group: AppendGroup) -> asyncio.Future[AppendResult]:
-        """Have a group wait whose bytes are taken; what is returned is its `waiter`, unless it has one."""
+        """Have a group wait whose bytes are taken; what is returned is its `waiter`, unless it has
+        one.
+        """
         told: asyncio.Future[AppendResult] = self._loop.create_future()
-        group.waiter, group.memory = group.waiter or told, self._memory
+        group.waiter = group.waiter or told
+        group.memory = self._memory
         self._waiting.append(group)
         if not self._starting:
             self._start()
         return told
 
     def _start(self) -> None:
-        """Have what waits sent in the next turn of the event loop, unless it is to wait for packs that are on their way."""
-        if not self._starting and self._in_flight < self._in_flight_max and self._may_go(self._in_flight):
+        """Have what waits sent in the next turn of the event loop, unless it is to wait for packs
+        that are on their way.
+        """
+        if (
+            not self._starting
+            and self._in_flight < self._in_flight_max
+            and self._may_go(self._in_flight)
+        ):
             self._starting = True
             self._in_flight += 1
             task = self._loop.create_task(self._send_waiting())
@@ -155,7 +187,8 @@ class Packer:
                 self._under_way.add(pack)
                 try:
                     await self._send(pack)
-                except Exception as error:  # noqa: BLE001 - a task's border: the error is the callers'
+                except Exception as error:  # noqa: BLE001
+                    # a task's border: the error is the callers'
                     for group in groups:
                         if group.pack is pack:  # else it left, and was told or comes again
                             group.settle(error)
@@ -164,19 +197,27 @@ class Packer:
                 finally:
                     self._under_way.discard(pack)
                 if self._company > 1:
-                    await asyncio.sleep(0)  # who was told, over this connection or another, writes again: with these
+                    # who was told, over this connection or another, writes again: with these
+                    await asyncio.sleep(0)
         finally:
             self._sent()
 
     def _may_go(self, others: int) -> bool:
         """Whether what waits makes a pack while so many others are on their way."""
         waiting = self._waiting
-        return not others or len(waiting) >= self._company or bool(waiting and waiting[0].rows_bytes >= ALONE_BYTES_MIN)
+        return (
+            not others
+            or len(waiting) >= self._company
+            or bool(waiting and waiting[0].rows_bytes >= ALONE_BYTES_MIN)
+        )
 
     def _take(self) -> list[AppendGroup]:
-        """Return the groups of the next pack, oldest first, without those whose callers are gone; none if it may not go."""
+        """Return the groups of the next pack, oldest first, without those whose callers are gone;
+        none if it may not go.
+        """
         taken: list[AppendGroup] = []
-        size_bytes, waiting = 0, self._waiting
+        size_bytes = 0
+        waiting = self._waiting
         if not self._may_go(self._in_flight - 1):
             return taken
         while waiting and len(taken) < PACK_GROUPS_MAX:
@@ -184,7 +225,8 @@ class Packer:
             if taken and size_bytes > PACK_BYTES_MAX:
                 break
             group = waiting.popleft()
-            if (waiter := group.waiter) is not None and waiter.done():  # `cancelled`, without a call for each
+            # `cancelled`, without a call for each
+            if (waiter := group.waiter) is not None and waiter.done():
                 group.release()
             else:
                 taken.append(group)

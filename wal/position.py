@@ -18,7 +18,8 @@ POSITION_MAX = (1 << 63) - 1
 class MessageId:
     """Position of one message in its log: dense and ascending in one pchannel.
 
-    Ordering ids of two kinds of log is a `TypeError`, never an answer: their numbers mean different things.
+    Ordering ids of two kinds of log is a `TypeError`, never an answer: their numbers mean different
+    things.
     """
 
     position: int
@@ -42,38 +43,50 @@ class MemoryMessageId(MessageId):
     wal_name = "memory"
 
 
-MESSAGE_ID_KINDS: dict[str, type[MessageId]] = {kind.wal_name: kind for kind in (RocksMessageId, MemoryMessageId)}
+MESSAGE_ID_KINDS: dict[str, type[MessageId]] = {
+    kind.wal_name: kind for kind in (RocksMessageId, MemoryMessageId)
+}
 
 
 def message_id_kind(wal_name: str) -> type[MessageId]:
     """Return the id class of a kind of log. Raises `InvalidArgument` for an unknown one."""
     if wal_name not in MESSAGE_ID_KINDS:
-        raise InvalidArgument(f"no kind of log is named {wal_name!r} — one of {', '.join(MESSAGE_ID_KINDS)}")
+        raise InvalidArgument(
+            f"no kind of log is named {wal_name!r} — one of {', '.join(MESSAGE_ID_KINDS)}"
+        )
     return MESSAGE_ID_KINDS[wal_name]
 
 
 def parse_message_id(text: str) -> MessageId:
-    """Return the id that `str(message_id)` wrote, for example `rocks/1a`. Raises `InvalidArgument` for other text."""
+    """Return the id that `str(message_id)` wrote, for example `rocks/1a`. Raises `InvalidArgument`
+    for other text.
+    """
     wal_name, _, digits = text.partition("/")
     kind = message_id_kind(wal_name)
     if not re.fullmatch("[0-9a-z]{1,13}", digits) or int(digits, 36) > POSITION_MAX:
-        raise InvalidArgument(f"{shown(digits)} is no message position — give one that a message carries")
+        raise InvalidArgument(
+            f"{shown(digits)} is no message position — give one that a message carries"
+        )
     return kind(int(digits, 36))
 
 
 NODE_PRODUCER_ID = 1
 """The node's own writes. 0 is no producer; ids of named producers are drawn from above."""
 CLIENT_PRODUCER_IDS = 1 << 62
-"""From here on they are of clients without a name, which draw their own; ids of named producers are below."""
+"""From here on they are of clients without a name, which draw their own; ids of named producers are
+below.
+"""
 SEQUENCE_MAX = POSITION_MAX
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
-    """One write of one producer on one log, for ever: whoever sends it again means the same write (ADR 0009).
+    """One write of one producer on one log, for ever: whoever sends it again means the same write
+    (ADR 0009).
 
-    Sequences count from 1, go on over restarts, may have gaps and may come out of order; the epoch says which life of the
-    producer speaks, and an older one is refused once a newer one has spoken. On the way to the log sequence 0 stands for the
-    next one, which is drawn in the step that gives the group its place there.
+    Sequences count from 1, go on over restarts, may have gaps and may come out of order; the epoch
+    says which life of the producer speaks, and an older one is refused once a newer one has spoken.
+    On the way to the log sequence 0 stands for the next one, which is drawn in the step that gives
+    the group its place there.
     """
 
     producer_id: int
@@ -82,15 +95,23 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
 
 
 class Place(msgspec.Struct, eq=False, weakref=True):
-    """Keeps the place of one write while somebody refers to it: whoever may still send the write, and its group."""
+    """Keeps the place of one write while somebody refers to it: whoever may still send the write,
+    and its group.
+    """
 
-    stamp: ProducerStamp  # does not keep it by itself, since entries in the memory of readers carry it, too
+    # does not keep it by itself, since entries in the memory of readers carry it, too
+    stamp: ProducerStamp
 
 
 def check_sequence(sequence: object) -> int:
     """Return a sequence as callers may pass one. Raises `InvalidArgument` for anything else."""
-    if isinstance(sequence, bool) or not isinstance(sequence, int) or not 1 <= sequence <= SEQUENCE_MAX:
+    if (
+        isinstance(sequence, bool)
+        or not isinstance(sequence, int)
+        or not 1 <= sequence <= SEQUENCE_MAX
+    ):
         raise InvalidArgument(
-            f"sequence={shown(sequence)} — pass a number from 1 to {SEQUENCE_MAX}, another one for each write"
+            f"sequence={shown(sequence)} — pass a number from 1 to {SEQUENCE_MAX}, another one for "
+            "each write"
         )
     return sequence

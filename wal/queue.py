@@ -1,4 +1,6 @@
-"""Room for writes, in a log's queue and in the node's memory, and who waits for what is synced. On the event loop."""
+"""Room for writes, in a log's queue and in the node's memory, and who waits for what is synced. On
+the event loop.
+"""
 
 import asyncio
 from collections import OrderedDict, deque
@@ -26,7 +28,9 @@ class Signal:
             self._waiting.pop(told, None)
 
     def wake(self, count: int | None = None) -> None:
-        """End the waits of now, or those of so many, who have waited longest; who comes later waits for the next time."""
+        """End the waits of now, or those of so many, who have waited longest; who comes later waits
+        for the next time.
+        """
         left = len(self._waiting) if count is None else count
         while self._waiting and left:
             if not (told := self._waiting.popitem(last=False)[0]).done():
@@ -35,7 +39,9 @@ class Signal:
 
     def end(self, whose: object) -> None:
         """End the waits of one, and leave others alone."""
-        for told in [told for told, each in self._waiting.items() if each is whose and not told.done()]:
+        for told in [
+            told for told, each in self._waiting.items() if each is whose and not told.done()
+        ]:
             del self._waiting[told]
             told.set_result(None)
 
@@ -59,7 +65,9 @@ class Budget:
         return not self._waiting and self.held_bytes + size_bytes <= self.bytes_max
 
     async def wait(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> None:
-        """Return once so many bytes fit, but hold none of them. Raises what `check` raises, each time it looks."""
+        """Return once so many bytes fit, but hold none of them. Raises what `check` raises, each
+        time it looks.
+        """
         self._waiting += 1
         try:
             async with self._turn:
@@ -71,19 +79,24 @@ class Budget:
             self._waiting -= 1
 
     def try_take(self, size_bytes: int) -> bool:
-        """Hold so many bytes more; return False, and hold nothing, when they do not fit now. Raises `TooLarge` for never."""
+        """Hold so many bytes more; return False, and hold nothing, when they do not fit now. Raises
+        `TooLarge` for never.
+        """
         if self.has_room(size_bytes):
             self.held_bytes += size_bytes
             return True
         if size_bytes > self.bytes_max:
             raise TooLarge(
-                f"{size_bytes} bytes in one write, {self.bytes_max} may be pending — write fewer at a time, "
+                f"{size_bytes} bytes in one write, {self.bytes_max} may be pending — write fewer "
+                "at a time, "
                 "or raise writes.pending_bytes_max"
             )
         return False
 
     async def take(self, size_bytes: int, *, check: Callable[[], None] = lambda: None) -> None:
-        """Hold so many bytes more once they fit, none when it is cancelled before. Raises as `try_take` and `wait`."""
+        """Hold so many bytes more once they fit, none when it is cancelled before. Raises as
+        `try_take` and `wait`.
+        """
         if not self.try_take(size_bytes):
             await self.wait(size_bytes, check=check)
             self.held_bytes += size_bytes
@@ -104,21 +117,26 @@ class Budget:
 
 
 class PendingBytes:
-    """What the writes of a node hold in memory, in three parts that together are at most `bytes_max`.
+    """What the writes of a node hold in memory, in three parts that together are at most
+    `bytes_max`.
 
-    A quarter for rows that wait to be put together or are on their way, a quarter for bodies on their way to the log, half
-    for open transactions. Apart, because otherwise they could wait for each other in a circle: rows and bodies leave when
-    the log has them, and a transaction ends when its caller says so, who may be waiting for the other two. So rows and
-    bodies wait for room, and a transaction that finds none is refused.
+    A quarter for rows that wait to be put together or are on their way, a quarter for bodies on
+    their way to the log, half for open transactions. Apart, because otherwise they could wait for
+    each other in a circle: rows and bodies leave when the log has them, and a transaction ends when
+    its caller says so, who may be waiting for the other two. So rows and bodies wait for room, and
+    a transaction that finds none is refused.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self.rows, self.appends = Budget(bytes_max // 4), Budget(bytes_max // 4)
+        self.rows = Budget(bytes_max // 4)
+        self.appends = Budget(bytes_max // 4)
         self.transactions = Budget(bytes_max // 2)
 
 
 class SyncedPosition:
-    """The last synced position of a log, which only ascends, and those who wait for it to move on."""
+    """The last synced position of a log, which only ascends, and those who wait for it to move
+    on.
+    """
 
     def __init__(self, value: int) -> None:
         self.value = value

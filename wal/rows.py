@@ -1,4 +1,6 @@
-"""Rows of writes on their way into one entry: what may share a batch, and how many writes are laid out. No I/O, no Arrow."""
+"""Rows of writes on their way into one entry: what may share a batch, and how many writes are laid
+out. No I/O, no Arrow.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, repeat
@@ -12,7 +14,9 @@ from wal.headers import MessageType
 
 
 class ShardRows(NamedTuple):
-    """Rows of one shard, encoded: `counts[i]` rows in a row are of the piece with index `pieces[i]`, ascending."""
+    """Rows of one shard, encoded: `counts[i]` rows in a row are of the piece with index
+    `pieces[i]`, ascending.
+    """
 
     shard: int
     payload: bytes | memoryview
@@ -21,7 +25,9 @@ class ShardRows(NamedTuple):
 
 
 class RowTarget(Protocol):
-    """Where rows or keys go, and how they are encoded; one object for all writes that may share a batch."""
+    """Where rows or keys go, and how they are encoded; one object for all writes that may share a
+    batch.
+    """
 
     type: MessageType
     """`INSERT` or `DELETE`."""
@@ -38,7 +44,8 @@ class RowTarget(Protocol):
 
 
 class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Rows or keys of one write, checked: `rows` is what its target encodes, `size` what they count for in bytes.
+    """Rows or keys of one write, checked: `rows` is what its target encodes, `size` what they count
+    for in bytes.
 
     It holds no cycles and is left out of garbage collection: a busy node has thousands waiting.
     """
@@ -49,7 +56,9 @@ class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Encoded(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """An encoded batch: `counts[i]` of its rows are of piece `pieces[i]`, as all pieces of a pack are numbered in order."""
+    """An encoded batch: `counts[i]` of its rows are of piece `pieces[i]`, as all pieces of a pack
+    are numbered in order.
+    """
 
     target: RowTarget
     vchannel: str
@@ -59,7 +68,9 @@ class Encoded(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def encode_pieces(groups: Iterable[Sequence[Piece]]) -> list[Encoded]:
-    """Return the rows of groups, encoded: a batch for each kind, partition and shard that gets rows."""
+    """Return the rows of groups, encoded: a batch for each kind, partition and shard that gets
+    rows.
+    """
     lanes: dict[RowTarget, tuple[RowTarget, list[Any], list[int]]] = {}
     places: dict[tuple[int, ...], tuple[RowTarget, list[Any], list[int]]] = {}
     number = 0
@@ -67,22 +78,32 @@ def encode_pieces(groups: Iterable[Sequence[Piece]]) -> list[Encoded]:
         for piece in pieces:
             lane = lanes.get(piece.target)
             if lane is None:
-                # Targets of one place, made before and after the catalog changed: their rows keep their order in one batch.
+                # Targets of one place, made before and after the catalog changed: their rows keep
+                # their order in one batch.
                 target = piece.target
-                place = (target.type, target.collection_id, target.partition_id, target.schema_version)
+                place = (
+                    target.type,
+                    target.collection_id,
+                    target.partition_id,
+                    target.schema_version,
+                )
                 lane = lanes[target] = places.setdefault(place, (target, [], []))
             lane[1].append(piece.rows)
             lane[2].append(number)
             number += 1
     return [
-        Encoded(target, target.vchannels[shard], payload, [numbers[index] for index in pieces], counts)
+        Encoded(
+            target, target.vchannels[shard], payload, [numbers[index] for index in pieces], counts
+        )
         for target, rows, numbers in places.values()
         for shard, payload, pieces, counts in target.encode(rows)
     ]
 
 
 class LaidOut(NamedTuple):
-    """Groups as an entry has them: how many messages each is, the batches, and the offsets of each group's rows."""
+    """Groups as an entry has them: how many messages each is, the batches, and the offsets of each
+    group's rows.
+    """
 
     counts: list[int]
     batches: list[RowBatch]
@@ -97,14 +118,22 @@ def lay_out(
     next_offsets: Mapping[str, int],
     segments: Sequence[int] | None = None,
 ) -> LaidOut:
-    """Return encoded groups with their places in the entry and their offsets; `segments` are those of the batches.
+    """Return encoded groups with their places in the entry and their offsets; `segments` are those
+    of the batches.
 
-    A piece is a message for each shard that gets rows of it, and its messages follow one another, after those of the pieces
-    before it; a transaction has a begin in front and a commit behind. Rows of a vchannel count up in that order from its
-    next offset; a delete gets the offset that the next row would have, so it removes what came before it in the same entry.
+    A piece is a message for each shard that gets rows of it, and its messages follow one another,
+    after those of the pieces before it; a transaction has a begin in front and a commit behind.
+    Rows of a vchannel count up in that order from its next offset; a delete gets the offset that
+    the next row would have, so it removes what came before it in the same entry.
     """
-    if len(encoded) == 1 and len(encoded[0].pieces) == len(groups) == sum(map(len, groups)) and not any(transactions):
-        return _lay_out_one_each(encoded[0], next_offsets[encoded[0].vchannel], segments[0] if segments else 0)
+    if (
+        len(encoded) == 1
+        and len(encoded[0].pieces) == len(groups) == sum(map(len, groups))
+        and not any(transactions)
+    ):
+        return _lay_out_one_each(
+            encoded[0], next_offsets[encoded[0].vchannel], segments[0] if segments else 0
+        )
     boundaries: list[tuple[int, int, int]] = []
     columns: list[tuple[list[int], ...]] = []
     offsets: dict[str, int] = {}
@@ -121,9 +150,12 @@ def lay_out(
         group_of += [group] * len(pieces)
         counts.append(2 * transactions[group])
         row_offsets.append({})
-    last, part = -1, 0
+    last = -1
+    part = 0
     for piece, number, count in boundaries:
-        group, target, vchannel = group_of[piece], encoded[number].target, encoded[number].vchannel
+        group = group_of[piece]
+        target = encoded[number].target
+        vchannel = encoded[number].vchannel
         last, part = piece, part + 1 if piece == last else 0
         offset = offsets[vchannel]
         of_groups, places, parts, first_offsets = columns[number]
@@ -139,21 +171,31 @@ def lay_out(
             of_group[vchannel] = first, before + count
     batches = [
         _placed(batch, segment_id, *column)
-        for batch, column, segment_id in zip(encoded, columns, segments or [0] * len(encoded), strict=True)
+        for batch, column, segment_id in zip(
+            encoded, columns, segments or [0] * len(encoded), strict=True
+        )
     ]
     return LaidOut(counts, batches, row_offsets)
 
 
 def _lay_out_one_each(batch: Encoded, next_offset: int, segment_id: int) -> LaidOut:
-    """Do the same where each group is one message of one batch, as most are: without a look at each of them."""
-    counts, groups, vchannel = batch.counts, len(batch.counts), batch.vchannel
+    """Do the same where each group is one message of one batch, as most are: without a look at each
+    of them.
+    """
+    counts = batch.counts
+    groups = len(batch.counts)
+    vchannel = batch.vchannel
     offsets = [next_offset] * groups
     row_offsets: list[dict[str, tuple[int, int]]] = [{} for _ in counts]
     if batch.target.type is MessageType.INSERT:
         offsets = [*accumulate(counts[:-1], initial=next_offset)]
         row_offsets = [{vchannel: of_group} for of_group in zip(offsets, counts, strict=True)]
     nought = np.zeros(groups, U4)
-    return LaidOut([1] * groups, [_placed(batch, segment_id, np.arange(groups), nought, nought, offsets)], row_offsets)
+    return LaidOut(
+        [1] * groups,
+        [_placed(batch, segment_id, np.arange(groups), nought, nought, offsets)],
+        row_offsets,
+    )
 
 
 def _placed(
@@ -164,7 +206,8 @@ def _placed(
     parts: Sequence[int] | Numbers,
     offsets: Sequence[int],
 ) -> RowBatch:
-    target, counts = batch.target, batch.counts
+    target = batch.target
+    counts = batch.counts
     return RowBatch(
         type=target.type,
         vchannel=batch.vchannel,
@@ -193,5 +236,6 @@ def row_offsets(batches: Iterable[RowBatch], groups: int) -> list[dict[str, tupl
                 batch.groups.tolist(), batch.offsets.tolist(), batch.counts.tolist(), strict=True
             ):
                 first, before = found[group].get(vchannel, (offset, 0))
-                found[group][vchannel] = min(first, offset), before + count  # they need not ascend within a group
+                # they need not ascend within a group
+                found[group][vchannel] = min(first, offset), before + count
     return found

@@ -1,4 +1,6 @@
-"""Event log, clocks, tasks and threads that outlast their caller, and what is open for an event loop."""
+"""Event log, clocks, tasks and threads that outlast their caller, and what is open for an event
+loop.
+"""
 
 import asyncio
 import logging
@@ -22,7 +24,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _ELAPSED_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has not seen a leap."""
+"""On Linux the monotonic clock stands still while the machine sleeps; a laptop that wakes up has
+not seen a leap.
+"""
 
 
 def unix_ms() -> int:
@@ -31,7 +35,9 @@ def unix_ms() -> int:
 
 
 def elapsed_ms() -> int:
-    """Return milliseconds from an arbitrary start, those the machine slept included, by a clock that nobody sets."""
+    """Return milliseconds from an arbitrary start, those the machine slept included, by a clock
+    that nobody sets.
+    """
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
@@ -39,13 +45,17 @@ _going_on: set[asyncio.Task[Any]] = set()
 """The event loop itself holds on to no task."""
 
 
-async def outlast(work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: Callable[[], None] = lambda: None) -> T:
-    """Return what `work` returns, or raise what it raises; any number of callers may wait for one task.
+async def outlast(
+    work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: Callable[[], None] = lambda: None
+) -> T:
+    """Return what `work` returns, or raise what it raises; any number of callers may wait for one
+    task.
 
-    A cancellation that comes meanwhile calls `on_cancel` and is raised when the work has ended; what that returned or
-    raised is then lost, so the work keeps what somebody has to close.
+    A cancellation that comes meanwhile calls `on_cancel` and is raised when the work has ended;
+    what that returned or raised is then lost, so the work keeps what somebody has to close.
     """
-    # In a task of its own: anyio's shield does not hold against `Task.cancel`, which asyncio's timeouts and groups use.
+    # In a task of its own: anyio's shield does not hold against `Task.cancel`, which asyncio's
+    # timeouts and groups use.
     task = work if isinstance(work, asyncio.Task) else asyncio.get_running_loop().create_task(work)
     try:
         await asyncio.wait((task,))
@@ -61,7 +71,9 @@ async def outlast(work: Coroutine[Any, Any, T] | asyncio.Task[T], *, on_cancel: 
 
 
 async def carry_on(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns, or raise what it raises; it goes on by itself when the caller is cancelled."""
+    """Return what `work` returns, or raise what it raises; it goes on by itself when the caller is
+    cancelled.
+    """
     task = asyncio.get_running_loop().create_task(work)
     _going_on.add(task)
     task.add_done_callback(_going_on.discard)
@@ -77,36 +89,48 @@ def mark_heard(task: asyncio.Future[Any]) -> None:
 
 
 class Event(str):
-    """An event as the line of text that it is by default, with the `fields` that a formatter may write in another way."""
+    """An event as the line of text that it is by default, with the `fields` that a formatter may
+    write in another way.
+    """
 
     __slots__ = ("fields",)
     fields: EventDict
 
 
-_key_values = structlog.processors.KeyValueRenderer(key_order=["event"], drop_missing=True, repr_native_str=False)
+_key_values = structlog.processors.KeyValueRenderer(
+    key_order=["event"], drop_missing=True, repr_native_str=False
+)
 
 
 def event_log(name: str) -> FilteringBoundLogger:
-    """Return the logger of a module, which passes `__name__`: structured here, delivered by `logging` as configured there.
+    """Return the logger of a module, which passes `__name__`: structured here, delivered by
+    `logging` as configured there.
 
-    An event is a short name and typed fields, never a sentence with values in it. It is one line, whatever is in a path; a
-    traceback follows it, indented.
+    An event is a short name and typed fields, never a sentence with values in it. It is one line,
+    whatever is in a path; a traceback follows it, indented.
     """
     logger: FilteringBoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
-        processors=[structlog.stdlib.filter_by_level, structlog.processors.format_exc_info, _render],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.processors.format_exc_info,
+            _render,
+        ],
         wrapper_class=structlog.stdlib.BoundLogger,
     )
     return logger
 
 
-def _render(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple[Event], dict[str, bool]]:
+def _render(
+    logger: WrappedLogger, method: str, event: EventDict
+) -> tuple[tuple[Event], dict[str, bool]]:
     fields = dict(event)
     trace = str(event.pop("exception", ""))
     line = escaped(_key_values(logger, method, event))
     rendered = Event("\n    ".join([line, *map(escaped, trace.splitlines())]))
     rendered.fields = fields
-    return (rendered,), {"exc_info": False}  # `Logger.exception` would print the traceback once more
+    # `Logger.exception` would print the traceback once more
+    return (rendered,), {"exc_info": False}
 
 
 class Scope:
@@ -143,7 +167,9 @@ class Scope:
 
 
 class Supervisor:
-    """Owner of background tasks: none outlives it, and `on_failure` is called once, with the first failure."""
+    """Owner of background tasks: none outlives it, and `on_failure` is called once, with the first
+    failure.
+    """
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
@@ -152,9 +178,12 @@ class Supervisor:
         """What the first task that failed raised."""
 
     def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Start `work` as a task. A task may end early; one that raises ends the node, unless it was cancelled."""
-        # A task group costs ten times as much per task, wraps errors in groups, and has to be left by the task that entered
-        # it. But a scope each: `Task.cancel` would leave a thread behind that works on while the node closes around it.
+        """Start `work` as a task. A task may end early; one that raises ends the node, unless it
+        was cancelled.
+        """
+        # A task group costs ten times as much per task, wraps errors in groups, and has to be left
+        # by the task that entered it. But a scope each: `Task.cancel` would leave a thread behind
+        # that works on while the node closes around it.
         scope = Scope()
 
         async def run() -> None:
@@ -167,15 +196,20 @@ class Supervisor:
         return task
 
     def refusal(self) -> OnShutdown:
-        """Return the error of a call that comes after the end; a new one each time, because a raised one grows frames."""
+        """Return the error of a call that comes after the end; a new one each time, because a
+        raised one grows frames.
+        """
         if self.failure is None:
             return OnShutdown("the node is closed — open it again")
-        refusal = OnShutdown(f"the node closed because its background work failed: {self.failure!r}")
+        refusal = OnShutdown(
+            f"the node closed because its background work failed: {self.failure!r}"
+        )
         refusal.__cause__ = self.failure
         return refusal
 
     def explain(self, error: StreamingNodeError) -> None:
-        """Raise the refusal that names what failed, if `error` is one that does not and the node has failed.
+        """Raise the refusal that names what failed, if `error` is one that does not and the node
+        has failed.
 
         A write whose outcome is open keeps its own error: what is true of it counts more than why.
         """
@@ -183,7 +217,9 @@ class Supervisor:
             raise self.refusal() from self.failure
 
     async def stop(self) -> None:
-        """Cancel every task and return when all have ended; their errors no longer count. Idempotent."""
+        """Cancel every task and return when all have ended; their errors no longer count.
+        Idempotent.
+        """
         while self._tasks:
             for scope in self._tasks.values():
                 scope.cancel()
@@ -197,16 +233,18 @@ class Supervisor:
             self._on_failure(failure)
 
 
-# --- what is open for an event loop -----------------------------------------------------------------------------------
+# --- what is open for an event loop ---------------------------------------------------------------
 #
-# A program may end its event loop and leave a node open, as notebooks and test suites do, or fork. Nothing of
-# that node can be awaited any more, but its lock, threads and sockets are still there. Whoever opens something
-# gives a holding with two plain functions, which need no event loop.
+# A program may end its event loop and leave a node open, as notebooks and test suites do, or fork.
+# Nothing of that node can be awaited any more, but its lock, threads and sockets are still there.
+# Whoever opens something gives a holding with two plain functions, which need no event loop.
 
 _log = event_log(__name__)
 
 THREADS_S_MAX = 60.0
-"""How long the threads of an ended loop may take for what they are doing, before it is left as it is."""
+"""How long the threads of an ended loop may take for what they are doing, before it is left as it
+is.
+"""
 
 
 class Holding:
@@ -229,7 +267,9 @@ class Holding:
 
 
 _open: dict[Holding, None] = {}
-"""All there are, oldest first. Only single operations on it, which the interpreter lock makes atomic."""
+"""All there are, oldest first. Only single operations on it, which the interpreter lock makes
+atomic.
+"""
 _letting_go = threading.Lock()
 _busy: Counter[asyncio.AbstractEventLoop] = Counter()
 """How many calls each event loop has under way in threads."""
@@ -237,7 +277,9 @@ _threads = threading.Condition()
 """Guards `_busy`, and is notified when a call ends."""
 
 
-async def in_thread(call: Callable[[*Ts], T], *arguments: *Ts, limiter: anyio.CapacityLimiter | None = None) -> T:
+async def in_thread(
+    call: Callable[[*Ts], T], *arguments: *Ts, limiter: anyio.CapacityLimiter | None = None
+) -> T:
     """Return what a blocking call returns, in a worker thread; a cancellation is raised at its end.
 
     That is so however the cancellation comes: asyncio cancels every task when a loop ends, past

@@ -1,6 +1,8 @@
-"""The stable hash that sends a primary key to its shard: `docs/format.md`, section "Shard hash", specifies it with vectors.
+"""The stable hash that sends a primary key to its shard: `docs/format.md`, section "Shard hash",
+specifies it with vectors.
 
-A key goes to the same shard for ever, on every machine and in every language, so nothing here may change. No I/O.
+A key goes to the same shard for ever, on every machine and in every language, so nothing here may
+change. No I/O.
 """
 
 from functools import cache
@@ -17,16 +19,22 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 _BLOCK_BYTES = 1 << 16
-"""Bytes of keys hashed at a time: both tables of powers (512 KiB each) are made once for this many."""
+"""Bytes of keys hashed at a time: both tables of powers (512 KiB each) are made once for this
+many.
+"""
 
 
 def hash_integers(values: NDArray[np.int64]) -> Hashes:
-    """Return the hash of each integer: of its two's complement in 64 bits, whatever the column's width."""
+    """Return the hash of each integer: of its two's complement in 64 bits, whatever the column's
+    width.
+    """
     return _finalize(values.view(np.uint64))
 
 
 def hash_bytes(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Hashes:
-    """Return the hash of each byte string `data[offsets[i]:offsets[i + 1]]`; text is hashed as its UTF-8."""
+    """Return the hash of each byte string `data[offsets[i]:offsets[i + 1]]`; text is hashed as its
+    UTF-8.
+    """
     sums = np.empty(len(offsets) - 1, np.uint64)
     first = 0
     while first < len(sums):
@@ -46,12 +54,14 @@ def shards_of(hashes: Hashes, shards: int) -> NDArray[np.int64]:
 def _polynomials(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Hashes:
     """Return length + sum of byte[i] * GAMMA^(i + 1) for each key, all at once.
 
-    One running sum weights byte j of the whole block with GAMMA^j; the difference of two of its values is a key's
-    polynomial times GAMMA^start, and the inverse power takes that factor out again. Empty keys need no special case.
+    One running sum weights byte j of the whole block with GAMMA^j; the difference of two of its
+    values is a key's polynomial times GAMMA^start, and the inverse power takes that factor out
+    again. Empty keys need no special case.
     """
     running = np.zeros(len(data) + 1, np.uint64)
     np.cumsum(data * _powers(int(_GAMMA), len(data)), out=running[1:])
-    starts, ends = offsets[:-1], offsets[1:]
+    starts = offsets[:-1]
+    ends = offsets[1:]
     shift_back = _powers(int(_GAMMA_INVERSE), len(data) + 1)[starts]
     return (running[ends] - running[starts]) * shift_back * _GAMMA + (ends - starts).view(np.uint64)
 
@@ -59,7 +69,9 @@ def _polynomials(data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Hashes:
 def _powers(base: int, count: int) -> Hashes:
     """Return base^0 to base^(count - 1) modulo 2^64."""
     table_size = _BLOCK_BYTES + 1
-    return _power_table(base, table_size)[:count] if count <= table_size else _make_powers(base, count)
+    return (
+        _power_table(base, table_size)[:count] if count <= table_size else _make_powers(base, count)
+    )
 
 
 def _make_powers(base: int, count: int) -> Hashes:

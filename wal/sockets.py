@@ -1,4 +1,6 @@
-"""Sockets of an event loop: how they listen, and what becomes of them when it has ended, or in a forked child."""
+"""Sockets of an event loop: how they listen, and what becomes of them when it has ended, or in a
+forked child.
+"""
 
 import asyncio
 import os
@@ -15,13 +17,16 @@ _listening: dict[asyncio.AbstractServer, list[Holding]] = {}
 
 
 async def accept_one_a_turn(server: asyncio.AbstractServer) -> None:
-    """Start a server that was made with a backlog of 1; the system keeps `BACKLOG` connections for it.
+    """Start a server that was made with a backlog of 1; the system keeps `BACKLOG` connections for
+    it.
 
-    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors each
-    try is a traceback. Whoever makes the server closes it with `stop_accepting`, however this ends.
+    asyncio takes the backlog for how often it tries to accept in a row, and without descriptors
+    each try is a traceback. Whoever makes the server closes it with `stop_accepting`, however this
+    ends.
     """
     await server.start_serving()
-    for each in server.sockets:  # type: ignore[attr-defined]  # of its own class, which is uvloop's there
+    # of its own class, which is uvloop's there
+    for each in server.sockets:  # type: ignore[attr-defined]
         descriptor = each.fileno()
         opened = OpenSocket(descriptor)
         held = Holding(partial(_close_server, server), in_child=opened.put_away)
@@ -44,14 +49,18 @@ def _close_server(server: asyncio.AbstractServer) -> None:
 
 
 class OpenSocket:
-    """A socket of a transport, by its descriptor; another file that has got its number is left alone."""
+    """A socket of a transport, by its descriptor; another file that has got its number is left
+    alone.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._identity = _identity_of(descriptor)
 
     def shut(self) -> None:
-        """End the connection, for the other side to notice; the descriptor is for its owner to close."""
+        """End the connection, for the other side to notice; the descriptor is for its owner to
+        close.
+        """
         if self._is_there():
             with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as same:
                 same.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,9 @@
-"""Collections and partitions of one log: what exists, what was dropped, and who may write where. Pure.
+"""Collections and partitions of one log: what exists, what was dropped, and who may write where.
+Pure.
 
-Headers of DDL messages are first checked, and take effect later, with the tick they got in the log. What is dropped stays
-known until `forget_below`, because cuts name it and readers of older entries need its schema.
+Headers of DDL messages are first checked, and take effect later, with the tick they got in the log.
+What is dropped stays known until `forget_below`, because cuts name it and readers of older entries
+need its schema.
 """
 
 from collections.abc import Iterable
@@ -16,11 +18,19 @@ from interceptors.errors import (
     before_creation,
 )
 from wal.errors import AlreadyExists, InvalidArgument
-from wal.headers import CreateCollectionHeader, CreatePartitionHeader, DropCollectionHeader, DropPartitionHeader
+from wal.headers import (
+    CreateCollectionHeader,
+    CreatePartitionHeader,
+    DropCollectionHeader,
+    DropPartitionHeader,
+)
 
 DEFAULT_PARTITION = "_default"
-"""Every collection is created with it; rows go there when no partition is named, and it cannot be dropped."""
-PARTITIONS_MAX = 1_024  # of one collection; each has a growing segment on every shard that gets rows of it
+"""Every collection is created with it; rows go there when no partition is named, and it cannot be
+dropped.
+"""
+# of one collection; each has a growing segment on every shard that gets rows of it
+PARTITIONS_MAX = 1_024
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +69,8 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
             if partition.name == name and not partition.dropped_tick:
                 return partition
         raise PartitionNotFound(
-            f"collection {self.name!r} has no partition {name!r} — create it first, or choose one that is there"
+            f"collection {self.name!r} has no partition {name!r} — create it first, or choose one "
+            "that is there"
         )
 
     def partition(self, partition_id: int) -> PartitionInfo:
@@ -67,7 +78,9 @@ class CollectionInfo(msgspec.Struct, frozen=True, array_like=True):
         for partition in self.partitions:
             if partition.id == partition_id and not partition.dropped_tick:
                 return partition
-        raise PartitionNotFound(f"collection {self.name!r} has no partition {partition_id} — it was dropped")
+        raise PartitionNotFound(
+            f"collection {self.name!r} has no partition {partition_id} — it was dropped"
+        )
 
 
 def created_collection(header: CreateCollectionHeader, tick: int) -> CollectionInfo:
@@ -94,13 +107,19 @@ class Catalog:
         self.version = 0
         """How often something changed."""
         self._writable: dict[tuple[str, int], tuple[int, int]] = {}
-        """By vchannel and partition id: the collection's id and schema version. One lookup admits an insert."""
+        """By vchannel and partition id: the collection's id and schema version. One lookup admits
+        an insert.
+        """
         for info in collections:
             self._put(info)
 
     def collections(self, *, dropped: bool = False) -> tuple[CollectionInfo, ...]:
         """Return the live collections by id, with `dropped` also the remembered dropped ones."""
-        return tuple(info for _, info in sorted(self._collections.items()) if dropped or not info.dropped_tick)
+        return tuple(
+            info
+            for _, info in sorted(self._collections.items())
+            if dropped or not info.dropped_tick
+        )
 
     def collection(self, collection_id: int) -> CollectionInfo:
         """Return the collection of this id, live or dropped. Raises `CollectionNotFound`."""
@@ -115,23 +134,29 @@ class Catalog:
         """Return the live collection of this id. Raises `CollectionNotFound`."""
         info = self._collections.get(collection_id)
         if info is None or info.dropped_tick:
-            raise CollectionNotFound(f"no live collection has the id {collection_id} — it was dropped, or never was")
+            raise CollectionNotFound(
+                f"no live collection has the id {collection_id} — it was dropped, or never was"
+            )
         return info
 
     def collection_by_name(self, name: str) -> CollectionInfo:
         """Return the live collection of this name. Raises `CollectionNotFound`."""
         collection_id = self._ids.get(name)
         if collection_id is None:
-            raise CollectionNotFound(f"no collection is named {name!r} — create it first, or choose one that is there")
+            raise CollectionNotFound(
+                f"no collection is named {name!r} — create it first, or choose one that is there"
+            )
         return self._collections[collection_id]
 
     def is_writable(self, vchannel: str, partition_id: int) -> bool:
         """Whether rows of this partition may be written to this vchannel."""
         return (vchannel, partition_id) in self._writable
 
-    # --- checks: may this be appended? ----------------------------------------------------------------------------------
+    # --- checks: may this be appended? ------------------------------------------------------------
 
-    def check_insert(self, vchannel: str, collection_id: int, partition_id: int, schema_version: int) -> None:
+    def check_insert(
+        self, vchannel: str, collection_id: int, partition_id: int, schema_version: int
+    ) -> None:
         """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for a misfit."""
         if self._writable.get((vchannel, partition_id)) == (collection_id, schema_version):
             return
@@ -151,32 +176,51 @@ class Catalog:
     def check_create_collection(self, header: CreateCollectionHeader) -> None:
         """Raise `AlreadyExists` unless the collection may be created."""
         if header.name in self._ids:
-            raise AlreadyExists(f"collection {header.name!r} exists — use it as it is, or choose another name")
+            raise AlreadyExists(
+                f"collection {header.name!r} exists — use it as it is, or choose another name"
+            )
         assert header.collection_id not in self._collections, "a collection gets a new id"
-        assert DEFAULT_PARTITION in [name for _, name in header.partitions], "every collection has it"
+        assert DEFAULT_PARTITION in [name for _, name in header.partitions], (
+            "every collection has it"
+        )
 
     def check_create_partition(self, header: CreatePartitionHeader) -> CollectionInfo:
-        """Return the collection. Raises `CollectionNotFound`, `AlreadyExists`, or `InvalidArgument` where it has enough."""
+        """Return the collection. Raises `CollectionNotFound`, `AlreadyExists`, or `InvalidArgument`
+        where it has enough.
+        """
         info = self.live(header.collection_id)
         live = [each.name for each in info.partitions if not each.dropped_tick]
         if header.name in live:
-            raise AlreadyExists(f"partition {header.name!r} of {info.name!r} exists — use it, or choose another name")
+            raise AlreadyExists(
+                f"partition {header.name!r} of {info.name!r} exists — use it, or choose another "
+                "name"
+            )
         if len(live) >= PARTITIONS_MAX:
-            raise InvalidArgument(f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first")
-        assert all(header.partition_id != each.id for each in info.partitions), "a partition gets a new id"
+            raise InvalidArgument(
+                f"collection {info.name!r} has {PARTITIONS_MAX} partitions — drop one first"
+            )
+        assert all(header.partition_id != each.id for each in info.partitions), (
+            "a partition gets a new id"
+        )
         return info
 
     def check_drop_partition(self, header: DropPartitionHeader) -> CollectionInfo:
-        """Return the collection. Raises `CollectionNotFound`, `PartitionNotFound`, or `InvalidArgument` for the default."""
+        """Return the collection. Raises `CollectionNotFound`, `PartitionNotFound`, or
+        `InvalidArgument` for the default.
+        """
         info = self.live(header.collection_id)
         if info.partition(header.partition_id).name == DEFAULT_PARTITION:
-            raise InvalidArgument(f"partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead")
+            raise InvalidArgument(
+                f"partition {DEFAULT_PARTITION!r} cannot be dropped — drop the collection instead"
+            )
         return info
 
-    # --- taking effect --------------------------------------------------------------------------------------------------
+    # --- taking effect ----------------------------------------------------------------------------
 
     def create_collection(self, header: CreateCollectionHeader, tick: int) -> bool:
-        """Add a collection; return False if it is there already: its message comes once for each vchannel."""
+        """Add a collection; return False if it is there already: its message comes once for each
+        vchannel.
+        """
         if header.collection_id in self._collections:
             return False
         self._put(created_collection(header, tick))
@@ -194,7 +238,11 @@ class Catalog:
     def create_partition(self, header: CreatePartitionHeader, tick: int) -> None:
         """Add a partition, unless there is nothing to add to, or it is there already."""
         info = self._collections.get(header.collection_id)
-        if info is None or info.dropped_tick or any(each.id == header.partition_id for each in info.partitions):
+        if (
+            info is None
+            or info.dropped_tick
+            or any(each.id == header.partition_id for each in info.partitions)
+        ):
             return
         added = PartitionInfo(header.partition_id, header.name, tick)
         self._put(replace(info, partitions=(*info.partitions, added)), (added,))
@@ -205,12 +253,19 @@ class Catalog:
         if info is None or not self.is_writable(info.vchannels[0], header.partition_id):
             return False
         gone = header.partition_id
-        partitions = tuple(replace(each, dropped_tick=tick) if each.id == gone else each for each in info.partitions)
-        self._put(replace(info, partitions=partitions), [each for each in partitions if each.id == gone])
+        partitions = tuple(
+            replace(each, dropped_tick=tick) if each.id == gone else each
+            for each in info.partitions
+        )
+        self._put(
+            replace(info, partitions=partitions), [each for each in partitions if each.id == gone]
+        )
         return True
 
     def forget_below(self, tick: int) -> None:
-        """Forget what was dropped before `tick`: nobody reads entries or makes cuts that still name it."""
+        """Forget what was dropped before `tick`: nobody reads entries or makes cuts that still name
+        it.
+        """
         for info in list(self._collections.values()):
             if 0 < info.dropped_tick < tick:
                 del self._collections[info.id]

@@ -1,6 +1,8 @@
-"""What becomes of an append: its stamped headers, or the segments and offsets of its rows, or why it may not be. Pure.
+"""What becomes of an append: its stamped headers, or the segments and offsets of its rows, or why
+it may not be. Pure.
 
-Everything is checked before anything is stamped, so what is refused changes nothing, neither itself nor the state.
+Everything is checked before anything is stamped, so what is refused changes nothing, neither itself
+nor the state.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,8 +38,9 @@ BodiesOf = Callable[[int], Sequence[Change]]
 class Decision(NamedTuple):
     """Messages that may be appended, or that have to wait until `missing` segments are made.
 
-    `changes` is what the state applies once the log has the group; None for what readers do not see by itself: a tick, a
-    begin, a body, a rollback. `header` is what a commit or a cut gets in place of its own.
+    `changes` is what the state applies once the log has the group; None for what readers do not see
+    by itself: a tick, a begin, a body, a rollback. `header` is what a commit or a cut gets in place
+    of its own.
     """
 
     changes: Sequence[Change] | None = None
@@ -46,8 +49,11 @@ class Decision(NamedTuple):
     missing: tuple[SegmentKey, ...] = ()
 
 
-def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: BodiesOf, *, tick: int) -> Decision:
-    """Return what becomes of messages at `tick`. Raises the typed error of the first one that does not fit.
+def decide(
+    state: ShardState, messages: Sequence[MutableMessage], bodies_of: BodiesOf, *, tick: int
+) -> Decision:
+    """Return what becomes of messages at `tick`. Raises the typed error of the first one that does
+    not fit.
 
     Its shape is the business of whoever builds it: a wrong one is a bug.
     """
@@ -66,7 +72,9 @@ def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: Bod
     elif kind is MessageType.COMMIT_TXN:
         return _decide_commit(state, bodies_of(head.txn_id), tick=tick)
     elif kind is MessageType.CUT:
-        assert [message.vchannel for message in messages] == [ALL_VCHANNELS], "a cut is one message to all vchannels"
+        assert [message.vchannel for message in messages] == [ALL_VCHANNELS], (
+            "a cut is one message to all vchannels"
+        )
         header = CutHeader(state.cut_number + 1, tuple(sorted(state.segments)))
         return Decision([Change.of(head)._replace(header=header)], header)
     else:
@@ -75,13 +83,16 @@ def decide(state: ShardState, messages: Sequence[MutableMessage], bodies_of: Bod
 
 
 def _decide_commit(state: ShardState, bodies: Iterable[Change], *, tick: int) -> Decision:
-    """Give inserts and deletes at `tick` their segments and offsets, in their order; the state is not changed."""
+    """Give inserts and deletes at `tick` their segments and offsets, in their order; the state is
+    not changed.
+    """
     stamped: list[Change] = []
     next_offsets: dict[str, int] = {}
     row_offsets: dict[str, tuple[int, int]] = {}
     missing: dict[SegmentKey, None] = {}
     for body in bodies:
-        vchannel, header = body.vchannel, body.header
+        vchannel = body.vchannel
+        header = body.header
         offset = next_offsets.setdefault(vchannel, state.next_offsets[vchannel])
         if isinstance(header, DeleteHeader):
             # The next offset of this moment: it removes what came before it and nothing after.
@@ -106,15 +117,20 @@ def _check_rows(state: ShardState, message: MutableMessage) -> None:
     catalog = state.catalog
     if isinstance(message.header, InsertHeader):
         header = message.header
-        catalog.check_insert(message.vchannel, header.collection_id, header.partition_id, header.schema_version)
+        catalog.check_insert(
+            message.vchannel, header.collection_id, header.partition_id, header.schema_version
+        )
     else:
         assert isinstance(message.header, DeleteHeader), "rows come apart from everything else"
         catalog.check_delete(message.vchannel, message.header.collection_id)
 
 
 def _check_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> None:
-    header, catalog = messages[0].header, state.catalog
-    assert all(message.header == header for message in messages), "the parts of one change say the same"
+    header = messages[0].header
+    catalog = state.catalog
+    assert all(message.header == header for message in messages), (
+        "the parts of one change say the same"
+    )
     match header:
         case CreateCollectionHeader(vchannels=vchannels):
             catalog.check_create_collection(header)
@@ -126,27 +142,35 @@ def _check_ddl(state: ShardState, messages: Sequence[MutableMessage]) -> None:
             vchannels = catalog.check_drop_partition(header).vchannels
         case _:
             raise AssertionError(f"{header!r} is no header of a DDL message")
-    assert sorted(message.vchannel for message in messages) == sorted(vchannels), "one part for each vchannel"
+    assert sorted(message.vchannel for message in messages) == sorted(vchannels), (
+        "one part for each vchannel"
+    )
 
 
 def _check_segments(state: ShardState, messages: Sequence[MutableMessage]) -> None:
     for message in messages:
         header = message.header
-        assert isinstance(header, CreateSegmentHeader | FlushHeader), "these have headers of their own"
+        assert isinstance(header, CreateSegmentHeader | FlushHeader), (
+            "these have headers of their own"
+        )
         is_there = header.segment_id in state.segments
         if isinstance(header, FlushHeader) and not is_there:
             raise InvalidArgument(f"{header!r} names no growing segment — it is sealed already")
         if isinstance(header, CreateSegmentHeader):
             assert not is_there, "a segment gets a new id"
             if not state.catalog.is_writable(message.vchannel, header.partition_id):
-                raise InvalidArgument(f"{header!r} is of a partition that was dropped — make no segment")
+                raise InvalidArgument(
+                    f"{header!r} is of a partition that was dropped — make no segment"
+                )
 
 
-# --- rows of many groups ----------------------------------------------------------------------------------------------
+# --- rows of many groups --------------------------------------------------------------------------
 
 
 def check_target(state: ShardState, target: RowTarget) -> None:
-    """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for rows that do not fit what exists now."""
+    """Raise `CollectionNotFound`, `PartitionNotFound` or `SchemaMismatch` for rows that do not fit
+    what exists now.
+    """
     if target.type is MessageType.DELETE:
         state.catalog.check_delete(target.vchannels[0], target.collection_id)
     else:
@@ -155,19 +179,25 @@ def check_target(state: ShardState, target: RowTarget) -> None:
         )
 
 
-def open_segments(state: ShardState, encoded: Iterable[Encoded]) -> tuple[list[int], dict[SegmentKey, Encoded]]:
-    """Return the id of the segment that is open for each batch, 0 for deletes, and those to be made, by what needs them.
+def open_segments(
+    state: ShardState, encoded: Iterable[Encoded]
+) -> tuple[list[int], dict[SegmentKey, Encoded]]:
+    """Return the id of the segment that is open for each batch, 0 for deletes, and those to be
+    made, by what needs them.
 
     All rows of a batch go to one: a limit that they cross is soft.
     """
     segments: list[int] = []
     missing: dict[SegmentKey, Encoded] = {}
     for batch in encoded:
-        target, segment_id = batch.target, 0
+        target = batch.target
+        segment_id = 0
         if target.type is MessageType.INSERT:
             segment = state.open_segment(batch.vchannel, target.partition_id)
             if segment is None:
-                missing[SegmentKey(batch.vchannel, target.collection_id, target.partition_id)] = batch
+                missing[SegmentKey(batch.vchannel, target.collection_id, target.partition_id)] = (
+                    batch
+                )
             else:
                 segment_id = segment.segment_id
         segments.append(segment_id)

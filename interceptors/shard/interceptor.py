@@ -1,6 +1,8 @@
-"""Shards on the append path: the live channel, which is the last to see a group before the log, and its two workers.
+"""Shards on the append path: the live channel, which is the last to see a group before the log, and
+its two workers.
 
-Nothing suspends before the log has the group: rows without a segment are sent back with `Redo` while one is made.
+Nothing suspends before the log has the group: rows without a segment are sent back with `Redo`
+while one is made.
 """
 
 import asyncio
@@ -26,11 +28,14 @@ RETRY_S = 0.1
 AT_ONCE_MAX = 4096
 """So many segments are made, or sealed, in one entry of the log."""
 SEAL_INTERVAL_S = 1.0
-"""Policies count in minutes, except total growing bytes: a second of ingest is what may come on top of its high mark."""
+"""Policies count in minutes, except total growing bytes: a second of ingest is what may come on top
+of its high mark.
+"""
 
 
 class ShardManager(Interceptor):
-    """The state of one channel, in step with the log: it decides and stamps groups in the step of their tick.
+    """The state of one channel, in step with the log: it decides and stamps groups in the step of
+    their tick.
 
     `bodies_of` names the bodies of an open transaction.
     """
@@ -41,15 +46,16 @@ class ShardManager(Interceptor):
         self.limits = limits
         self.wanted: dict[SegmentKey, asyncio.Future[None]] = {}
         """The segments that appends wait for."""
-        self.segment_wanted, self.segment_full = asyncio.Event(), asyncio.Event()
+        self.segment_wanted = asyncio.Event()
+        self.segment_full = asyncio.Event()
         """Set for the workers, which clear them."""
         self._state = state
         self._bodies_of = bodies_of
         self._next_id = 0
         self._closed = False
         self._pending: tuple[Pack, int, Sequence[Change] | None] | None = None
-        """The pack admitted last, how many messages it has, and what they change, None for rows. Its place is known once the
-        log's end has run, and until then nothing else can run."""
+        """The pack admitted last, how many messages it has, and what they change, None for rows.
+        Its place is known once the log's end has run, and until then nothing else can run."""
 
     @property
     def state(self) -> ShardState:
@@ -65,12 +71,16 @@ class ShardManager(Interceptor):
         return self._state.catalog
 
     def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
-        """Check and stamp what is appended; what does not fit, or lacks a segment, changes nothing."""
+        """Check and stamp what is appended; what does not fit, or lacks a segment, changes
+        nothing.
+        """
         if pack.check is not None:
             pack.check(pack)
         if pack.first_type is None:
             return self._append_rows(pack, append)
-        changes, header, offsets, missing = decide(self.state, pack.messages, self._bodies_of, tick=pack.time_tick)
+        changes, header, offsets, missing = decide(
+            self.state, pack.messages, self._bodies_of, tick=pack.time_tick
+        )
         if missing:
             raise self._redo(missing)
         if header is not None:
@@ -78,7 +88,8 @@ class ShardManager(Interceptor):
         pack.row_offsets = (offsets,)
         if changes is not None:
             self._pending = (pack, len(pack.messages), changes)
-        return append(pack)  # nothing to do afterwards: the state takes the pack in at the next look
+        # nothing to do afterwards: the state takes the pack in at the next look
+        return append(pack)
 
     async def _append_rows(self, pack: Pack, append: AppendPack) -> None:
         state = self.state
@@ -96,12 +107,18 @@ class ShardManager(Interceptor):
             raise self._redo(tuple(missing), [group for group in groups if id(group) in waiting])
         # From here on nothing fails, and nothing suspends before the log has the pack.
         transactions = [group.is_transaction for group in groups]
-        pack.take_rows(lay_out(pieces, transactions, encoded, next_offsets=state.next_offsets, segments=segments))
+        pack.take_rows(
+            lay_out(
+                pieces, transactions, encoded, next_offsets=state.next_offsets, segments=segments
+            )
+        )
         self._pending = (pack, pack.message_count, None)
         await append(pack)
 
     def _refuse_misfits(self, pack: Pack) -> None:
-        """Let the groups leave whose rows fit nothing that exists; all are looked at before any is stamped."""
+        """Let the groups leave whose rows fit nothing that exists; all are looked at before any is
+        stamped.
+        """
         errors: dict[RowTarget, StreamingNodeError] = {}
         for target in {piece.target for group in pack.groups for piece in group.pieces}:
             try:
@@ -110,19 +127,25 @@ class ShardManager(Interceptor):
                 errors[target] = error
         if errors:
             for group in list(pack.groups):
-                misfit = next((errors[piece.target] for piece in group.pieces if piece.target in errors), None)
+                misfit = next(
+                    (errors[piece.target] for piece in group.pieces if piece.target in errors), None
+                )
                 if misfit is not None:
                     pack.leave(group, misfit)
 
     async def close(self) -> None:
         """End all waits for segments with `OnShutdown` and take no more requests; idempotent."""
         self._closed = True
-        self.end_waits(tuple(self.wanted), OnShutdown("the channel closed before the segment was made"))
+        self.end_waits(
+            tuple(self.wanted), OnShutdown("the channel closed before the segment was made")
+        )
 
-    # --- ids and segments -----------------------------------------------------------------------------------------------
+    # --- ids and segments -------------------------------------------------------------------------
 
     def allocate_id(self) -> int:
-        """Return an id for a new collection, partition or segment, higher than every one in the log."""
+        """Return an id for a new collection, partition or segment, higher than every one in the
+        log.
+        """
         number = self.next_id
         self._next_id = number + 1
         return number
@@ -133,7 +156,9 @@ class ShardManager(Interceptor):
         return max(self._next_id, self.state.next_id)
 
     def skip_ids_below(self, next_id: int) -> None:
-        """Give out no id below `next_id`: an earlier term of this log gave them to messages that may still come."""
+        """Give out no id below `next_id`: an earlier term of this log gave them to messages that
+        may still come.
+        """
         self._next_id = max(self._next_id, next_id)
 
     def needs_segment(self, key: SegmentKey) -> bool:
@@ -164,13 +189,17 @@ class ShardManager(Interceptor):
                 wanted.set_result(None)
             else:
                 wanted.set_exception(error)
-                wanted.exception()  # whoever asked may have given up; then nobody is left to hear it
+                # whoever asked may have given up; then nobody is left to hear it
+                wanted.exception()
 
     def _settle(self) -> None:
-        """Apply the pending pack once the log has it; one that the log refused is replaced by the next."""
+        """Apply the pending pack once the log has it; one that the log refused is replaced by the
+        next.
+        """
         if self._pending is None or (ticket := self._pending[0].ticket) is None:
             return
-        (pack, count, changes), self._pending = self._pending, None
+        (pack, count, changes) = self._pending
+        self._pending = None
         position = ticket.first_position + count - 1
         if changes is None:
             self._state.apply_rows(pack.batches, tick=pack.time_tick, position=position)
@@ -187,16 +216,23 @@ class ShardManager(Interceptor):
                 self.wanted[key] = asyncio.get_running_loop().create_future()
                 self.segment_wanted.set()
         last = missing[-1]
-        return Redo(self.wanted[last], waiting_for=f"a segment of collection {last.collection_id}", groups=groups)
+        return Redo(
+            self.wanted[last],
+            waiting_for=f"a segment of collection {last.collection_id}",
+            groups=groups,
+        )
 
 
 class SegmentAllocator:
     """Appends CREATE_SEGMENT messages, in one group for all requests that come together.
 
-    Every wait ends: with the segment, with `Overloaded` when it cannot be made within the bound, or with `OnShutdown`.
+    Every wait ends: with the segment, with `Overloaded` when it cannot be made within the bound, or
+    with `OnShutdown`.
     """
 
-    def __init__(self, manager: ShardManager, *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep) -> None:
+    def __init__(
+        self, manager: ShardManager, *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+    ) -> None:
         self._manager = manager
         self._sleep = sleep
 
@@ -214,7 +250,8 @@ class SegmentAllocator:
     async def _allocate(self, keys: Sequence[SegmentKey], append: Append) -> Overloaded | None:
         reason = ""
         for _ in range(ATTEMPTS_MAX):
-            # What was dropped meanwhile, or has a segment by now, is let through: its insert hears the reason itself.
+            # What was dropped meanwhile, or has a segment by now, is let through: its insert hears
+            # the reason itself.
             needed = [key for key in keys if self._manager.needs_segment(key)]
             try:
                 if needed:
@@ -229,7 +266,9 @@ class SegmentAllocator:
 
 
 class SealWorker:
-    """Appends FLUSH messages for the segments that a policy calls due; `last_tick` returns the newest tick handed out."""
+    """Appends FLUSH messages for the segments that a policy calls due; `last_tick` returns the
+    newest tick handed out.
+    """
 
     def __init__(self, manager: ShardManager, *, last_tick: Callable[[], int]) -> None:
         self._manager = manager
@@ -240,12 +279,16 @@ class SealWorker:
         await repeat(partial(self.seal_due, append), self._manager.segment_full, SEAL_INTERVAL_S)
 
     async def seal_due(self, append: Append) -> int:
-        """Seal what is due now, in one group; return how many. Raises what an append does: perhaps a cut was first."""
+        """Seal what is due now, in one group; return how many. Raises what an append does: perhaps
+        a cut was first.
+        """
         self._manager.segment_full.clear()
         segments = self._manager.state.segments.values()
         messages = []
         for segment, reason in due_seals(segments, self._manager.limits, tick=self._last_tick()):
-            header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, reason)
+            header = FlushHeader(
+                segment.collection_id, segment.partition_id, segment.segment_id, reason
+            )
             messages.append(MutableMessage(MessageType.FLUSH, header, segment.vchannel))
         if messages := messages[:AT_ONCE_MAX]:
             await append(AppendGroup(messages))

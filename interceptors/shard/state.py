@@ -1,8 +1,10 @@
-"""What the log says about one channel, up to one position: catalog, growing segments, row offsets, ids, cuts. Pure.
+"""What the log says about one channel, up to one position: catalog, growing segments, row offsets,
+ids, cuts. Pure.
 
-The state changes only by `apply`, which the live append path feeds with what it just queued, and `observe`, which recovery
-and the flusher feed with what they read: one set of rules, so that all copies agree at the same position. A message is
-applied once, whoever repeats it. When a growing segment is sealed before a cut does it is decided here, too: `due_seals`.
+The state changes only by `apply`, which the live append path feeds with what it just queued, and
+`observe`, which recovery and the flusher feed with what they read: one set of rules, so that all
+copies agree at the same position. A message is applied once, whoever repeats it. When a growing
+segment is sealed before a cut does it is decided here, too: `due_seals`.
 """
 
 from collections.abc import Iterable
@@ -32,7 +34,9 @@ from wal.timetick import physical_ms
 
 
 class SegmentStats(msgspec.Struct, array_like=True):
-    """Rows and payload bytes of one segment; a `rows_max` of 0 is no limit, `changed_tick` is 0 before the first rows."""
+    """Rows and payload bytes of one segment; a `rows_max` of 0 is no limit, `changed_tick` is 0
+    before the first rows.
+    """
 
     bytes_max: int
     rows_max: int = 0
@@ -56,7 +60,9 @@ class SegmentKey(NamedTuple):
 
 
 class GrowingSegment(msgspec.Struct, array_like=True):
-    """Where rows of one partition of one vchannel collect until it is sealed; they enter at ticks above `created_tick`."""
+    """Where rows of one partition of one vchannel collect until it is sealed; they enter at ticks
+    above `created_tick`.
+    """
 
     segment_id: int
     vchannel: str
@@ -73,8 +79,8 @@ SNAPSHOT_FORMAT = 1
 class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a shard state remembers, in an order that does not depend on its history.
 
-    Fields are named, so a release may add one with a default; a change that older releases would read wrongly raises the
-    format number.
+    Fields are named, so a release may add one with a default; a change that older releases would
+    read wrongly raises the format number.
     """
 
     format: int = SNAPSHOT_FORMAT
@@ -92,8 +98,8 @@ class ShardSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class ShardState:
     """One channel as of `position` and `tick`; readers take what they need and change nothing.
 
-    What does not fit (a segment or collection unknown here) is passed over, never fatal: a state that was damaged once must
-    not stop every later start.
+    What does not fit (a segment or collection unknown here) is passed over, never fatal: a state
+    that was damaged once must not stop every later start.
     """
 
     def __init__(self) -> None:
@@ -117,12 +123,16 @@ class ShardState:
         return sum(segment.stats.bytes for segment in self.segments.values())
 
     def open_segment(self, vchannel: str, partition_id: int) -> GrowingSegment | None:
-        """Return the segment that takes the next rows of a partition on a vchannel, None if one has to be made."""
+        """Return the segment that takes the next rows of a partition on a vchannel, None if one has
+        to be made.
+        """
         segment = self._open.get((vchannel, partition_id))
         return None if segment is None or segment.stats.reached else segment
 
     def observe(self, message: Visible) -> None:
-        """Apply what readers see: a message, a whole transaction, or the rows of an entry. Repeating it does nothing."""
+        """Apply what readers see: a message, a whole transaction, or the rows of an entry.
+        Repeating it does nothing.
+        """
         if message.position <= self.position:
             return
         if isinstance(message, PackedRows):
@@ -130,7 +140,9 @@ class ShardState:
             return
         if message.type is MessageType.TIME_TICK:
             return
-        assert isinstance(message, TransactionMessage) or not message.txn_id, "bodies are observed with their commit"
+        assert isinstance(message, TransactionMessage) or not message.txn_id, (
+            "bodies are observed with their commit"
+        )
         changes = [Change.of(body) for body in message.bodies]
         self.apply(changes, tick=message.time_tick, position=message.position)
 
@@ -138,20 +150,28 @@ class ShardState:
         """Apply stamped changes that are in the log at `tick`, the last of them at `position`."""
         for change in changes:
             self._evolve(change, tick)
-        self.tick, self.position = tick, position
+        self.tick = tick
+        self.position = position
 
     def apply_rows(self, batches: Iterable[RowBatch], *, tick: int, position: int) -> None:
-        """Apply the placed rows of an entry: its last group is at `tick`, its last message at `position`."""
+        """Apply the placed rows of an entry: its last group is at `tick`, its last message at
+        `position`.
+        """
         for batch in batches:
             if batch.type is MessageType.INSERT:
                 end = int(batch.offsets[-1]) + int(batch.counts[-1])
-                self._add_rows(batch.vchannel, batch.segment_id, batch.rows, len(batch.payload), end, tick)
+                self._add_rows(
+                    batch.vchannel, batch.segment_id, batch.rows, len(batch.payload), end, tick
+                )
             else:
                 self._delete(batch.rows, batch.vchannel)
-        self.tick, self.position = tick, position
+        self.tick = tick
+        self.position = position
 
     def forget_below(self, tick: int) -> None:
-        """Forget what was dropped before `tick` and before the last cut; call once no reader starts below `tick`."""
+        """Forget what was dropped before `tick` and before the last cut; call once no reader starts
+        below `tick`.
+        """
         self.catalog.forget_below(min(tick, self.cut_tick))
 
     def snapshot(self) -> bytes:
@@ -171,26 +191,34 @@ class ShardState:
 
     @classmethod
     def restore(cls, data: bytes) -> Self:
-        """Return the state that `snapshot` saved. Raises `UnsupportedFormat` for a newer one, `Corrupt` for damage."""
-        saved = decode_versioned(data, ShardSnapshot, SNAPSHOT_FORMAT, "the checkpoint's shard state")
+        """Return the state that `snapshot` saved. Raises `UnsupportedFormat` for a newer one,
+        `Corrupt` for damage.
+        """
+        saved = decode_versioned(
+            data, ShardSnapshot, SNAPSHOT_FORMAT, "the checkpoint's shard state"
+        )
         state = cls()
-        state.position, state.tick = saved.position, saved.tick
+        state.position = saved.position
+        state.tick = saved.tick
         state.catalog = Catalog(saved.collections)
         state.next_id = saved.next_id
-        state.cut_number, state.cut_tick = saved.cut_number, saved.cut_tick
+        state.cut_number = saved.cut_number
+        state.cut_tick = saved.cut_tick
         state.changes_since_cut = saved.changes_since_cut
         state.next_offsets = saved.next_offsets
         for segment in saved.segments:  # in the order of their ids: the youngest is the open one
             state._add_segment(segment)
         return state
 
-    # --- the rules ------------------------------------------------------------------------------------------------------
+    # --- the rules --------------------------------------------------------------------------------
 
     def _evolve(self, change: Change, tick: int) -> None:
         match change.header:
             case InsertHeader() as header:
                 end = header.first_offset + header.rows
-                self._add_rows(change.vchannel, header.segment_id, header.rows, change.payload_bytes, end, tick)
+                self._add_rows(
+                    change.vchannel, header.segment_id, header.rows, change.payload_bytes, end, tick
+                )
             case DeleteHeader() as header:
                 self._delete(header.rows, change.vchannel)
             case CreateSegmentHeader() as header:
@@ -211,7 +239,9 @@ class ShardState:
             case header:
                 raise AssertionError(f"{header!r} changes nothing that a channel keeps")
 
-    def _add_rows(self, vchannel: str, segment_id: int, rows: int, size_bytes: int, end: int, tick: int) -> None:
+    def _add_rows(
+        self, vchannel: str, segment_id: int, rows: int, size_bytes: int, end: int, tick: int
+    ) -> None:
         """Count rows of one vchannel, whose offsets end before `end`, at up to `tick`."""
         next_offset = self.next_offsets.get(vchannel)
         if next_offset is None:
@@ -233,19 +263,29 @@ class ShardState:
             return
         stats = SegmentStats(header.bytes_max, header.rows_max)
         segment = GrowingSegment(
-            header.segment_id, vchannel, header.collection_id, header.partition_id, header.schema_version, tick, stats
+            header.segment_id,
+            vchannel,
+            header.collection_id,
+            header.partition_id,
+            header.schema_version,
+            tick,
+            stats,
         )
         self._add_segment(segment)
 
     def _seal(self, segment_id: int) -> None:
         segment = self.segments.pop(segment_id, None)
-        if segment is not None and self._open.get((segment.vchannel, segment.partition_id)) is segment:
+        if (
+            segment is not None
+            and self._open.get((segment.vchannel, segment.partition_id)) is segment
+        ):
             del self._open[segment.vchannel, segment.partition_id]
 
     def _cut(self, header: CutHeader, tick: int) -> None:
         for segment_id in header.segment_ids:
             self._seal(segment_id)
-        self.cut_number, self.cut_tick = header.number, tick
+        self.cut_number = header.number
+        self.cut_tick = tick
         self.changes_since_cut = 0
 
     def _create_collection(self, header: CreateCollectionHeader, tick: int) -> None:
@@ -284,9 +324,9 @@ class ShardState:
 class SegmentLimits:
     """When segments end. All of them are soft; a cut seals everything anyway.
 
-    `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new rows when it has
-    `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the largest end until `growing_bytes_low` is
-    reached.
+    `rows_max` 0 is no limit. A segment lives `life_s_max` at most, and `idle_s_max` without new
+    rows when it has `idle_bytes_min`. When all growing segments pass `growing_bytes_high`, the
+    largest end until `growing_bytes_low` is reached.
     """
 
     bytes_max: int = 128 << 20
@@ -300,7 +340,8 @@ class SegmentLimits:
     def __post_init__(self) -> None:
         if self.growing_bytes_high <= self.growing_bytes_low:
             raise InvalidArgument(
-                f"growing_bytes_high ({self.growing_bytes_high}) is not over growing_bytes_low ({self.growing_bytes_low}) — "
+                f"growing_bytes_high ({self.growing_bytes_high}) is not over growing_bytes_low "
+                f"({self.growing_bytes_low}) — "
                 "raise the one, or lower the other"
             )
 
@@ -308,7 +349,9 @@ class SegmentLimits:
 def due_seals(
     segments: Iterable[GrowingSegment], limits: SegmentLimits, *, tick: int
 ) -> list[tuple[GrowingSegment, str]]:
-    """Return what is to be sealed at `tick`, each segment at most once, and the policy that says so."""
+    """Return what is to be sealed at `tick`, each segment at most once, and the policy that says
+    so.
+    """
     due: list[tuple[GrowingSegment, str]] = []
     staying: list[GrowingSegment] = []
     for segment in segments:

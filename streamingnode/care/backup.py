@@ -1,8 +1,10 @@
-"""Backup of a node, closed or running, and restore: copies that are read back before they get their name. Blocks.
+"""Backup of a node, closed or running, and restore: copies that are read back before they get their
+name. Blocks.
 
-In: a database that no longer changes (linked by the running node, or simply closed), and the node directory around it. Out:
-a directory with the database, the cuts its checkpoint knows and all their files, leases, a floor file, and the record of it
-all. The database comes first and says which cut is its newest; cuts up to that one never change, and none goes meanwhile.
+In: a database that no longer changes (linked by the running node, or simply closed), and the node
+directory around it. Out: a directory with the database, the cuts its checkpoint knows and all their
+files, leases, a floor file, and the record of it all. The database comes first and says which cut
+is its newest; cuts up to that one never change, and none goes meanwhile.
 """
 
 import asyncio
@@ -42,7 +44,14 @@ from streamingnode.care.database import (
     read_topic,
 )
 from streamingnode.care.findings import OnStep, Report, no_progress
-from streamingnode.care.inspect import BackupRecord, CopiedFile, check_node, floor_of, kept_closed, read_record
+from streamingnode.care.inspect import (
+    BackupRecord,
+    CopiedFile,
+    check_node,
+    floor_of,
+    kept_closed,
+    read_record,
+)
 from streamingnode.care.verify import check_cuts, check_leases, verify_unlocked
 from streamingnode.channel import Channel, flush
 from wal.codec import crc32c
@@ -78,8 +87,9 @@ T = TypeVar("T")
 
 UNFINISHED = ".unfinished"
 RESTORE_TERM_STEP = 1 << 16
-"""Terms are counted up once for each owner; a restored node starts at the next multiple of this, so that no owner of one
-history is taken for one of the other, whatever the original did since. Terms stay below 2^31 for 32,767 restores."""
+"""Terms are counted up once for each owner; a restored node starts at the next multiple of this, so
+that no owner of one history is taken for one of the other, whatever the original did since. Terms
+stay below 2^31 for 32,767 restores."""
 
 _OTHER = "restore from another backup"
 _NOT_COPIED = ("LOCK", "LOG")
@@ -88,16 +98,21 @@ _NOT_COPIED = ("LOCK", "LOG")
 
 @contextmanager
 def new_directory(path: Path, source: Path | None) -> Iterator[Path]:
-    """Yield where to build the directory `path`, outside of any `source`, as a whole or not at all; durable at the end.
+    """Yield where to build the directory `path`, outside of any `source`, as a whole or not at all;
+    durable at the end.
 
-    It does not exist yet, or is empty. Built is `<name>.unfinished` beside it; what a crash leaves there is named and left
-    alone. Raises `InvalidArgument` when it is inside, `AlreadyExists`, `StorageFailed` when it cannot be made.
+    It does not exist yet, or is empty. Built is `<name>.unfinished` beside it; what a crash leaves
+    there is named and left alone. Raises `InvalidArgument` when it is inside, `AlreadyExists`,
+    `StorageFailed` when it cannot be made.
     """
     given = path
     try:
-        path = Path(os.path.realpath(path))  # what a link leads to: the link itself gives its name to no directory
+        # what a link leads to: the link itself gives its name to no directory
+        path = Path(os.path.realpath(path))
         if path.is_mount():
-            raise InvalidArgument(f"{given} is where a disk is mounted — name a new directory on it")
+            raise InvalidArgument(
+                f"{given} is where a disk is mounted — name a new directory on it"
+            )
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise AlreadyExists(f"{given} is there and not empty — name a new directory")
         if source is not None and path.is_relative_to(source.resolve()):
@@ -109,7 +124,9 @@ def new_directory(path: Path, source: Path | None) -> Iterator[Path]:
             f"{path}{UNFINISHED} is left of a run that did not end — remove it, then try again"
         ) from None
     except OSError as error:
-        raise StorageFailed(f"cannot make {given}: {error.strerror} — choose a writable place") from error
+        raise StorageFailed(
+            f"cannot make {given}: {error.strerror} — choose a writable place"
+        ) from error
     try:
         yield building
         for parent, _, _ in os.walk(building):
@@ -120,24 +137,30 @@ def new_directory(path: Path, source: Path | None) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def backup_directory(directory: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
+def backup_directory(
+    directory: Path, target: Path, *, on_step: OnStep = no_progress
+) -> BackupRecord:
     """Copy a node that no process has open into a new directory, and verify the copy.
 
-    Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it runs, `AlreadyExists` for a
-    target in use, `Corrupt` when the node is not sound, `StorageFailed`. Nothing is at `target` then.
+    Raises `InvalidArgument` when it is no node or the target lies in it, `AlreadyOwned` while it
+    runs, `AlreadyExists` for a target in use, `Corrupt` when the node is not sound,
+    `StorageFailed`. Nothing is at `target` then.
     """
     with disk_errors_typed(directory), kept_closed(check_node(directory)):
         if (directory / BACKUP_RECORD_NAME).exists():
             raise InvalidArgument(f"{directory} is a backup already — copy it with any tool")
         with new_directory(target, directory) as building:
             # The cut after the checkpoint's is taken too: of a node nobody owns it is whole.
-            return make_backup(directory, directory, floor_of(directory), building, on_step, cuts_ahead=1)
+            return make_backup(
+                directory, directory, floor_of(directory), building, on_step, cuts_ahead=1
+            )
 
 
 def make_backup(
     directory: Path, links: Path, floor: Floor, building: Path, on_step: OnStep, *, cuts_ahead: int
 ) -> BackupRecord:
-    """Copy and verify a node, and return what was made; `links` has the database, unchanging, and the leases.
+    """Copy and verify a node, and return what was made; `links` has the database, unchanging, and
+    the leases.
 
     No cut may go meanwhile. Raises `Corrupt`, `StorageFailed`.
     """
@@ -145,7 +168,10 @@ def make_backup(
     with disk_errors_typed(building):
         found, records = read_node_records(links)
         contents = _contents(directory, links, records.checkpoint.cut_number + cuts_ahead)
-        files = [_copy_file(source, building, path, bytes_max, on_bytes) for source, path, bytes_max in contents]
+        files = [
+            _copy_file(source, building, path, bytes_max, on_bytes)
+            for source, path, bytes_max in contents
+        ]
         floor = msgspec.structs.replace(
             floor,
             generation=0,
@@ -165,19 +191,26 @@ def make_backup(
             made_ms=unix_ms(),
             files=tuple(files),
         )
-        write_file(building / BACKUP_RECORD_NAME, with_checksum(msgspec.json.encode(record)), exclusive=True)
+        write_file(
+            building / BACKUP_RECORD_NAME,
+            with_checksum(msgspec.json.encode(record)),
+            exclusive=True,
+        )
     return record
 
 
 def _contents(directory: Path, links: Path, newest: int) -> Iterator[tuple[Path, str, int | None]]:
-    """Yield all but the floor file of a backup with cuts up to `newest`: where it is, its path, how long it is at most.
+    """Yield all but the floor file of a backup with cuts up to `newest`: where it is, its path, how
+    long it is at most.
 
-    Files of collections that do not live at the newest cut may be gone; a table may wait for those that are not.
+    Files of collections that do not live at the newest cut may be gone; a table may wait for those
+    that are not.
     """
     for path in sorted((links / DATABASE_NAME).iterdir()):
         if path.is_file() and not path.name.startswith(_NOT_COPIED):
             yield path, f"{DATABASE_NAME}/{path.name}", None
-    node, numbers = NodeDirectory(directory), [number for number in cut_numbers(directory) if number <= newest]
+    node = NodeDirectory(directory)
+    numbers = [number for number in cut_numbers(directory) if number <= newest]
     living_ids = living(read_cut(node, numbers[-1]).manifest) if numbers else frozenset()
     for number in numbers:
         manifest = read_cut(node, number).manifest
@@ -187,7 +220,10 @@ def _contents(directory: Path, links: Path, newest: int) -> Iterator[tuple[Path,
             if path.exists():
                 yield path, file.path, file.bytes
             elif file.collection_id in living_ids:
-                raise Corrupt(f"cut {number} names {path}, which is not there — run: streamingnode verify {directory}")
+                raise Corrupt(
+                    f"cut {number} names {path}, which is not there — run: streamingnode verify "
+                    f"{directory}"
+                )
     for path in sorted((links / LEASES).glob("*.json")):
         yield path, f"{LEASES}/{path.name}", LEASE_BYTES_MAX
 
@@ -195,10 +231,11 @@ def _contents(directory: Path, links: Path, newest: int) -> Iterator[tuple[Path,
 def _copy_file(
     source: Path, directory: Path, path: str, bytes_max: int | None, on_bytes: Callable[[int], None]
 ) -> CopiedFile:
-    """Copy `source` to `directory / path` and return what was read; durable when it ends, but for the names.
+    """Copy `source` to `directory / path` and return what was read; durable when it ends, but for
+    the names.
 
-    Raises `OSError`, and `Corrupt` for a file that is longer than `bytes_max` before any of it is read: it may be a terabyte
-    of holes.
+    Raises `OSError`, and `Corrupt` for a file that is longer than `bytes_max` before any of it is
+    read: it may be a terabyte of holes.
     """
     target = directory / path
     for parent in reversed(target.relative_to(directory).parents):
@@ -225,30 +262,38 @@ def _check_copy(building: Path, on_step: OnStep) -> None:
 
 
 def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progress) -> BackupRecord:
-    """Make a node in a new directory from a backup, and verify it; its next owner's term is one that no other can have.
+    """Make a node in a new directory from a backup, and verify it; its next owner's term is one
+    that no other can have.
 
-    Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a target that is not empty,
-    `Corrupt` naming what is not as the backup says, `StorageFailed`. Nothing is at `target` then.
+    Raises `InvalidArgument` when it is no backup or the target lies in it, `AlreadyExists` for a
+    target that is not empty, `Corrupt` naming what is not as the backup says, `StorageFailed`.
+    Nothing is at `target` then.
     """
     with disk_errors_typed(backup):
         record = read_record(backup)
     with disk_errors_typed(target), new_directory(target, backup) as building:
         for file in record.files:
-            source, on_bytes = backup / file.path, partial(on_step, "copy")
+            source = backup / file.path
+            on_bytes = partial(on_step, "copy")
             try:
                 copied = _copy_file(source, building, file.path, file.bytes, on_bytes)
             except FileNotFoundError:
                 raise Corrupt(f"{backup} lacks {file.path} — {_OTHER}") from None
             if copied != file:
                 raise Corrupt(f"{source} is not what the backup had — {_OTHER}")
-        # Tables may come back older than they were: until each says again what it has taken, no cut of the backup goes.
+        # Tables may come back older than they were: until each says again what it has taken, no cut
+        # of the backup goes.
         before = min(cut_numbers(NodeDirectory(building)), default=1) - 1
         for lease in read_leases(NodeDirectory(building), node_id=record.node_id):
             if lease.collection_id != UNREADABLE:
-                write_lease(building, msgspec.structs.replace(lease, cut=min(before, lease.cut), tick=0))
+                write_lease(
+                    building, msgspec.structs.replace(lease, cut=min(before, lease.cut), tick=0)
+                )
         floor = floor_of(building)
         term = (floor.term // RESTORE_TERM_STEP + 1) * RESTORE_TERM_STEP
-        write_floor(building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick)))
+        write_floor(
+            building, msgspec.structs.replace(floor, term=term, tick=max(floor.tick, record.tick))
+        )
         _check_copy(building, on_step)
     return record
 
@@ -256,20 +301,27 @@ def restore_directory(backup: Path, target: Path, *, on_step: OnStep = no_progre
 def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
     """Put back one file of a node; `path` is relative to it, as `verify` names files.
 
-    A running node goes on meanwhile. Only a file that the node can vouch for is taken: a segment or delete file by the
-    checksum in its manifest, a manifest by the one after it or by the checkpoint. Raises `InvalidArgument` for what is no
-    backup, no node or no file of a cut that is kept, `Corrupt` when nothing vouches for the file or the backup's is another
-    one, `StorageFailed`. Nothing is changed then.
+    A running node goes on meanwhile. Only a file that the node can vouch for is taken: a segment or
+    delete file by the checksum in its manifest, a manifest by the one after it or by the
+    checkpoint. Raises `InvalidArgument` for what is no backup, no node or no file of a cut that is
+    kept, `Corrupt` when nothing vouches for the file or the backup's is another one,
+    `StorageFailed`. Nothing is changed then.
     """
     with disk_errors_typed(directory):
         record = read_record(backup)
         if (check_node(directory) / BACKUP_RECORD_NAME).exists():
-            raise InvalidArgument(f"{directory} is a backup, and stays as it was made — name a node's directory")
-        # A running owner, or one that comes now: it opens a file of a cut when it reads it, and writes none anew.
+            raise InvalidArgument(
+                f"{directory} is a backup, and stays as it was made — name a node's directory"
+            )
+        # A running owner, or one that comes now: it opens a file of a cut when it reads it, and
+        # writes none anew.
         number, content = _vouched_for(directory, backup, record.node_id, path)
         for_group = (directory / CUTS).is_dir() and bool((directory / CUTS).stat().st_mode & 0o040)
-        node, temporary = NodeDirectory(directory, for_group=for_group), f"{path}.{uuid4().hex}{TEMPORARY_SUFFIX}"
-        try:  # under a name that no other restore has; what a crash leaves of it is for `verify` to name
+        node = NodeDirectory(directory, for_group=for_group)
+        temporary = f"{path}.{uuid4().hex}{TEMPORARY_SUFFIX}"
+        try:
+            # under a name that no other restore has; what a crash leaves of it is for `verify` to
+            # name
             with node.create(temporary) as writing:
                 writing.write(content)
                 node.sync(writing)
@@ -279,22 +331,34 @@ def restore_file(backup: Path, directory: Path, path: str) -> CopiedFile:
                 node.remove(temporary)
             raise
         node.sync_parents([path])
-        # The owner records that a cut may go before it removes the first file: what it did not see, it will not miss.
+        # The owner records that a cut may go before it removes the first file: what it did not see,
+        # it will not miss.
         if read_node_records(directory)[1].first_kept > number:
             node.remove(path)
-            raise InvalidArgument(f"retention gave up cut {number} meanwhile — nothing needs {path} any more")
+            raise InvalidArgument(
+                f"retention gave up cut {number} meanwhile — nothing needs {path} any more"
+            )
     return CopiedFile(path=path, bytes=len(content), crc32c=crc32c(content))
 
 
-def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) -> tuple[int, bytes]:
-    """Return the number of the cut that has a file, and its content in the backup, if it is what the node wrote."""
+def _vouched_for(
+    directory: Path, backup: Path, backup_node_id: str, path: str
+) -> tuple[int, bytes]:
+    """Return the number of the cut that has a file, and its content in the backup, if it is what
+    the node wrote.
+    """
     found, records = read_node_records(directory)
     if found.node_id != backup_node_id:
-        raise InvalidArgument(f"the backup is of node {backup_node_id}, {directory} of {found.node_id} — {_OTHER}")
+        raise InvalidArgument(
+            f"the backup is of node {backup_node_id}, {directory} of {found.node_id} — {_OTHER}"
+        )
     checkpoint = records.checkpoint
     cuts = CutLog(NodeDirectory(directory), node_id=found.node_id)
     cuts.anchor(checkpoint.cut_number, crc32c=checkpoint.manifest_crc32c, tick=checkpoint.tick)
-    manifests = {manifest_path(number): number for number in range(records.first_kept, checkpoint.cut_number + 1)}
+    manifests = {
+        manifest_path(number): number
+        for number in range(records.first_kept, checkpoint.cut_number + 1)
+    }
     named: Iterator[tuple[int, DataFile | None]] = (
         (number, file)
         for number in reversed(cut_numbers(directory))
@@ -303,9 +367,13 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     )
     number, file = (manifests[path], None) if path in manifests else next(named, (0, None))
     if not number:
-        raise InvalidArgument(f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does")
+        raise InvalidArgument(
+            f"no cut of {directory} names {path!r} — name a file as `streamingnode verify` does"
+        )
     try:
-        content = read_regular(place_beneath(backup, path), bytes_max=file.bytes if file else READ_BYTES_MAX)
+        content = read_regular(
+            place_beneath(backup, path), bytes_max=file.bytes if file else READ_BYTES_MAX
+        )
     except FileNotFoundError:
         raise InvalidArgument(f"the backup does not have {path} — {_OTHER}") from None
     if file is None:
@@ -314,19 +382,24 @@ def _vouched_for(directory: Path, backup: Path, backup_node_id: str, path: str) 
     else:
         is_same = (len(content), crc32c(content)) == (file.bytes, file.crc32c)
     if not is_same:
-        raise Corrupt(f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}")
+        raise Corrupt(
+            f"{backup / path} is not the file that this node wrote for cut {number} — {_OTHER}"
+        )
     return number, content
 
 
-# --- of a running node ------------------------------------------------------------------------------------------------
+# --- of a running node ----------------------------------------------------------------------------
 #
-# The disk is used in threads, the log on the event loop. What retention takes meanwhile is not missed. Where the log is
-# damaged the reading of it ends: what is readable behind that is for `streamingnode verify`, when the node is closed.
+# The disk is used in threads, the log on the event loop. What retention takes meanwhile is not
+# missed. Where the log is damaged the reading of it ends: what is readable behind that is for
+# `streamingnode verify`, when the node is closed.
 
 LOOP_LOOK_S = 1.0
 """Between two looks of a thread whether the event loop that it waits for is still there."""
 LINKS = "backup.tmp"
-"""In the node directory while a backup of the running node is made: hard links need the same disk."""
+"""In the node directory while a backup of the running node is made: hard links need the same
+disk.
+"""
 
 
 class Upkeep:
@@ -335,8 +408,13 @@ class Upkeep:
     def __init__(self, path: Path | None, channel: Channel, flusher: Flusher) -> None:
         store = channel.store
         if path is None or not isinstance(store, RocksStore):
-            raise InvalidArgument("a node in memory has nothing to verify or to back up — open one in a directory")
-        self._path, self._store, self._channel, self._flusher = path, store, channel, flusher
+            raise InvalidArgument(
+                "a node in memory has nothing to verify or to back up — open one in a directory"
+            )
+        self._path = path
+        self._store = store
+        self._channel = channel
+        self._flusher = flusher
         self._loop = asyncio.get_running_loop()
         self._backing_up = asyncio.Lock()
 
@@ -346,9 +424,14 @@ class Upkeep:
             return await _in_own_task(in_thread(self._verify))
 
     def _verify(self) -> Report:
-        """Check log, cuts and leases; not the floor file, which is written all the time, nor what nothing names yet."""
-        report, node_id, records = Report(on_step=_check_cancelled), self._store.node_id, None
-        checkpoint, numbers = self._flusher.checkpoint, cut_numbers(self._path)
+        """Check log, cuts and leases; not the floor file, which is written all the time, nor what
+        nothing names yet.
+        """
+        report = Report(on_step=_check_cancelled)
+        node_id = self._store.node_id
+        records = None
+        checkpoint = self._flusher.checkpoint
+        numbers = cut_numbers(self._path)
         try:
             # After the cuts were listed: which is the first that is kept goes up before a cut goes.
             records = check_records(self._on_loop(self._store.scan_meta("")), report)
@@ -362,7 +445,8 @@ class Upkeep:
         return report
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        # Not in the caller's scope, as by `anyio.from_thread.run`: when that was cancelled before, `work` spins for ever.
+        # Not in the caller's scope, as by `anyio.from_thread.run`: when that was cancelled before,
+        # `work` spins for ever.
         asked = asyncio.run_coroutine_threadsafe(work, self._loop)
         while True:
             try:
@@ -371,7 +455,9 @@ class Upkeep:
                 if asked.done():  # its own
                     raise
                 if self._loop.is_closed():
-                    raise OnShutdown("the event loop of the node has ended — open the node again") from None
+                    raise OnShutdown(
+                        "the event loop of the node has ended — open the node again"
+                    ) from None
 
     def _read_topic(self, topic: Topic, at: int) -> list[TopicEntry]:
         """Return entries of a topic, none when it was destroyed or shortened meanwhile."""
@@ -380,14 +466,18 @@ class Upkeep:
             return self._on_loop(engine.read(lambda: read_topic(engine.entries, topic, at)))
         except Corrupt:
             _, now = decode_records(self._on_loop(self._store.scan_meta(PREFIX)))
-            if any((each.log_id, each.begin_id) == (topic.log_id, topic.begin_id) for each in now.values()):
+            if any(
+                (each.log_id, each.begin_id) == (topic.log_id, topic.begin_id)
+                for each in now.values()
+            ):
                 raise
             return []
 
     def _check_log(self, report: Report) -> None:
         """Read from the first entry kept to the last one synced now."""
         log = self._channel.log
-        position, end = log.first_position, log.durable_position
+        position = log.first_position
+        end = log.durable_position
         while position <= end:
             try:
                 entries = self._on_loop(log.read(position, bytes_max=STEP_BYTES))
@@ -415,26 +505,35 @@ class Upkeep:
             with disk_errors_typed(self._path):
                 await _in_own_task(run())
         except asyncio.CancelledError:
-            if made:  # too late to be stopped; its caller knows nothing of it, and would meet it in its way
+            # too late to be stopped; its caller knows nothing of it, and would meet it in its way
+            if made:
                 await outlast(in_thread(shutil.rmtree, path))
             raise
         return made[0]
 
     def _back_up(self, path: Path) -> BackupRecord:
-        """Link the database beside the node's own, in one step that costs no copying; then copy its bytes at leisure."""
+        """Link the database beside the node's own, in one step that costs no copying; then copy its
+        bytes at leisure.
+        """
         links = self._path / LINKS
         with new_directory(path, self._path) as building:
             try:
                 shutil.rmtree(links, ignore_errors=True)  # a crash left it
-                # Floor and leases as they are before the database is linked: what they say is in the copy for certain.
+                # Floor and leases as they are before the database is linked: what they say is in
+                # the copy for certain.
                 make_directory(links)
                 make_directory(links / LEASES)
                 for lease in sorted((self._path / LEASES).glob("*.json")):
                     with suppress(FileNotFoundError):  # its table was given up meanwhile
-                        write_file(links / LEASES / lease.name, read_regular(lease, bytes_max=LEASE_BYTES_MAX))
+                        write_file(
+                            links / LEASES / lease.name,
+                            read_regular(lease, bytes_max=LEASE_BYTES_MAX),
+                        )
                 floor = floor_of(self._path)
                 self._on_loop(self._store.link_copy(links / DATABASE_NAME))
-                return make_backup(self._path, links, floor, building, _check_cancelled, cuts_ahead=0)
+                return make_backup(
+                    self._path, links, floor, building, _check_cancelled, cuts_ahead=0
+                )
             finally:
                 shutil.rmtree(links, ignore_errors=True)
 
@@ -444,8 +543,11 @@ def _check_cancelled(_part: str, _bytes: int) -> None:
 
 
 async def _in_own_task(work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; when the caller is cancelled, so is it, and its threads are waited for."""
-    scope, result = anyio.CancelScope(), list[T]()
+    """Return what `work` returns; when the caller is cancelled, so is it, and its threads are
+    waited for.
+    """
+    scope = anyio.CancelScope()
+    result = list[T]()
 
     async def run() -> None:  # in a task of its own that only its scope can cancel
         with scope:

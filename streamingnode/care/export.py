@@ -1,12 +1,15 @@
-"""Taking out of a node what can be read of it: one Parquet file for each collection, without opening the node. Blocks.
+"""Taking out of a node what can be read of it: one Parquet file for each collection, without
+opening the node. Blocks.
 
-In: a directory that nobody has open, sound or damaged; it stays as it is. Out: the rows of each live collection at the
-newest tick there is: the files of the cuts, then the log behind the newest cut, deletes applied. What cannot be read is an
-error, or with `salvage` named and left out; a delete that is left out brings rows back, so that is no state the node ever
-had. A node that is open is asked for the same (`export_node`).
+In: a directory that nobody has open, sound or damaged; it stays as it is. Out: the rows of each
+live collection at the newest tick there is: the files of the cuts, then the log behind the newest
+cut, deletes applied. What cannot be read is an error, or with `salvage` named and left out; a
+delete that is left out brings rows back, so that is no state the node ever had. A node that is open
+is asked for the same (`export_node`).
 
-The log behind the newest cut is read once for damage and schema changes, and once for each collection, so that memory holds
-one collection at a time: the rows of its files and of the log, and its deletes.
+The log behind the newest cut is read once for damage and schema changes, and once for each
+collection, so that memory holds one collection at a time: the rows of its files and of the log, and
+its deletes.
 """
 
 import os
@@ -51,7 +54,9 @@ _CHECKPOINT = f"{DATABASE_NAME}, checkpoint"
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
-    """What could not be read: a file, or a part of the log; `collection` is empty for any, `rows` None when unknown."""
+    """What could not be read: a file, or a part of the log; `collection` is empty for any, `rows`
+    None when unknown.
+    """
 
     place: str
     collection: str
@@ -78,23 +83,38 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def export_directory(
-    directory: Path, out: Path, *, salvage: bool = False, on_collection: Callable[[str], None] = lambda _name: None
+    directory: Path,
+    out: Path,
+    *,
+    salvage: bool = False,
+    on_collection: Callable[[str], None] = lambda _name: None,
 ) -> ExportResult:
     """Write `<collection>.parquet` for each live collection of a node into the new directory `out`.
 
-    `on_collection` is told the name of each before it is read.
-    Raises `InvalidArgument` when it is no node or `out` lies in it, `AlreadyOwned` while a process has it open,
-    `AlreadyExists` for an `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
-    `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out` then.
+    `on_collection` is told the name of each before it is read. Raises `InvalidArgument` when it is
+    no node or `out` lies in it, `AlreadyOwned` while a process has it open, `AlreadyExists` for an
+    `out` that is not empty, `StorageFailed`, and without `salvage` `Corrupt`, `Truncated`,
+    `PackageMissing` or `TableAhead` for the first thing that cannot be read. Nothing is at `out`
+    then.
     """
-    with disk_errors_typed(directory), kept_closed(check_node(directory)), new_directory(out, directory) as building:
+    with (
+        disk_errors_typed(directory),
+        kept_closed(check_node(directory)),
+        new_directory(out, directory) as building,
+    ):
         return _Export(directory, building, out.absolute(), on_collection, salvage=salvage).write()
 
 
 async def export_node(
-    node: "sn.Node", out: Path, building: Path, *, on_collection: Callable[[str], None] = lambda _name: None
+    node: "sn.Node",
+    out: Path,
+    building: Path,
+    *,
+    on_collection: Callable[[str], None] = lambda _name: None,
 ) -> ExportResult:
-    """Write the same of a node that is open, in `building`, which becomes `out`. Raises as `Node.snapshot` does."""
+    """Write the same of a node that is open, in `building`, which becomes `out`. Raises as
+    `Node.snapshot` does.
+    """
     tick = await node.consistent_tick()
     names = sorted(each.name for each in node.collections())
     files = []
@@ -105,7 +125,9 @@ async def export_node(
                 continue  # created meanwhile, perhaps in place of one that was dropped
             rows = await node.snapshot(name, as_of=tick)
             files.append(await in_thread(_write_file, building, out, name, rows))
-    return ExportResult(path=str(out), node_id=node.node_id, tick=tick, files=tuple(files), missing=())
+    return ExportResult(
+        path=str(out), node_id=node.node_id, tick=tick, files=tuple(files), missing=()
+    )
 
 
 def _write_file(building: Path, out: Path, name: str, rows: pa.Table) -> ExportedFile:
@@ -118,13 +140,24 @@ def _write_file(building: Path, out: Path, name: str, rows: pa.Table) -> Exporte
 
 
 class _Export:
-    """One export, and what could not be read, each thing once; without `salvage` the first is an error."""
+    """One export, and what could not be read, each thing once; without `salvage` the first is an
+    error.
+    """
 
     def __init__(
-        self, directory: Path, building: Path, out: Path, on_collection: Callable[[str], None], *, salvage: bool
+        self,
+        directory: Path,
+        building: Path,
+        out: Path,
+        on_collection: Callable[[str], None],
+        *,
+        salvage: bool,
     ) -> None:
-        self._directory, self._building, self._out = directory, building, out
-        self._on_collection, self._salvage = on_collection, salvage
+        self._directory = directory
+        self._building = building
+        self._out = out
+        self._on_collection = on_collection
+        self._salvage = salvage
         self._missing: dict[tuple[str, str], Missing] = {}
         self._log: ClosedLog | None = None
         self._tick = 0
@@ -135,7 +168,8 @@ class _Export:
             self._take(report)
             checkpoint = log = None
             if database is not None:
-                checkpoint, log = self._tried(_CHECKPOINT, database.checkpoint), database.log(Report())
+                checkpoint = self._tried(_CHECKPOINT, database.checkpoint)
+                log = database.log(Report())
             if log is not None:  # a kill may leave a node without one
                 start = log.first or 1 if checkpoint is None else checkpoint.start_position
                 self._log = replace(log, first=start)
@@ -144,7 +178,9 @@ class _Export:
             self._catch_up(base, state)
             if log is not None and checkpoint is not None:
                 last_tick = max(self._tick, checkpoint.tick)
-                self._tried(CUTS, partial(refuse_mixed, self._directory, checkpoint, node_id, last_tick))
+                self._tried(
+                    CUTS, partial(refuse_mixed, self._directory, checkpoint, node_id, last_tick)
+                )
             # Of two of one name the older was dropped where the log is missing.
             live = {info.name: info for info in state.catalog.collections()}
             files = [self._write_one(live[name], cuts, base) for name in sorted(live)]
@@ -156,9 +192,15 @@ class _Export:
             missing=tuple(self._missing.values()),
         )
 
-    def _lose(self, collection: str, place: str, rows: int | None, reason: object, step: str = RESTORE) -> None:
+    def _lose(
+        self, collection: str, place: str, rows: int | None, reason: object, step: str = RESTORE
+    ) -> None:
         if not self._salvage:
-            raise reason if isinstance(reason, StreamingNodeError) else Corrupt(f"{place}: {reason} — {step}")
+            raise (
+                reason
+                if isinstance(reason, StreamingNodeError)
+                else Corrupt(f"{place}: {reason} — {step}")
+            )
         missing = Missing(place=place, collection=collection, rows=rows, reason=str(reason))
         self._missing.setdefault((collection, place), missing)
 
@@ -190,21 +232,34 @@ class _Export:
             return Checkpoint(cut_number=number, tick=cut.tick, manifest_crc32c=cut.crc32c), state
         return known, state or ShardState()
 
-    def _messages(self, after_tick: int, info: CollectionInfo | None, report: Report) -> Iterator[Visible]:
-        """Yield what readers of a collection, None: of all, would see above a tick, past damage, which is in `report`."""
+    def _messages(
+        self, after_tick: int, info: CollectionInfo | None, report: Report
+    ) -> Iterator[Visible]:
+        """Yield what readers of a collection, None: of all, would see above a tick, past damage,
+        which is in `report`.
+        """
         if self._log is None:
             return
-        wanted = ScanFilter(vchannels=None if info is None else frozenset(info.vchannels), after_tick=after_tick)
+        wanted = ScanFilter(
+            vchannels=None if info is None else frozenset(info.vchannels), after_tick=after_tick
+        )
 
         def begin_missing(commit: Message) -> None:
             if info is not None and wanted.wants_commit(commit):
                 place = f"log {PCHANNEL!r}, transaction {commit.txn_id}"
-                self._lose(info.name, place, None, "what it began with is missing, so all of it is left out")
+                self._lose(
+                    info.name,
+                    place,
+                    None,
+                    "what it began with is missing, so all of it is left out",
+                )
 
-        transactions, expected = TransactionBuffer(begin_missing=begin_missing), self._log.first
+        transactions = TransactionBuffer(begin_missing=begin_missing)
+        expected = self._log.first
         for entry in good_entries(self._log, stored_entries(self._log), report):
             if entry.first_position > expected:
-                # A transaction that was open here may lack a part, and nothing that comes later tells.
+                # A transaction that was open here may lack a part, and nothing that comes later
+                # tells.
                 transactions = TransactionBuffer(begin_missing=begin_missing)
             expected = entry.last_position + 1
             self._tick = max(self._tick, entry.time_tick)
@@ -216,20 +271,28 @@ class _Export:
             yield from wanted.select(visible, entry.time_tick)
 
     def _catch_up(self, base: Checkpoint, state: ShardState) -> None:
-        """Bring the catalog up to the end of the log, and name what is damaged in that, and rows of what nobody knows."""
-        unknown, report = dict[str, int](), Report()
+        """Bring the catalog up to the end of the log, and name what is damaged in that, and rows of
+        what nobody knows.
+        """
+        unknown = dict[str, int]()
+        report = Report()
         for visible in self._messages(base.tick, None, report):
             state.observe(visible)
             for batch, _ in row_batches(visible):
                 is_insert = batch.type is MessageType.INSERT
                 if is_insert and not state.catalog.is_writable(batch.vchannel, batch.partition_id):
-                    place = f"partition number {batch.partition_id} of collection number {batch.collection_id}"
+                    place = (
+                        f"partition number {batch.partition_id} of collection number "
+                        f"{batch.collection_id}"
+                    )
                     unknown[place] = unknown.get(place, 0) + batch.rows
         self._take(report)
         for place, rows in unknown.items():
             self._lose("", place, rows, "what created it is missing")
 
-    def _write_one(self, info: CollectionInfo, cuts: CutLog, base: Checkpoint) -> ExportedFile | None:
+    def _write_one(
+        self, info: CollectionInfo, cuts: CutLog, base: Checkpoint
+    ) -> ExportedFile | None:
         self._on_collection(info.name)
         try:
             source = SnapshotSource(

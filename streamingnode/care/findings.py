@@ -1,7 +1,8 @@
 """What a verification says: where something is not as it should be, what, and the next step. Pure.
 
-It is *damage* when something acknowledged cannot be read as it was written, or when parts do not belong together; a
-*warning* when nothing is lost: left-overs, files of others, a lease that only holds retention.
+It is *damage* when something acknowledged cannot be read as it was written, or when parts do not
+belong together; a *warning* when nothing is lost: left-overs, files of others, a lease that only
+holds retention.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,9 @@ from enum import Enum, unique
 from wal.errors import Corrupt, StreamingNodeError
 
 OnStep = Callable[[str, int], None]
-"""Told of each step of a long work: what is done, and with how many bytes. What it raises ends the work."""
+"""Told of each step of a long work: what is done, and with how many bytes. What it raises ends the
+work.
+"""
 
 RESTORE = (
     "restore the node, or a file of a cut, from a backup, "
@@ -35,7 +38,9 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be; `place` is a path in the node directory, or a part of a log."""
+    """One thing that is not as it should be; `place` is a path in the node directory, or a part of
+    a log.
+    """
 
     severity: Severity
     place: str
@@ -45,7 +50,9 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was looked at and what was found. `counts` are of things checked, `bytes` of bytes read."""
+    """What was looked at and what was found. `counts` are of things checked, `bytes` of bytes
+    read.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -57,9 +64,13 @@ class Report:
         self.findings.append(Finding(Severity.DAMAGE, place, detail, next_step))
 
     def error(self, place: str, error: Exception, next_step: str = "") -> None:
-        """Add what a reader of the engine raised, as damage: its text, and its next step unless another one is given."""
+        """Add what a reader of the engine raised, as damage: its text, and its next step unless
+        another one is given.
+        """
         detail, _, step = str(error).partition(" — ")
-        self.damage(place, detail, next_step or (RESTORE if step in {"", Corrupt.next_step} else step))
+        self.damage(
+            place, detail, next_step or (RESTORE if step in {"", Corrupt.next_step} else step)
+        )
 
     @contextmanager
     def errors_at(self, place: str, next_step: str = "") -> Iterator[None]:

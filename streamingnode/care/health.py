@@ -1,6 +1,8 @@
-"""Whether a machine, an installation, a node directory and a running node are fit: facts, and what is wrong, in plain words.
+"""Whether a machine, an installation, a node directory and a running node are fit: facts, and what
+is wrong, in plain words.
 
-What is measured is measured here and now; one temporary file is written where the node would write. All but `judge` blocks.
+What is measured is measured here and now; one temporary file is written where the node would write.
+All but `judge` blocks.
 """
 
 import os
@@ -32,8 +34,24 @@ from wal.rocks.opening import check_place
 from wal.rocks.space import free_bytes_of
 from wal.timetick import physical_ms
 
-REQUIRED = ("anyio", "google_crc32c", "msgspec", "numpy", "protobuf", "pyarrow", "rocksdict", "stamina", "structlog")
-OPTIONAL = {"pyspark": "spark", "deltalake": "tables", "psutil": "demo", "matplotlib": "demo", "uvloop": "speed"}
+REQUIRED = (
+    "anyio",
+    "google_crc32c",
+    "msgspec",
+    "numpy",
+    "protobuf",
+    "pyarrow",
+    "rocksdict",
+    "stamina",
+    "structlog",
+)
+OPTIONAL = {
+    "pyspark": "spark",
+    "deltalake": "tables",
+    "psutil": "demo",
+    "matplotlib": "demo",
+    "uvloop": "speed",
+}
 
 FSYNCS = 50
 FSYNC_SLOW_S = 0.010
@@ -53,7 +71,8 @@ FREE_BYTES_COMFORT = 4 << 30
 class Thresholds:
     """What `judge` goes by: seconds, and bytes that are free.
 
-    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps a day anyway.
+    Cuts come every 10 s by default; a transaction ends by itself after 10 minutes; retention keeps
+    a day anyway.
     """
 
     flusher_lag_s: Limits = (120.0, 900.0)
@@ -63,24 +82,29 @@ class Thresholds:
 
 
 _COMPILE = (
-    "use a platform it has wheels for, or install the crc32c library with its headers and a C compiler, then run: "
+    "use a platform it has wheels for, or install the crc32c library with its headers and a C "
+    "compiler, then run: "
     "pip install --force-reinstall --no-cache-dir google-crc32c"
 )
 
 
 def examine(directory: Path | None, report: Report) -> dict[str, str]:
-    """Return what this machine and installation are, and `directory` when it is given; `report` gets what is wrong.
+    """Return what this machine and installation are, and `directory` when it is given; `report`
+    gets what is wrong.
 
     Damage is what a node cannot be opened with; with a warning it can.
     """
     facts = {
         "python": f"{sys.version.split()[0]} at {sys.executable}",
         "packages": ", ".join(f"{name} {_version(name)}" for name in REQUIRED),
-        "extras": ", ".join(f"{name} {_version(name)}" for name in OPTIONAL if find_spec(name)) or "none",
+        "extras": ", ".join(f"{name} {_version(name)}" for name in OPTIONAL if find_spec(name))
+        or "none",
         "checksums": f"google-crc32c in {google_crc32c.implementation}",
     }
     if google_crc32c.implementation != "c":
-        report.warn("checksums", "google-crc32c runs without its C extension: about 2 MB/s", _COMPILE)
+        report.warn(
+            "checksums", "google-crc32c runs without its C extension: about 2 MB/s", _COMPILE
+        )
     for name, extra in OPTIONAL.items():
         if find_spec(name) is None and extra != "speed":
             report.warn(name, "not installed", f"for {extra}, {install(extra)}")
@@ -96,7 +120,8 @@ def examine(directory: Path | None, report: Report) -> dict[str, str]:
     config = NodeConfig()
     with report.errors_at("settings"):
         config = load_config(environment=os.environ)
-    where, limits = f" at {place}", (FREE_BYTES_COMFORT, 0)
+    where = f" at {place}"
+    limits = (FREE_BYTES_COMFORT, 0)
     _judge_space(free_bytes_of(place), config.log.free_bytes_min, where, limits, facts, report)
     _time_fsync(place, facts, report)
     if directory is not None:
@@ -123,13 +148,20 @@ def _look_for_java(facts: dict[str, str], report: Report) -> None:
         report.warn("java", str(error), f"Spark will not start; {install('jre')}")
 
 
-def _judge_space(free: int, needed: int, where: str, limits: Limits, facts: dict[str, str], report: Report) -> None:
-    text = facts["disk space"] = f"{free >> 20} MiB free{where}; appends are refused below {needed >> 20} MiB"
-    limits = 1 - limits[0], 1 - max(limits[1], needed)  # less is worse here, so all three have the other sign
+def _judge_space(
+    free: int, needed: int, where: str, limits: Limits, facts: dict[str, str], report: Report
+) -> None:
+    text = facts["disk space"] = (
+        f"{free >> 20} MiB free{where}; appends are refused below {needed >> 20} MiB"
+    )
+    # less is worse here, so all three have the other sign
+    limits = 1 - limits[0], 1 - max(limits[1], needed)
     _judge_level(-free, limits, "disk space", text, "free space, or use another disk", report)
 
 
-def _judge_level(value: float, limits: Limits, place: str, text: str, step: str, report: Report) -> None:
+def _judge_level(
+    value: float, limits: Limits, place: str, text: str, step: str, report: Report
+) -> None:
     warning, critical = limits
     if value >= critical:
         report.damage(place, text, step)
@@ -144,15 +176,27 @@ def judge(
     thresholds: Thresholds,
     report: Report,
 ) -> dict[str, str]:
-    """Return what a running node tells of itself, in short; `report` gets what is wrong: damage is what is critical."""
-    log, flusher, space = told.log, told.flusher, told.space
+    """Return what a running node tells of itself, in short; `report` gets what is wrong: damage is
+    what is critical.
+    """
+    log = told.log
+    flusher = told.flusher
+    space = told.space
     facts = {"log": f"{log.state}, term {log.term}"}
     if log.state != LogState.OPEN.value:
-        report.damage("log", f"it takes no appends: {log.state}, {log.last_error or log.store}", "look at its disk")
+        report.damage(
+            "log",
+            f"it takes no appends: {log.state}, {log.last_error or log.store}",
+            "look at its disk",
+        )
     lag_s = flusher_lag_s(told)
-    facts["flusher"] = f"{flusher.state.value}, {flusher.unflushed_rows} rows wait, the oldest for {lag_s:.0f} s"
+    facts["flusher"] = (
+        f"{flusher.state.value}, {flusher.unflushed_rows} rows wait, the oldest for {lag_s:.0f} s"
+    )
     why = f"{facts['flusher']}; {flusher.short_of or flusher.last_error or 'no error'}"
-    _judge_level(lag_s, thresholds.flusher_lag_s, "flusher", why, "look at the disk of its files", report)
+    _judge_level(
+        lag_s, thresholds.flusher_lag_s, "flusher", why, "look at the disk of its files", report
+    )
     if flusher.state is FlusherState.FAILED:
         report.damage("flusher", f"it has stopped: {flusher.last_error}", "verify the node")
     if space is not None:
@@ -166,17 +210,27 @@ def judge(
     facts["readers"] = f"{len(readers)} named"
     for each in readers:
         of = ", ".join(each.collections)
-        text = f"{each.name} of {of} holds the log for {each.behind_s:.0f} s, {each.backlog} messages"
-        step = f"run it, or remove it: streamingnode reader rm DIR {each.collections[0]} {each.name}"
+        text = (
+            f"{each.name} of {of} holds the log for {each.behind_s:.0f} s, {each.backlog} messages"
+        )
+        step = (
+            f"run it, or remove it: streamingnode reader rm DIR {each.collections[0]} {each.name}"
+        )
         behind_s = each.behind_s if each.backlog else 0.0
         _judge_level(behind_s, thresholds.reader_behind_s, "readers", text, step, report)
     return facts
 
 
 def flusher_lag_s(told: NodeStatistics) -> float:
-    """Return for how long the oldest row that is in no cut waits for one, since the node is open; 0 without one."""
+    """Return for how long the oldest row that is in no cut waits for one, since the node is open; 0
+    without one.
+    """
     since_tick = told.flusher.unflushed_since_tick
-    return min(told.uptime_s, max(0, told.at_ms - physical_ms(since_tick)) / 1000) if since_tick else 0.0
+    return (
+        min(told.uptime_s, max(0, told.at_ms - physical_ms(since_tick)) / 1000)
+        if since_tick
+        else 0.0
+    )
 
 
 def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:
@@ -189,12 +243,17 @@ def _time_fsync(place: Path, facts: dict[str, str], report: Report) -> None:
                 os.fsync(file.fileno())
                 times.append(time.perf_counter() - began)
     except OSError as error:
-        report.damage("fsync", f"cannot write at {place}: {error.strerror}", "make it writable for this user")
+        report.damage(
+            "fsync", f"cannot write at {place}: {error.strerror}", "make it writable for this user"
+        )
         return
     took_s = statistics.median(times)
     text = facts["fsync"] = f"{took_s * 1000:.2f} ms at {place} (median of {FSYNCS})"
     if took_s > FSYNC_SLOW_S:
-        step = "a durable append waits for it: use a local disk, many appends at once, or durability=os"
+        step = (
+            "a durable append waits for it: use a local disk, many appends at once, or "
+            "durability=os"
+        )
         report.warn("fsync", text, step)
 
 
@@ -207,7 +266,8 @@ def _look_at_node(directory: Path, facts: dict[str, str], report: Report) -> Non
         if not is_node(directory):
             facts["node"] = f"{directory} holds none yet; opening one makes it"
             return
-        floor, cuts = floor_of(directory), CutLog(directory)
+        floor = floor_of(directory)
+        cuts = CutLog(directory)
         for number in cuts.numbers:
             cuts.read(number)
         kept = f"cuts {cuts.first} to {cuts.newest}" if cuts.numbers else "no cut yet"

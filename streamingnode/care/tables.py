@@ -1,8 +1,9 @@
-"""The tables fed from a node: each cut taken at most once, none the node never made, and the rows of each cut. Blocks.
+"""The tables fed from a node: each cut taken at most once, none the node never made, and the rows
+of each cut. Blocks.
 
-A table that is ahead of its node, or has another cut of the same number, was fed by a life of the node that a restored
-backup does not know; one that lacks cuts which the node gave up is an older copy itself. Imported where tables are asked
-for.
+A table that is ahead of its node, or has another cut of the same number, was fed by a life of the
+node that a restored backup does not know; one that lacks cuts which the node gave up is an older
+copy itself. Imported where tables are asked for.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,12 @@ _DROP = "move the table away and ingest again"
 _OLDER = "restore a newer backup of the node, or move the table away and ingest again"
 
 
-def check_tables(node: Path, tables: Path, leases: Sequence[Lease], node_id: str, report: Report) -> None:
-    """Check every table in a directory against the cuts of the node, and each of its leases against the tables."""
+def check_tables(
+    node: Path, tables: Path, leases: Sequence[Lease], node_id: str, report: Report
+) -> None:
+    """Check every table in a directory against the cuts of the node, and each of its leases against
+    the tables.
+    """
     cuts = CutLog(node)
     for path in sorted(tables.iterdir()):
         if "@" not in path.name and not path.name.startswith(".") and path.is_dir():
@@ -33,7 +38,10 @@ def check_tables(node: Path, tables: Path, leases: Sequence[Lease], node_id: str
         if lease.node_id == node_id and not Path(lease.table).is_dir():
             detail = f"the node has a lease of it, at cut {lease.cut}, and it is not there"
             remove = f"remove {lease_path(node, Path(lease.table))} and ingest"
-            step = f"put it back; if it was moved, or to make it anew of the cuts that are kept, {remove}"
+            step = (
+                "put it back; if it was moved, or to make it anew of the cuts that are kept, "
+                f"{remove}"
+            )
             report.damage(f"table {lease.table}", detail, step)
 
 
@@ -46,36 +54,63 @@ def _check_table(path: Path, cuts: CutLog, node_id: str, report: Report) -> None
             return
         identity = table.identity
         if node_id and identity.node_id != node_id:
-            report.warn(place, f"is fed from node {identity.node_id}, not {node_id}", "verify that node with it")
+            report.warn(
+                place,
+                f"is fed from node {identity.node_id}, not {node_id}",
+                "verify that node with it",
+            )
             return
         report.count("tables")
-        mark, versions, rows = table.watermark, list(table.history()), table.rows(pa.schema([]))
+        mark = table.watermark
+        versions = list(table.history())
+        rows = table.rows(pa.schema([]))
         report.read("tables", sum(file.bytes for file in table.files()))
-    except Exception as error:  # noqa: BLE001 - the table's library raises whatever its files make it
+    except Exception as error:  # noqa: BLE001
+        # the table's library raises whatever its files make it
         report.error(place, error, _DROP)
         return
     if identity.collection != path.name:
-        detail = f"holds the collection {identity.collection!r}: it was renamed, or swapped with another"
-        report.damage(place, detail, f"give it its name back: {path.with_name(identity.collection)}")
+        detail = (
+            f"holds the collection {identity.collection!r}: it was renamed, or swapped with another"
+        )
+        report.damage(
+            place, detail, f"give it its name back: {path.with_name(identity.collection)}"
+        )
     _check_rows(place, rows, mark, report)
     try:
         if _is_of_this_node(place, versions, mark, cuts, report):
-            _check_cuts(place, np.sort(rows.column(TICK).to_numpy()), identity.collection_id, mark, cuts, report)
+            _check_cuts(
+                place,
+                np.sort(rows.column(TICK).to_numpy()),
+                identity.collection_id,
+                mark,
+                cuts,
+                report,
+            )
     except StreamingNodeError as error:  # a cut that cannot be read, and was named with the cuts
-        report.warn(place, f"cannot be compared with the cuts: {error.happened}", "restore the cuts first")
+        report.warn(
+            place, f"cannot be compared with the cuts: {error.happened}", "restore the cuts first"
+        )
 
 
 def _is_of_this_node(
     place: str, versions: Sequence[TableVersion], mark: Watermark, cuts: CutLog, report: Report
 ) -> bool:
-    """Check that each version is the node's own cut of that number; else nothing more can be compared."""
+    """Check that each version is the node's own cut of that number; else nothing more can be
+    compared.
+    """
     if mark.cut > cuts.newest:
         detail = f"has taken cut {mark.cut}, the node's newest is {cuts.newest}"
         report.damage(place, f"{detail}: the node was restored from an older copy", _OLDER)
         return False
     if mark.cut and mark.cut + 1 < cuts.first:
-        detail = f"has taken cut {mark.cut}, and cuts {mark.cut + 1} to {cuts.first - 1} were given up since"
-        report.damage(place, f"{detail}: the table is an older copy", "put the newer copy of the table back")
+        detail = (
+            f"has taken cut {mark.cut}, and cuts {mark.cut + 1} to {cuts.first - 1} were "
+            "given up since"
+        )
+        report.damage(
+            place, f"{detail}: the table is an older copy", "put the newer copy of the table back"
+        )
     for version in versions:
         known = cuts.crc32c_of(version.note.cut)
         if known is not None and known != version.note.crc32c:
@@ -89,7 +124,8 @@ def _check_rows(place: str, rows: pa.Table, mark: Watermark, report: Report) -> 
     """Check that each row is there once, and none is of a cut that the table has not taken."""
     report.count("table rows", rows.num_rows)
     names = rows.column(VCHANNEL).combine_chunks().dictionary_encode()
-    channel, offset = names.indices.to_numpy(), rows.column(OFFSET).to_numpy()
+    channel = names.indices.to_numpy()
+    offset = rows.column(OFFSET).to_numpy()
     order = np.lexsort((offset, channel))  # a row offset of a vchannel is given to one row
     same = (np.diff(channel[order]) == 0) & (np.diff(offset[order]) == 0)
     if repeated := int(same.sum()):
@@ -99,22 +135,35 @@ def _check_rows(place: str, rows: pa.Table, mark: Watermark, report: Report) -> 
 
 
 def _check_cuts(
-    place: str, ticks: npt.NDArray[np.int64], collection_id: int, mark: Watermark, cuts: CutLog, report: Report
+    place: str,
+    ticks: npt.NDArray[np.int64],
+    collection_id: int,
+    mark: Watermark,
+    cuts: CutLog,
+    report: Report,
 ) -> None:
-    """Compare the rows of each cut with what it brought: fewer when deletes or dropped partitions took some, never more."""
+    """Compare the rows of each cut with what it brought: fewer when deletes or dropped partitions
+    took some, never more.
+    """
     others: list[tuple[int, int, int]] = []
     some_removed = False
     for number in cuts.numbers:
         if number > mark.cut:
             break
         cut = cuts.read(number).manifest
-        brought = sum(segment.rows for segment in cut.segments if segment.collection_id == collection_id)
+        brought = sum(
+            segment.rows for segment in cut.segments if segment.collection_id == collection_id
+        )
         low, high = np.searchsorted(ticks, [cut.previous_tick, cut.tick], side="right")
         if high - low != brought:
             others.append((number, int(high - low), brought))
         entries = [entry for entry in cut.collections if entry.collection_id == collection_id]
-        some_removed = some_removed or any(file.collection_id == collection_id for file in cut.deletes)
-        some_removed = some_removed or any(each.dropped_tick for entry in entries for each in entry.partitions)
+        some_removed = some_removed or any(
+            file.collection_id == collection_id for file in cut.deletes
+        )
+        some_removed = some_removed or any(
+            each.dropped_tick for entry in entries for each in entry.partitions
+        )
         report.count("cuts compared with tables")
     for number, have, brought in others:
         if have > brought or not some_removed:

@@ -1,7 +1,9 @@
-"""The steps of a verification of a directory that nobody has open: database, cuts and files, leases, left-overs. Blocks.
+"""The steps of a verification of a directory that nobody has open: database, cuts and files,
+leases, left-overs. Blocks.
 
-Nothing is changed. The engine's own readers tell what is damaged, by its checksum. Here what they read is held against one
-another: each cut is the one that the next one follows, none is missing, the newest is the one that the log knows.
+Nothing is changed. The engine's own readers tell what is damaged, by its checksum. Here what they
+read is held against one another: each cut is the one that the next one follows, none is missing,
+the newest is the one that the log knows.
 """
 
 import re
@@ -45,23 +47,34 @@ from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY
 
 _OURS = re.compile(r"node\.[a-z]+|floor|reserve|backup\.json|log|cuts|segments|deletes|leases")
 _OURS_BELOW = re.compile(r"cuts/\d{16}\.json|leases/[^/]*\.json")
-_INGEST = "run `streamingnode ingest` for each table, which writes it again; then remove what is left over"
+_INGEST = (
+    "run `streamingnode ingest` for each table, which writes it again; then remove what is "
+    "left over"
+)
 
 
-def verify_directory(directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress) -> Report:
-    """Check everything in a node directory, owned by nobody meanwhile, and the tables fed from it; changes nothing.
+def verify_directory(
+    directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress
+) -> Report:
+    """Check everything in a node directory, owned by nobody meanwhile, and the tables fed from it;
+    changes nothing.
 
-    Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a process has it open,
-    `StorageFailed` to who may not read it, `PackageMissing` when tables are asked for and their library is not installed.
+    Raises `InvalidArgument` when it holds no node or there is no `tables`, `AlreadyOwned` while a
+    process has it open, `StorageFailed` to who may not read it, `PackageMissing` when tables are
+    asked for and their library is not installed.
     """
     check_node(directory)
     if tables is not None and not tables.is_dir():
-        raise InvalidArgument(f"there are no tables at {tables} — name the directory that `ingest --tables` made")
+        raise InvalidArgument(
+            f"there are no tables at {tables} — name the directory that `ingest --tables` made"
+        )
     with kept_closed(directory):
         return verify_unlocked(directory, tables=tables, on_step=on_step)
 
 
-def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress) -> Report:
+def verify_unlocked(
+    directory: Path, *, tables: Path | None = None, on_step: OnStep = no_progress
+) -> Report:
     """As `verify_directory`, for a directory the caller owns already, or nobody else knows of."""
     report = Report(on_step=on_step)
     if is_unfinished_creation(directory):
@@ -82,35 +95,48 @@ def verify_unlocked(directory: Path, *, tables: Path | None = None, on_step: OnS
 
 
 def _check_backup(directory: Path, report: Report) -> None:
-    """Compare a backup with its own record: every file there, as long as it was, with the checksum it had."""
+    """Compare a backup with its own record: every file there, as long as it was, with the checksum
+    it had.
+    """
     step = "use another backup"
     with report.errors_at(BACKUP_RECORD_NAME, step):
         for file in read_record(directory).files:
             with report.errors_at(file.path, step):
-                path, take = directory / file.path, lambda chunk: report.read("backup", len(chunk))
-                if measure_file(path, expected_bytes=file.bytes, take=take) != (file.bytes, file.crc32c):
+                path = directory / file.path
+                take = lambda chunk: report.read("backup", len(chunk))
+                if measure_file(path, expected_bytes=file.bytes, take=take) != (
+                    file.bytes,
+                    file.crc32c,
+                ):
                     detail = f"is not what the backup had, {file.bytes} bytes of another checksum"
                     report.damage(file.path, detail, step)
 
 
 def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords | None]:
-    """Check floor and database to the last entry; return the node's id, and its records if they can be read."""
+    """Check floor and database to the last entry; return the node's id, and its records if they can
+    be read.
+    """
     records: NodeRecords | None = None
     with opened(directory, report) as (node_id, database):
         if database is not None:
             check_database_files(directory / DATABASE_NAME, database.rows, report)
             with report.errors_at(STATE_MAP):
                 records = database.records(report)
-            known, log = records or NodeRecords(), database.log(report)
+            known = records or NodeRecords()
+            log = database.log(report)
             if log is not None and log.first:  # else nobody knows where it begins
                 known.last_tick = 0
                 for entry in good_entries(log, stored_entries(log), report):
                     known.last_tick = entry.time_tick
-            check_topics(known.topics, partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)), report)
+            check_topics(
+                known.topics,
+                partial(read_topic, database.rows.get_column_family(ENTRY_FAMILY)),
+                report,
+            )
     return node_id, records
 
 
-# --- cuts, files, leases, left-overs ---------------------------------------------------------------------------------------
+# --- cuts, files, leases, left-overs --------------------------------------------------------------
 
 
 def check_cuts(
@@ -118,16 +144,18 @@ def check_cuts(
 ) -> frozenset[str] | None:
     """Check cuts with their files, newest first, and return the paths of all files that are named.
 
-    None when nobody knows them, as a cut is missing or cannot be read. `records` are None when the log beside them could
-    not be asked. Retention may take cuts meanwhile.
+    None when nobody knows them, as a cut is missing or cannot be read. `records` are None when the
+    log beside them could not be asked. Retention may take cuts meanwhile.
     """
-    cuts, named = CutLog(NodeDirectory(directory), node_id=node_id), set[str]()
+    cuts = CutLog(NodeDirectory(directory), node_id=node_id)
+    named = set[str]()
     records = records or NodeRecords(first_kept=min(numbers, default=FIRST_CUT))
     if records.last_tick is not None:
         with report.errors_at(CUTS):
             refuse_mixed(directory, records.checkpoint, node_id, records.last_tick)
     all_known = _are_all_there(numbers, records, report)
-    after, living_ids = None, frozenset[int]()
+    after = None
+    living_ids = frozenset[int]()
 
     def read(chunk: bytes) -> None:
         report.read(CUTS, len(chunk))
@@ -152,10 +180,14 @@ def check_cuts(
                 try:
                     length, checksum = measure_file(path, expected_bytes=file.bytes, take=read)
                 except FileNotFoundError:
-                    # Retention removes files of a dropped collection before their cut, and those of a cut after it.
+                    # Retention removes files of a dropped collection before their cut, and those of
+                    # a cut after it.
                     is_kept = (directory / manifest_path(number)).exists()
                     if file.collection_id in living_ids and is_kept:
-                        report.damage(file.path, f"cut {number} names it ({file.rows} rows) and it is not there")
+                        report.damage(
+                            file.path,
+                            f"cut {number} names it ({file.rows} rows) and it is not there",
+                        )
                     continue
                 check_file(file.path, file, length, checksum)
                 report.count("segments" if isinstance(file, SegmentFile) else "delete files")
@@ -165,8 +197,11 @@ def check_cuts(
 
 
 def _are_all_there(numbers: list[int], records: NodeRecords, report: Report) -> bool:
-    """Whether no cut is missing from the earliest that retention kept to the newest that the log knows."""
-    newest, first = max([*numbers[-1:], records.checkpoint.cut_number]), records.first_kept
+    """Whether no cut is missing from the earliest that retention kept to the newest that the log
+    knows.
+    """
+    newest = max([*numbers[-1:], records.checkpoint.cut_number])
+    first = records.first_kept
     edges = [first - 1, *(number for number in numbers if number >= first), newest + 1]
     gaps = [(low + 1, high - 1) for low, high in pairwise(edges) if high > low + 1]
     for low, high in gaps:
@@ -179,7 +214,9 @@ def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint, report: Re
     """Check that a cut is the one which the next one follows, and which the log knows."""
     place = manifest_path(cut.number)
     if after is not None and after.number == cut.number + 1 and after.previous != cut.mark:
-        detail = f"is not the cut that cut {after.number} follows: one of them is of another history"
+        detail = (
+            f"is not the cut that cut {after.number} follows: one of them is of another history"
+        )
         report.damage(place, detail, TOGETHER)
     if checkpoint.cut_number == cut.number and checkpoint.manifest_crc32c != cut.crc32c:
         report.damage(place, "is not the cut that the log knows", TOGETHER)
@@ -188,20 +225,28 @@ def _check_place(cut: Cut, after: Cut | None, checkpoint: Checkpoint, report: Re
 def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
     """Look at what tables say they have taken, and return the leases that can be read.
 
-    One ahead of the node is damage: its table took cuts that the node never made, so the node is an older copy.
+    One ahead of the node is damage: its table took cuts that the node never made, so the node is an
+    older copy.
     """
     leases: list[Lease] = []
     try:
         found = list(lease_files(NodeDirectory(directory)))
     except Corrupt:
-        report.warn(LEASES, "is a link, and holds all retention", "put the directory that it leads to in its place")
+        report.warn(
+            LEASES,
+            "is a link, and holds all retention",
+            "put the directory that it leads to in its place",
+        )
         return []
     for place, lease in found:
         if isinstance(lease, str):
-            report.warn(place, f"does not decode, and holds all retention until it does: {lease}", _INGEST)
+            report.warn(
+                place, f"does not decode, and holds all retention until it does: {lease}", _INGEST
+            )
             continue
         leases.append(lease)
-        newest = max(cut_numbers(directory), default=0)  # listed after the lease, which may be of a cut just made
+        # listed after the lease, which may be of a cut just made
+        newest = max(cut_numbers(directory), default=0)
         if lease_path(directory, Path(lease.table)).name != Path(place).name:
             report.warn(place, f"is of table {lease.table}: it was swapped or copied", _INGEST)
         if node_id and lease.node_id != node_id:
@@ -214,13 +259,18 @@ def check_leases(directory: Path, node_id: str, report: Report) -> list[Lease]:
 
 
 def check_strays(directory: Path, named: frozenset[str] | None, report: Report) -> None:
-    """Look for what is not of the node; `named` are the files that cuts name, None when nobody knows them."""
+    """Look for what is not of the node; `named` are the files that cuts name, None when nobody
+    knows them.
+    """
     node = NodeDirectory(directory)
     places = [path.name for path in sorted(directory.iterdir()) if not _OURS.fullmatch(path.name)]
     for top in (CUTS, LEASES, *(DATA if named is not None else ())):
-        with suppress(Corrupt):  # a link in its place, which every file that is named in it has told
+        # a link in its place, which every file that is named in it has told
+        with suppress(Corrupt):
             places += [path for path in node.files(top) if not _OURS_BELOW.fullmatch(path)]
     step = "nothing to do if the node wrote it: it removes that when it starts; else move it away"
     for place in places:
         if named is None or place not in named:
-            report.warn(place, "nothing names it: a crash left it there, or somebody else put it", step)
+            report.warn(
+                place, "nothing names it: a crash left it there, or somebody else put it", step
+            )

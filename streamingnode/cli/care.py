@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamingnode.cli.command import SPARK, Place, command, operand, option, require, with_node
-from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_bytes, format_count, format_tick
+from streamingnode.cli.output import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Output,
+    format_bytes,
+    format_count,
+    format_tick,
+)
 from streamingnode.progress import Progress
 from wal.errors import Corrupt, InvalidArgument
 
@@ -17,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep":
-    """Return what tells `progress` how many bytes of each part of a node are read, and sleeps so that no more are."""
+    """Return what tells `progress` how many bytes of each part of a node are read, and sleeps so
+    that no more are.
+    """
     reached: dict[str, int] = {}
 
     def on_step(part: str, read_bytes: int) -> None:
@@ -49,46 +58,60 @@ def verify(
 ) -> int:
     """Read everything a node has and check it against every checksum, count and order.
 
-    Looks at the floor file, every entry of the log, the state map, every cut and file, leases and left-overs; with
-    --tables also at the tables: each cut taken once, none the node never made, as many rows as the cuts brought.
-    Changes nothing, and takes a backup as well as a node. A running node checks its own log, cuts, files and leases,
-    without --tables and --pace. With --pace other programs keep most of the disk, as for cron.
-    Exit code 0 when all is sound, 1 for warnings by which nothing is lost, 3 for damage.
+    Looks at the floor file, every entry of the log, the state map, every cut and file, leases and
+    left-overs; with --tables also at the tables: each cut taken once, none the node never made, as
+    many rows as the cuts brought. Changes nothing, and takes a backup as well as a node. A running
+    node checks its own log, cuts, files and leases, without --tables and --pace. With --pace other
+    programs keep most of the disk, as for cron. Exit code 0 when all is sound, 1 for warnings by
+    which nothing is lost, 3 for damage.
     """
     if tables is not None:
         require(SPARK)
     if pace is not None and not pace > 0:
-        raise InvalidArgument(f"at --pace {pace:g} nothing is read — give a number of MiB for each second")
+        raise InvalidArgument(
+            f"at --pace {pace:g} nothing is read — give a number of MiB for each second"
+        )
     from streamingnode.care.findings import Severity
     from streamingnode.care.inspect import holder
     from streamingnode.care.verify import verify_directory
 
     if isinstance(place, Path) and holder(place) is None:
         with Progress(output.stderr) as progress:
-            on_step = show_steps(progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20))
+            on_step = show_steps(
+                progress, bytes_per_s=math.inf if pace is None else pace * (1 << 20)
+            )
             report = verify_directory(place, tables=tables, on_step=on_step)
     elif tables is not None or pace is not None:
-        raise InvalidArgument("a running node verifies itself without --tables and --pace — leave them out")
+        raise InvalidArgument(
+            "a running node verifies itself without --tables and --pace — leave them out"
+        )
     else:
         report = with_node(place, lambda node: node.verify())
     output.findings(report)
     checked = ", ".join(f"{number} {what}" for what, number in report.counts.items())
     output.line(f"checked {format_bytes(report.bytes)}: {checked or 'nothing'}")
     damage = len(report.damages)
-    verdict = "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
+    verdict = (
+        "all is as it was written" if not damage else f"{format_count(damage, 'place')} damaged"
+    )
     told = {"verdict": report.worst or "sound", "bytes": report.bytes, "checked": report.counts}
     warnings = format_count(len(report.findings) - damage, "warning")
     output.result(f"{verdict}, {warnings}", told | {"findings": report.findings})
-    return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[report.worst]
+    return {None: EXIT_OK, Severity.WARNING: EXIT_FAILED, Severity.DAMAGE: Corrupt.exit_code}[
+        report.worst
+    ]
 
 
-@command("streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json")
+@command(
+    "streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"
+)
 def backup(output: Output, *, place: Place, target: Path = operand(EMPTY_TARGET)) -> None:
     """Copy a node into a new directory and verify the copy.
 
-    The copy is read back and checked as `verify` does before it gets its name. A running node makes its backup itself,
-    on the machine where it runs. A backup is not opened as a node: `restore` makes one of it. Exit code 3 when the node
-    is damaged, 4 when a process has it open and takes no clients.
+    The copy is read back and checked as `verify` does before it gets its name. A running node makes
+    its backup itself, on the machine where it runs. A backup is not opened as a node: `restore`
+    makes one of it. Exit code 3 when the node is damaged, 4 when a process has it open and takes no
+    clients.
     """
     from streamingnode.care.backup import backup_directory
     from streamingnode.care.inspect import check_node, holder
@@ -104,7 +127,8 @@ def backup(output: Output, *, place: Place, target: Path = operand(EMPTY_TARGET)
 def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -> None:
     size = format_bytes(sum(file.bytes for file in record.files))
     output.result(
-        f"{what} node {record.node_id} up to tick {record.tick} ({format_tick(record.tick)}), cut {record.cut}: "
+        f"{what} node {record.node_id} up to tick {record.tick} ({format_tick(record.tick)}), cut "
+        f"{record.cut}: "
         f"{format_count(len(record.files), 'file')}, {size}, verified, in {path}",
         record,
     )
@@ -120,22 +144,26 @@ def restore(
     *,
     backup: Path = operand("a directory that `backup` made"),
     target: Path = operand(f"{EMPTY_TARGET}; with --file the node's"),
-    file: str | None = option("put back this segment, delete file or manifest only", metavar="PATH"),
+    file: str | None = option(
+        "put back this segment, delete file or manifest only", metavar="PATH"
+    ),
 ) -> None:
     """Make a node directory out of a backup and verify it.
 
-    Every file is compared with what the backup says, and the node is read to its end, before it gets its name.
-    It keeps the node's id and begins a new row of terms. A table that took cuts made after the backup is refused
-    by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code 3 when the backup is damaged.
-    With --file one file of a cut comes back into a node, also while it runs, when its checksum is the one that the
-    node knows: from the manifest, or for a manifest from the one after it or the log. Of several manifests the newest
-    first.
+    Every file is compared with what the backup says, and the node is read to its end, before it
+    gets its name. It keeps the node's id and begins a new row of terms. A table that took cuts made
+    after the backup is refused by `ingest` (TABLE_AHEAD) and named by `verify --tables`. Exit code
+    3 when the backup is damaged. With --file one file of a cut comes back into a node, also while
+    it runs, when its checksum is the one that the node knows: from the manifest, or for a manifest
+    from the one after it or the log. Of several manifests the newest first.
     """
     from streamingnode.care.backup import restore_directory, restore_file
 
     if file is not None:
         put_back = restore_file(backup, target, file)
-        output.result(f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it", put_back)
+        output.result(
+            f"{put_back.path}: {format_bytes(put_back.bytes)}, as the node wrote it", put_back
+        )
         return
     with Progress(output.stderr) as progress:
         record = restore_directory(backup, target, on_step=show_steps(progress))
@@ -156,11 +184,12 @@ def export(
 ) -> int:
     """Write the rows of each collection as Parquet, of a damaged node what can be read.
 
-    The state at the newest tick there is: the files of the cuts, then the log behind the newest, deletes applied.
-    Dropped collections are left out. Takes a backup, too. A node's directory stays as it is; a running node is asked
-    for its rows, without --salvage. Otherwise the first damage is the error and nothing is written; with it, the rest
-    is written and what is missing is named, by file or positions of the log: rows whose delete is missing come back.
-    Exit code 1 when something is missing.
+    The state at the newest tick there is: the files of the cuts, then the log behind the newest,
+    deletes applied. Dropped collections are left out. Takes a backup, too. A node's directory stays
+    as it is; a running node is asked for its rows, without --salvage. Otherwise the first damage is
+    the error and nothing is written; with it, the rest is written and what is missing is named, by
+    file or positions of the log: rows whose delete is missing come back. Exit code 1 when something
+    is missing.
     """
     from streamingnode.care.backup import new_directory
     from streamingnode.care.export import export_directory, export_node
@@ -174,15 +203,24 @@ def export(
         if isinstance(place, Path) and holder(check_node(place)) is None:
             result = export_directory(place, out, salvage=salvage, on_collection=on_collection)
         elif salvage:
-            raise InvalidArgument("a running node has nothing to salvage — leave --salvage out, or close the node")
+            raise InvalidArgument(
+                "a running node has nothing to salvage — leave --salvage out, or close the node"
+            )
         else:
             with new_directory(out, place if isinstance(place, Path) else None) as building:
-                asked = partial(export_node, out=out.absolute(), building=building, on_collection=on_collection)
+                asked = partial(
+                    export_node, out=out.absolute(), building=building, on_collection=on_collection
+                )
                 result = with_node(place, asked)
-    output.table(["collection", "rows", "file"], [[file.collection, file.rows, file.path] for file in result.files])
+    output.table(
+        ["collection", "rows", "file"],
+        [[file.collection, file.rows, file.path] for file in result.files],
+    )
     for each in result.missing:
         rows = "" if each.rows is None else f", {format_count(each.rows, 'row')}"
         of = f" of collection {each.collection}" if each.collection else ""
         output.line(f"missing: {each.place}{of}{rows}: {each.reason}")
-    output.result(f"node {result.node_id} as of tick {result.tick} ({format_tick(result.tick)})", result)
+    output.result(
+        f"node {result.node_id} as of tick {result.tick} ({format_tick(result.tick)})", result
+    )
     return EXIT_FAILED if result.missing else EXIT_OK

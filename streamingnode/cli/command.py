@@ -1,4 +1,6 @@
-"""How a command is declared: a function whose parameters are its arguments and whose docstring is its help, and examples."""
+"""How a command is declared: a function whose parameters are its arguments and whose docstring is
+its help, and examples.
+"""
 
 import os
 import time
@@ -34,7 +36,9 @@ class NodeUrl(str):  # noqa: SLOT000 - few are made
     tls_key: Path | None = None
 
     def tls(self) -> "ssl.SSLContext | None":
-        """Return how `tls://` is spoken, None for the system's way. Raises `InvalidArgument`; blocks."""
+        """Return how `tls://` is spoken, None for the system's way. Raises `InvalidArgument`;
+        blocks.
+        """
         import ssl
 
         if not (self.tls_ca or self.tls_cert or self.tls_key):
@@ -44,7 +48,9 @@ class NodeUrl(str):  # noqa: SLOT000 - few are made
             if chain := self.tls_cert or self.tls_key:
                 context.load_cert_chain(chain, self.tls_key)
         except OSError as error:  # one of ssl is one, too
-            raise InvalidArgument(f"--tls-ca, --tls-cert or --tls-key cannot be used: {error} — correct them") from None
+            raise InvalidArgument(
+                f"--tls-ca, --tls-cert or --tls-key cannot be used: {error} — correct them"
+            ) from None
         return context
 
 
@@ -53,9 +59,11 @@ Place = Path | NodeUrl
 
 
 class Parameter(NamedTuple):
-    """What is said of a parameter that is an argument: its names, none if it is positional, and what argparse takes.
+    """What is said of a parameter that is an argument: its names, none if it is positional, and
+    what argparse takes.
 
-    Its type says the rest, and where an action is chosen, `takes` names the arguments that each of them takes.
+    Its type says the rest, and where an action is chosen, `takes` names the arguments that each of
+    them takes.
     """
 
     names: tuple[str, ...]
@@ -63,7 +71,9 @@ class Parameter(NamedTuple):
     takes: Mapping[str, str] = {}
 
     def argument(self, name: str, kind: Any) -> Argument:
-        """Return the arguments of `ArgumentParser.add_argument` for a parameter of this name and type."""
+        """Return the arguments of `ArgumentParser.add_argument` for a parameter of this name and
+        type.
+        """
         optional = NoneType in (kinds := get_args(kind))
         bare = next(each for each in kinds if each is not NoneType) if optional else kind
         made: dict[str, Any] = {"type": _path if bare is Path else bare} if bare is not str else {}
@@ -74,8 +84,12 @@ class Parameter(NamedTuple):
         elif get_origin(bare) is list:
             made = {"action": "append", "default": []} if self.names else {"nargs": "*"}
         if not self.names:
-            return (name,), ({"nargs": "?"} if optional or "default" in self.options else {}) | made | self.options
-        return tuple(each or f"--{name.replace('_', '-')}" for each in self.names), {"dest": name} | made | self.options
+            return (name,), (
+                {"nargs": "?"} if optional or "default" in self.options else {}
+            ) | made | self.options
+        return tuple(each or f"--{name.replace('_', '-')}" for each in self.names), {
+            "dest": name
+        } | made | self.options
 
 
 def operand(text: str, **options: Any) -> Any:
@@ -84,12 +98,16 @@ def operand(text: str, **options: Any) -> Any:
 
 
 def option(text: str, *names: str, **options: Any) -> Any:
-    """Declare a parameter to be an option, of its own name unless others are given; `text` is its help."""
+    """Declare a parameter to be an option, of its own name unless others are given; `text` is its
+    help.
+    """
     return Parameter(names or ("",), {"help": text, **options})
 
 
 def actions(**takes: str) -> Any:
-    """Declare a parameter to be what is done, and which arguments each action takes, in brackets what it may take."""
+    """Declare a parameter to be what is done, and which arguments each action takes, in brackets
+    what it may take.
+    """
     return Parameter((), {"help": "what to do", "choices": list(takes)}, takes)
 
 
@@ -101,13 +119,15 @@ def directory_or_address(text: str) -> Place:
 
 
 def _path(text: str) -> Path:
-    return check_path("file or directory", text)  # none is '', as of an unset variable of a script, and none a URL
+    # none is '', as of an unset variable of a script, and none a URL
+    return check_path("file or directory", text)
 
 
 NODE = operand("the node's directory")
 DRY_RUN = option("say what would be done, and change nothing")
 PLACE = operand(
-    "the node's directory, whether or not a process has it open, or the address of a running one, as tcp://host:port",
+    "the node's directory, whether or not a process has it open, or the address of a running one, "
+    "as tcp://host:port",
     metavar="directory",
     type=directory_or_address,
 )
@@ -125,10 +145,11 @@ CONNECTION: Mapping[str, Parameter] = {
 
 
 class Command(NamedTuple):
-    """One command of the program: its name is that of the function, its docstring the help; examples are command lines.
+    """One command of the program: its name is that of the function, its docstring the help;
+    examples are command lines.
 
-    A coroutine function is called with the open `node`, where others have its `place` or none. Of each action `takes`
-    names the arguments, in brackets those that may be left out.
+    A coroutine function is called with the open `node`, where others have its `place` or none. Of
+    each action `takes` names the arguments, in brackets those that may be left out.
     """
 
     function: Callable[..., Any]
@@ -142,17 +163,35 @@ class Command(NamedTuple):
         return self.function.__name__
 
     def run(self, output: "Output", given: dict[str, Any]) -> int | None:
-        """Do it, and return the exit code, None for success. Raises `InvalidArgument` for what an action does not take."""
+        """Do it, and return the exit code, None for success. Raises `InvalidArgument` for what an
+        action does not take.
+        """
         if self.takes:
             chosen = self.takes[given["action"]].split()
-            known = {_name(word): given[_name(word)] for all_ in self.takes.values() for word in all_.split()}
-            there = {name for name, value in known.items() if value is not None and value is not False and value != []}
-            if not {_name(word) for word in chosen if word[0] != "["} <= there <= set(map(_name, chosen)):
+            known = {
+                _name(word): given[_name(word)]
+                for all_ in self.takes.values()
+                for word in all_.split()
+            }
+            there = {
+                name
+                for name, value in known.items()
+                if value is not None and value is not False and value != []
+            }
+            if (
+                not {_name(word) for word in chosen if word[0] != "["}
+                <= there
+                <= set(map(_name, chosen))
+            ):
                 takes = " ".join(chosen) or "nothing more"
-                raise InvalidArgument(f"{given['action']} takes {takes} — see streamingnode {self.name} --help")
+                raise InvalidArgument(
+                    f"{given['action']} takes {takes} — see streamingnode {self.name} --help"
+                )
         code: int | None
         if "node" in self.function.__annotations__:
-            code = with_node(given.pop("place"), lambda node: self.function(output, node=node, **given))
+            code = with_node(
+                given.pop("place"), lambda node: self.function(output, node=node, **given)
+            )
         else:
             code = self.function(output, **given)
         return code
@@ -163,7 +202,8 @@ def _name(word: str) -> str:
 
 
 def command(*examples: str, fields: type | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command of its name: its parameters with a `Parameter` as default are arguments, or `fields`.
+    """Make a function a command of its name: its parameters with a `Parameter` as default are
+    arguments, or `fields`.
 
     So is `place`, a node's directory or address, and in its place `node`.
     """
@@ -172,13 +212,18 @@ def command(*examples: str, fields: type | None = None) -> Callable[[Callable[..
         defaults = dict(vars(fields) if fields else getattr(function, "__kwdefaults__", None) or {})
         defaults |= {"node": PLACE, "place": PLACE}
         kinds = (fields or function).__annotations__
-        declared = {name: defaults[name] for name in kinds if isinstance(defaults.get(name), Parameter)}
+        declared = {
+            name: defaults[name] for name in kinds if isinstance(defaults.get(name), Parameter)
+        }
         arguments = [
-            parameter.argument("place" if name == "node" else name, kinds[name]) for name, parameter in declared.items()
+            parameter.argument("place" if name == "node" else name, kinds[name])
+            for name, parameter in declared.items()
         ]
         if not declared.keys().isdisjoint({"node", "place"}):
             arguments += [parameter.argument(name, str) for name, parameter in CONNECTION.items()]
-        takes: Mapping[str, str] = next((parameter.takes for parameter in declared.values() if parameter.takes), {})
+        takes: Mapping[str, str] = next(
+            (parameter.takes for parameter in declared.values() if parameter.takes), {}
+        )
         return Command(function, tuple(arguments), examples, takes)
 
     return declare
@@ -201,12 +246,14 @@ def with_node(
     within_s: float | None = None,
     may_be_new: bool = False,
 ) -> A:
-    """Return what `work` makes of a node: opened in its directory, or as a client of the process that has it open.
+    """Return what `work` makes of a node: opened in its directory, or as a client of the process
+    that has it open.
 
-    Work that is `lasting` goes on as a client of a service that wants the directory meanwhile. All of it, opening too, is
-    given up after `within_s` seconds, with `TimeoutError`.
+    Work that is `lasting` goes on as a client of a service that wants the directory meanwhile. All
+    of it, opening too, is given up after `within_s` seconds, with `TimeoutError`.
 
-    Raises `InvalidArgument` when there is none, unless it `may_be_new`, `AlreadyOwned` when that process takes no clients.
+    Raises `InvalidArgument` when there is none, unless it `may_be_new`, `AlreadyOwned` when that
+    process takes no clients.
     """
     import asyncio
 
@@ -224,7 +271,9 @@ def with_node(
 
 @asynccontextmanager
 async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.Node]":
-    """Open the node in a directory, or connect to the one that a process has open there, or that is at an address."""
+    """Open the node in a directory, or connect to the one that a process has open there, or that is
+    at an address.
+    """
     import anyio.to_thread
 
     from streamingnode.config import TOKEN_FILE_VARIABLE
@@ -235,7 +284,8 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
 
     name = "streamingnode command"
     async with AsyncExitStack() as closing:
-        enter, until = closing.enter_async_context, time.monotonic() + OWNER_S_MAX
+        enter = closing.enter_async_context
+        until = time.monotonic() + OWNER_S_MAX
         node = None
         if isinstance(place, NodeUrl):
             tls = await anyio.to_thread.run_sync(place.tls)
@@ -248,8 +298,11 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
                 try:
                     node = await enter(sn.connect(f"unix:{place}/{SOCKET_NAME}", name=name))
                 except Unreachable:
-                    opened_at = await anyio.to_thread.run_sync(os.path.getmtime, Path(place) / LOCK_NAME)
-                    is_new = owned.brief or time.time() - opened_at < OWNER_S_MAX  # it may be opening still
+                    opened_at = await anyio.to_thread.run_sync(
+                        os.path.getmtime, Path(place) / LOCK_NAME
+                    )
+                    # it may be opening still
+                    is_new = owned.brief or time.time() - opened_at < OWNER_S_MAX
                     if not is_new or time.monotonic() > until:
                         step = "try again if it is just opening or closing, else stop it"
                         owned.args = (f"{owned.happened}, which takes no clients — {step}",)
@@ -263,7 +316,9 @@ DEMO: Mapping[str, str] = {**SPARK, "psutil": "demo", "matplotlib": "demo"}
 
 
 def require(packages: Mapping[str, str]) -> None:
-    """Return if every package can be imported; the values name the extras they come with. Raises `PackageMissing`."""
+    """Return if every package can be imported; the values name the extras they come with. Raises
+    `PackageMissing`.
+    """
     for package, extra in packages.items():
         if find_spec(package) is None:
             raise PackageMissing(package, extra)

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 
 @command("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json")
-def ls(output: Output, *, place: Place, count: bool = option("count the rows too, which reads all of them")) -> None:
+def ls(
+    output: Output,
+    *,
+    place: Place,
+    count: bool = option("count the rows too, which reads all of them"),
+) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
     Works beside a process that has the node open. The rows of all collections are counted at one
@@ -81,7 +86,15 @@ def describe_collection(collection: "sn.Collection") -> dict[str, object]:
     }
 
 
-TYPES = ("insert", "delete", "txn", "create_collection", "drop_collection", "create_partition", "drop_partition")
+TYPES = (
+    "insert",
+    "delete",
+    "txn",
+    "create_collection",
+    "drop_collection",
+    "create_partition",
+    "drop_partition",
+)
 
 
 @command(
@@ -98,18 +111,23 @@ def tail(
     place: Place,
     collection: str = operand("the collection to read"),
     start: str = option(
-        "earliest: the first message kept (default); latest: only what is new; -N: the last N messages; @1h: so "
-        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message and what follows; "
+        "earliest: the first message kept (default); latest: only what is new; -N: the last N "
+        "messages; @1h: so "
+        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message "
+        "and what follows; "
         "tick:123: what follows it",
         "--from",
         default="earliest",
         metavar="POSITION",
     ),
-    until: str | None = option("end behind a time, a tick, or so long ago, as above", metavar="POSITION"),
+    until: str | None = option(
+        "end behind a time, a tick, or so long ago, as above", metavar="POSITION"
+    ),
     follow: bool = option("go on with new messages until interrupted"),
     limit: int | None = option("end after this many messages", "-n", "--limit", metavar="N"),
     form: Literal["json", "table", "arrow"] = option(
-        "JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick and _type",
+        "JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick "
+        "and _type",
         "-o",
         "--output",
         default="json",
@@ -118,12 +136,15 @@ def tail(
 ) -> None:
     """Print the messages of a collection.
 
-    One line of JSON for each message in tick order: an insert with its rows, a delete with its keys, a transaction
-    (`txn`) with its bodies, schema changes. Ends with what is there now; --follow goes on, --until ends before that.
+    One line of JSON for each message in tick order: an insert with its rows, a delete with its
+    keys, a transaction (`txn`) with its bodies, schema changes. Ends with what is there now;
+    --follow goes on, --until ends before that.
     """
     kinds = set(TYPES if types is None else map(str.strip, types.split(",")))
     if unknown := sorted(kinds - set(TYPES)):
-        raise InvalidArgument(f"--types does not know {', '.join(unknown)} — choose from {', '.join(TYPES)}")
+        raise InvalidArgument(
+            f"--types does not know {', '.join(unknown)} — choose from {', '.join(TYPES)}"
+        )
     if limit is not None and limit < 1:
         raise InvalidArgument(f"--limit is {limit} — give 1 or more")
     if output.as_json and form != "json":
@@ -137,7 +158,9 @@ def tail(
     async def print_messages(node: "sn.Node") -> None:
         printed = 0
         upto = await node.consistent_tick() if end is None else end
-        begin = await _before_last(node, collection, last, upto, kinds) if policy is None else policy
+        begin = (
+            await _before_last(node, collection, last, upto, kinds) if policy is None else policy
+        )
         reader = node.read(collection, begin, until=None if follow and end is None else upto)
         with _writing(form, output, node.collection(collection).schema) as write:
             async with reader as messages:
@@ -149,7 +172,8 @@ def tail(
                     if printed == limit:
                         return
 
-    with_node(place, print_messages, lasting=True)  # for as long as somebody reads, or does not, what is printed
+    # for as long as somebody reads, or does not, what is printed
+    with_node(place, print_messages, lasting=True)
 
 
 def start_policy(text: str, option: str = "--from") -> "sn.DeliverPolicy":
@@ -184,23 +208,34 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def _tick_at(text: str) -> int:
-    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument` and what times raise."""
+    """Return a tick, or the first one of a time or of so long ago. Raises `InvalidArgument` and
+    what times raise.
+    """
     if (number := text.removeprefix("tick:")).isdecimal():
         return tick_given("the tick", int(number))
     if text[:1] == "@" and text[1:-1].isdecimal() and text[-1] in _UNITS_S:
-        return time_to_tick(datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]]))
+        return time_to_tick(
+            datetime.now(UTC) - timedelta(seconds=int(text[1:-1]) * _UNITS_S[text[-1]])
+        )
     moment = datetime.fromisoformat(text.removeprefix("@"))
     if moment.tzinfo is None:
         raise InvalidArgument("the time may be in any zone — add Z, or +01:00")
     return time_to_tick(moment)
 
 
-BACK_MS, BACK_FACTOR = 1_000, 8
-"""How far back the last messages are looked for at first, and how much further each time that there are too few."""
+BACK_MS = 1_000
+BACK_FACTOR = 8
+"""How far back the last messages are looked for at first, and how much further each time that there
+are too few.
+"""
 
 
-async def _before_last(node: "sn.Node", collection: str, count: int, upto: int, kinds: set[str]) -> "sn.DeliverPolicy":
-    """Return where the last messages up to a tick begin: as the log is read forward only, from further back each time."""
+async def _before_last(
+    node: "sn.Node", collection: str, count: int, upto: int, kinds: set[str]
+) -> "sn.DeliverPolicy":
+    """Return where the last messages up to a tick begin: as the log is read forward only, from
+    further back each time.
+    """
     back_ms = BACK_MS
     while True:
         start = max(0, add_ms(upto, -back_ms))
@@ -217,13 +252,21 @@ async def _before_last(node: "sn.Node", collection: str, count: int, upto: int, 
             back_ms = upto  # more than there is
             continue
         if len(found) == count or not start:
-            return sn.DeliverPolicy.start_from(found[0]) if found else sn.DeliverPolicy.start_after(upto)
+            return (
+                sn.DeliverPolicy.start_from(found[0])
+                if found
+                else sn.DeliverPolicy.start_after(upto)
+            )
         back_ms *= BACK_FACTOR
 
 
 @contextmanager
-def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Callable[[sn.ReadMessage], None]]":
-    """Yield what prints one message; blocks. Arrow has rows and keys, where columns that keys lack are null."""
+def _writing(
+    form: str, output: Output, columns: "pa.Schema"
+) -> "Iterator[Callable[[sn.ReadMessage], None]]":
+    """Yield what prints one message; blocks. Arrow has rows and keys, where columns that keys lack
+    are null.
+    """
 
     def write_text(message: "sn.ReadMessage") -> None:
         time = format_tick(message.time_tick)
@@ -241,7 +284,9 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
             at = f"{time}  {message.message_id!s:<12}"
             for part in message.bodies or (message,):
                 for row in _content(part).get("rows") or [None]:
-                    output.line(f"{at}  {_kind(part):<17}  {'' if row is None else to_json(row)}".rstrip())
+                    output.line(
+                        f"{at}  {_kind(part):<17}  {'' if row is None else to_json(row)}".rstrip()
+                    )
         output.flush()
 
     if form != "arrow":
@@ -258,7 +303,9 @@ def _writing(form: str, output: Output, columns: "pa.Schema") -> "Iterator[Calla
             if rows is not None:
                 count = rows.num_rows
                 there = dict(zip(rows.column_names, rows.columns, strict=True))
-                own = pa.table({"_tick": [message.time_tick] * count, "_type": [_kind(part)] * count, **there})
+                own = pa.table(
+                    {"_tick": [message.time_tick] * count, "_type": [_kind(part)] * count, **there}
+                )
                 shaped = pa.concat_tables([schema.empty_table(), own], promote_options="default")
                 stream.write_table(shaped.combine_chunks())  # else the empty one is a batch, too
         output.flush()
@@ -281,7 +328,9 @@ def _content(message: "sn.ReadMessage") -> dict[str, Any]:
 
 
 def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
-    """Return rows as Python has them; where it has not the year, times and dates are the integers that are stored."""
+    """Return rows as Python has them; where it has not the year, times and dates are the integers
+    that are stored.
+    """
     import pyarrow as pa
     import pyarrow.types as pt
 
@@ -302,7 +351,8 @@ def flush(output: Output, *, place: Place) -> None:
     """Make a cut: everything acknowledged goes to files.
 
     Prints the cut's number, its tick and the segments it sealed; says so when there is nothing new.
-    Exit code 4 when another process has the node open and takes no clients: it makes cuts by itself.
+    Exit code 4 when another process has the node open and takes no clients: it makes cuts by
+    itself.
     """
 
     async def cut_it(node: "sn.Node") -> "tuple[int, sn.FlushResult]":
@@ -314,9 +364,17 @@ def flush(output: Output, *, place: Place) -> None:
         output.line("nothing to cut: the node has no rows yet")
     else:
         rows = format_count(sum(segment.rows for segment in cut.segments), "row")
-        news = f"{format_count(len(cut.segments), 'segment')}, {rows}" if made else "nothing new since"
+        news = (
+            f"{format_count(len(cut.segments), 'segment')}, {rows}" if made else "nothing new since"
+        )
         output.line(f"cut {cut.number} at tick {cut.tick} ({format_tick(cut.tick)}): {news}")
     # `spark_sink.cut_request` reads the document: an ingest asks for its cut by this command.
     output.document(
-        {"made": made, "number": cut.number, "tick": cut.tick, "crc32c": cut.crc32c, "segments": cut.segments}
+        {
+            "made": made,
+            "number": cut.number,
+            "tick": cut.tick,
+            "crc32c": cut.crc32c,
+            "segments": cut.segments,
+        }
     )

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 class _Insert:
     """One run with its arguments: writes batches, and counts what is acknowledged.
 
-    As a producer it writes each batch of one input once, under the number of its last line or row. What was written is known
-    by its digest, which is noted before it is written: then there is one for everything in the log, whenever the program
-    dies. The note has two, because nobody knows which of the last batches got there.
+    As a producer it writes each batch of one input once, under the number of its last line or row.
+    What was written is known by its digest, which is noted before it is written: then there is one
+    for everything in the log, whenever the program dies. The note has two, because nobody knows
+    which of the last batches got there.
     """
 
     place: Place
@@ -57,24 +58,38 @@ class _Insert:
         in_thread = partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
         new = None
         if self.create and isinstance(self.place, Path) and not is_node(self.place):
-            new = await in_thread(self._new_collection, source)  # what is refused now leaves no empty node behind
+            # what is refused now leaves no empty node behind
+            new = await in_thread(self._new_collection, source)
         async with reached(self.place, lasting=True) as node:
-            there = next((each for each in node.collections() if each.name == self.collection), None)
+            there = next(
+                (each for each in node.collections() if each.name == self.collection), None
+            )
             producer = None if self.producer is None else await node.producer(self.producer)
             if producer is not None:
                 await in_thread(self._pass_over, source, producer, there)
             if there is None and self.create:
-                made, batches = await in_thread(self._new_collection, source) if new is None else new
+                made, batches = (
+                    await in_thread(self._new_collection, source) if new is None else new
+                )
                 there = await node.create_collection(
-                    made.name, made.schema, primary_key=made.primary_key, shards=made.shards, partitions=made.partitions
+                    made.name,
+                    made.schema,
+                    primary_key=made.primary_key,
+                    shards=made.shards,
+                    partitions=made.partitions,
                 )
             else:
                 there = node.collection(self.collection)
                 shards = len(there.vchannels)
-                if self.primary_key not in {None, there.primary_key} or self.shards not in {None, shards}:
+                if self.primary_key not in {None, there.primary_key} or self.shards not in {
+                    None,
+                    shards,
+                }:
                     raise AlreadyExists(
-                        f"collection {there.name!r} exists with primary key {there.primary_key!r} and "
-                        f"{format_count(shards, 'shard')} — leave out --create, or choose another name"
+                        f"collection {there.name!r} exists with primary key {there.primary_key!r} "
+                        "and "
+                        f"{format_count(shards, 'shard')} — leave out --create, or choose another "
+                        "name"
                     )
                 batches = source.batches(there.schema)
             progress.stage("inserting")
@@ -83,13 +98,16 @@ class _Insert:
                 progress.advance(self.rows, format_count(self.rows, "row"))
 
     def _new_collection(self, source: "Source") -> "tuple[Definition, Iterator[RowBatch]]":
-        """Return the collection to create and the rows, once that and the first batch would succeed."""
+        """Return the collection to create and the rows, once that and the first batch would
+        succeed.
+        """
         from interceptors.shard.catalog import DEFAULT_PARTITION
         from streamingnode.collections import Definition
         from streamingnode.rows import row_shape, to_batches
         from streamingnode.writing.write import check_rows_fit
 
-        key, shards = str(self.primary_key), 1 if self.shards is None else self.shards
+        key = str(self.primary_key)
+        shards = 1 if self.shards is None else self.shards
         partitions = () if self.partition in {None, DEFAULT_PARTITION} else (str(self.partition),)
         new = Definition(self.collection, source.infer_schema(), key, shards, partitions).checked()
         batches = source.batches(new.schema)
@@ -100,17 +118,26 @@ class _Insert:
                 check_rows_fit(checked, sn.load_config(environment=os.environ).wal.group_bytes_max)
         return new, chain(first, batches)
 
-    def _pass_over(self, source: "Source", producer: "sn.Producer", collection: "sn.Collection | None") -> None:
-        """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the same up to there."""
+    def _pass_over(
+        self, source: "Source", producer: "sn.Producer", collection: "sn.Collection | None"
+    ) -> None:
+        """Go on in the input behind what is inserted. Raises `InvalidArgument` unless it is the
+        same up to there.
+        """
         import msgspec
 
         last = self.passed_over = producer.last_sequence
         if not last:
             return
-        name, another = f"producer {producer.name!r}", "use another --producer for this one"
-        other = InvalidArgument(f"{name} has inserted up to {source.unit} {last} of another input — {another}")
+        name = f"producer {producer.name!r}"
+        another = "use another --producer for this one"
+        other = InvalidArgument(
+            f"{name} has inserted up to {source.unit} {last} of another input — {another}"
+        )
         try:
-            noted, marks = msgspec.msgpack.decode(producer.note, type=tuple[int, list[tuple[int, bytes]]])
+            noted, marks = msgspec.msgpack.decode(
+                producer.note, type=tuple[int, list[tuple[int, bytes]]]
+            )
         except msgspec.DecodeError as error:
             raise other from error
         if collection is None or noted != collection.id:
@@ -121,7 +148,11 @@ class _Insert:
         self._newest = [(last, digest)]
 
     async def _write(
-        self, node: "sn.Node", producer: "sn.Producer | None", collection: "sn.Collection", batch: "RowBatch"
+        self,
+        node: "sn.Node",
+        producer: "sn.Producer | None",
+        collection: "sn.Collection",
+        batch: "RowBatch",
     ) -> None:
         import msgspec
 
@@ -132,7 +163,9 @@ class _Insert:
             await producer.put_note(msgspec.msgpack.encode((collection.id, self._newest)))
         target = producer or node
         with batch.placed():
-            result = await (target.upsert if self.upsert else target.insert)(collection.name, batch.rows, **options)
+            result = await (target.upsert if self.upsert else target.insert)(
+                collection.name, batch.rows, **options
+            )
         self.rows += len(batch.numbers)
         self.tick = max(self.tick, result.time_tick)
 
@@ -156,12 +189,13 @@ def insert(output: Output, **given: Any) -> None:
     those of the first batch, or of the Parquet file, in the types that hold them; when that is
     refused, nothing is created.
 
-    With --producer a repeated run is exact, after an error, a crash, or with more lines at the end: it goes on
-    behind the last line or row that an earlier run inserted under this name. When what comes before is not the same
-    any more, it is refused: another input needs another name. A Parquet file may not change at all.
+    With --producer a repeated run is exact, after an error, a crash, or with more lines at the end:
+    it goes on behind the last line or row that an earlier run inserted under this name. When what
+    comes before is not the same any more, it is refused: another input needs another name. A
+    Parquet file may not change at all.
 
-    Checksums that pages of a Parquet file carry are compared. Times of its type INT96, as Spark writes
-    them by default, are taken as UTC by a column with a time zone.
+    Checksums that pages of a Parquet file carry are compared. Times of its type INT96, as Spark
+    writes them by default, are taken as UTC by a column with a time zone.
     """
     done = _Insert(**given)
     if done.create and done.primary_key is None:
@@ -184,7 +218,9 @@ def insert(output: Output, **given: Any) -> None:
                 run_async(partial(done.run, source, progress))
         except (StreamingNodeError, KeyboardInterrupt) as error:
             is_known = getattr(error, "retryable", "indeterminate") != "indeterminate"
-            then = "nothing of the batch that failed is" if is_known else "the next batch may be, too"
+            then = (
+                "nothing of the batch that failed is" if is_known else "the next batch may be, too"
+            )
             if done.rows:
                 output.note(f"{done.rows} rows of earlier batches are inserted; {then}")
             raise

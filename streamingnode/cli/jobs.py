@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 import streamingnode as sn
-from streamingnode.cli.command import DEMO, NODE, SPARK, Place, command, operand, option, require, with_node
+from streamingnode.cli.command import (
+    DEMO,
+    NODE,
+    SPARK,
+    Place,
+    command,
+    operand,
+    option,
+    require,
+    with_node,
+)
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_count, format_tick
 from streamingnode.progress import Progress
 from streamingnode.signals import ENDING, Interrupted
@@ -25,7 +35,9 @@ if TYPE_CHECKING:
     from spark_sink import IngestReport, IngestRound
 
 CLOSED_NODE_CUT_S = 30.0
-"""Pause between two cuts of a node that nobody has open: each opens it, and only other commands can have written to it."""
+"""Pause between two cuts of a node that nobody has open: each opens it, and only other commands can
+have written to it.
+"""
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 ROW_BYTES = 1024
@@ -39,22 +51,33 @@ DROP_S_MAX = 10.0
     "streamingnode serve data --json",
     "streamingnode serve data --http 127.0.0.1:9464 --log-format json",
     "streamingnode serve data --listen tcp://127.0.0.1:7070 --tokens tokens.toml",
-    "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key --tokens tokens.toml",
+    "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key "
+    "--tokens tokens.toml",
 )
 def serve(  # noqa: PLR0913 - one for each option
     output: Output,
     *,
     directory: Path = operand("the node's directory, made if it is new"),
     listen: list[str] = option("also at tcp://host:port or tls://host:port", metavar="URL"),
-    tokens: Path | None = option("who may connect at --listen, a TOML file (docs/operations.md)", metavar="FILE"),
+    tokens: Path | None = option(
+        "who may connect at --listen, a TOML file (docs/operations.md)", metavar="FILE"
+    ),
     tls_cert: Path | None = option("the certificate for tls://, with its chain", metavar="FILE"),
     tls_key: Path | None = option("its key, readable by this user alone", metavar="FILE"),
-    tls_client_ca: Path | None = option("clients at tls:// need a certificate of this authority", metavar="FILE"),
-    audit_log: Path | None = option("who connects, who is refused, and what admins do", metavar="FILE"),
-    http: str | None = option("answer monitors there: /livez, /readyz, /metrics", metavar="HOST:PORT"),
+    tls_client_ca: Path | None = option(
+        "clients at tls:// need a certificate of this authority", metavar="FILE"
+    ),
+    audit_log: Path | None = option(
+        "who connects, who is refused, and what admins do", metavar="FILE"
+    ),
+    http: str | None = option(
+        "answer monitors there: /livez, /readyz, /metrics", metavar="HOST:PORT"
+    ),
     http_for_anybody: bool = option("allow --http at an address that other machines reach"),
     traces: bool = option("make spans for OpenTelemetry, which its SDK exports"),
-    log_format: Literal["text", "json"] = option("json: every event as a line of JSON", default="text"),
+    log_format: Literal["text", "json"] = option(
+        "json: every event as a line of JSON", default="text"
+    ),
     config: Path | None = option("a TOML file of settings", metavar="FILE"),
 ) -> None:
     """Run a node for other processes, in the foreground.
@@ -73,15 +96,23 @@ def serve(  # noqa: PLR0913 - one for each option
 
         if not listen and (tokens or tls_cert or tls_key or tls_client_ca):
             raise InvalidArgument(
-                "--tokens and --tls-... say who may connect at --listen — add that, or leave them out"
+                "--tokens and --tls-... say who may connect at --listen — add that, or leave them "
+                "out"
             )
         tls = server_tls(tls_cert, tls_key, tls_client_ca)
-        endpoints = [Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None) for url in listen]
+        endpoints = [
+            Endpoint.of(url, tokens=tokens, tls=tls, client_ca=tls_client_ca is not None)
+            for url in listen
+        ]
         if audit_log is not None:
             audit_to(audit_log)
         if log_format == "json":
             log_as_json()
-        given = {"serve.http": http, "serve.http_for_anybody": http_for_anybody, "serve.traces": traces}
+        given = {
+            "serve.http": http,
+            "serve.http_for_anybody": http_for_anybody,
+            "serve.traces": traces,
+        }
         settings = {name: value for name, value in given.items() if value}
 
         def ready(addresses: list[str]) -> None:
@@ -99,7 +130,9 @@ def serve(  # noqa: PLR0913 - one for each option
 
 
 def duration(text: str) -> float:
-    """Return the seconds of `2s`, `500ms`, `5m` or `1h`; a number alone is seconds. Raises `InvalidArgument`."""
+    """Return the seconds of `2s`, `500ms`, `5m` or `1h`; a number alone is seconds. Raises
+    `InvalidArgument`.
+    """
     number = text.rstrip("hms")
     with suppress(ValueError, KeyError):
         if 0 < (seconds := float(number) * _UNITS_S[text[len(number) :] or "s"]) < math.inf:
@@ -119,10 +152,18 @@ def ingest(
     *,
     directory: Path = NODE,
     tables: Path = option("where the tables are, one for each collection", required=True),
-    cut: bool = option("take the cuts that are there, ask for none", "--no-cut", action="store_false"),
+    cut: bool = option(
+        "take the cuts that are there, ask for none", "--no-cut", action="store_false"
+    ),
     every_cut: bool = option("make each cut a version of its own: slower, and no state is hidden"),
-    every: str | None = option("stay, and ingest this often, as 2s; also keeps the tables small", metavar="DURATION"),
-    keep: str = option("with --every: how long versions can be read (default: 1h)", default="1h", metavar="DURATION"),
+    every: str | None = option(
+        "stay, and ingest this often, as 2s; also keeps the tables small", metavar="DURATION"
+    ),
+    keep: str = option(
+        "with --every: how long versions can be read (default: 1h)",
+        default="1h",
+        metavar="DURATION",
+    ),
     link: bool = option(
         "link the files of inserts instead of copying them: half the disk, "
         "but what rots, and who may read, are the same for node and table"
@@ -149,7 +190,12 @@ def ingest(
         from streamingnode.care.inspect import check_node
 
         node = _Asked(check_node(directory))
-        how: dict[str, Any] = {"request_cut": cut, "every_cut": every_cut, "link": link, "stop": stop}
+        how: dict[str, Any] = {
+            "request_cut": cut,
+            "every_cut": every_cut,
+            "link": link,
+            "stop": stop,
+        }
         if every is None:
             return _ingest_once(output, partial(spark_sink.ingest, None, node, tables, **how))
         how |= {"every_s": duration(every), "keep_s": math.ceil(duration(keep))}
@@ -178,7 +224,9 @@ def _ingest_once(output: Output, ingest: "Callable[..., IngestReport]") -> int:
             {
                 "table": f"{table.table} (dropped)" if table.dropped else table.table,
                 "version": table.version,
-                "cuts taken": f"{table.first_cut}..{table.last_cut}" if table.first_cut else "none new",
+                "cuts taken": f"{table.first_cut}..{table.last_cut}"
+                if table.first_cut
+                else "none new",
                 "rows added": table.rows_added,
                 "rows deleted": table.rows_deleted,
                 "path": table.path,
@@ -186,7 +234,10 @@ def _ingest_once(output: Output, ingest: "Callable[..., IngestReport]") -> int:
             for table in report.tables
         ]
     )
-    at = f"at cut {report.cut}, tick {report.tick} ({format_tick(report.tick)}), in {report.seconds:.1f} s"
+    at = (
+        f"at cut {report.cut}, tick {report.tick} ({format_tick(report.tick)}), in "
+        f"{report.seconds:.1f} s"
+    )
     output.result(at, report)
     if ENDING.number is not None:
         output.note(f"{ENDING.word}: run it again for what is left")
@@ -203,7 +254,9 @@ def _stale(cut_age_s: float | None) -> str:
 
 
 class _Asked:
-    """A node that is asked for a cut by its directory: the process that has it open, or the node opened for the moment."""
+    """A node that is asked for a cut by its directory: the process that has it open, or the node
+    opened for the moment.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory)
@@ -222,13 +275,20 @@ class _Asked:
         try:
             return with_node(Path(self.path), lambda node: node.flush())
         finally:
-            if ENDING.number is not None:  # it may have come too late to be the outcome of the question
+            # it may have come too late to be the outcome of the question
+            if ENDING.number is not None:
                 raise Interrupted
 
 
 def _show_round(output: Output, told: "IngestRound") -> None:
-    lag = "nothing yet" if told.lag_s is None else f"lag {told.lag_s:.1f} s, {format_count(told.lag_cuts, 'cut')}"
-    copied, by_spark = (sum(table.road == road for table in told.tables) for road in ("copy", "spark"))
+    lag = (
+        "nothing yet"
+        if told.lag_s is None
+        else f"lag {told.lag_s:.1f} s, {format_count(told.lag_cuts, 'cut')}"
+    )
+    copied, by_spark = (
+        sum(table.road == road for table in told.tables) for road in ("copy", "spark")
+    )
     did = {
         f"{format_count(told.rows_added, 'row')} added": told.rows_added,
         f"{format_count(told.rows_deleted, 'row')} deleted": told.rows_deleted,
@@ -255,24 +315,34 @@ def bench(
     output: Output,
     *,
     place: Place | None,
-    directory: Path = option("on the disk to measure (default: .)", "--dir", metavar="DIR", default="."),
+    directory: Path = option(
+        "on the disk to measure (default: .)", "--dir", metavar="DIR", default="."
+    ),
     seconds: float = option("how long to measure (default: 3)", default=3.0),
-    callers: int = option("inserts (default: 64)", "--outstanding", "--callers", default=64, metavar="N"),
+    callers: int = option(
+        "inserts (default: 64)", "--outstanding", "--callers", default=64, metavar="N"
+    ),
     rows: int = option("rows in each insert (default: 1)", default=1, metavar="N"),
     size: int = option(f"of each row (default: {ROW_BYTES})", default=ROW_BYTES, metavar="BYTES"),
 ) -> None:
     """Measure durable inserts into a temporary node, or into one that is there.
 
-    The temporary node is made under --dir and removed. In a node that is there a collection of its own is made, and
-    dropped at the end; what was written goes from its log and files by retention. What one fsync takes, `doctor`
-    measures.
+    The temporary node is made under --dir and removed. In a node that is there a collection of its
+    own is made, and dropped at the end; what was written goes from its log and files by retention.
+    What one fsync takes, `doctor` measures.
     """
     if not directory.is_dir():
         raise InvalidArgument(f"{directory} is no directory — make it, or name another with --dir")
     if not (0 < seconds < math.inf and callers >= 1 and rows >= 1 and size >= 1):
-        raise InvalidArgument("--seconds, --outstanding, --rows or --size is out of range — give more than 0")
-    measure = partial(_insert, seconds=seconds, callers=callers, rows=rows, value_bytes=max(0, size - KEY_BYTES))
-    scratch = nullcontext("") if place else tempfile.TemporaryDirectory(dir=directory, prefix="bench-")
+        raise InvalidArgument(
+            "--seconds, --outstanding, --rows or --size is out of range — give more than 0"
+        )
+    measure = partial(
+        _insert, seconds=seconds, callers=callers, rows=rows, value_bytes=max(0, size - KEY_BYTES)
+    )
+    scratch = (
+        nullcontext("") if place else tempfile.TemporaryDirectory(dir=directory, prefix="bench-")
+    )
     with scratch as made:
         took = with_node(place or Path(made) / "node", measure, may_be_new=place is None)
     measured = {
@@ -283,8 +353,12 @@ def bench(
     output.show({"callers": callers, "rows": rows, "size": size, **measured})
 
 
-async def _insert(node: "sn.Node", *, seconds: float, callers: int, rows: int, value_bytes: int) -> list[float]:
-    """Insert from so many callers, each once at least, into a new collection; return what each insert took."""
+async def _insert(
+    node: "sn.Node", *, seconds: float, callers: int, rows: int, value_bytes: int
+) -> list[float]:
+    """Insert from so many callers, each once at least, into a new collection; return what each
+    insert took.
+    """
     import anyio
     import pyarrow as pa
 
@@ -292,7 +366,8 @@ async def _insert(node: "sn.Node", *, seconds: float, callers: int, rows: int, v
     dicts = [{"id": key, "value": os.urandom(value_bytes)} for key in range(rows)]
     # One row is given as a dict, as small inserts are mostly written.
     given = dicts if rows == 1 else pa.RecordBatch.from_pylist(dicts, schema=pa.schema(columns))
-    took, name = list[float](), f"bench-{uuid4().hex}"
+    took = list[float]()
+    name = f"bench-{uuid4().hex}"
 
     async def insert() -> None:
         ended = 0.0
@@ -322,7 +397,9 @@ def demo(
     *,
     directory: Path = option("(default: demo-data)", "--dir", metavar="DIR", default="demo-data"),
     seconds: float = option("how long to sample (default: 20)", default=20.0),
-    rounds_per_second: float = option("how often to look at all processes (default: 10)", default=10.0),
+    rounds_per_second: float = option(
+        "how often to look at all processes (default: 10)", default=10.0
+    ),
 ) -> int:
     """This machine's processes, through a node, into checked tables.
 
@@ -349,7 +426,10 @@ def demo(
     output.records(result.top)
     output.line()
     for check in result.checks:
-        output.line(f"{'ok  ' if check.passed else 'FAIL'}  {check.what} ({format_count(check.rows, 'row')})")
+        output.line(
+            f"{'ok  ' if check.passed else 'FAIL'}  {check.what} "
+            f"({format_count(check.rows, 'row')})"
+        )
     picture = directory / job.PICTURE
     passed = all(check.passed for check in result.checks)
     commands = job.next_commands(directory)

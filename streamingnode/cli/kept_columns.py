@@ -34,7 +34,8 @@ def kept_columns(schema: pa.Schema) -> pa.Schema:
         if has_leaf(field.type, pt.is_uint64):
             what = f"is {field.type}, and no integer that is kept holds all of uint64"
             step = (
-                "make the collection with `streamingnode collection create`, with int64 (to 2^63 - 1) "
+                "make the collection with `streamingnode collection create`, with int64 (to 2^63 - "
+                "1) "
                 "or a decimal of 20 digits there, and insert without --create"
             )
             text = f"column {field.name!r} {what} — {step}"

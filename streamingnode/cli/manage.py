@@ -1,4 +1,6 @@
-"""What is kept in a node, on the command line: collections and partitions, readers, transactions, topics and channels."""
+"""What is kept in a node, on the command line: collections and partitions, readers, transactions,
+topics and channels.
+"""
 
 import re
 from functools import partial
@@ -19,8 +21,10 @@ if TYPE_CHECKING:
 
 
 @command(
-    'streamingnode collection create data orders --schema "id:int64 not null,item:string" --primary-key id',
-    'streamingnode collection create data prices --schema "at:timestamp[us, tz=UTC],p:decimal(9, 2)" --primary-key at',
+    'streamingnode collection create data orders --schema "id:int64 not null,item:string" '
+    "--primary-key id",
+    'streamingnode collection create data prices --schema "at:timestamp[us, tz=UTC],p:decimal(9, '
+    '2)" --primary-key at',
     "streamingnode collection drop data orders --dry-run",
     "streamingnode collection drop --node tcp://127.0.0.1:7070 orders --json",
 )
@@ -31,7 +35,8 @@ async def collection(
     node: "sn.Node",
     collection: str = operand("the collection"),
     schema: str | None = option(
-        "for create: NAME:TYPE, separated by commas, with `not null` where that is meant; types as `ls` shows them",
+        "for create: NAME:TYPE, separated by commas, with `not null` where that is meant; types as "
+        "`ls` shows them",
         metavar="COLUMNS",
     ),
     primary_key: str | None = option("for create: the primary key", metavar="COLUMN"),
@@ -41,13 +46,15 @@ async def collection(
 ) -> None:
     """Create a collection, or drop one with all its rows.
 
-    `ls` shows which there are; `insert --create` makes one with the columns of a file, lists and structs too. Dropping
-    is at once and for good, and ends open transactions on the collection.
+    `ls` shows which there are; `insert --create` makes one with the columns of a file, lists and
+    structs too. Dropping is at once and for good, and ends open transactions on the collection.
     """
     if action == "create":
         columns = parse_schema(str(schema))
         key = str(primary_key)
-        found = await node.create_collection(collection, columns, primary_key=key, shards=shards, partitions=partition)
+        found = await node.create_collection(
+            collection, columns, primary_key=key, shards=shards, partitions=partition
+        )
     else:
         found = node.collection(collection)
         if not dry_run:
@@ -63,7 +70,9 @@ _DECIMAL = re.compile(r"decimal(?:128)?\((\d+), *(\d+)\)")
 
 
 def parse_schema(text: str) -> "pa.Schema":
-    """Return the columns of `--schema`. Raises `InvalidArgument`; whether a node keeps them is its own question."""
+    """Return the columns of `--schema`. Raises `InvalidArgument`; whether a node keeps them is its
+    own question.
+    """
     import pyarrow as pa
 
     by_alias: Any = pa.type_for_alias  # its stub knows the aliases one by one
@@ -80,7 +89,8 @@ def parse_schema(text: str) -> "pa.Schema":
                 of = by_alias(bare)
         except ValueError:
             raise InvalidArgument(
-                f"--schema: {shown(column)} is no column — give NAME:TYPE with a type as `ls` shows them, as id:int64 or "
+                f"--schema: {shown(column)} is no column — give NAME:TYPE with a type as `ls` "
+                "shows them, as id:int64 or "
                 "at:timestamp[us, UTC]; insert --create takes lists and structs from a file"
             ) from None
         fields.append(pa.field(name, of, nullable=bare == kind))
@@ -102,11 +112,13 @@ async def partitions(
 ) -> None:
     """List, create or drop the partitions of a collection.
 
-    Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good, and ends open
-    transactions on the collection; `_default` cannot be dropped.
+    Prints the partitions there are afterwards. Dropping one drops its rows, at once and for good,
+    and ends open transactions on the collection; `_default` cannot be dropped.
     """
     if partition is not None:
-        await (node.create_partition if action == "create" else node.drop_partition)(collection, partition)
+        await (node.create_partition if action == "create" else node.drop_partition)(
+            collection, partition
+        )
     names = node.collection(collection).partitions
     for name in names:
         output.line(name)
@@ -126,20 +138,27 @@ async def reader(
     node: "sn.Node",
     collection: str | None = operand("the reader's collection; for ls all by default"),
     reader: str | None = operand("the reader, for all but ls"),
-    to: str | None = option("for seek: where it goes on, as in `tail --from`, without -N", metavar="POSITION"),
+    to: str | None = option(
+        "for seek: where it goes on, as in `tail --from`, without -N", metavar="POSITION"
+    ),
     dry_run: bool = DRY_RUN,
 ) -> None:
     """List, move or remove the named readers of a node.
 
-    A named reader holds the log from its place on, also when nobody opens it any more: `behind_s` is how old that is,
-    and `backlog` how many messages, of all collections, are behind it. `seek` makes it go on from another place: what
-    lies between comes again, or never. `rm` forgets its place. A reader that is open can be neither moved nor removed
-    (READER_BUSY): end its program first.
+    A named reader holds the log from its place on, also when nobody opens it any more: `behind_s`
+    is how old that is, and `backlog` how many messages, of all collections, are behind it. `seek`
+    makes it go on from another place: what lies between comes again, or never. `rm` forgets its
+    place. A reader that is open can be neither moved nor removed (READER_BUSY): end its program
+    first.
     """
     policy = start_policy(str(to), "--to") if action == "seek" else None
     if collection is not None:
         node.collection(collection)
-    found = [each for each in await node.readers() if collection is None or collection in each.collections]
+    found = [
+        each
+        for each in await node.readers()
+        if collection is None or collection in each.collections
+    ]
     if reader is None:
         output.listing("readers", found)
         return
@@ -150,7 +169,9 @@ async def reader(
     what = f"reader {reader} of {collection}"
     if policy is not None:
         after = await node.seek_reader(before.collections[0], reader, policy, dry_run=dry_run)
-        moved = f"{'would go' if dry_run else 'went'} from {before.message_id} to {after.message_id}"
+        moved = (
+            f"{'would go' if dry_run else 'went'} from {before.message_id} to {after.message_id}"
+        )
         output.result(
             f"{what} {moved}: backlog {before.backlog} to {after.backlog}",
             {"moved": not dry_run, "before": before, "after": after},
@@ -176,9 +197,9 @@ async def txn(
 ) -> None:
     """List the open transactions of a node, or end one.
 
-    Those that are sent before their commit: small ones are never open in the node. One holds the log from its begin on.
-    It ends by itself when it is idle for its keepalive; aborting rolls it back at once, and its client is told
-    TRANSACTION_EXPIRED.
+    Those that are sent before their commit: small ones are never open in the node. One holds the
+    log from its begin on. It ends by itself when it is idle for its keepalive; aborting rolls it
+    back at once, and its client is told TRANSACTION_EXPIRED.
     """
     found = await node.transactions()
     if action == "ls":
@@ -196,7 +217,9 @@ async def txn(
 
 def _print_change(output: Output, done: str, what: str, told: object, dry_run: bool) -> None:  # noqa: FBT001
     """Print what was done to something, or would be."""
-    output.result(f"{'would be ' if dry_run else ''}{done}: {what}", {done: not dry_run, **fields_of(told)})
+    output.result(
+        f"{'would be ' if dry_run else ''}{done}: {what}", {done: not dry_run, **fields_of(told)}
+    )
 
 
 @command(
@@ -216,15 +239,17 @@ async def topic(
 ) -> None:
     """Create, list, remove or show the topics of a node.
 
-    Works beside a process that has the node open, when that takes clients. The lag of a group is how many messages it
-    has not acknowledged. Removing a topic removes its messages and groups, for good; one that exists may be created
-    again and stays as it is.
+    Works beside a process that has the node open, when that takes clients. The lag of a group is
+    how many messages it has not acknowledged. Removing a topic removes its messages and groups, for
+    good; one that exists may be created again and stays as it is.
     """
     from wal.rocksmq.messages import check_name
 
     found = await node.mq.info()
     if topic is None:
-        output.listing("topics", [line_of_topic(name, info) for name, info in sorted(found.items())])
+        output.listing(
+            "topics", [line_of_topic(name, info) for name, info in sorted(found.items())]
+        )
     elif action == "create":
         was_there = topic in found
         if dry_run:
@@ -239,13 +264,18 @@ async def topic(
     elif (info := found.get(topic)) is None:
         raise TopicNotFound(f"there is no topic {shown(topic)}")
     elif action == "info":
-        groups = [{"group": name, **fields_of(group)} for name, group in sorted(info.groups.items())]
+        groups = [
+            {"group": name, **fields_of(group)} for name, group in sorted(info.groups.items())
+        ]
         counts = {name: getattr(info, name) for name in COUNTS}
         output.show(line_of_topic(topic, info) | counts | {"groups": groups})
     else:
         if not dry_run:
             await node.mq.destroy_topic(topic)
-        kept = f"{format_count(info.end_id + 1 - info.begin_id, 'message')}, {format_bytes(info.bytes)}"
+        kept = (
+            f"{format_count(info.end_id + 1 - info.begin_id, 'message')}, "
+            f"{format_bytes(info.bytes)}"
+        )
         names = ", ".join(sorted(info.groups)) or "none"
         what = f"topic {topic} ({kept}, groups: {names})"
         _print_change(output, "removed", what, line_of_topic(topic, info), dry_run)
@@ -270,8 +300,9 @@ async def group(
 ) -> None:
     """List, show, move or remove the consumer groups of a topic.
 
-    `seek` makes a message the next one that the group gets: all below it count as acknowledged, and what consumers
-    hold is forgotten. `latest` is behind the last message. Removing a group lets retention give up what it kept.
+    `seek` makes a message the next one that the group gets: all below it count as acknowledged, and
+    what consumers hold is forgotten. `latest` is behind the last message. Removing a group lets
+    retention give up what it kept.
     """
     info = (await node.mq.info()).get(topic)
     if info is None:
@@ -313,14 +344,17 @@ def bridge(
     place: Place,
     topic: str = operand("where messages come from"),
     collection: str = operand("where their rows go"),
-    name: str | None = option("of the consumer group and producer (default: bridge.TOPIC.COLLECTION)"),
+    name: str | None = option(
+        "of the consumer group and producer (default: bridge.TOPIC.COLLECTION)"
+    ),
     once: bool = option("end when the topic is drained"),
 ) -> None:
     """Bring the messages of a topic into a collection, each exactly once.
 
-    A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic TOPIC.dead, with the error
-    and where it came from in its properties. Can be interrupted and run again at any moment: it goes on where it was.
-    Started twice, the first one ends. To bring the same messages again, give it another --name.
+    A body is an Arrow IPC stream or one JSON object. One that does not fit goes to the topic
+    TOPIC.dead, with the error and where it came from in its properties. Can be interrupted and run
+    again at any moment: it goes on where it was. Started twice, the first one ends. To bring the
+    same messages again, give it another --name.
     """
     with Progress(output.stderr) as progress:
         progress.stage("bridging")
@@ -330,11 +364,16 @@ def bridge(
             collection=collection,
             name=name,
             once=once,
-            on_progress=lambda now: progress.advance(now.messages, f"{now.rows} rows, {now.dead} dead letters"),
+            on_progress=lambda now: progress.advance(
+                now.messages, f"{now.rows} rows, {now.dead} dead letters"
+            ),
         )
         report = with_node(place, run, lasting=not once)
-    rows, dead = format_count(report.rows, "row"), format_count(report.dead, "dead letter")
-    output.result(f"{format_count(report.messages, 'message')}: {rows} in {collection}, {dead}", report)
+    rows = format_count(report.rows, "row")
+    dead = format_count(report.dead, "dead letter")
+    output.result(
+        f"{format_count(report.messages, 'message')}: {rows} in {collection}, {dead}", report
+    )
 
 
 @command(
@@ -356,21 +395,25 @@ async def channel(
 ) -> None:
     """Create, list or remove the channels of a node's channel service.
 
-    A channel is a topic with a name that no other has or had, and who owns it. Removing one removes its messages, too.
-    Creating and removing several is all or nothing.
+    A channel is a topic with a name that no other has or had, and who owns it. Removing one removes
+    its messages, too. Creating and removing several is all or nothing.
     """
     from streamingnode.streams.channels import OwnerDescription
 
     if action == "create":
         owner = OwnerDescription(str(role), address=address, description=description)
-        found = await node.channels.describe_channels(await node.channels.create_channels(owner, number))
+        found = await node.channels.describe_channels(
+            await node.channels.create_channels(owner, number)
+        )
     else:
         found = await node.channels.describe_channels(names or None)
         if action == "rm" and not dry_run:
             await node.channels.destroy_channels(names)
     told = [{"channel": each.name, **fields_of(each.owner)} for each in found]
     if action == "rm":
-        _print_change(output, "removed", f"channels {', '.join(names)}", {"channels": told}, dry_run)
+        _print_change(
+            output, "removed", f"channels {', '.join(names)}", {"channels": told}, dry_run
+        )
     else:
         output.listing("channels", told)
 
@@ -384,7 +427,9 @@ def _target(to: str, info: "TopicInfo") -> int:
     try:
         return check_place(int(to), (info.begin_id, info.end_id))
     except ValueError:
-        raise InvalidArgument(f"{to!r} is no message id — give a number, `earliest` or `latest`") from None
+        raise InvalidArgument(
+            f"{to!r} is no message id — give a number, `earliest` or `latest`"
+        ) from None
 
 
 def line_of_topic(name: str, info: "TopicInfo") -> dict[str, object]:

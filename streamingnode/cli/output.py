@@ -30,17 +30,24 @@ _TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
 class Output:
     """Where a command prints. `as_json` makes `document` the only thing on stdout."""
 
-    def __init__(self, *, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+    def __init__(
+        self, *, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None
+    ) -> None:
         self.as_json = as_json
         # A program started with its output closed has None there; what it prints then goes nowhere.
         self.stdout = stdout or sys.stdout or _nowhere()
         self.stderr = stderr or sys.stderr or _nowhere()
-        if isinstance(self.stdout, TextIOWrapper):  # whatever the locale: JSON is UTF-8, and no dash ends the program
-            encoding, errors = (None, "backslashreplace") if self.stdout.isatty() else ("utf-8", None)
+        # whatever the locale: JSON is UTF-8, and no dash ends the program
+        if isinstance(self.stdout, TextIOWrapper):
+            encoding, errors = (
+                (None, "backslashreplace") if self.stdout.isatty() else ("utf-8", None)
+            )
             self.stdout.reconfigure(encoding=encoding, errors=errors)
 
     def line(self, text: str = "") -> None:
-        """Print a line for people; nothing with `--json`. What is no text in a name or path is escaped."""
+        """Print a line for people; nothing with `--json`. What is no text in a name or path is
+        escaped.
+        """
         if not self.as_json:
             self.write(f"{escaped(text)}\n")
 
@@ -52,7 +59,9 @@ class Output:
             self.line("  ".join(map(str.ljust, row, widths)).rstrip())
 
     def records(self, records: Sequence[Mapping[str, object]]) -> None:
-        """Print a table for people of records with the same names: text as it is, other values as JSON."""
+        """Print a table for people of records with the same names: text as it is, other values as
+        JSON.
+        """
         if records:
             self.table(list(records[0]), [list(map(_cell, record.values())) for record in records])
 
@@ -76,20 +85,26 @@ class Output:
 
     def findings(self, report: "Report") -> None:
         """Print what was found for people, the worst of it last, where eyes rest."""
-        for finding in sorted(report.findings, key=lambda finding: finding.severity.value, reverse=True):
+        for finding in sorted(
+            report.findings, key=lambda finding: finding.severity.value, reverse=True
+        ):
             self.line(f"{finding.severity.value}: {finding.place}: {finding.detail}")
             self.line(f"        {finding.next_step}")
 
     def show(self, document: Mapping[str, object], only: Container[str] | None = None) -> None:
-        """Print a document: for people a line for each value, under the names that it has in JSON, and lists as tables.
+        """Print a document: for people a line for each value, under the names that it has in JSON,
+        and lists as tables.
 
         Of a document that is long, people may be shown `only` some names, where there is something.
         """
         import msgspec
 
-        lines, tables = dict[str, str](), dict[str, Sequence[dict[str, object]]]()
+        lines = dict[str, str]()
+        tables = dict[str, Sequence[dict[str, object]]]()
         for name, value in _flat(msgspec.to_builtins(document, enc_hook=str)):
-            if only is not None and (name not in only or value == "-" or not (value or value is False)):
+            if only is not None and (
+                name not in only or value == "-" or not (value or value is False)
+            ):
                 continue
             if value and isinstance(value, list | tuple) and isinstance(value[0], dict):
                 tables[name] = value
@@ -108,7 +123,9 @@ class Output:
             self.write(f"{to_json(value)}\n")
 
     def write(self, text: str) -> None:
-        """Print text as it is. Raises `BrokenPipeError` when the reader is gone, `StorageFailed` when it takes no more."""
+        """Print text as it is. Raises `BrokenPipeError` when the reader is gone, `StorageFailed`
+        when it takes no more.
+        """
         with disk_errors_typed("the output"):
             self.stdout.write(text)
 
@@ -132,7 +149,12 @@ class Output:
                 self.note(each)
         self.note(f"{error.code}: {error}")
         # The typed fields never hide the other three.
-        told = {**error.fields(), "code": error.code, "message": str(error), "retryable": error.retryable}
+        told = {
+            **error.fields(),
+            "code": error.code,
+            "message": str(error),
+            "retryable": error.retryable,
+        }
         self.document({"error": told})
         self.flush()
 
@@ -142,7 +164,9 @@ class Output:
             self.stdout.flush()
 
     def hang_up(self) -> None:
-        """The reader takes no more: what is still buffered goes nowhere, so that the interpreter's exit is quiet too."""
+        """The reader takes no more: what is still buffered goes nowhere, so that the interpreter's
+        exit is quiet too.
+        """
         with _nowhere() as nowhere:
             os.dup2(nowhere.fileno(), self.stdout.fileno())
 
@@ -172,7 +196,9 @@ def _cell(value: object) -> str:
 
 
 def to_json(value: object) -> str:
-    """Return one line of JSON; times in ISO 8601, bytes in base64, paths and other values as text."""
+    """Return one line of JSON; times in ISO 8601, bytes in base64, paths and other values as
+    text.
+    """
     import msgspec
 
     try:

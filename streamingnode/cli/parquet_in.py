@@ -1,4 +1,5 @@
-"""One Parquet file as Arrow batches, front to back, with every value as the file has it. All of it blocks.
+"""One Parquet file as Arrow batches, front to back, with every value as the file has it. All of it
+blocks.
 
 Left alone, Arrow does not compare checksums of pages, reads no delta encoding as a dictionary, and
 makes nanoseconds of INT96, which wrap around before 1678 and after 2262.
@@ -63,7 +64,9 @@ class ParquetInput:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as the writer had them: INT96 is in UTC if Spark wrote it, or Arrow's schema says so."""
+        """The columns as the writer had them: INT96 is in UTC if Spark wrote it, or Arrow's schema
+        says so.
+        """
         if is_of_spark(self._footer):
             return self.in_utc(None)
         if ARROW_SCHEMA in self._footer:
@@ -87,7 +90,9 @@ class ParquetInput:
         for field in batch.schema:
             column = batch.column(field.name)
             seconds = self._seconds.field(field.name).type
-            columns.append(column.cast(_in_utc(field.type, seconds, _field_type(target, field.name))))
+            columns.append(
+                column.cast(_in_utc(field.type, seconds, _field_type(target, field.name)))
+            )
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
     def check_times(self) -> None:
@@ -99,13 +104,23 @@ class ParquetInput:
         if self._is_checked or any(has_leaf(field.type, pt.is_map) for field in self._micros):
             return  # no collection has maps
         row = 1
-        readers = [self._opened(unit).iter_batches(CHECK_ROWS, columns=self._times) for unit in ("us", "ns", "s")]
+        readers = [
+            self._opened(unit).iter_batches(CHECK_ROWS, columns=self._times)
+            for unit in ("us", "ns", "s")
+        ]
         for batches in zip(*readers, strict=True) if self._times else ():
-            for name, *arrays in zip(batches[0].schema.names, *(batch.columns for batch in batches), strict=True):
+            for name, *arrays in zip(
+                batches[0].schema.names, *(batch.columns for batch in batches), strict=True
+            ):
                 if not _is_exact(*arrays):
-                    slices = ([array.slice(at, 1) for array in arrays] for at in range(len(arrays[0])))
+                    slices = (
+                        [array.slice(at, 1) for array in arrays] for at in range(len(arrays[0]))
+                    )
                     row += next(at for at, found in enumerate(slices) if not _is_exact(*found))
-                    text = f"column {name!r}, row {row}: a time is finer than microseconds, or beyond their years"
+                    text = (
+                        f"column {name!r}, row {row}: a time is finer than microseconds, or "
+                        "beyond their years"
+                    )
                     raise SchemaMismatch(f"{text} — change it in the file", column=name, row=row)
             row += batches[0].num_rows
         for path, doubt in self._doubts.items():
@@ -161,7 +176,9 @@ class ParquetInput:
 
 
 def _in_utc(kind: pa.DataType, seconds: pa.DataType, target: pa.DataType | None) -> pa.DataType:
-    """Return a type with INT96 in UTC where the target has a zone. INT96 is another type in `seconds`."""
+    """Return a type with INT96 in UTC where the target has a zone. INT96 is another type in
+    `seconds`.
+    """
     if isinstance(kind, pa.TimestampType):
         is_wanted = target is None or getattr(target, "tz", None) is not None
         return pa.timestamp("us", "UTC") if kind != seconds and is_wanted else kind
@@ -187,9 +204,13 @@ def _is_exact(micros: AnyArray, nanos: AnyArray, seconds: AnyArray) -> bool:
 
     Nanoseconds wrap around, with all their last digits; seconds never do.
     """
-    for in_micros, in_nanos, in_seconds in zip(leaves(micros), leaves(nanos), leaves(seconds), strict=True):
+    for in_micros, in_nanos, in_seconds in zip(
+        leaves(micros), leaves(nanos), leaves(seconds), strict=True
+    ):
         ticks = _ticks(in_micros)
-        if (ticks * 1_000 != _ticks(in_nanos)).any() or (ticks // 1_000_000 != _ticks(in_seconds)).any():
+        if (ticks * 1_000 != _ticks(in_nanos)).any() or (
+            ticks // 1_000_000 != _ticks(in_seconds)
+        ).any():
             return False
     return True
 

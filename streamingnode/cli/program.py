@@ -1,4 +1,6 @@
-"""From a command line to an exit code: parse, run, and say how it ended; and what a shell completes of one."""
+"""From a command line to an exit code: parse, run, and say how it ended; and what a shell completes
+of one.
+"""
 
 import argparse
 import inspect
@@ -29,19 +31,28 @@ complete -o default -F _streamingnode streamingnode
 
 
 @command("streamingnode completion bash", "streamingnode completion zsh --json")
-def completion(output: Output, *, shell: Literal["bash", "zsh"] = operand("whose completion")) -> None:
+def completion(
+    output: Output, *, shell: Literal["bash", "zsh"] = operand("whose completion")
+) -> None:
     """Print a script that completes commands in a shell.
 
     Commands, their actions and options; everything else completes as files. For each new shell:
-    source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind compinit.
+    source <(streamingnode completion bash) in ~/.bashrc, the same with zsh in ~/.zshrc behind
+    compinit.
     """
     words = {"1:*": [*(each.name for each in COMMANDS), "--help", "--version"]}
     for each in COMMANDS:
         flags = [name for names, _ in each.arguments for name in names if name.startswith("-")]
-        chosen = [list(more["choices"]) for names, more in each.arguments if "choices" in more and names[0][0] != "-"]
+        chosen = [
+            list(more["choices"])
+            for names, more in each.arguments
+            if "choices" in more and names[0][0] != "-"
+        ]
         words |= {f"*:{each.name}:-*": [*flags, "--json", "--debug", "--help"]}
         words |= {f"2:{each.name}:*": actions for actions in chosen}
-    script = _FUNCTION.format(cases="\n        ".join(f'{at}) words="{" ".join(words[at])}" ;;' for at in words))
+    script = _FUNCTION.format(
+        cases="\n        ".join(f'{at}) words="{" ".join(words[at])}" ;;' for at in words)
+    )
     if shell == "zsh":
         script = f"autoload -U +X bashcompinit && bashcompinit\n{script}"
     output.document({"shell": shell, "script": script})
@@ -49,11 +60,15 @@ def completion(output: Output, *, shell: Literal["bash", "zsh"] = operand("whose
         output.write(script)
 
 
-VERBS = [each for module in (data, insert, manage, jobs, watch, care) for each in vars(module).values()]
+VERBS = [
+    each for module in (data, insert, manage, jobs, watch, care) for each in vars(module).values()
+]
 COMMANDS = [*(each for each in VERBS if isinstance(each, Command)), completion]
 """By theme, as the modules have them."""
 
-DESCRIPTION = "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
+DESCRIPTION = (
+    "A durable, ordered log of rows inside one process that becomes consistent tables in Spark."
+)
 
 EPILOG = """\
 A node is named by its directory, also while a process has it open, or by the address of a running one: unix:PATH,
@@ -72,7 +87,9 @@ ended by SIGINT, SIGTERM or SIGHUP; 141 the reader of the output is gone. Errors
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `argv` is without the program's name, that of the process by default."""
+    """Run one command and return its exit code; `argv` is without the program's name, that of the
+    process by default.
+    """
     is_own_process = argv is None
     with ENDING.handling():
         code = _ended(argv, Output())
@@ -90,7 +107,9 @@ def _is_held_up() -> bool:
 def _ended(argv: Sequence[str] | None, output: Output) -> int:
     """Run one command, and return how it ended."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) in range(3):
-        pass  # It was closed. With a socket in the place of stdin, stdout or stderr the event loop ends by an abort.
+        # It was closed. With a socket in the place of stdin, stdout or stderr the event loop ends
+        # by an abort.
+        pass
     os.close(descriptor)
     try:
         return _run(argv, output)
@@ -103,11 +122,14 @@ def _ended(argv: Sequence[str] | None, output: Output) -> int:
 
 
 def _run(argv: Sequence[str] | None, output: Output) -> int:
-    words, debug = sys.argv[1:] if argv is None else argv, False
+    words = sys.argv[1:] if argv is None else argv
+    debug = False
     output.as_json = "--json" in words  # what cannot be parsed is told as a document, too
     try:
         own = vars(build_parser().parse_args(words))
-        chosen, output.as_json, debug = own.pop("command"), own.pop("as_json"), own.pop("debug")
+        chosen = own.pop("command")
+        output.as_json = own.pop("as_json")
+        debug = own.pop("debug")
         locate(own)
         with disk_errors_typed(chosen.name):
             code: int | None = chosen.run(output, own)
@@ -185,14 +207,19 @@ class _CommandParser(_Parser):
     _mixing = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse what stands behind the command's name; the inner calls are those of the mixing itself."""
+        """Parse what stands behind the command's name; the inner calls are those of the mixing
+        itself.
+        """
         if self._mixing:
             return argparse.ArgumentParser.parse_known_args(self, args, namespace)
         self._words = [*takewhile("--".__ne__, args or ())]
         options = [word.partition("=")[0] for word in self._words if len(word) > 2]
         if any(map("--node".startswith, options)):
-            for action in [each for each in self._actions if each.dest == "place" and not each.option_strings]:
-                self._remove_action(action)  # the option gives it, and the other positionals move up
+            for action in [
+                each for each in self._actions if each.dest == "place" and not each.option_strings
+            ]:
+                # the option gives it, and the other positionals move up
+                self._remove_action(action)
         self._mixing = True
         try:
             return self.parse_intermixed_args(args, namespace), []
@@ -202,24 +229,34 @@ class _CommandParser(_Parser):
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version  # takes as long as all the rest
+        # takes as long as all the rest
+        from importlib.metadata import PackageNotFoundError, version
 
         try:
             release = version("streamingnode")
         except PackageNotFoundError:
             release = "(not installed)"
-        parser._print_message(f"streamingnode {release}\n", sys.stdout)  # noqa: SLF001 - which may be None
+        # which may be None
+        parser._print_message(f"streamingnode {release}\n", sys.stdout)  # noqa: SLF001
         parser.exit()
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole program."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw)
-    parser.add_argument(
-        "--version", action=_Version, nargs=0, default=argparse.SUPPRESS, help="show program's version number and exit"
+    parser = _Parser(
+        prog="streamingnode", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw
     )
-    commands = parser.add_subparsers(title="commands", metavar=_COMMAND, required=True, parser_class=_CommandParser)
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="show program's version number and exit",
+    )
+    commands = parser.add_subparsers(
+        title="commands", metavar=_COMMAND, required=True, parser_class=_CommandParser
+    )
     for each in COMMANDS:
         text = inspect.getdoc(each.function) or ""
         own = commands.add_parser(
@@ -231,7 +268,9 @@ def build_parser() -> argparse.ArgumentParser:
         )
         for names, options in each.arguments:
             own.add_argument(*names, **options)
-        own.add_argument("--json", action="store_true", dest="as_json", help="print JSON for machines")
+        own.add_argument(
+            "--json", action="store_true", dest="as_json", help="print JSON for machines"
+        )
         own.add_argument("--debug", action="store_true", help="show the traceback of an error")
         own.set_defaults(command=each)
     return parser

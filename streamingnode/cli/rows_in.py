@@ -1,4 +1,6 @@
-"""Rows from a file or a pipe in batches of bounded size, JSON lines or Parquet. Everything here blocks."""
+"""Rows from a file or a pipe in batches of bounded size, JSON lines or Parquet. Everything here
+blocks.
+"""
 
 import codecs
 import gzip
@@ -40,7 +42,9 @@ from streamingnode.writing.write import slices_within
 from wal.errors import InvalidArgument, StorageFailed, TooLarge, brief, shown
 
 ROWS_MAX = 10_000
-"""Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up little."""
+"""Rows in a batch: enough that an fsync each costs nothing, few enough that a bad line gives up
+little.
+"""
 BYTES_MAX = 1 << 20
 """Bytes of input in a batch, so that it stays well below one append group of 4 MiB."""
 ROW_BYTES_MAX = 4 << 20
@@ -88,7 +92,9 @@ class RowBatch:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """Raise the `SchemaMismatch` of one row of this batch with its place in the input instead of in the batch."""
+        """Raise the `SchemaMismatch` of one row of this batch with its place in the input instead
+        of in the batch.
+        """
         try:
             yield
         except SchemaMismatch as error:
@@ -101,14 +107,17 @@ class RowBatch:
 
 @contextmanager
 def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | ParquetRows]":
-    """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot be read."""
+    """Yield the rows of the file `name`, `-` for `stdin`. Raises `InvalidArgument` when it cannot
+    be read.
+    """
     if name == "-" and stdin is None:
         raise InvalidArgument("stdin is closed — name a file, or send one through a pipe")
     shown_name = "the input" if name == "-" else name
     with ExitStack() as opened:
         try:
             stream: Any = stdin if name == "-" else opened.enter_context(Path(name).open("rb"))
-            # Stdin, too: the thread that an interrupt leaves behind waits for lines until then, and the program for it.
+            # Stdin, too: the thread that an interrupt leaves behind waits for lines until then, and
+            # the program for it.
             opened.callback(stream.close)
             head = stream.peek(1)
         except OSError as error:
@@ -133,7 +142,9 @@ def open_rows(name: str, stdin: BinaryIO | None) -> "Iterator[JsonLines | Parque
                 raise InvalidArgument(f"{shown_name} is {what} — {step}")
         is_parquet = head.startswith(PARQUET_MAGIC)
         if is_parquet and not stream.seekable():
-            raise InvalidArgument("Parquet is read from its end, which a pipe has not yet — name the file")
+            raise InvalidArgument(
+                "Parquet is read from its end, which a pipe has not yet — name the file"
+            )
         yield ParquetRows(stream) if is_parquet else JsonLines(stream)
 
 
@@ -156,7 +167,9 @@ def _readable() -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, EOFError, zlib.error) as error:
-        raise StorageFailed(f"the input cannot be read whole: {brief(str(error))} — write it again") from None
+        raise StorageFailed(
+            f"the input cannot be read whole: {brief(str(error))} — write it again"
+        ) from None
 
 
 class JsonLines:
@@ -172,7 +185,9 @@ class JsonLines:
         self._digest = hashlib.sha256()
 
     def infer_schema(self) -> pa.Schema:
-        """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row, `SchemaMismatch`."""
+        """Return columns that hold the first batch. Raises `InvalidArgument` when there is no row,
+        `SchemaMismatch`.
+        """
         self._ahead = self._read()
         rows = _decoded(self._ahead, msgspec.json.Decoder(Row).decode, None)
         if not rows:
@@ -183,7 +198,9 @@ class JsonLines:
         return pa.schema([_inferred(name, values, numbers) for name, values in columns.items()])
 
     def pass_over(self, last: int) -> bytes | None:
-        """Go on behind line `last`, and return the digest up to there; None when there is no such line."""
+        """Go on behind line `last`, and return the digest up to there; None when there is no such
+        line.
+        """
         for number, line in filter(None, self._lines):
             self._digest.update(line)
             if number >= last:
@@ -191,7 +208,9 @@ class JsonLines:
         return None
 
     def batches(self, schema: pa.Schema) -> Iterator[RowBatch]:
-        """Yield all rows. Raises `SchemaMismatch` naming a line, when nothing of its batch came out yet."""
+        """Yield all rows. Raises `SchemaMismatch` naming a line, when nothing of its batch came out
+        yet.
+        """
         decode = row_decoder(schema)
         while read := self._ahead or self._read():
             self._ahead = []
@@ -202,7 +221,8 @@ class JsonLines:
     def _read(self) -> list[Line]:
         """Return the lines of a batch; none only at the end."""
         read: list[Line] = []
-        size, due = 0, 0.0
+        size = 0
+        due = 0.0
         for each in self._lines:
             if each is not None:
                 due = due or time.monotonic() + BATCH_S
@@ -214,8 +234,12 @@ class JsonLines:
         return read
 
     def _numbered(self, stream: Any) -> Iterator[Line | None]:
-        """Yield each line that is not empty with its number, and None each time that a pipe had none for `BATCH_S`."""
-        number, begun, block = 0, b"", b"\n"
+        """Yield each line that is not empty with its number, and None each time that a pipe had
+        none for `BATCH_S`.
+        """
+        number = 0
+        begun = b""
+        block = b"\n"
         while block:
             with _readable():
                 block = stream.read1(_BLOCK_BYTES)
@@ -224,17 +248,24 @@ class JsonLines:
             for line in [*whole, begun] if len(begun) > ROW_BYTES_MAX else whole:
                 number += 1
                 if len(line) >= ROW_BYTES_MAX:
-                    raise TooLarge(f"line {number} is over {ROW_BYTES_MAX >> 20} MiB — split the row")
+                    raise TooLarge(
+                        f"line {number} is over {ROW_BYTES_MAX >> 20} MiB — split the row"
+                    )
                 text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
                 if text.strip():
                     yield number, text + b"\n"
-            # Not in a read: an interrupted program leaves the thread behind, and must not find its input locked.
+            # Not in a read: an interrupted program leaves the thread behind, and must not find its
+            # input locked.
             while self._is_live and block and not select.select([stream], [], [], BATCH_S)[0]:
                 yield None
 
 
-def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row], schema: pa.Schema | None) -> list[Row]:
-    """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it refuses."""
+def _decoded(
+    read: Sequence[Line], decode: Callable[[bytes], Row], schema: pa.Schema | None
+) -> list[Row]:
+    """Return what `decode` makes of each line. Raises `SchemaMismatch` for the first that it
+    refuses.
+    """
     rows = []
     for number, line in read:
         try:
@@ -254,7 +285,9 @@ def _decoded(read: Sequence[Line], decode: Callable[[bytes], Row], schema: pa.Sc
 
 
 def _inferred(name: str, values: list[Any], numbers: Sequence[int]) -> AnyField:
-    """Return a column that holds the values: of text, times where all of it is, with a zone or without."""
+    """Return a column that holds the values: of text, times where all of it is, with a zone or
+    without.
+    """
     try:
         kind = pa.array(values).type
         found = with_leaves(kind, lambda leaf: pa.string() if pt.is_null(leaf) else leaf)
@@ -262,10 +295,13 @@ def _inferred(name: str, values: list[Any], numbers: Sequence[int]) -> AnyField:
         said = _clash(values, numbers) or brief(str(error))
         text = f"column {name!r} of the first lines: {said} — give it values of one kind"
         raise SchemaMismatch(text, column=name) from None
-    if pt.is_string(kind) and not any(FINER_TIME.search(value.encode()) for value in values if value):
+    if pt.is_string(kind) and not any(
+        FINER_TIME.search(value.encode()) for value in values if value
+    ):
         for times in (pa.timestamp("us", "UTC"), pa.timestamp("us")):
             with suppress(msgspec.ValidationError):
-                msgspec.convert(values, list[json_type(times)])  # type: ignore[misc]  # made from a column's type
+                # made from a column's type
+                msgspec.convert(values, list[json_type(times)])  # type: ignore[misc]
                 found = times
     return pa.field(name, found)
 
@@ -285,7 +321,9 @@ def _clash(values: list[Any], numbers: Sequence[int]) -> str:
 
 
 class ParquetRows:
-    """The rows of one Parquet file; the system columns of a node's own files are left out. Used as `JsonLines`."""
+    """The rows of one Parquet file; the system columns of a node's own files are left out. Used as
+    `JsonLines`.
+    """
 
     unit = "row"
     left_out: tuple[str, ...]
@@ -293,7 +331,8 @@ class ParquetRows:
 
     def __init__(self, stream: IO[bytes]) -> None:
         # At any row it is that of the whole file, which is written whole, or anew.
-        self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]  # it only reads
+        # it only reads
+        self._digest = hashlib.file_digest(stream, "sha256").digest()  # type: ignore[arg-type]
         with _readable():
             self._file = ParquetInput(stream)
             names = self._file.schema.names
@@ -368,17 +407,23 @@ class ParquetRows:
 
 
 def _plain_bytes_of_several(batch: pa.RecordBatch) -> int:
-    """Return the bytes of the rows with their texts written out, and none for a single row, which stays whole."""
+    """Return the bytes of the rows with their texts written out, and none for a single row, which
+    stays whole.
+    """
     return 0 if batch.num_rows == 1 else sum(map(_plain_bytes, batch.columns))
 
 
 def _plain_bytes(array: AnyArray) -> int:
     """Return the bytes of the array with its texts written out."""
     if isinstance(array, pa.DictionaryArray):
-        lengths: AnyArray = pc.binary_length(array.dictionary)  # type: ignore[call-overload]  # of texts or bytes
+        # of texts or bytes
+        lengths: AnyArray = pc.binary_length(array.dictionary)  # type: ignore[call-overload]
         return 4 * len(array) + (pc.sum(lengths.take(array.indices)).as_py() or 0)
     if is_list(array.type):
         return 4 * len(array) + _plain_bytes(pc.list_flatten(array))
     if pt.is_struct(array.type):
-        return sum(_plain_bytes(pc.struct_field(array, index)) for index in range(len(child_fields(array.type))))
+        return sum(
+            _plain_bytes(pc.struct_field(array, index))
+            for index in range(len(child_fields(array.type)))
+        )
     return array.nbytes

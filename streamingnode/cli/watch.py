@@ -29,19 +29,48 @@ INTERVAL_S_MIN = 0.1
 """More often a node is not asked."""
 
 IN_SHORT = frozenset(
-    {"directory", "node_id", "open", "pid", "term", "time", "ahead_s", "readers", "topics", "leases"}
-    | {"cuts.newest", "cuts.time", "cuts.held_by", "statistics.log.state", "statistics.log.last_error"}
-    | {"statistics.appends.insert_rows", "statistics.flusher.state", "statistics.flusher.last_error"}
+    {
+        "directory",
+        "node_id",
+        "open",
+        "pid",
+        "term",
+        "time",
+        "ahead_s",
+        "readers",
+        "topics",
+        "leases",
+    }
+    | {
+        "cuts.newest",
+        "cuts.time",
+        "cuts.held_by",
+        "statistics.log.state",
+        "statistics.log.last_error",
+    }
+    | {
+        "statistics.appends.insert_rows",
+        "statistics.flusher.state",
+        "statistics.flusher.last_error",
+    }
     | {"statistics.flusher.unflushed_rows", "statistics.space.level"}
 )
 
 
-@command("streamingnode info data", "streamingnode info data --all", "streamingnode info data --json")
-def info(output: Output, *, place: Place, everything: bool = option("all there is, as in --json", "--all")) -> None:
+@command(
+    "streamingnode info data", "streamingnode info data --all", "streamingnode info data --json"
+)
+def info(
+    output: Output,
+    *,
+    place: Place,
+    everything: bool = option("all there is, as in --json", "--all"),
+) -> None:
     """Show what a node is: its identity, owner, cuts, readers, leases and topics.
 
-    Reads files and changes nothing, so it also works beside a running node, which is asked for what it counted and
-    measured, too. At an address it asks for that alone. Times are UTC. Without --all what is none or 0 is left out.
+    Reads files and changes nothing, so it also works beside a running node, which is asked for what
+    it counted and measured, too. At an address it asks for that alone. Times are UTC. Without --all
+    what is none or 0 is left out.
     """
     only = None if everything else IN_SHORT
     if isinstance(place, NodeUrl):
@@ -55,9 +84,12 @@ def info(output: Output, *, place: Place, everything: bool = option("all there i
     if pid is not None:
         try:
             document |= {
-                "statistics": with_node(NodeUrl(f"unix:{place}/{SOCKET_NAME}"), _asked, within_s=ANSWER_S)["statistics"]
+                "statistics": with_node(
+                    NodeUrl(f"unix:{place}/{SOCKET_NAME}"), _asked, within_s=ANSWER_S
+                )["statistics"]
             }
-        except (StreamingNodeError, TimeoutError) as error:  # it takes no clients, or its disk hangs
+        except (StreamingNodeError, TimeoutError) as error:
+            # it takes no clients, or its disk hangs
             output.note(f"its owner does not tell what it counts: {error or 'no answer'}")
     output.show({"statistics": None} | document, only)
 
@@ -78,16 +110,24 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
     def when(tick: int) -> dict[str, object]:
         return {"tick": tick, "time": format_tick(tick)}
 
-    floor, cuts, records = floor_of(directory), CutLog(directory), NodeRecords()
+    floor = floor_of(directory)
+    cuts = CutLog(directory)
+    records = NodeRecords()
     try:
         records = read_node_records(directory)[1]
     except StreamingNodeError as error:
         if pid is None and not isinstance(error, StorageFailed):
             raise
-        # Beside a running owner files go away between two looks, and a disk may be read-only; the rest is worth showing.
+        # Beside a running owner files go away between two looks, and a disk may be read-only; the
+        # rest is worth showing.
         output.note(f"checkpoints and readers cannot be read: {error}")
     mark = records.checkpoint
-    checkpoint = {"pchannel": PCHANNEL, "cut": mark.cut_number, "position": mark.position, **when(mark.tick)}
+    checkpoint = {
+        "pchannel": PCHANNEL,
+        "cut": mark.cut_number,
+        "position": mark.position,
+        **when(mark.tick),
+    }
     newest_tick = cuts.read(cuts.newest).tick if cuts.numbers else 0
     ahead_ms = physical_ms(floor.tick) - unix_ms()
     return {
@@ -97,9 +137,15 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
         "pid": pid or None,
         "term": floor.term,
         **when(floor.tick),
-        "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,  # clocks are corrected by as little as that
+        # clocks are corrected by as little as that
+        "ahead_s": ahead_ms // 1000 if ahead_ms > AHEAD_MS_MAX else 0,
         "position": max(floor.positions.values(), default=0),
-        "cuts": {"first": cuts.first, "newest": cuts.newest, **when(newest_tick), "held_by": cut_holders(cuts)},
+        "cuts": {
+            "first": cuts.first,
+            "newest": cuts.newest,
+            **when(newest_tick),
+            "held_by": cut_holders(cuts),
+        },
         "checkpoints": [checkpoint] if mark.cut_number else [],
         "readers": [
             {"reader": name, "pchannel": at.pchannel, "position": at.position, **when(at.tick)}
@@ -107,7 +153,12 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
         ],
         "topics": [line_of_topic(name, topic.info) for name, topic in records.topics.items()],
         "leases": [
-            {"table": lease.table, "collection_id": lease.collection_id, "cut": lease.cut, **when(lease.tick)}
+            {
+                "table": lease.table,
+                "collection_id": lease.collection_id,
+                "cut": lease.cut,
+                **when(lease.tick),
+            }
             for _, lease in lease_files(cuts.directory)
             if isinstance(lease, Lease)
         ],
@@ -128,16 +179,20 @@ def top(
     *,
     place: Place,
     interval: float = option("seconds between two looks (default: 2)", default=2.0, metavar="S"),
-    rounds: int | None = option("end after so many (default: at an interrupt)", "-n", "--rounds", metavar="N"),
+    rounds: int | None = option(
+        "end after so many (default: at an interrupt)", "-n", "--rounds", metavar="N"
+    ),
 ) -> None:
     """Show what a node does, again and again.
 
-    Rates are those since the last look. The flusher's lag is how long the oldest row that is in no cut waits for one,
-    that of a named reader how old the place is that it holds the log from. With --json one line for each look. An
-    interrupt ends it with exit code 0.
+    Rates are those since the last look. The flusher's lag is how long the oldest row that is in no
+    cut waits for one, that of a named reader how old the place is that it holds the log from. With
+    --json one line for each look. An interrupt ends it with exit code 0.
     """
     if not INTERVAL_S_MIN <= interval < math.inf or (rounds is not None and rounds < 1):
-        raise InvalidArgument(f"--interval or --rounds is out of range — give {INTERVAL_S_MIN} s and 1 or more")
+        raise InvalidArgument(
+            f"--interval or --rounds is out of range — give {INTERVAL_S_MIN} s and 1 or more"
+        )
     import anyio
     import anyio.to_thread
 
@@ -164,16 +219,22 @@ def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
     passed_s = max(1, now.at_ms - before.at_ms) / 1000
 
     def rate(count: int, count_before: int) -> float:
-        return round(max(0, count - count_before) / passed_s, 1)  # another process has the node since, and counts anew
+        # another process has the node since, and counts anew
+        return round(max(0, count - count_before) / passed_s, 1)
 
-    one, two, flusher, space = before.appends, now.appends, now.flusher, now.space
+    one = before.appends
+    two = now.appends
+    flusher = now.flusher
+    space = now.space
     if output.stdout.isatty() and not output.as_json:
         output.write(CLEAR_SCREEN)
     output.show(
         {
             "time": format_tick(now.ticks.last),
             "log": now.log.state,
-            "rows_per_s": rate(two.insert_rows + two.delete_rows, one.insert_rows + one.delete_rows),
+            "rows_per_s": rate(
+                two.insert_rows + two.delete_rows, one.insert_rows + one.delete_rows
+            ),
             "bytes_per_s": rate(int(two.message_bytes.total), int(one.message_bytes.total)),
             "appends_per_s": rate(two.succeeded, one.succeeded),
             "append_p99_ms": round(two.seconds.p99 * 1000, 1),
@@ -226,22 +287,29 @@ def check(
     output: Output,
     *,
     place: Place,
-    flusher_lag: Limits | None = option("seconds that a row waits for its cut (default: 120:900)", **LIMITS),
+    flusher_lag: Limits | None = option(
+        "seconds that a row waits for its cut (default: 120:900)", **LIMITS
+    ),
     disk_free: Limits | None = option(
         "MiB that are free (default: 4096, and what the node needs to take appends)", **LIMITS
     ),
-    transaction_age: Limits | None = option("seconds that a transaction is open (default: 60:300)", **LIMITS),
+    transaction_age: Limits | None = option(
+        "seconds that a transaction is open (default: 60:300)", **LIMITS
+    ),
     reader_lag: Limits | None = option(
         "seconds that a named reader holds the log for (default: 86400:604800)", **LIMITS
     ),
-    timeout: float = option("seconds the node has to answer (default: 10)", default=10.0, metavar="S"),
+    timeout: float = option(
+        "seconds the node has to answer (default: 10)", default=10.0, metavar="S"
+    ),
 ) -> int:
     """Say in one line whether a node is well: for monitors.
 
-    Asks the node for a tick, which its log has to give, and looks at log, flusher, disk, open transactions and named
-    readers. A directory that nobody has open is opened for that: to be told that a service is down, check its socket,
-    --node unix:DIR/node.sock, or address. `doctor` looks at the machine instead. Exit code 0 when all is well, 1 for a
-    warning, 2 when it is critical or the node does not answer.
+    Asks the node for a tick, which its log has to give, and looks at log, flusher, disk, open
+    transactions and named readers. A directory that nobody has open is opened for that: to be told
+    that a service is down, check its socket, --node unix:DIR/node.sock, or address. `doctor` looks
+    at the machine instead. Exit code 0 when all is well, 1 for a warning, 2 when it is critical or
+    the node does not answer.
     """
     if not 0 < timeout < math.inf:
         raise InvalidArgument("--timeout is out of range — give more than 0 s")
@@ -255,7 +323,8 @@ def check(
         "reader_behind_s": reader_lag,
     }
     thresholds = Thresholds(**{name: value for name, value in given.items() if value is not None})
-    report, facts = Report(), dict[str, str]()
+    report = Report()
+    facts = dict[str, str]()
 
     async def ask(node: "sn.Node") -> "Sample":
         await node.consistent_tick(timeout=timeout)
@@ -271,7 +340,8 @@ def check(
     except TimeoutError:
         report.damage("node", f"no answer within {timeout:g} s", "look at its process and its disk")
     verdict = {None: "ok", Severity.WARNING: "warning", Severity.DAMAGE: "critical"}[report.worst]
-    found = sorted(report.findings, key=lambda finding: finding not in report.damages)  # the worst first
+    # the worst first
+    found = sorted(report.findings, key=lambda finding: finding not in report.damages)
     told = [f"{each.place}: {each.detail} — {each.next_step}" for each in found]
     text = "; ".join(told or [f"{name} {text}" for name, text in facts.items()])
     document = {"verdict": verdict, "facts": facts, "findings": report.findings}
@@ -283,13 +353,15 @@ def check(
 def doctor(
     output: Output,
     *,
-    directory: Path | None = operand("a node's directory, or where one shall be (default: only the machine)"),
+    directory: Path | None = operand(
+        "a node's directory, or where one shall be (default: only the machine)"
+    ),
 ) -> int:
     """Check machine, installation and directory; say what to do.
 
-    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file limits,
-    and at the directory if one is given. Writes one temporary file and removes it.
-    Exit code 1 when a node cannot be opened; a warning is no failure.
+    Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file
+    limits, and at the directory if one is given. Writes one temporary file and removes it. Exit
+    code 1 when a node cannot be opened; a warning is no failure.
     """
     from streamingnode.care.findings import Report
     from streamingnode.care.health import examine
@@ -311,13 +383,16 @@ def config(
     output: Output,
     *,
     action: Literal["show"] = operand("show: print the settings a node would be opened with here"),
-    file: Path | None = option("a TOML file of settings (default: what STREAMINGNODE_CONFIG names)"),
+    file: Path | None = option(
+        "a TOML file of settings (default: what STREAMINGNODE_CONFIG names)"
+    ),
     changed: bool = option("only what is not a default"),
 ) -> None:
     """Show every setting, its value, and where that comes from.
 
-    Settings come from defaults, then a TOML file, then STREAMINGNODE_* environment variables, then the arguments of
-    open_node; later ones win. A variable is the setting's name in capitals with `_` for `.`.
+    Settings come from defaults, then a TOML file, then STREAMINGNODE_* environment variables, then
+    the arguments of open_node; later ones win. A variable is the setting's name in capitals with
+    `_` for `.`.
     """
     from streamingnode.config import DEFAULT_ORIGIN
 

@@ -1,1 +1,3 @@
-"""The node over a connection: server and client, and what they say to each other (docs/protocol.md)."""
+"""The node over a connection: server and client, and what they say to each other
+(docs/protocol.md).
+"""

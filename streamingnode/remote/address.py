@@ -30,20 +30,44 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"unix:{self.path}" if self.path else f"{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
+        return (
+            f"unix:{self.path}"
+            if self.path
+            else f"{'tls' if self.tls else 'tcp'}://{host}:{self.port}"
+        )
 
 
 def parse_address(url: str) -> Address:
-    """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises `InvalidArgument`."""
+    """Return the address of `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. Raises
+    `InvalidArgument`.
+    """
     with suppress(ValueError, TypeError, AttributeError):
-        if url.startswith("unix:") and (path := url.removeprefix("unix:").removeprefix("//")) and "\0" not in path:
-            absolute = str(Path(path).absolute())  # a program may change its directory while it is connected
-            return Address(path=absolute if len(os.fsencode(absolute)) <= SOCKET_PATH_BYTES_MAX else path)
+        if (
+            url.startswith("unix:")
+            and (path := url.removeprefix("unix:").removeprefix("//"))
+            and "\0" not in path
+        ):
+            # a program may change its directory while it is connected
+            absolute = str(Path(path).absolute())
+            return Address(
+                path=absolute if len(os.fsencode(absolute)) <= SOCKET_PATH_BYTES_MAX else path
+            )
         parts = urlsplit(url)
-        alone = parts.path in {"", "/"} and "@" not in parts.netloc and not (parts.query or parts.fragment)
-        if parts.scheme in {"tcp", "tls"} and parts.port and alone and (host := parts.hostname or "").encode("idna"):
+        alone = (
+            parts.path in {"", "/"}
+            and "@" not in parts.netloc
+            and not (parts.query or parts.fragment)
+        )
+        if (
+            parts.scheme in {"tcp", "tls"}
+            and parts.port
+            and alone
+            and (host := parts.hostname or "").encode("idna")
+        ):
             return Address(host=host, port=parts.port, tls=parts.scheme == "tls")
-    raise InvalidArgument(f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT")
+    raise InvalidArgument(
+        f"{url!r} is no address — give unix:PATH, tcp://HOST:PORT or tls://HOST:PORT"
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -56,7 +80,9 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost; each reads a token's file."""
+    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost; each
+    reads a token's file.
+    """
 
     name: str = ""
     token: str | Path = ""

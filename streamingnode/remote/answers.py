@@ -1,4 +1,6 @@
-"""The writes and transactions of one client: from frames to groups for the log, and from outcomes to frames of results."""
+"""The writes and transactions of one client: from frames to groups for the log, and from outcomes
+to frames of results.
+"""
 
 import asyncio
 import time
@@ -12,7 +14,14 @@ import msgspec
 from interceptors.errors import TransactionExpired
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import AccessDenied, Unauthenticated
-from streamingnode.remote.calls import Access, TransactionCall, WireError, WireResults, decode, encode
+from streamingnode.remote.calls import (
+    Access,
+    TransactionCall,
+    WireError,
+    WireResults,
+    decode,
+    encode,
+)
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import (
     FIRST_EPOCH,
@@ -53,7 +62,9 @@ ALL = frozenset({"*"})
 
 
 class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a client may do, and with which collections: everything, as who may open the node's directory anyway."""
+    """What a client may do, and with which collections: everything, as who may open the node's
+    directory anyway.
+    """
 
     name: str
     consume: frozenset[str] = ALL
@@ -62,7 +73,9 @@ class Rights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires: datetime | None = None
 
     def check(self, access: Access, collection: str | None) -> None:
-        """Raise `AccessDenied` unless the client may do this with a collection, or with something for None."""
+        """Raise `AccessDenied` unless the client may do this with a collection, or with something
+        for None.
+        """
         names: frozenset[str] = getattr(self, access.value)
         if not names or not (collection is None or "*" in names or collection in names):
             raise AccessDenied(f"{self.name!r} may not {access.value} {collection or 'here'}")
@@ -77,7 +90,8 @@ class Shared:
     """What the clients of one node share."""
 
     def __init__(self, backend: EmbeddedBackend) -> None:
-        self.backend, self.targets = backend, Targets(lambda: backend.catalog)
+        self.backend = backend
+        self.targets = Targets(lambda: backend.catalog)
         self.transactions: dict[int, ClientWrites] = {}
         """Those of clients, and whose they are; some may have ended."""
         self.tasks: set[asyncio.Task[Any]] = set()
@@ -132,18 +146,27 @@ class Told(msgspec.Struct, eq=False):
 
 
 class ClientWrites:
-    """What one client has written and was not told of, and its transactions that are sent before their commit."""
+    """What one client has written and was not told of, and its transactions that are sent before
+    their commit.
+    """
 
-    def __init__(self, shared: Shared, connection: Connection, client_id: int, rights: Rights) -> None:
-        self._shared, self._backend, self._connection = shared, shared.backend, connection
-        self.client_id, self.rights = client_id, rights
+    def __init__(
+        self, shared: Shared, connection: Connection, client_id: int, rights: Rights
+    ) -> None:
+        self._shared = shared
+        self._backend = shared.backend
+        self._connection = connection
+        self.client_id = client_id
+        self.rights = rights
         self._loop = asyncio.get_running_loop()
         self._results: WireResults = ([], [])
         """What is sent at the end of this turn of the event loop."""
         self._unanswered: dict[int, _Unanswered] = {}
         """Frames of writes, by number."""
         self._without_room: dict[int, list[AppendGroup]] = {}
-        """Those of each frame that wait for room in the node's memory; bounded by what may be unanswered."""
+        """Those of each frame that wait for room in the node's memory; bounded by what may be
+        unanswered.
+        """
         self._joining: asyncio.Task[None] | None = None
         self._is_sending = False
 
@@ -164,7 +187,9 @@ class ClientWrites:
         self._backend.channel.settle_client(self.client_id, writes.settled)
         limits = self._backend.config.wal
         taken = groups_of(writes, memoryview(frame.payload), self.target, self.stamp, limits)
-        unanswered = self._unanswered[frame.number] = _Unanswered(self, frame.number, size_bytes, len(taken))
+        unanswered = self._unanswered[frame.number] = _Unanswered(
+            self, frame.number, size_bytes, len(taken)
+        )
         share.hold_writes(size_bytes)
         groups: list[AppendGroup] = []
         for index, group in enumerate(taken):
@@ -200,11 +225,15 @@ class ClientWrites:
         return target
 
     def stamp(self, given: ProducerStamp | WireGroup | TransactionCall) -> ProducerStamp:
-        """Return the stamp of a write of this client, producer id 0, or of a named producer that is open.
+        """Return the stamp of a write of this client, producer id 0, or of a named producer that is
+        open.
 
-        Raises `ProducerFenced`, and `ProtocolError` for the node's own producer, another client, and numbers that are none.
+        Raises `ProducerFenced`, and `ProtocolError` for the node's own producer, another client,
+        and numbers that are none.
         """
-        producer_id, epoch, sequence = given.producer_id, given.epoch, given.sequence
+        producer_id = given.producer_id
+        epoch = given.epoch
+        sequence = given.sequence
         is_own = producer_id == 0 and epoch == FIRST_EPOCH
         is_named = NODE_PRODUCER_ID < producer_id < CLIENT_PRODUCER_IDS and 0 < epoch < EPOCH_END
         if not 1 <= sequence <= SEQUENCE_MAX or not (is_own or is_named):
@@ -236,7 +265,8 @@ class ClientWrites:
 
     def _send_results(self) -> None:
         self._is_sending = False
-        results, self._results = self._results, ([], [])
+        results = self._results
+        self._results = ([], [])
         self._connection.send(FrameKind.RESULTS, 0, None, encode(results))
 
     def cancel(self, number: int) -> None:
@@ -245,7 +275,7 @@ class ClientWrites:
         if (frame := self._forget(number)) is not None:
             frame.is_cancelled = True
 
-    # --- transactions that are sent before their commit -----------------------------------------------------------------
+    # --- transactions that are sent before their commit -------------------------------------------
 
     async def transaction(self, call: TransactionCall) -> AppendResult:
         """Take one step; a transaction belongs to the connection that began it."""
@@ -259,7 +289,9 @@ class ClientWrites:
         if kind is MessageType.ROLLBACK_TXN:
             rollback: RollbackTxnHeader = decode(header, RollbackTxnHeader)
             return await self._backend.append(rollback_group(call.txn_id, rollback.reason[:200]))
-        return await self._backend.append(AppendGroup([self._body(call.txn_id, *body) for body in call.messages]))
+        return await self._backend.append(
+            AppendGroup([self._body(call.txn_id, *body) for body in call.messages])
+        )
 
     async def _begin(self, keepalive_ms: int) -> AppendResult:
         begun = await self._backend.append(begin_group(keepalive_ms))
@@ -270,23 +302,36 @@ class ClientWrites:
         return begun
 
     async def _commit(self, call: TransactionCall) -> AppendResult:
-        """Commit once: one that comes again is told what became of the first, over whatever connection that came."""
+        """Commit once: one that comes again is told what became of the first, over whatever
+        connection that came.
+        """
         stamp = self.stamp(msgspec.structs.replace(call, epoch=call.epoch or FIRST_EPOCH))
         if (known := await self._backend.channel.outcome(stamp)) is not None:
             return known
         self._check_own(call.txn_id)
         group = commit_group(call.txn_id)
-        group.producer, group.place = stamp, self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
+        group.producer = stamp
+        group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
         return await self._backend.append(group)
 
     def _check_own(self, txn_id: int) -> None:
-        """Raise `TransactionExpired` for an open transaction of others; of one that has ended the log says how."""
+        """Raise `TransactionExpired` for an open transaction of others; of one that has ended the
+        log says how.
+        """
         owner = self._shared.transactions.get(txn_id)
-        if (owner is None or owner.client_id != self.client_id) and txn_id in self._shared.open_transactions():
-            raise TransactionExpired(f"transaction {txn_id} is not of this connection — begin a new one")
+        if (
+            owner is None or owner.client_id != self.client_id
+        ) and txn_id in self._shared.open_transactions():
+            raise TransactionExpired(
+                f"transaction {txn_id} is not of this connection — begin a new one"
+            )
 
-    def _body(self, txn_id: int, kind: MessageType, vchannel: str, header: bytes, payload: bytes) -> MutableMessage:
-        """Return a body of which nothing is taken for granted: rows that fit, of keys that belong on this vchannel."""
+    def _body(
+        self, txn_id: int, kind: MessageType, vchannel: str, header: bytes, payload: bytes
+    ) -> MutableMessage:
+        """Return a body of which nothing is taken for granted: rows that fit, of keys that belong
+        on this vchannel.
+        """
         if kind not in DML:
             raise ProtocolError(f"a body of type {kind}")
         given: InsertHeader | DeleteHeader = decode(header, HEADERS[kind, MESSAGE_VERSION])
@@ -312,7 +357,9 @@ class ClientWrites:
             transactions[txn_id] = self
 
     def lost(self) -> None:
-        """Roll back the transactions that are open: the client is gone. Its writes go on, but for those without room."""
+        """Roll back the transactions that are open: the client is gone. Its writes go on, but for
+        those without room.
+        """
         if self._joining is not None:
             self._joining.cancel()
         self._without_room.clear()

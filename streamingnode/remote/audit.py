@@ -1,7 +1,7 @@
 """The audit log: who connects, who is refused, and what admins do; bounded in rate and on the disk.
 
-What clients say of themselves is quoted, so that it forges no field. Whoever reaches the port causes
-lines, so each kind of them has a rate of its own: refusals leave no call of an admin out.
+What clients say of themselves is quoted, so that it forges no field. Whoever reaches the port
+causes lines, so each kind of them has a rate of its own: refusals leave no call of an admin out.
 """
 
 import logging
@@ -64,7 +64,9 @@ class Audit:
             _log.warning("connection_refused", address=address, error=shown(str(error)))
 
     def admin_call(self, client: str, call: str, collection: str, outcome: str) -> None:
-        """A call that needs the right `admin` has ended; who has not that right leaves out no other."""
+        """A call that needs the right `admin` has ended; who has not that right leaves out no
+        other.
+        """
         is_denied = outcome == AccessDenied.code
         kind = "denied admin_call" if is_denied else "admin_call"
         if self._has_room(kind, REFUSALS_PER_S if is_denied else LINES_PER_S):

@@ -1,7 +1,9 @@
-"""Who may connect from outside the node's directory, and what they may do: tokens, certificates, and where to listen.
+"""Who may connect from outside the node's directory, and what they may do: tokens, certificates,
+and where to listen.
 
-Closed by default: an address that other machines reach is refused without both TLS and a way to tell who is calling.
-Secrets come from files, are kept as digests, and are never part of an error or a log line.
+Closed by default: an address that other machines reach is refused without both TLS and a way to
+tell who is calling. Secrets come from files, are kept as digests, and are never part of an error or
+a log line.
 """
 
 import hashlib
@@ -32,7 +34,8 @@ TOKEN_BYTES_MIN = 16
 class TokenEntry(Rights, frozen=True, kw_only=True):
     """One client in the file of tokens; `sha256` is the hexadecimal digest of its token.
 
-    `consume`, `produce` and `admin` name the collections it may read, write to and change, `*` for all.
+    `consume`, `produce` and `admin` name the collections it may read, write to and change, `*` for
+    all.
     """
 
     sha256: str
@@ -42,7 +45,9 @@ class TokenEntry(Rights, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not re.fullmatch("[0-9a-fA-F]{64}", self.sha256):
-            raise InvalidArgument(f"sha256 of client {shown(self.name)} is none — give what `sha256sum < token` says")
+            raise InvalidArgument(
+                f"sha256 of client {shown(self.name)} is none — give what `sha256sum < token` says"
+            )
 
 
 class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,7 +57,9 @@ class Tokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """Return the clients in a TOML file that only its owner may read. Raises `InvalidArgument`; blocks."""
+        """Return the clients in a TOML file that only its owner may read. Raises `InvalidArgument`;
+        blocks.
+        """
         _check_private(file, "token file")
         try:
             return msgspec.convert(tomllib.loads(file.read_text("utf-8")), cls)
@@ -91,26 +98,40 @@ class Endpoint:
     by_certificate: bool
 
     @classmethod
-    def of(cls, url: str, *, tokens: Path | None, tls: ssl.SSLContext | None, client_ca: bool) -> Self:
-        """Return the endpoint of an address. Raises `InvalidArgument` for one that anybody could use; blocks."""
+    def of(
+        cls, url: str, *, tokens: Path | None, tls: ssl.SSLContext | None, client_ca: bool
+    ) -> Self:
+        """Return the endpoint of an address. Raises `InvalidArgument` for one that anybody could
+        use; blocks.
+        """
         address = parse_address(url)
         if address.path:
-            raise InvalidArgument(f"{url} is a path, and every open node has its own — give a tcp:// or tls:// address")
+            raise InvalidArgument(
+                f"{url} is a path, and every open node has its own — give a tcp:// or tls:// "
+                "address"
+            )
         if address.tls and tls is None:
             raise InvalidArgument(f"{url} needs a certificate — add --tls-cert and --tls-key")
         if not is_loopback(address.host) and not (address.tls and (tokens or client_ca)):
             raise InvalidArgument(
-                f"{url} is open to other machines — use tls:// with --tls-cert, --tls-key, and --tokens or --tls-client-ca"
+                f"{url} is open to other machines — use tls:// with --tls-cert, --tls-key, and "
+                "--tokens or --tls-client-ca"
             )
         known = None if tokens is None else Tokens.read(tokens)
         return cls(address, known, tls if address.tls else None, client_ca and address.tls)
 
     async def listen(self, server: Server) -> str:
-        """Listen, and return the address as clients give it. Raises `InvalidArgument` for one that cannot be had."""
+        """Listen, and return the address as clients give it. Raises `InvalidArgument` for one that
+        cannot be had.
+        """
         try:
-            port = await server.listen_tcp(self.address.host, self.address.port, self.authenticate, self.tls)
+            port = await server.listen_tcp(
+                self.address.host, self.address.port, self.authenticate, self.tls
+            )
         except OSError as error:
-            raise InvalidArgument(f"{self.address} cannot be listened at: {error.strerror} — choose another") from error
+            raise InvalidArgument(
+                f"{self.address} cannot be listened at: {error.strerror} — choose another"
+            ) from error
         return str(self.address._replace(port=port))
 
     def authenticate(self, hello: Hello, connection: Connection) -> Rights:
@@ -118,13 +139,19 @@ class Endpoint:
         if self.tokens is not None:
             return self.tokens.rights(hello.token)
         if self.by_certificate:
-            subject = dict(pair for part in connection.peer("peercert").get("subject", ()) for pair in part)
+            subject = dict(
+                pair for part in connection.peer("peercert").get("subject", ()) for pair in part
+            )
             return Rights(str(subject.get("commonName", "certificate"))[:128])
         return Rights(hello.name[:128] or "loopback")
 
 
-def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ssl.SSLContext | None:
-    """Return what `tls://` addresses use, None without a certificate. Raises `InvalidArgument`; blocks."""
+def server_tls(
+    cert: Path | None, key: Path | None, client_ca: Path | None
+) -> ssl.SSLContext | None:
+    """Return what `tls://` addresses use, None without a certificate. Raises `InvalidArgument`;
+    blocks.
+    """
     if cert is None and key is None and client_ca is None:
         return None
     if cert is None or key is None:
@@ -145,12 +172,15 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> s
 
 
 def _check_valid(cert: Path, context: ssl.SSLContext) -> None:
-    """Raise `ssl.SSLError` for a certificate that is not valid now, as a client that trusts it would, in memory."""
+    """Raise `ssl.SSLError` for a certificate that is not valid now, as a client that trusts it
+    would, in memory.
+    """
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname = False
     trusting.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     trusting.load_verify_locations(cert)
-    to_node, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    to_node = ssl.MemoryBIO()
+    to_client = ssl.MemoryBIO()
     client = trusting.wrap_bio(to_client, to_node)
     node = context.wrap_bio(to_node, to_client, server_side=True)
     for side in (client, node, client):
@@ -163,6 +193,8 @@ def _check_private(file: Path, what: str) -> None:
     try:
         mode = file.stat().st_mode
     except OSError as error:
-        raise InvalidArgument(f"{what} {file} cannot be read: {error.strerror} — name another") from error
+        raise InvalidArgument(
+            f"{what} {file} cannot be read: {error.strerror} — name another"
+        ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidArgument(f"{what} {file} is readable by others — run: chmod 600 {file}")

@@ -1,4 +1,6 @@
-"""What can be asked of a node over a connection: one table, of which server and client make requests, replies and errors."""
+"""What can be asked of a node over a connection: one table, of which server and client make
+requests, replies and errors.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -33,7 +35,7 @@ DETAIL_MAX = 4_096
 """Characters of an error's text that cross."""
 
 
-# --- what is sent -----------------------------------------------------------------------------------------------------
+# --- what is sent ---------------------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -51,7 +53,9 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """What the server answers: which node this is, with which settings and bounds, and what is in it."""
+    """What the server answers: which node this is, with which settings and bounds, and what is in
+    it.
+    """
 
     version: int
     node_id: str
@@ -63,9 +67,13 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
-    """The begin, commit or rollback of a transaction that is sent before its commit, or bodies of it."""
+    """The begin, commit or rollback of a transaction that is sent before its commit, or bodies of
+    it.
+    """
 
-    messages: Annotated[tuple[tuple[MessageType, str, bytes, bytes], ...], msgspec.Meta(min_length=1)]
+    messages: Annotated[
+        tuple[tuple[MessageType, str, bytes, bytes], ...], msgspec.Meta(min_length=1)
+    ]
     """Of each its type, vchannel, header and payload, as the log has them."""
     txn_id: int = 0
     sequence: int = 0
@@ -75,9 +83,14 @@ class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
-    """A reader of a collection, or of several; `resume` is where one goes on that was open before."""
+    """A reader of a collection, or of several; `resume` is where one goes on that was open
+    before.
+    """
 
-    collections: int | Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=READ_COLLECTIONS_MAX)]
+    collections: (
+        int
+        | Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=READ_COLLECTIONS_MAX)]
+    )
     """The id, or ids."""
     start: str
     start_at: PlainPlace
@@ -97,7 +110,9 @@ class AckCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True):
-    """A stream is open: where it begins, and where its named reader would resume after its last acknowledgement."""
+    """A stream is open: where it begins, and where its named reader would resume after its last
+    acknowledgement.
+    """
 
     position: int
     tick: int
@@ -105,7 +120,7 @@ class Opened(msgspec.Struct, frozen=True, array_like=True):
     acknowledged_tick: int = 0
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 @unique
@@ -118,7 +133,8 @@ class Access(Enum):
 
 
 class Call(NamedTuple):
-    """One call: the arguments of the method of this name, and what that returns; of whose method a prefix tells.
+    """One call: the arguments of the method of this name, and what that returns; of whose method a
+    prefix tells.
 
     One that `repeats` may be sent again when the connection was lost before its answer came.
     """
@@ -129,7 +145,9 @@ class Call(NamedTuple):
     reply: Any
     repeats: bool = False
     of_collection: str = ""
-    """The argument that names the collection which access is checked for; empty for the whole node."""
+    """The argument that names the collection which access is checked for; empty for the whole
+    node.
+    """
 
     @property
     def changes(self) -> bool:
@@ -138,14 +156,24 @@ class Call(NamedTuple):
 
 
 def _calls(
-    of: type, access: Access, names: str, *, prefix: str = "", repeats: bool = True, collection: str = "collection"
+    of: type,
+    access: Access,
+    names: str,
+    *,
+    prefix: str = "",
+    repeats: bool = True,
+    collection: str = "collection",
 ) -> Iterator[Call]:
     """Yield the calls of some methods."""
     for name in names.split():
         method: Callable[..., object] = getattr(of, name)
         hints = get_type_hints(method)
         arguments: list[Any] = [
-            (argument, hints[argument], *([] if given.default is inspect.Parameter.empty else [given.default]))
+            (
+                argument,
+                hints[argument],
+                *([] if given.default is inspect.Parameter.empty else [given.default]),
+            )
             for argument, given in inspect.signature(method).parameters.items()
             if argument != "self"
         ]
@@ -154,7 +182,8 @@ def _calls(
         yield Call(prefix + name, access, request, hints["return"], repeats, of_collection)
 
 
-TOPICS, CHANNELS = "mq.", "channels."
+TOPICS = "mq."
+CHANNELS = "channels."
 """Names of calls of topics and of the channel service begin so."""
 _topic_calls = partial(_calls, prefix=TOPICS, collection="topic")
 _channel_calls = partial(_calls, ChannelService, prefix=CHANNELS)
@@ -167,19 +196,34 @@ CALLS = {
     call.name: call
     for call in chain(
         (READ, ACK, TRANSACTION),
-        _calls(Backend, Access.CONSUME, "consistent_tick named_readers open_transactions snapshot statistics"),
+        _calls(
+            Backend,
+            Access.CONSUME,
+            "consistent_tick named_readers open_transactions snapshot statistics",
+        ),
         _calls(Backend, Access.PRODUCE, "open_producer put_note"),
         _calls(CatalogChanges, Access.ADMIN, "create_collection", collection="definition"),
         _calls(CatalogChanges, Access.ADMIN, "drop_collection", collection="name"),
         _calls(CatalogChanges, Access.ADMIN, "create_partition drop_partition"),
         _calls(Backend, Access.ADMIN, "seek_reader flush verify hand_over"),
-        _calls(Backend, Access.ADMIN, "delete_producer delete_reader abort_transaction back_up", repeats=False),
-        _topic_calls(MessageQueue, Access.CONSUME, "exist_consumer_group ack seek force_seek seek_to_latest"),
-        _topic_calls(MessageQueue, Access.CONSUME, "get_latest_msg get_message check_topic_valid notify info"),
+        _calls(
+            Backend,
+            Access.ADMIN,
+            "delete_producer delete_reader abort_transaction back_up",
+            repeats=False,
+        ),
+        _topic_calls(
+            MessageQueue, Access.CONSUME, "exist_consumer_group ack seek force_seek seek_to_latest"
+        ),
+        _topic_calls(
+            MessageQueue, Access.CONSUME, "get_latest_msg get_message check_topic_valid notify info"
+        ),
         _topic_calls(ClientTopics, Access.CONSUME, "register deliver held give_back"),
         _topic_calls(MessageQueue, Access.PRODUCE, "produce", repeats=False),
         _topic_calls(MessageQueue, Access.ADMIN, "create_topic"),
-        _topic_calls(MessageQueue, Access.ADMIN, "destroy_topic create_consumer_group", repeats=False),
+        _topic_calls(
+            MessageQueue, Access.ADMIN, "destroy_topic create_consumer_group", repeats=False
+        ),
         _topic_calls(MessageQueue, Access.ADMIN, "destroy_consumer_group", repeats=False),
         _channel_calls(Access.CONSUME, "describe_channels"),
         _channel_calls(Access.ADMIN, "create_channels destroy_channels", repeats=False),
@@ -188,7 +232,7 @@ CALLS = {
 """By name. Writes have frames of their own."""
 
 
-# --- values that are no plain data ------------------------------------------------------------------------------------
+# --- values that are no plain data ----------------------------------------------------------------
 
 
 def _encode_other(value: object) -> object:
@@ -197,7 +241,10 @@ def _encode_other(value: object) -> object:
             return value.serialize().to_pybytes()
         case pa.Table():
             if value.nbytes > TABLE_BYTES_MAX:
-                raise TooLarge(f"a snapshot of {value.nbytes} bytes — name columns or keys, or read it with read()")
+                raise TooLarge(
+                    f"a snapshot of {value.nbytes} bytes — name columns or keys, or read it with "
+                    "read()"
+                )
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, value.schema) as writer:
                 writer.write_table(value)
@@ -250,11 +297,13 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
         raise ProtocolError(f"a value does not decode: {error}") from error
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 class WireError(msgspec.Struct, frozen=True, array_like=True):
-    """An error as it crosses: the code of its class, its text, whether to try again, and its typed fields."""
+    """An error as it crosses: the code of its class, its text, whether to try again, and its typed
+    fields.
+    """
 
     code: str
     text: str
@@ -263,9 +312,16 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return an error for the other side; of one that is none of ours only that it happened, not what is in it."""
+        """Return an error for the other side; of one that is none of ours only that it happened,
+        not what is in it.
+        """
         if not isinstance(error, StreamingNodeError):
-            return cls("STREAMING_NODE_ERROR", f"the node failed at this call: {type(error).__name__}", "no", {})
+            return cls(
+                "STREAMING_NODE_ERROR",
+                f"the node failed at this call: {type(error).__name__}",
+                "no",
+                {},
+            )
         fields = {name: value for name, value in error.fields().items() if not name.startswith("_")}
         try:
             encode(fields)
@@ -274,17 +330,27 @@ class WireError(msgspec.Struct, frozen=True, array_like=True):
         return cls(error.code, str(error)[:DETAIL_MAX], error.retryable, fields)
 
     def error(self) -> StreamingNodeError:
-        """Return the error of the same class here; of a class that is not known here, one that has its code and text."""
-        kind = next((each for each in _classes(StreamingNodeError) if each.code == self.code), StreamingNodeError)
+        """Return the error of the same class here; of a class that is not known here, one that has
+        its code and text.
+        """
+        kind = next(
+            (each for each in _classes(StreamingNodeError) if each.code == self.code),
+            StreamingNodeError,
+        )
         error = kind.__new__(kind)
         Exception.__init__(error, self.text)
-        unknown = {"code": self.code, "retryable": self.retryable} if kind is StreamingNodeError else {}
-        vars(error).update(self.fields | unknown)  # whatever their names are: no attribute of the class is set
+        unknown = (
+            {"code": self.code, "retryable": self.retryable} if kind is StreamingNodeError else {}
+        )
+        # whatever their names are: no attribute of the class is set
+        vars(error).update(self.fields | unknown)
         return error
 
 
 WireResults = tuple[list[tuple[int, int, AppendResult]], list[tuple[int, int, WireError]]]
-"""What became of writes, and why some are refused, behind the number of the frame and the index of the group."""
+"""What became of writes, and why some are refused, behind the number of the frame and the index of
+the group.
+"""
 
 
 def _classes(kind: type[StreamingNodeError]) -> Iterator[type[StreamingNodeError]]:

@@ -1,4 +1,6 @@
-"""A node of another process, with the interface of one of this: `async with connect("unix:data/node.sock") as node`."""
+"""A node of another process, with the interface of one of this:
+`async with connect("unix:data/node.sock") as node`.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
@@ -40,7 +42,9 @@ from wal.runtime import Supervisor
 GRACE_S = 3.0
 """How long closing waits for answers."""
 FRAMES_IN_FLIGHT_MAX = 2
-"""With as many unanswered, writes wait and go together: what a frame costs once, both sides, is paid less often."""
+"""With as many unanswered, writes wait and go together: what a frame costs once, both sides, is
+paid less often.
+"""
 COMPANY_MIN = 16
 """With one unanswered, fewer writes than this wait for its answer."""
 STREAM_CREDIT_BYTES = 4 << 20
@@ -87,19 +91,25 @@ def _changes(name: str) -> Any:
 
 
 class RemoteBackend(RemoteCalls):
-    """A node of another process; see `Backend`. What it has no method for here is a call of the table."""
+    """A node of another process; see `Backend`. What it has no method for here is a call of the
+    table.
+    """
 
     def __init__(self, address: Address, options: LinkOptions) -> None:
         self.link = Link(address, options, self._take_catalog)
         super().__init__("", self.link.call_of)
-        self.mq: MessageQueue | None = cast(MessageQueue, RemoteQueue(self.link.call_of, self.link.number))
+        self.mq: MessageQueue | None = cast(
+            MessageQueue, RemoteQueue(self.link.call_of, self.link.number)
+        )
         self.channels = cast(ChannelService, RemoteCalls(calls.CHANNELS, self.link.call_of))
         self.catalog = Catalog()
         self._welcome: Welcome | None = None
         """What `config` and the like were taken from."""
         self._sequence = 0
         self._outstanding: dict[int, int] = {}
-        """Of each frame, commit or change without an answer, oldest first: the client's own next sequence when it began."""
+        """Of each frame, commit or change without an answer, oldest first: the client's own next
+        sequence when it began.
+        """
         self._named: dict[int, _Named] = {}
         """The named producers that were opened here, by id."""
 
@@ -108,18 +118,29 @@ class RemoteBackend(RemoteCalls):
         await self.link.open()
 
     def _take_welcome(self) -> None:
-        """Take over what the node says of itself; it may have been opened with other settings since."""
+        """Take over what the node says of itself; it may have been opened with other settings
+        since.
+        """
         if (welcome := self.link.welcome) is self._welcome:
             return
         known = {setting.key for setting in NodeConfig().origins()}  # a newer node may have others
-        config = load_config(arguments={key: value for key, value in welcome.settings.items() if key in known})
-        group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)  # a group goes in one frame
+        config = load_config(
+            arguments={key: value for key, value in welcome.settings.items() if key in known}
+        )
+        # a group goes in one frame
+        group_bytes_max = min(config.wal.group_bytes_max, FRAME_BYTES_MAX // 2)
         self.config = replace(config, wal=replace(config.wal, group_bytes_max=group_bytes_max))
-        self.path, self.node_id, self.wal_name = welcome.path, welcome.node_id, welcome.wal_name
+        self.path = welcome.path
+        self.node_id = welcome.node_id
+        self.wal_name = welcome.wal_name
         if self._welcome is None:
             self.pending = PendingBytes(self.config.writes.pending_bytes_max)
             self._packer = Packer(
-                self._send, self.pending.rows, repeats=False, in_flight_max=FRAMES_IN_FLIGHT_MAX, company=COMPANY_MIN
+                self._send,
+                self.pending.rows,
+                repeats=False,
+                in_flight_max=FRAMES_IN_FLIGHT_MAX,
+                company=COMPANY_MIN,
             )
         self._welcome = welcome
 
@@ -141,22 +162,34 @@ class RemoteBackend(RemoteCalls):
         return RemoteReading(self.link, request)
 
     async def drain(self) -> None:
-        """Wait for writes and changes that were begun; what is not answered in time is refused when the link closes."""
+        """Wait for writes and changes that were begun; what is not answered in time is refused when
+        the link closes.
+        """
         with anyio.move_on_after(GRACE_S):
             await self.link.drain(Access.PRODUCE, Access.ADMIN)
 
-    # --- writes ---------------------------------------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
 
     def append(self, group: AppendGroup) -> Awaitable[AppendResult]:
-        """Append a group at the node: rows with others that wait, a step of a transaction by itself."""
+        """Append a group at the node: rows with others that wait, a step of a transaction by
+        itself.
+        """
         stamp = group.producer
-        if stamp is not None and not stamp.sequence and self._named[stamp.producer_id].reached >= SEQUENCE_MAX:
-            raise InvalidArgument(f"the producer has used sequence {SEQUENCE_MAX} — use another producer")
+        if (
+            stamp is not None
+            and not stamp.sequence
+            and self._named[stamp.producer_id].reached >= SEQUENCE_MAX
+        ):
+            raise InvalidArgument(
+                f"the producer has used sequence {SEQUENCE_MAX} — use another producer"
+            )
         return self._packer.append(group) if group.pieces else self._transaction(group)
 
     @contextmanager
     def _under_way(self) -> Iterator[int]:
-        """Have the node remember what is sent in the block until it was answered; yields a number for it."""
+        """Have the node remember what is sent in the block until it was answered; yields a number
+        for it.
+        """
         number = self.link.number()
         self._outstanding[number] = self._sequence + 1
         try:
@@ -169,7 +202,9 @@ class RemoteBackend(RemoteCalls):
         pack.drop_cancelled()
         if not pack.groups:
             return
-        pack.sent = True  # who is cancelled from here on, while it waits for room, must not hear that nothing was done
+        # who is cancelled from here on, while it waits for room, must not hear that nothing was
+        # done
+        pack.sent = True
         with self._under_way() as number:
             frame = frame_of(
                 number,
@@ -187,14 +222,18 @@ class RemoteBackend(RemoteCalls):
                 self._told(pack.groups)
 
     def _stamp(self, group: AppendGroup | None) -> ProducerStamp:
-        """Return the stamp of a write: a named producer's, or the client's next one, who is producer 0."""
+        """Return the stamp of a write: a named producer's, or the client's next one, who is
+        producer 0.
+        """
         if group is None or group.producer is None:
             self._sequence += 1
             return ProducerStamp(0, FIRST_EPOCH, self._sequence)
         stamp = group.producer
         named = self._named.setdefault(stamp.producer_id, _Named())
         if not stamp.sequence:
-            stamp = group.producer = ProducerStamp(stamp.producer_id, stamp.epoch, named.reached + 1)
+            stamp = group.producer = ProducerStamp(
+                stamp.producer_id, stamp.epoch, named.reached + 1
+            )
         named.reached = max(named.reached, stamp.sequence)
         return stamp
 
@@ -206,19 +245,30 @@ class RemoteBackend(RemoteCalls):
                 named = self._named[stamp.producer_id]
                 if isinstance(group.outcome, AppendResult):
                     named.last = max(named.last, stamp.sequence)
-                refused = isinstance(group.outcome, StreamingNodeError) and not isinstance(group.outcome, Indeterminate)
-                is_drawn = group.place is not None and not group.place.stamp.sequence  # else earlier tries may be there
+                refused = isinstance(group.outcome, StreamingNodeError) and not isinstance(
+                    group.outcome, Indeterminate
+                )
+                # else earlier tries may be there
+                is_drawn = group.place is not None and not group.place.stamp.sequence
                 if refused and is_drawn and named.reached == stamp.sequence:
-                    named.reached -= 1  # a write that surely is not in the log leaves its sequence free
+                    # a write that surely is not in the log leaves its sequence free
+                    named.reached -= 1
 
     async def _transaction(self, group: AppendGroup) -> AppendResult:
         """Take a step of a transaction; only a commit has a stamp, and may be sent again."""
-        first, pack, encode = group.messages[0], Pack([group]), msgspec.msgpack.encode
+        first = group.messages[0]
+        pack = Pack([group])
+        encode = msgspec.msgpack.encode
         call = calls.TRANSACTION._replace(repeats=first.type is MessageType.COMMIT_TXN)
         with self._under_way():
             stamp = self._stamp(group) if call.repeats else ProducerStamp(0, 0, 0)
-            messages = [(each.type, each.vchannel, encode(each.header), bytes(each.payload)) for each in group.messages]
-            request = TransactionCall(tuple(messages), first.txn_id, stamp.sequence, stamp.producer_id, stamp.epoch)
+            messages = [
+                (each.type, each.vchannel, encode(each.header), bytes(each.payload))
+                for each in group.messages
+            ]
+            request = TransactionCall(
+                tuple(messages), first.txn_id, stamp.sequence, stamp.producer_id, stamp.epoch
+            )
             try:
                 await self.link.wait_ready()
                 pack.sent = True
@@ -226,7 +276,9 @@ class RemoteBackend(RemoteCalls):
                 group.outcome = result
                 return result
             except StreamingNodeError as error:
-                group.outcome, pack.sent = error, isinstance(error, Indeterminate)  # else the node has nothing of it
+                # else the node has nothing of it
+                group.outcome = error
+                pack.sent = isinstance(error, Indeterminate)
                 if call.repeats or not pack.sent:
                     raise
                 raise TransactionExpired(
@@ -235,7 +287,7 @@ class RemoteBackend(RemoteCalls):
             finally:
                 self._told((group,))
 
-    # --- calls ----------------------------------------------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------------------
 
     create_collection = _changes("create_collection")
     drop_collection = _changes("drop_collection")
@@ -254,7 +306,9 @@ class RemoteBackend(RemoteCalls):
         return self._named[producer_id].last
 
     def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool) -> Place:
-        """Return the place of a producer's write; the node keeps it from when it is sent, or has to wait."""
+        """Return the place of a producer's write; the node keeps it from when it is sent, or has to
+        wait.
+        """
         place = Place(ProducerStamp(producer_id, epoch, sequence))
         if waits:
             self.link.hold(place)
@@ -264,17 +318,26 @@ class RemoteBackend(RemoteCalls):
         self._take_welcome()  # which came before it
         # What has not changed stays the object it was, and with it all that was worked out from it.
         known = {info.id: info for info in self.catalog.collections()}
-        self.catalog = Catalog(known[info.id] if known.get(info.id) == info else info for info in collections)
+        self.catalog = Catalog(
+            known[info.id] if known.get(info.id) == info else info for info in collections
+        )
 
 
 class RemoteReading:
-    """A reader's way through the log of another process, over as many connections as it takes; see `Reading`."""
+    """A reader's way through the log of another process, over as many connections as it takes; see
+    `Reading`.
+    """
 
     def __init__(self, link: Link, request: ReadRequest) -> None:
-        self._link, self._loop = link, asyncio.get_running_loop()
+        self._link = link
+        self._loop = asyncio.get_running_loop()
         ids = tuple(info.id for info in request.infos)
-        of, start, types = ids[0] if len(ids) == 1 else ids, request.policy.plain, tuple(sorted(request.types))
-        self._request = ReadCall(of, *start, request.until, request.name, types, None, STREAM_CREDIT_BYTES)
+        of = ids[0] if len(ids) == 1 else ids
+        start = request.policy.plain
+        types = tuple(sorted(request.types))
+        self._request = ReadCall(
+            of, *start, request.until, request.name, types, None, STREAM_CREDIT_BYTES
+        )
         self._frames: asyncio.Queue[Frame | None] = asyncio.Queue()
         """What came over the stream; None when its connection was lost, or when it is closed."""
         self._stream = 0
@@ -287,12 +350,17 @@ class RemoteReading:
 
     async def open(self) -> int:
         """Find the place to start, at the node."""
-        self._is_open, frame = False, None  # also for who cancels this: the next call opens another stream
+        # also for who cancels this: the next call opens another stream
+        self._is_open = False
+        frame = None
         give_up_at = self._loop.time() + self._link.options.give_up_s
         while frame is None:
             await self._link.wait_ready()
-            was_asked, self._frames = self._stream > 0, asyncio.Queue()
-            self._stream = self._link.open_stream(self._request, calls.READ.name, self._frames.put_nowait)
+            was_asked = self._stream > 0
+            self._frames = asyncio.Queue()
+            self._stream = self._link.open_stream(
+                self._request, calls.READ.name, self._frames.put_nowait
+            )
             try:
                 frame = await self._next_frame()
             except BaseException:  # cancelled, or closed by another task
@@ -301,15 +369,22 @@ class RemoteReading:
             if frame is not None and frame.kind != FrameKind.OPENED:
                 self._link.end(self._stream)
                 error = frame.value(WireError).error()
-                # By a lost connection of this one, which the node may not have noticed; or by somebody else.
-                if not (isinstance(error, ReaderBusy) and was_asked and self._loop.time() < give_up_at):
+                # By a lost connection of this one, which the node may not have noticed; or by
+                # somebody else.
+                if not (
+                    isinstance(error, ReaderBusy) and was_asked and self._loop.time() < give_up_at
+                ):
                     raise error
                 await asyncio.sleep(BUSY_PAUSE_S)
                 frame = None
         opened: Opened = frame.value(Opened)
-        self._is_open, self._opened_on = True, self._link.connections
-        if self._request.resume is None:  # a reader of what is to come goes on from here, whatever comes first
-            self._request = msgspec.structs.replace(self._request, resume=StartingPoint(opened.position, opened.tick))
+        self._is_open = True
+        self._opened_on = self._link.connections
+        # a reader of what is to come goes on from here, whatever comes first
+        if self._request.resume is None:
+            self._request = msgspec.structs.replace(
+                self._request, resume=StartingPoint(opened.position, opened.tick)
+            )
         return opened.acknowledged_position
 
     async def next_batch(self) -> ScanBatch:
@@ -340,7 +415,10 @@ class RemoteReading:
                 await self._link.call_of(calls.ACK.name, self._stream, position, tick)
                 return
             except (Indeterminate, InvalidArgument):
-                if self._opened_on == self._link.connections and self._link.state is LinkState.READY:
+                if (
+                    self._opened_on == self._link.connections
+                    and self._link.state is LinkState.READY
+                ):
                     raise
                 await self.open()  # acknowledging twice is the same as once
 

@@ -1,4 +1,6 @@
-"""One connection, either end of it, over Unix sockets, TCP and TLS: bytes to frames, frames to bytes, and back-pressure."""
+"""One connection, either end of it, over Unix sockets, TCP and TLS: bytes to frames, frames to
+bytes, and back-pressure.
+"""
 
 import asyncio
 import socket
@@ -17,7 +19,9 @@ from wal.runtime import Holding
 from wal.sockets import hold_socket
 
 PART_BYTES = 2 << 20
-"""What a long reply is cut into, so that others get between its parts. Most batches of messages are shorter."""
+"""What a long reply is cut into, so that others get between its parts. Most batches of messages are
+shorter.
+"""
 PARTS_MAX = 64
 """Long frames of which a side may have sent a part and not the end."""
 CLOSE_S_MAX = 1.0
@@ -26,15 +30,18 @@ SEND_BUFFER_BYTES = 4 << 20
 """With more waiting for the other side to read, `send_long` waits."""
 UNBOUNDED_BYTES = 1 << 62
 SOCKET_BYTES = 1 << 20
-"""What a Unix socket holds, a batch of messages; by default a fifth of that, and both sides would take turns over each."""
+"""What a Unix socket holds, a batch of messages; by default a fifth of that, and both sides would
+take turns over each.
+"""
 
 
 class Connection(asyncio.BufferedProtocol):
     """A connection, from when it is made until it is lost; lives on the event loop.
 
-    `on_frame` is told of every frame that is whole, long ones put together again, in order; what it raises closes the
-    connection. `on_lost` is told once, with the reason. `parts_bytes_max` bounds long frames that
-    are not whole yet, and `room` what all connections hold; without it this one holds what it gets.
+    `on_frame` is told of every frame that is whole, long ones put together again, in order; what it
+    raises closes the connection. `on_lost` is told once, with the reason. `parts_bytes_max` bounds
+    long frames that are not whole yet, and `room` what all connections hold; without it this one
+    holds what it gets.
     """
 
     def __init__(
@@ -47,30 +54,39 @@ class Connection(asyncio.BufferedProtocol):
         is_node: bool = False,
         room: Room | None = None,
     ) -> None:
-        self._on_frame, self._on_lost, self._on_made = on_frame, on_lost, on_made
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._on_made = on_made
         self.share = Share(room or Room(UNBOUNDED_BYTES), self._read_on)
         """What it holds for frames, calls and writes."""
         self._parts_bytes_max = parts_bytes_max
-        self._reader = FrameReader(allocate=pa.allocate_buffer)  # from memory that Arrow keeps for the next one
+        # from memory that Arrow keeps for the next one
+        self._reader = FrameReader(allocate=pa.allocate_buffer)
         self._parts: dict[int, bytearray] = {}
         self._parts_bytes = 0
         self._transport: asyncio.Transport
         self._held: Holding
-        self._is_full, self._drained = False, Signal()
-        self._sending, self._long = asyncio.Lock(), asyncio.Semaphore(PARTS_MAX)
-        self._is_node, self.has_agreed = is_node, False
+        self._is_full = False
+        self._drained = Signal()
+        self._sending = asyncio.Lock()
+        self._long = asyncio.Semaphore(PARTS_MAX)
+        self._is_node = is_node
+        self.has_agreed = False
         self._error: Exception | None = None
         self.is_open = False
         self.received_at = asyncio.get_running_loop().time()
         """When something came last, by the loop's clock."""
 
-    # --- asyncio's side -------------------------------------------------------------------------------------------------
+    # --- asyncio's side ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin, as each side does."""
-        self._transport, self.is_open = cast("asyncio.Transport", transport), True  # uvloop's is none by its class
+        # uvloop's is none by its class
+        self._transport = cast("asyncio.Transport", transport)
+        self.is_open = True
         self._transport.set_write_buffer_limits(SEND_BUFFER_BYTES)
-        if (of := self.peer("socket")).family == socket.AF_UNIX:  # the system adapts others by itself
+        # the system adapts others by itself
+        if (of := self.peer("socket")).family == socket.AF_UNIX:
             of.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self._held = hold_socket(of.fileno())
         self._transport.write(PREFACE)
@@ -101,19 +117,23 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _is_reading(self) -> bool:
-        """Whether more may come; one that closes, which `close` begins, is not to be told of that."""
+        """Whether more may come; one that closes, which `close` begins, is not to be told of
+        that.
+        """
         return self.is_open and not self._transport.is_closing()
 
     def pause_writing(self) -> None:
         """Let `send_long` wait."""
         self._is_full = True
         if self._is_node:
-            self._transport.pause_reading()  # who does not read answers asks nothing more; a client always reads
+            # who does not read answers asks nothing more; a client always reads
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Let those go on who wait."""
         self._is_full = False
-        self.received_at = asyncio.get_running_loop().time()  # who reads is there: nothing it says is heard meanwhile
+        # who reads is there: nothing it says is heard meanwhile
+        self.received_at = asyncio.get_running_loop().time()
         self._drained.wake()
         if self._is_node and self._is_reading and not self.share.is_waiting:
             self._transport.resume_reading()
@@ -127,7 +147,8 @@ class Connection(asyncio.BufferedProtocol):
         self._parts.clear()
         self._parts_bytes = 0
         self.share.close()
-        on_lost, why = self._on_lost, self._error or error
+        on_lost = self._on_lost
+        why = self._error or error
         # Its owner refers to it, and an error to frames of the stack, which refer to both: without
         # these nothing waits for garbage collection.
         self._on_frame = self._on_lost = _nobody
@@ -135,14 +156,19 @@ class Connection(asyncio.BufferedProtocol):
         self._error = None
         on_lost(why)
 
-    # --- ours -----------------------------------------------------------------------------------------------------------
+    # --- ours -------------------------------------------------------------------------------------
 
     def agreed(self) -> None:
         """Take frames of full size from now on: both sides know each other."""
-        self._reader.frame_bytes_max, self.has_agreed = FRAME_BYTES_MAX, True
+        self._reader.frame_bytes_max = FRAME_BYTES_MAX
+        self.has_agreed = True
 
-    def send(self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview) -> None:
-        """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises `ProtocolError` if too long."""
+    def send(
+        self, kind: FrameKind, number: int = 0, meta: object = None, *payload: bytes | memoryview
+    ) -> None:
+        """Send a frame, or drop it when the connection is lost, as `on_lost` tells. Raises
+        `ProtocolError` if too long.
+        """
         self.send_encoded(encode_frame(kind, number, meta, *payload))
 
     def send_encoded(self, frame: list[bytes | memoryview]) -> None:
@@ -151,9 +177,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(frame)
 
     async def send_long(self, kind: FrameKind, number: int, *payload: bytes | memoryview) -> None:
-        """Send a frame of any length in parts, each when the other side has read most of what was sent before.
+        """Send a frame of any length in parts, each when the other side has read most of what was
+        sent before.
 
-        Raises `OnShutdown` when it is gone. What is cancelled ends with a `CANCEL`: the other side keeps no part of it.
+        Raises `OnShutdown` when it is gone. What is cancelled ends with a `CANCEL`: the other side
+        keeps no part of it.
         """
         parts: list[Sequence[bytes | memoryview]] = [payload]
         if sum(map(len, payload)) > PART_BYTES:
@@ -175,7 +203,9 @@ class Connection(asyncio.BufferedProtocol):
                 raise
 
     def peer(self, name: str) -> Any:
-        """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info` does."""
+        """Return what the transport knows by this name, as `asyncio.BaseTransport.get_extra_info`
+        does.
+        """
         return self._transport.get_extra_info(name)
 
     def bound_sent(self, size_bytes: int) -> None:
@@ -189,7 +219,9 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     async def end(self) -> None:
-        """Close it, and return when it has ended, after `CLOSE_S_MAX` at most: none may outlive its event loop."""
+        """Close it, and return when it has ended, after `CLOSE_S_MAX` at most: none may outlive its
+        event loop.
+        """
         self.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S_MAX):
@@ -214,10 +246,14 @@ class Connection(asyncio.BufferedProtocol):
             parts += frame.payload
             return frame._replace(payload=memoryview(parts))
         if not self.has_agreed or not frame.payload or len(self._parts) >= PARTS_MAX:
-            raise ProtocolError(f"a part before the hello, of nothing, or of over {PARTS_MAX} frames at a time")
+            raise ProtocolError(
+                f"a part before the hello, of nothing, or of over {PARTS_MAX} frames at a time"
+            )
         self._parts_bytes += len(frame.payload)
         if self._parts_bytes > self._parts_bytes_max:
-            raise ProtocolError(f"over {self._parts_bytes_max} bytes of long frames that are not whole")
+            raise ProtocolError(
+                f"over {self._parts_bytes_max} bytes of long frames that are not whole"
+            )
         self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
         return None
 

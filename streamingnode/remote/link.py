@@ -1,7 +1,9 @@
-"""The client's side of a connection: one that is made again when it is lost, and what waits for answers over it.
+"""The client's side of a connection: one that is made again when it is lost, and what waits for
+answers over it.
 
-What was sent and not answered is sent again over the next connection where that is exact: writes carry the client's own
-stamps, and calls say whether they repeat. Everything else is told that its outcome is open.
+What was sent and not answered is sent again over the next connection where that is exact: writes
+carry the client's own stamps, and calls say whether they repeat. Everything else is told that its
+outcome is open.
 """
 
 import asyncio
@@ -25,7 +27,14 @@ from streamingnode.remote.calls import VERSIONS, Access, Call, Welcome, WireErro
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, Unit
 from wal.append import in_doubt
-from wal.errors import Indeterminate, InvalidArgument, OnShutdown, ProtocolError, StreamingNodeError, TooLarge
+from wal.errors import (
+    Indeterminate,
+    InvalidArgument,
+    OnShutdown,
+    ProtocolError,
+    StreamingNodeError,
+    TooLarge,
+)
 from wal.frames import Frame, FrameKind, encode_frame
 from wal.position import CLIENT_PRODUCER_IDS, Place
 from wal.queue import Signal
@@ -34,10 +43,14 @@ from wal.runtime import elapsed_ms, event_log, in_thread
 _log = event_log(__name__)
 
 GIVE_UP_S_MAX = 300.0
-"""Longest time that calls wait for a lost connection; a node remembers a client's writes for twice as long."""
-PING_S, SILENT_S_MAX = 5.0, 20.0
+"""Longest time that calls wait for a lost connection; a node remembers a client's writes for twice
+as long.
+"""
+PING_S = 5.0
+SILENT_S_MAX = 20.0
 """How often a quiet connection is asked for a sign of life, and how long one may be without."""
-PAUSE_FIRST_S, PAUSE_MAX_S = 0.02, 1.0
+PAUSE_FIRST_S = 0.02
+PAUSE_MAX_S = 1.0
 """Between attempts to connect again."""
 CONNECT_S_MAX = 10.0
 TIMES_MAX = 10
@@ -66,7 +79,9 @@ TRANSITIONS = {
 
 
 class _Sent(msgspec.Struct, eq=False):
-    """A call without its answer, or a frame of writes some of whose `units` were not told; `ended` when all were."""
+    """A call without its answer, or a frame of writes some of whose `units` were not told; `ended`
+    when all were.
+    """
 
     parts: list[bytes | memoryview]
     ended: asyncio.Future[Frame | None]
@@ -92,12 +107,18 @@ class _Sent(msgspec.Struct, eq=False):
 
 
 class Link:
-    """A client's connection to a node, made again when it is lost. `open` comes first, `run` is for its owner."""
+    """A client's connection to a node, made again when it is lost. `open` comes first, `run` is for
+    its owner.
+    """
 
     def __init__(
-        self, address: Address, options: LinkOptions, on_catalog: Callable[[tuple[CollectionInfo, ...]], None]
+        self,
+        address: Address,
+        options: LinkOptions,
+        on_catalog: Callable[[tuple[CollectionInfo, ...]], None],
     ) -> None:
-        self.address, self.options = address, options
+        self.address = address
+        self.options = options
         self.client_id = CLIENT_PRODUCER_IDS | secrets.randbits(62)
         self.state = LinkState.CONNECTING
         self.welcome: Welcome
@@ -127,13 +148,16 @@ class Link:
         self.is_leaving = False
         self._reason: Exception | None = None
 
-    # --- connecting -----------------------------------------------------------------------------------------------------
+    # --- connecting -------------------------------------------------------------------------------
 
     async def open(self, known: Welcome | None = None) -> None:
-        """Connect, to a `known` node once it is there. Raises `Unreachable`, `Unauthenticated`, `ProtocolError`."""
+        """Connect, to a `known` node once it is there. Raises `Unreachable`, `Unauthenticated`,
+        `ProtocolError`.
+        """
         try:
             if known is not None:
-                self.welcome, self._node_id = known, known.node_id
+                self.welcome = known
+                self._node_id = known.node_id
             await self._connect()
             self._become(LinkState.READY)
         except (Unreachable, Overloaded) as error:  # of as many connections as the node takes
@@ -149,13 +173,16 @@ class Link:
                 await self._stay_connected()
                 self._become(LinkState.CONNECTING)
                 _log.warning(
-                    "connection_lost", address=str(self.address), error=str(self._reason or "closed by the node")
+                    "connection_lost",
+                    address=str(self.address),
+                    error=str(self._reason or "closed by the node"),
                 )
                 self._end_all(None)
             # A node that closes each connection at once must not be asked without end.
             await asyncio.sleep(PAUSE_FIRST_S)
             await self._connect_again()
-            self._end_all(None)  # once more: the machine may have slept meanwhile, which no timer here has seen
+            # once more: the machine may have slept meanwhile, which no timer here has seen
+            self._end_all(None)
             self._become(LinkState.READY)
             for number, held in self._held.items():  # first: what is sent again may be among them
                 self.send(FrameKind.HOLD, number, held)
@@ -168,33 +195,43 @@ class Link:
             asked_at = self._loop.time()
             await asyncio.wait((self._lost,), timeout=PING_S)
             quiet_s = self._loop.time() - connection.received_at
-            stood_still = self._loop.time() - asked_at > 2 * PING_S  # this side, and what came is to be looked at yet
+            # this side, and what came is to be looked at yet
+            stood_still = self._loop.time() - asked_at > 2 * PING_S
             if quiet_s > SILENT_S_MAX and not stood_still:
-                connection.abort(Unreachable(f"the node at {self.address} was silent for {SILENT_S_MAX:g} s"))
+                connection.abort(
+                    Unreachable(f"the node at {self.address} was silent for {SILENT_S_MAX:g} s")
+                )
             elif quiet_s > PING_S / 2:
                 connection.send(FrameKind.PING)
 
     async def _connect_again(self) -> None:
-        give_up_at, pause_s = self._loop.time() + min(self.options.give_up_s, GIVE_UP_S_MAX), PAUSE_FIRST_S
+        give_up_at = self._loop.time() + min(self.options.give_up_s, GIVE_UP_S_MAX)
+        pause_s = PAUSE_FIRST_S
         while True:
             try:
                 return await self._connect()
             except StreamingNodeError as error:
                 self._reason = error
                 is_final = isinstance(error, (Unauthenticated, InvalidArgument))
-                if self.state is LinkState.CONNECTING and (is_final or self._loop.time() >= give_up_at):
+                if self.state is LinkState.CONNECTING and (
+                    is_final or self._loop.time() >= give_up_at
+                ):
                     self._become(LinkState.LOST)
                     self._end_all(error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
     async def _connect(self) -> None:
-        address, options, token = self.address, self.options, self.options.token
+        address = self.address
+        options = self.options
+        token = self.options.token
         if isinstance(token, Path):
             try:
                 token = (await in_thread(token.read_text, "utf-8")).strip()
             except (OSError, UnicodeDecodeError) as error:
-                raise InvalidArgument(f"token file {token} cannot be read: {error} — name another") from error
+                raise InvalidArgument(
+                    f"token file {token} cannot be read: {error} — name another"
+                ) from error
         self._welcomed, self._lost = self._loop.create_future(), self._loop.create_future()
         connection = self._connection = Connection(
             lambda frame: self._on_frame(connection, frame),
@@ -207,7 +244,9 @@ class Link:
                     await self._loop.create_unix_connection(lambda: connection, address.path)
                 else:
                     tls = (options.tls or ssl.create_default_context()) if address.tls else None
-                    await self._loop.create_connection(lambda: connection, address.host, address.port, ssl=tls)
+                    await self._loop.create_connection(
+                        lambda: connection, address.host, address.port, ssl=tls
+                    )
                 self._attempts += 1
                 hello = calls.Hello(VERSIONS, self.client_id, options.name, token, self._attempts)
                 connection.send(FrameKind.HELLO, 0, hello)
@@ -219,19 +258,23 @@ class Link:
                 if isinstance(error, ssl.SSLCertVerificationError):
                     what += " — name the authority of its certificate, with tls= or --tls-ca"
                 elif isinstance(error, PermissionError):
-                    what += " — connect as the user who runs the node, or where it listens for others"
+                    what += (
+                        " — connect as the user who runs the node, or where it listens for others"
+                    )
                 raise Unreachable(f"no node answers at {address}: {what}") from error
             raise
         self.connections += 1
 
     async def _close_connection(self) -> None:
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             await connection.end()
 
     def _become(self, state: LinkState) -> None:
         assert state in TRANSITIONS[self.state], f"{state} after {self.state}"
-        self.state, self.is_leaving = state, False
+        self.state = state
+        self.is_leaving = False
         self._moved.wake()
         self.on_state(state)
 
@@ -257,12 +300,16 @@ class Link:
             await self._close_connection()
 
     async def drain(self, *accesses: Access) -> None:
-        """Return when nothing that needs these rights waits for its answer, nor what was sent meanwhile."""
-        while pending := [each.ended for each in self._sent.values() if each.call.access in accesses]:
+        """Return when nothing that needs these rights waits for its answer, nor what was sent
+        meanwhile.
+        """
+        while pending := [
+            each.ended for each in self._sent.values() if each.call.access in accesses
+        ]:
             await asyncio.wait(pending)
             await asyncio.sleep(0)  # what waited for them is sent now
 
-    # --- what is sent ---------------------------------------------------------------------------------------------------
+    # --- what is sent -----------------------------------------------------------------------------
 
     def number(self) -> int:
         """Return the number of the next call, stream or frame of writes."""
@@ -270,7 +317,9 @@ class Link:
         return self._numbers
 
     async def wait_ready(self) -> None:
-        """Return while there is a connection. Raises `Unreachable` when it did not come back, `OnShutdown` after the end."""
+        """Return while there is a connection. Raises `Unreachable` when it did not come back,
+        `OnShutdown` after the end.
+        """
         while self.state is not LinkState.READY or self.is_leaving:
             if self.state in {LinkState.LOST, LinkState.CLOSED}:
                 raise self._refusal() from self._reason
@@ -284,10 +333,11 @@ class Link:
         return Unreachable(f"no node answers at {self.address}: {self._reason}")
 
     async def call(self, call: Call, request: msgspec.Struct) -> Any:
-        """Return the answer to a call, over as many connections as it takes. Cancelling it cancels it at the node.
+        """Return the answer to a call, over as many connections as it takes. Cancelling it cancels
+        it at the node.
 
-        Raises `InvalidArgument` for what is no request of this call, `TooLarge` for one over a frame, and `Indeterminate`
-        when it changes something, perhaps.
+        Raises `InvalidArgument` for what is no request of this call, `TooLarge` for one over a
+        frame, and `Indeterminate` when it changes something, perhaps.
         """
         number = self.number()
         try:
@@ -308,17 +358,23 @@ class Link:
         return self.call(call, call.request(*arguments, **options))
 
     async def send_writes(self, number: int, frame: FrameOfWrites) -> None:
-        """Send a frame of writes and return when each of its units was told; cancelling it cancels what was not begun.
+        """Send a frame of writes and return when each of its units was told; cancelling it cancels
+        what was not begun.
 
         Raises `Unreachable` and `OnShutdown` while it waits for room, when it was not sent.
         """
         await self.wait_ready()
-        while self._writes_bytes and self._writes_bytes + frame.size_bytes > self.welcome.write_bytes_max:
+        while (
+            self._writes_bytes
+            and self._writes_bytes + frame.size_bytes > self.welcome.write_bytes_max
+        ):
             await self._moved.wait()
             await self.wait_ready()
         self._writes_bytes += frame.size_bytes
         try:
-            sent = _Sent(frame.parts, self._loop.create_future(), units=dict(enumerate(frame.units)))
+            sent = _Sent(
+                frame.parts, self._loop.create_future(), units=dict(enumerate(frame.units))
+            )
             await self._answer(number, sent)
         finally:
             self._writes_bytes -= frame.size_bytes
@@ -336,9 +392,14 @@ class Link:
             del self._sent[number]
 
     def _transmit(self, sent: _Sent) -> None:
-        if sent.ended.done():  # its caller was told, and has not run since: the node may have forgotten it
+        # its caller was told, and has not run since: the node may have forgotten it
+        if sent.ended.done():
             return
-        if self.state is LinkState.READY and self._connection is not None and self._connection.is_open:
+        if (
+            self.state is LinkState.READY
+            and self._connection is not None
+            and self._connection.is_open
+        ):
             sent.times += 1
             self._connection.send_encoded(sent.parts)
 
@@ -347,22 +408,30 @@ class Link:
         if self.state is LinkState.READY and self._connection is not None:
             self._connection.send(kind, number, meta, payload)
 
-    def open_stream(self, request: object, name: str, on_frame: Callable[[Frame | None], None]) -> int:
-        """Open a stream and return its number; `on_frame` is told of its frames, and of None when the connection is lost."""
+    def open_stream(
+        self, request: object, name: str, on_frame: Callable[[Frame | None], None]
+    ) -> int:
+        """Open a stream and return its number; `on_frame` is told of its frames, and of None when
+        the connection is lost.
+        """
         number = self.number()
         self._streams[number] = on_frame
         self.send(FrameKind.CALL, number, name, calls.encode(request))
         return number
 
     def hold(self, place: Place) -> None:
-        """Have the node keep the place of a write that is not sent yet, for as long as something refers to it here."""
-        number, stamp = self.number(), place.stamp
+        """Have the node keep the place of a write that is not sent yet, for as long as something
+        refers to it here.
+        """
+        number = self.number()
+        stamp = place.stamp
         self._held[number] = (stamp.producer_id, stamp.epoch, stamp.sequence)
         self.send(FrameKind.HOLD, number, self._held[number])
         weakref.finalize(place, self._end_later, number).atexit = False
 
     def _end_later(self, number: int) -> None:
-        with suppress(RuntimeError):  # in whatever thread garbage is collected, also after the event loop
+        # in whatever thread garbage is collected, also after the event loop
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.end, number)
 
     def end(self, number: int) -> None:
@@ -370,7 +439,7 @@ class Link:
         if self._streams.pop(number, None) is not None or self._held.pop(number, None) is not None:
             self.send(FrameKind.END, number)
 
-    # --- what comes back ------------------------------------------------------------------------------------------------
+    # --- what comes back --------------------------------------------------------------------------
 
     def _on_frame(self, connection: Connection, frame: Frame) -> None:
         if connection is not self._connection:
@@ -385,14 +454,17 @@ class Link:
                     self._welcomed.set_result(None)
             case FrameKind.RESULTS:
                 self._on_results(frame)
-            case FrameKind.MESSAGES | FrameKind.OPENED | FrameKind.ERROR if frame.number in self._streams:
+            case FrameKind.MESSAGES | FrameKind.OPENED | FrameKind.ERROR if (
+                frame.number in self._streams
+            ):
                 self._streams[frame.number](frame)
             case FrameKind.ERROR if not frame.number:  # of the connection, which ends
                 connection.abort(frame.value(WireError).error())
             case FrameKind.REPLY | FrameKind.ERROR:
                 self._on_reply(frame)
             case FrameKind.LEAVING:
-                self.is_leaving = True  # the node answers what it has, and nothing more is begun over this connection
+                # the node answers what it has, and nothing more is begun over this connection
+                self.is_leaving = True
                 self.on_state(self.state)
             case _:
                 pass  # of a later version
@@ -403,7 +475,8 @@ class Link:
         elif frame.kind == FrameKind.WELCOME:
             welcome: Welcome = frame.value(Welcome)
             if self._node_id in {"", welcome.node_id}:
-                self.welcome, self._node_id = welcome, welcome.node_id
+                self.welcome = welcome
+                self._node_id = welcome.node_id
                 connection.agreed()
             else:
                 now = f"at {self.address} is node {welcome.node_id} now, it was {self._node_id}"
@@ -418,9 +491,12 @@ class Link:
 
     def _settle(self, number: int, index: int, outcome: Any) -> None:
         sent = self._sent.get(number)
-        if sent is None or (unit := sent.units.pop(index, None)) is None:  # its callers are gone, or were told
+        # its callers are gone, or were told
+        if sent is None or (unit := sent.units.pop(index, None)) is None:
             return
-        unit.settle(self._doubted(sent, outcome) if isinstance(outcome, StreamingNodeError) else outcome)
+        unit.settle(
+            self._doubted(sent, outcome) if isinstance(outcome, StreamingNodeError) else outcome
+        )
         if not sent.units:
             sent.end(None)
 
@@ -434,29 +510,46 @@ class Link:
             sent.fail(self._doubted(sent, frame.value(WireError).error()))
 
     def _doubted(self, sent: _Sent, error: StreamingNodeError) -> StreamingNodeError:
-        """Return the error of a try: what refuses it now may not know of the one before, which may be in the log."""
-        if sent.times < 2 or (sent.call is not calls.WRITE and (error.decides or not sent.call.changes)):
+        """Return the error of a try: what refuses it now may not know of the one before, which may
+        be in the log.
+        """
+        if sent.times < 2 or (
+            sent.call is not calls.WRITE and (error.decides or not sent.call.changes)
+        ):
             return error
-        return in_doubt(Indeterminate(f"{sent.call.name} was sent again and is refused: {error.happened}"), error)
+        return in_doubt(
+            Indeterminate(f"{sent.call.name} was sent again and is refused: {error.happened}"),
+            error,
+        )
 
-    # --- a lost connection ----------------------------------------------------------------------------------------------
+    # --- a lost connection ------------------------------------------------------------------------
 
     def _end_all(self, error: StreamingNodeError | None) -> None:
-        """End what a lost connection ends: streams, which are opened again, and what cannot be asked again.
+        """End what a lost connection ends: streams, which are opened again, and what cannot be
+        asked again.
 
         With an error the connection is gone for good, and nobody waits any more.
         """
         for sent in list(self._sent.values()):
-            call, age_s = sent.call, elapsed_ms() / 1000 - sent.since
+            call = sent.call
+            age_s = elapsed_ms() / 1000 - sent.since
             is_late = age_s > GIVE_UP_S_MAX and call.changes  # the node may forget it soon
-            is_futile = age_s > self.options.give_up_s and sent.times >= TIMES_MAX  # it may be what ends connections
+            # it may be what ends connections
+            is_futile = age_s > self.options.give_up_s and sent.times >= TIMES_MAX
             if error is not None and not (call.changes and sent.times):
                 sent.fail(error)
             elif error is not None or (sent.times and (is_late or is_futile or not call.repeats)):
-                why = f" before {call.name} was answered" + (f": {error.happened}" if error is not None else "")
+                why = f" before {call.name} was answered" + (
+                    f": {error.happened}" if error is not None else ""
+                )
                 lost = f"the connection to {self.address} was lost{why}"
                 is_open = call.changes or not call.repeats  # else it is futile, and did nothing
-                sent.fail(Indeterminate(lost) if is_open else Unreachable(f"{lost} — see the log of the node for why"))
-        streams, self._streams = self._streams, {}
+                sent.fail(
+                    Indeterminate(lost)
+                    if is_open
+                    else Unreachable(f"{lost} — see the log of the node for why")
+                )
+        streams = self._streams
+        self._streams = {}
         for on_frame in streams.values():
             on_frame(None)

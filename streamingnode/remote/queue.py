@@ -1,4 +1,6 @@
-"""`node.mq` and `node.channels` of a client: what `MessageQueue` and `ChannelService` have, over its connection."""
+"""`node.mq` and `node.channels` of a client: what `MessageQueue` and `ChannelService` have, over
+its connection.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -15,10 +17,13 @@ TRUSTED_S = 0.1
 
 
 class RemoteCalls:
-    """Has a method for each call of the table whose name begins with a prefix: the node makes it."""
+    """Has a method for each call of the table whose name begins with a prefix: the node makes
+    it.
+    """
 
     def __init__(self, prefix: str, call_of: Callable[..., Awaitable[Any]]) -> None:
-        self._prefix, self._call_of = prefix, call_of
+        self._prefix = prefix
+        self._call_of = call_of
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         if name.startswith("_") or self._prefix + name not in CALLS:
@@ -29,8 +34,9 @@ class RemoteCalls:
 class RemoteQueue(RemoteCalls):
     """The topics of a node of another process; see `MessageQueue`.
 
-    Calls that may be repeated are, over as many connections as it takes; of others `Indeterminate` is raised when the
-    connection was lost. Consumers live on: what they held goes to whoever asks first. So does what `consume` returned.
+    Calls that may be repeated are, over as many connections as it takes; of others `Indeterminate`
+    is raised when the connection was lost. Consumers live on: what they held goes to whoever asks
+    first. So does what `consume` returned.
     """
 
     def __init__(self, call_of: Callable[..., Awaitable[Any]], number: Callable[[], int]) -> None:
@@ -41,17 +47,26 @@ class RemoteQueue(RemoteCalls):
         """See `MessageQueue.produce`; up to 8 MiB in one call. Not repeated by itself."""
         bodies_of(messages)
         # A call takes lists and dicts, a queue any sequence and mapping.
-        sent = [m if isinstance(m, bytes) else ProducerMessage(m.payload, dict(m.properties or {})) for m in messages]
+        sent = [
+            m if isinstance(m, bytes) else ProducerMessage(m.payload, dict(m.properties or {}))
+            for m in messages
+        ]
         ids: range = await self._call_of(f"{TOPICS}produce", topic, sent)
         return ids
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
         """See `MessageQueue.ack`."""
-        await self._call_of(f"{TOPICS}ack", topic, group, list(ids) if isinstance(ids, Sequence) else ids)
+        await self._call_of(
+            f"{TOPICS}ack", topic, group, list(ids) if isinstance(ids, Sequence) else ids
+        )
 
-    async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
+    async def consume(
+        self, topic: str, group: str, count: int, *, wait_s: float = 0.0
+    ) -> list[ConsumerMessage]:
         """See `MessageQueue.consume`."""
-        messages: list[ConsumerMessage] = await self.deliver(topic, group, 0, ACK_TIMEOUT_S, count, wait_s)
+        messages: list[ConsumerMessage] = await self.deliver(
+            topic, group, 0, ACK_TIMEOUT_S, count, wait_s
+        )
         return messages
 
     async def register_consumer(

@@ -1,4 +1,6 @@
-"""The server's side of connections: who is connected to a node, what they may do and have under way, and the end of it."""
+"""The server's side of connections: who is connected to a node, what they may do and have under
+way, and the end of it.
+"""
 
 import asyncio
 import ssl
@@ -62,9 +64,14 @@ ROOM_S_MAX = 5.0
 SETTLE_S_MAX = 5.0
 """How long a client that connects again waits for its calls of before; then it is refused."""
 LOOK_PAUSE_S = 0.02
-"""Between two looks for collections that clients are to hear of, or whether they still wait for answers."""
-SILENT_S_MAX, SILENCE_LOOK_S = 60.0, 5.0
-"""A client says something every few seconds; one that does not is gone, and looked for now and then."""
+"""Between two looks for collections that clients are to hear of, or whether they still wait for
+answers.
+"""
+SILENT_S_MAX = 60.0
+SILENCE_LOOK_S = 5.0
+"""A client says something every few seconds; one that does not is gone, and looked for now and
+then.
+"""
 
 
 class Stream(msgspec.Struct, eq=False):
@@ -81,11 +88,16 @@ class Stream(msgspec.Struct, eq=False):
 
 
 class Session:
-    """One client's connection, and all that it has under way. `server` is where it is counted among others."""
+    """One client's connection, and all that it has under way. `server` is where it is counted among
+    others.
+    """
 
     def __init__(self, server: "Server", authenticate: Authenticate) -> None:
-        self._server, self._shared, self._backend = server, server.shared, server.shared.backend
-        self._authenticate, self._loop = authenticate, asyncio.get_running_loop()
+        self._server = server
+        self._shared = server.shared
+        self._backend = server.shared.backend
+        self._authenticate = authenticate
+        self._loop = asyncio.get_running_loop()
         self.connection = Connection(
             self._on_frame,
             self.lost,
@@ -94,7 +106,8 @@ class Session:
             is_node=True,
             room=server.room,
         )
-        self._is_one_too_many, self.host = False, ""
+        self._is_one_too_many = False
+        self.host = ""
         self.began_at = self._loop.time()
         self.rights: Rights | None = None
         """None before the hello; so there are no writes."""
@@ -111,18 +124,22 @@ class Session:
         self._topics = ClientTopics(self._backend.mq)
         self._told: tuple[Catalog, int] | None = None
         """The catalog, and the version of it, that the client knows."""
-        self._telling, self._catalog_numbers = asyncio.Lock(), count(CATALOG_NUMBERS)
+        self._telling = asyncio.Lock()
+        self._catalog_numbers = count(CATALOG_NUMBERS)
 
-    # --- frames ---------------------------------------------------------------------------------------------------------
+    # --- frames -----------------------------------------------------------------------------------
 
     def _made(self) -> None:
-        sessions, connections_max = self._server.sessions, self._server.connections_max
+        sessions = self._server.sessions
+        connections_max = self._server.connections_max
         sessions.add(self)  # now and not before: a handshake of TLS that fails makes no connection
         self._server.share_out(self)
         peer = self.connection.peer("peername")
         self.host = str(peer[0]) if isinstance(peer, tuple) else ""  # none at the node's own socket
         of_host = sum(session.host == self.host for session in sessions) if self.host else 0
-        self._is_one_too_many = len(sessions) > connections_max or of_host * ADDRESS_SHARE > connections_max
+        self._is_one_too_many = (
+            len(sessions) > connections_max or of_host * ADDRESS_SHARE > connections_max
+        )
 
     def _on_frame(self, frame: Frame) -> None:
         if not self.connection.has_agreed:
@@ -156,11 +173,15 @@ class Session:
         hello: calls.Hello = frame.value(calls.Hello)
         versions = set(calls.VERSIONS).intersection(hello.versions)
         try:
-            if self._is_one_too_many:  # told now: what is sent to who has not been heard is lost with the connection
-                raise Overloaded("the node has as many connections as it takes — close some, or try again later")
+            # told now: what is sent to who has not been heard is lost with the connection
+            if self._is_one_too_many:
+                raise Overloaded(
+                    "the node has as many connections as it takes — close some, or try again later"
+                )
             if not versions:
                 raise ProtocolError(
-                    f"the client speaks versions {hello.versions[:10]}, the node {calls.VERSIONS} — update the older one"
+                    f"the client speaks versions {hello.versions[:10]}, the node {calls.VERSIONS} "
+                    "— update the older one"
                 )
             if not CLIENT_PRODUCER_IDS <= hello.client_id < 1 << 63:
                 raise ProtocolError(f"{hello.client_id} is no client id")
@@ -190,7 +211,10 @@ class Session:
     def check_next(self, hello: calls.Hello, rights: Rights) -> None:
         """Raise unless this is a later hello of the client that this session is of."""
         if rights != self.rights:
-            raise AccessDenied("this client id is in use by one with another token — connect with an id of your own")
+            raise AccessDenied(
+                "this client id is in use by one with another token — connect with an id of your "
+                "own"
+            )
         if 0 < hello.connection <= self._hello.connection:
             raise ProtocolError(
                 f"the hello of connection {hello.connection} came after that of connection "
@@ -241,8 +265,11 @@ class Session:
             if self._told == (catalog, catalog.version):
                 return
             self._told = catalog, catalog.version
-            number = next(self._catalog_numbers)  # which no client gives: parts of long frames are told by it
-            await self.connection.send_long(FrameKind.CATALOG, number, calls.encode(catalog.collections()))
+            # which no client gives: parts of long frames are told by it
+            number = next(self._catalog_numbers)
+            await self.connection.send_long(
+                FrameKind.CATALOG, number, calls.encode(catalog.collections())
+            )
 
     @property
     def name(self) -> str:
@@ -251,9 +278,13 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the client waits for calls or writes; streams have no end, nor has who waits for messages of a topic."""
+        """Whether the client waits for calls or writes; streams have no end, nor has who waits for
+        messages of a topic.
+        """
         endless = self._streams.keys() | self._topics.waiting
-        return bool(self._calls.keys() - endless) or (self.rights is not None and self._writes.is_busy)
+        return bool(self._calls.keys() - endless) or (
+            self.rights is not None and self._writes.is_busy
+        )
 
     def lost(self, error: Exception | None) -> None:
         """End what the client has under way: nobody would hear of it. Idempotent; see `ended`."""
@@ -271,7 +302,9 @@ class Session:
         self.ended = self._shared.work(self._end())
 
     async def _end(self) -> None:
-        """Return when no call of this connection or of those before it can have an effect any more."""
+        """Return when no call of this connection or of those before it can have an effect any
+        more.
+        """
         await self._topics.close()
         before = () if self._before is None else (self._before,)
         if pending := [*self._calls.values(), *before]:
@@ -279,16 +312,22 @@ class Session:
         if self.rights is not None and self._server.clients.get(self._hello.client_id) is self:
             del self._server.clients[self._hello.client_id]
 
-    # --- calls ----------------------------------------------------------------------------------------------------------
+    # --- calls ------------------------------------------------------------------------------------
 
     def _on_call(self, frame: Frame) -> None:
-        number, name = frame.number, frame.value(str)
+        number = frame.number
+        name = frame.value(str)
         if number in self._calls or not number:
             raise ProtocolError(f"a second call {number}")
         size_bytes = len(frame.payload)
         share = self.connection.share
         if len(self._calls) >= CALLS_MAX or share.calls_bytes + size_bytes > CALLS_BYTES_MAX:
-            self._refuse(number, Overloaded("too many calls of one connection are under way — wait for some of them"))
+            self._refuse(
+                number,
+                Overloaded(
+                    "too many calls of one connection are under way — wait for some of them"
+                ),
+            )
             return
         task = self._loop.create_task(self._run(number, name, frame.payload))
         self._calls[number] = task
@@ -303,11 +342,17 @@ class Session:
     async def _run(self, number: int, name: str, payload: bytes | memoryview) -> None:
         try:
             if (call := calls.CALLS.get(name)) is None:
-                raise InvalidArgument(f"the node knows no call {name[:80]!r} — update the older of node and client")
+                raise InvalidArgument(
+                    f"the node knows no call {name[:80]!r} — update the older of node and client"
+                )
             request = calls.decode(payload, call.request)
             payload = b""  # or a stream would hold it as long as it is open
             reply = await self._call(number, call, request)
-            encoded = await in_thread(calls.encode, reply) if call.reply is pa.Table else calls.encode(reply)
+            encoded = (
+                await in_thread(calls.encode, reply)
+                if call.reply is pa.Table
+                else calls.encode(reply)
+            )
             await self.connection.send_long(FrameKind.REPLY, number, encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
             if not isinstance(error, StreamingNodeError):
@@ -318,12 +363,21 @@ class Session:
         named = getattr(request, call.of_collection, None)
         collection = named.name if isinstance(named, Definition) else named
         is_audited = call.access is calls.Access.ADMIN
-        rights, outcome = self._writes.rights, "done"
+        rights = self._writes.rights
+        outcome = "done"
         try:
-            if call.name != "consistent_tick":  # which is no secret: a write of no rows is told one, too
-                rights.check(call.access, EVERYTHING if is_audited and not collection else collection)
-            # A reader may be of several collections: whoever moves or removes it needs the right to each.
-            for reader in await self._backend.named_readers() if call.name in {"seek_reader", "delete_reader"} else ():
+            # which is no secret: a write of no rows is told one, too
+            if call.name != "consistent_tick":
+                rights.check(
+                    call.access, EVERYTHING if is_audited and not collection else collection
+                )
+            # A reader may be of several collections: whoever moves or removes it needs the right to
+            # each.
+            for reader in (
+                await self._backend.named_readers()
+                if call.name in {"seek_reader", "delete_reader"}
+                else ()
+            ):
                 if reader.name == request.name and collection in reader.collections:
                     for each in reader.collections:
                         rights.check(call.access, each)
@@ -333,7 +387,9 @@ class Session:
             raise
         finally:
             if is_audited:
-                self._server.audit.admin_call(rights.name, call.name, collection or EVERYTHING, outcome)
+                self._server.audit.admin_call(
+                    rights.name, call.name, collection or EVERYTHING, outcome
+                )
 
     async def _answer(self, number: int, call: calls.Call, request: Any) -> object:
         if isinstance(request, calls.ReadCall):
@@ -348,22 +404,31 @@ class Session:
         for each in (EVERYTHING,) if names is None else set(names):
             self._writes.rights.check(call.access, each)
         if call.name.startswith(calls.TOPICS):
-            return self._seen(await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments))
+            return self._seen(
+                await self._topics.call(number, call.name.removeprefix(calls.TOPICS), arguments)
+            )
         if isinstance(definition := arguments.get("definition"), Definition):
             arguments["definition"] = await in_thread(definition.checked)
         if call.name == "snapshot" and arguments["keys"] is not None:
             info = self._backend.catalog.collection_by_name(arguments["collection"])
-            keys = WireTarget(MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"]))
+            keys = WireTarget(
+                MessageType.DELETE, info.id, 0, info.schema_version, len(arguments["keys"])
+            )
             checked_rows(arguments["keys"], self._shared.targets.find(keys))
         if arguments.get("stamp") is not None:
             arguments["stamp"] = self._writes.stamp(arguments["stamp"])
-        of: object = self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
+        of: object = (
+            self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
+        )
         reply: object = await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments)
-        await self.send_catalog()  # before the reply: who made a change, or asks for a tick after one, finds it made
+        # before the reply: who made a change, or asks for a tick after one, finds it made
+        await self.send_catalog()
         return self._seen(reply)
 
     def _seen(self, reply: Any) -> Any:
-        """Return a reply without what it tells of collections and topics that the client has no right to."""
+        """Return a reply without what it tells of collections and topics that the client has no
+        right to.
+        """
         rights = self._writes.rights
         own = rights.consume | rights.produce | rights.admin
         if EVERYTHING in own:
@@ -395,7 +460,9 @@ class Session:
             self._writes.cancel(number)
 
     def _hold(self, number: int, given: ProducerStamp) -> None:
-        """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others are."""
+        """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others
+        are.
+        """
         try:
             self._writes.rights.check(calls.Access.PRODUCE, None)
             stamp = self._writes.stamp(given)
@@ -404,22 +471,29 @@ class Session:
         if len(self._held) < HELD_MAX:
             self._held[number] = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
 
-    # --- streams --------------------------------------------------------------------------------------------------------
+    # --- streams ----------------------------------------------------------------------------------
 
     async def _read(self, number: int, call: calls.ReadCall) -> NoReturn:
-        """Send what a reader gets until it ends, as far as its credit goes; closed by the client, or with the connection."""
+        """Send what a reader gets until it ends, as far as its credit goes; closed by the client,
+        or with the connection.
+        """
         ids = call.collections if isinstance(call.collections, tuple) else (call.collections,)
         infos = tuple(self._backend.catalog.collection(each) for each in dict.fromkeys(ids))
         for info in infos:
             self._writes.rights.check(calls.Access.CONSUME, info.name)
         if call.reader is not None:
             check_name("reader", call.reader)
-        policy, types = DeliverPolicy.of_plain(call.start, call.start_at), frozenset(call.types)
-        reading = self._backend.read(ReadRequest(infos, policy, call.until, call.reader, types, call.resume))
+        policy = DeliverPolicy.of_plain(call.start, call.start_at)
+        types = frozenset(call.types)
+        reading = self._backend.read(
+            ReadRequest(infos, policy, call.until, call.reader, types, call.resume)
+        )
         stream = self._streams[number] = Stream(reading, call.credit_bytes)
         try:
             await reading.open()
-            self.connection.send(FrameKind.OPENED, number, calls.Opened(*reading.start, *reading.place))
+            self.connection.send(
+                FrameKind.OPENED, number, calls.Opened(*reading.start, *reading.place)
+            )
             while True:
                 await stream.wait()  # and hold nothing of the log meanwhile
                 batch = await reading.next_batch()
@@ -438,10 +512,13 @@ class Session:
 
 
 class Server:
-    """Takes connections for one open node, which outlives it. On the event loop; `close` comes before the node's end."""
+    """Takes connections for one open node, which outlives it. On the event loop; `close` comes
+    before the node's end.
+    """
 
     def __init__(self, backend: EmbeddedBackend, *, connections_max: int) -> None:
-        self.shared, self.connections_max = Shared(backend), connections_max
+        self.shared = Shared(backend)
+        self.connections_max = connections_max
         self.audit = Audit()
         self.sessions: set[Session] = set()
         self.room = Room(CLIENTS_BYTES_MAX)
@@ -450,15 +527,22 @@ class Server:
         self.clients: dict[int, Session] = {}
         """The last session of each, by its id, until its calls have ended."""
         self._listeners: list[asyncio.AbstractServer] = []
-        self._watching = Supervisor(lambda failure: _log.error("server_task_failed", error=repr(failure)))
+        self._watching = Supervisor(
+            lambda failure: _log.error("server_task_failed", error=repr(failure))
+        )
         self._watching.spawn(self._tell_catalog())
         self._watching.spawn(self._drop_silent())
 
-    async def listen_tcp(self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None) -> int:
+    async def listen_tcp(
+        self, host: str, port: int, authenticate: Authenticate, tls: ssl.SSLContext | None
+    ) -> int:
         """Take connections at an address; return the port. Raises `OSError`."""
         loop = asyncio.get_running_loop()
-        connected, patience_s = partial(self.connected, authenticate), None if tls is None else HELLO_S_MAX
-        listener = await loop.create_server(connected, host, port, ssl=tls, ssl_handshake_timeout=patience_s, backlog=1)
+        connected = partial(self.connected, authenticate)
+        patience_s = None if tls is None else HELLO_S_MAX
+        listener = await loop.create_server(
+            connected, host, port, ssl=tls, ssl_handshake_timeout=patience_s, backlog=1
+        )
         self._listeners.append(listener)
         await accept_one_a_turn(listener)
         return int(listener.sockets[0].getsockname()[1])
@@ -468,19 +552,25 @@ class Server:
         ended = 0
         for session in list(self.sessions):
             if session.rights is not None and not is_valid(session.rights):
-                session.connection.abort(Unauthenticated(f"the rights of {session.rights.name!r} have changed"))
+                session.connection.abort(
+                    Unauthenticated(f"the rights of {session.rights.name!r} have changed")
+                )
                 ended += 1
         return ended
 
     async def drain(self, grace_s: float) -> None:
-        """Take no more connections, tell clients to leave, and let what they have under way end for a while."""
+        """Take no more connections, tell clients to leave, and let what they have under way end for
+        a while.
+        """
         for listener in self._listeners:
             stop_accepting(listener)
         for session in self.sessions:
             session.connection.send(FrameKind.LEAVING)
         with anyio.move_on_after(grace_s if self.sessions else 0):
-            await asyncio.sleep(LOOK_PAUSE_S)  # what clients sent before they heard of it is on its way
-            while any(session.is_busy for session in self.sessions):  # noqa: ASYNC110 - of many things
+            # what clients sent before they heard of it is on its way
+            await asyncio.sleep(LOOK_PAUSE_S)
+            # of many things
+            while any(session.is_busy for session in self.sessions):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_PAUSE_S)
 
     async def close(self) -> None:
@@ -504,7 +594,9 @@ class Server:
         return Session(self, authenticate).connection
 
     def share_out(self, new: Session | None = None) -> None:
-        """Bound what waits for clients to read it by how many there are; a `new` one has no bound yet."""
+        """Bound what waits for clients to read it by how many there are; a `new` one has no bound
+        yet.
+        """
         each_bytes = sent_bytes_each(len(self.sessions))
         if each_bytes != self._sent_bytes_each:
             self._sent_bytes_each = each_bytes
@@ -514,7 +606,9 @@ class Server:
             new.connection.bound_sent(each_bytes)
 
     async def _tell_catalog(self) -> None:
-        """Tell clients what has changed of the collections, by looking: a reader would cost every append something."""
+        """Tell clients what has changed of the collections, by looking: a reader would cost every
+        append something.
+        """
         told: object = None
         while True:
             if told != (now := (self.shared.backend.catalog, self.shared.backend.catalog.version)):

@@ -1,9 +1,11 @@
-"""One directory, several processes: all are clients of the node that one of them has open; when that ends, another opens it.
+"""One directory, several processes: all are clients of the node that one of them has open; when
+that ends, another opens it.
 
-The first opener owns the node. When it closes, exits or is killed, the lock of the directory is free: each of the others
-looks for that several times a second, and who gets it opens the node, recovers, and listens at the same socket. The clients
-connect again by themselves and send what was not answered; the window of writes, rebuilt from the log, answers what the last
-owner had written (ADR 0009). Nobody talks to anybody about who is next: the lock decides.
+The first opener owns the node. When it closes, exits or is killed, the lock of the directory is
+free: each of the others looks for that several times a second, and who gets it opens the node,
+recovers, and listens at the same socket. The clients connect again by themselves and send what was
+not answered; the window of writes, rebuilt from the log, answers what the last owner had written
+(ADR 0009). Nobody talks to anybody about who is next: the lock decides.
 """
 
 import os
@@ -45,7 +47,9 @@ class Keeper:
     """Opens the node at `path` whenever nobody has it; `run` ends it when it is cancelled."""
 
     def __init__(self, path: Path, config: NodeConfig, own: Own) -> None:
-        self._path, self._own, self._pause_s = path, own, LOOK_PAUSE_S
+        self._path = path
+        self._own = own
+        self._pause_s = LOOK_PAUSE_S
         self._config = replace(config, serve=replace(config.serve, listen=True))
         self.error: Exception | None = None
         """Why this process could not open it last, or had to close it."""
@@ -61,10 +65,16 @@ class Keeper:
                 await self._keep()
             except AlreadyOwned:
                 pass  # by another one, who may have been faster just now
-            except Exception as error:  # noqa: BLE001 - whatever it was, nobody else may be there to open it again
-                self.error, self._pause_s = error, FAILED_PAUSE_S
+            except Exception as error:  # noqa: BLE001
+                # whatever it was, nobody else may be there to open it again
+                self.error = error
+                self._pause_s = FAILED_PAUSE_S
                 if self.is_alone:
-                    _log.error("node_not_opened", path=str(self._path), error=f"{type(error).__name__}: {error}")
+                    _log.error(
+                        "node_not_opened",
+                        path=str(self._path),
+                        error=f"{type(error).__name__}: {error}",
+                    )
             await anyio.sleep(self._pause_s)
 
     async def _keep(self) -> None:
@@ -72,9 +82,12 @@ class Keeper:
             backend = node._backend  # noqa: SLF001 - this is the other half of the node
             assert isinstance(backend, EmbeddedBackend), "it was opened here"
             if not await in_thread((self._path / SOCKET_NAME).is_socket):
-                raise InvalidArgument(f"{self._path} takes no socket, and no second process — let one have it alone")
+                raise InvalidArgument(
+                    f"{self._path} takes no socket, and no second process — let one have it alone"
+                )
             backend.on_wanted = partial(self._hand_over, node)
-            if backend.is_wanted:  # by who came between the node's listening and here, and asks once
+            # by who came between the node's listening and here, and asks once
+            if backend.is_wanted:
                 self._hand_over(node)
             self.error = None
             _log.info("node_owned", path=str(self._path), pid=os.getpid())
@@ -94,7 +107,9 @@ async def compose_shared(
     """
     address = Address(path=str(path / SOCKET_NAME))
     if len(os.fsencode(address.path)) > SOCKET_PATH_BYTES_MAX:
-        raise InvalidArgument(f"{address.path} is too long for a socket — share a node at a shorter path")
+        raise InvalidArgument(
+            f"{address.path} is too long for a socket — share a node at a shorter path"
+        )
     keeper = Keeper(path, config, own)
     keeping = Supervisor(lambda failure: _log.error("keeper_failed", error=repr(failure)))
     closing.push_async_callback(keeping.stop)
@@ -112,18 +127,22 @@ async def compose_shared(
                 await in_thread(check_free, path)
                 raise
         else:
-            _check_same(config, cast(RemoteBackend, node._backend).link.welcome.settings)  # noqa: SLF001 - it made it
+            # it made it
+            _check_same(config, cast(RemoteBackend, node._backend).link.welcome.settings)  # noqa: SLF001
             keeper.is_alone = True
             return node
         await anyio.sleep(LOOK_PAUSE_S / 4)
 
 
 def _check_same(asked: NodeConfig, theirs: Mapping[str, object]) -> None:
-    """Raise `InvalidArgument` for a setting that was asked for, of which the owner has another value."""
+    """Raise `InvalidArgument` for a setting that was asked for, of which the owner has another
+    value.
+    """
     for setting in asked.origins():
         known = theirs.get(setting.key)  # nothing where the owner is of an older release
         if setting.key in asked.set_by and setting.value != known:
             raise InvalidArgument(
-                f"{setting.key} is {known!r} in the process that owns the node, {setting.value!r} here — "
+                f"{setting.key} is {known!r} in the process that owns the node, {setting.value!r} "
+                "here — "
                 "open it with the same settings everywhere"
             )

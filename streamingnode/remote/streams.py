@@ -1,4 +1,6 @@
-"""What a reader gets, as it crosses a connection: messages and packed rows as the log's entries have them. Pure."""
+"""What a reader gets, as it crosses a connection: messages and packed rows as the log's entries
+have them. Pure.
+"""
 
 import struct
 from collections.abc import Collection, Iterable
@@ -8,24 +10,39 @@ from typing import Any
 from msgspec.structs import replace
 
 from scanner.scanner import ScanBatch
-from wal.codec import CHECKSUM_END, DAMAGED, decode_messages, decode_rows, encode_messages, entry_parts
+from wal.codec import (
+    CHECKSUM_END,
+    DAMAGED,
+    decode_messages,
+    decode_rows,
+    encode_messages,
+    entry_parts,
+)
 from wal.entry import LogEntry, PackedRows, Visible, transaction_of
 from wal.errors import Corrupt, ProtocolError
 from wal.headers import CommitTxnHeader, MessageType
 from wal.message import AnyMessage, Message, TransactionMessage
 
 _HEAD = struct.Struct("<QQI")
-"""confirmed tick, position to go on from, how many messages, transactions and packed rows there are."""
+"""confirmed tick, position to go on from, how many messages, transactions and packed rows there
+are.
+"""
 _ITEM = struct.Struct("<II")
 """bytes behind this, and of how many messages; 0 for packed rows, which are an entry."""
 _PLACE = struct.Struct("<QQQQ")
 """position, last-confirmed position, tick and term of a message."""
-assert _ITEM.size == CHECKSUM_END, "in place of what an entry's checksum does not cover: a frame has one of its own"
+assert _ITEM.size == CHECKSUM_END, (
+    "in place of what an entry's checksum does not cover: a frame has one of its own"
+)
 
 
 def encode_batch(batch: ScanBatch, vchannels: Collection[str]) -> list[bytes | memoryview]:
-    """Return a batch in parts, of which payloads are not copied; of other vchannels no row is in it."""
-    parts: list[bytes | memoryview] = [_HEAD.pack(batch.confirmed_tick, batch.resume_position, len(batch.visible))]
+    """Return a batch in parts, of which payloads are not copied; of other vchannels no row is in
+    it.
+    """
+    parts: list[bytes | memoryview] = [
+        _HEAD.pack(batch.confirmed_tick, batch.resume_position, len(batch.visible))
+    ]
     run: Any
     for kind, run in groupby(batch.visible, type):
         if kind is PackedRows:
@@ -40,18 +57,22 @@ def encode_batch(batch: ScanBatch, vchannels: Collection[str]) -> list[bytes | m
 
 def decode_batch(data: memoryview, wal_name: str) -> ScanBatch:
     """Return what was encoded, its payloads as views into it. Raises `ProtocolError`."""
-    visible, bodies = list[Visible](), list[Message]()
+    visible = list[Visible]()
+    bodies = list[Message]()
     try:
         tick, position, things = _HEAD.unpack_from(data)
         data = data[_HEAD.size :]
         while data:
             size_bytes, count = _ITEM.unpack_from(data)
-            item, data = data[: _ITEM.size + size_bytes], data[_ITEM.size + size_bytes :]
+            item = data[: _ITEM.size + size_bytes]
+            data = data[_ITEM.size + size_bytes :]
             if not count:
                 visible.append(decode_rows(item, wal_name, is_whole=False))
                 continue
             at = _ITEM.size + count * _PLACE.size
-            for message in decode_messages(item, at, wal_name, _PLACE.iter_unpack(item[_ITEM.size : at])):
+            for message in decode_messages(
+                item, at, wal_name, _PLACE.iter_unpack(item[_ITEM.size : at])
+            ):
                 if message.type is MessageType.COMMIT_TXN:
                     visible.append(transaction_of(bodies, message))
                     bodies = []
@@ -72,7 +93,11 @@ def _entry(rows: PackedRows, vchannels: Collection[str]) -> LogEntry:
         time_tick=rows.time_tick,
         last_confirmed_position=rows.last_confirmed_position,
         wal_term=rows.wal_term,
-        rows=replace(rows, batches=tuple([each for each in rows.batches if each.vchannel in vchannels]), producers=()),
+        rows=replace(
+            rows,
+            batches=tuple([each for each in rows.batches if each.vchannel in vchannels]),
+            producers=(),
+        ),
     )
 
 

@@ -1,7 +1,8 @@
-"""Writes as they cross a connection: those that wait together as one Arrow batch for each target, and their results. No I/O.
+"""Writes as they cross a connection: those that wait together as one Arrow batch for each target,
+and their results. No I/O.
 
-Inserts without a name that follow each other go as one write of the log: they share its tick, its stamp and its outcome,
-and each caller hears of its own rows. All others keep their own.
+Inserts without a name that follow each other go as one write of the log: they share its tick, its
+stamp and its outcome, and each caller hears of its own rows. All others keep their own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,17 +32,26 @@ _encode_plain = msgspec.msgpack.Encoder().encode
 FIRST_EPOCH = 1
 """Of a client without a name, which has one life."""
 EXACT_FROM_BYTES = 1 << 20
-"""Of larger batches each write's rows are measured: together they may be over what one write may have."""
+"""Of larger batches each write's rows are measured: together they may be over what one write may
+have.
+"""
 PLAIN_ROWS_MAX = 64
 """Of one target in one frame: more rows are cheaper as Arrow data, for both sides."""
-GROUPS_MAX, PIECES_MAX = 4_096, 1 << 16
-"""Writes of one frame, of which a client sends 512, and its batches or parts of a write: 7 bytes become 200 each."""
+GROUPS_MAX = 4_096
+PIECES_MAX = 1 << 16
+"""Writes of one frame, of which a client sends 512, and its batches or parts of a write: 7 bytes
+become 200 each.
+"""
 TARGETS_MAX = 4_096
-"""What a server keeps of collections that were written to; it is worked out again in about 50 us."""
+"""What a server keeps of collections that were written to; it is worked out again in about 50
+us.
+"""
 
 
 class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Rows or keys of one partition, of several writes: one Arrow batch, or a few plain values as MessagePack."""
+    """Rows or keys of one partition, of several writes: one Arrow batch, or a few plain values as
+    MessagePack.
+    """
 
     type: int
     collection_id: int
@@ -52,7 +62,9 @@ class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One write: how many of the next rows of which targets, in order. `producer_id` 0 is the client's own."""
+    """One write: how many of the next rows of which targets, in order. `producer_id` 0 is the
+    client's own.
+    """
 
     sequence: int
     is_transaction: bool
@@ -69,11 +81,13 @@ class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
     groups: Annotated[tuple[WireGroup, ...], msgspec.Meta(max_length=GROUPS_MAX)]
 
 
-# --- the client's side ------------------------------------------------------------------------------------------------
+# --- the client's side ----------------------------------------------------------------------------
 
 
 class Unit(NamedTuple):
-    """What is one write of the log: a group, or inserts that go as one, whose rows are on these `shards` where known."""
+    """What is one write of the log: a group, or inserts that go as one, whose rows are on these
+    `shards` where known.
+    """
 
     groups: Sequence[AppendGroup]
     shards: Any = None
@@ -82,17 +96,19 @@ class Unit(NamedTuple):
         """Tell each of its groups what became of it."""
         outcomes: Iterable[AppendResult | Exception] = repeat(outcome)
         if len(self.groups) > 1 and isinstance(outcome, AppendResult):
-            outcomes = [replace(outcome, row_offsets=offsets) for offsets in self._row_offsets(outcome)]
+            outcomes = [
+                replace(outcome, row_offsets=offsets) for offsets in self._row_offsets(outcome)
+            ]
         for group, each in zip(self.groups, outcomes, strict=False):
             if group.outcome is None:
                 group.settle(each)
 
     def _row_offsets(self, outcome: AppendResult) -> list[dict[str, tuple[int, int]]]:
-        """Return where the rows of each group are; those of a shard follow each other in the order of the groups."""
-        vchannels, counts = (
-            self.groups[0].pieces[0].target.vchannels,
-            [len(each.pieces[0].rows) for each in self.groups],
-        )
+        """Return where the rows of each group are; those of a shard follow each other in the order
+        of the groups.
+        """
+        vchannels = self.groups[0].pieces[0].target.vchannels
+        counts = [len(each.pieces[0].rows) for each in self.groups]
         on_shards = {0: counts}
         if self.shards is not None:
             of = np.repeat(np.arange(len(counts)), counts)
@@ -104,7 +120,9 @@ class Unit(NamedTuple):
         for shard, on_shard in on_shards.items():
             vchannel = vchannels[shard]
             first, _ = outcome.row_offsets[vchannel]
-            for each, at, count in zip(offsets, accumulate(on_shard, initial=first), on_shard, strict=False):
+            for each, at, count in zip(
+                offsets, accumulate(on_shard, initial=first), on_shard, strict=False
+            ):
                 if count:
                     each[vchannel] = (at, count)
         return offsets
@@ -126,14 +144,17 @@ def frame_of(
     settled: int,
     unit_bytes_max: int,
 ) -> FrameOfWrites:
-    """Return the frame of groups of rows; `stamp_of` gives the stamp of a named producer's write, of None the client's next.
+    """Return the frame of groups of rows; `stamp_of` gives the stamp of a named producer's write,
+    of None the client's next.
 
     The rows of a target are one batch, in the order of the groups.
     """
     lanes: dict[Any, tuple[int, list[Any]]] = {}
-    units, wired = list[Unit](), list[tuple[object, ...]]()
+    units = list[Unit]()
+    wired = list[tuple[object, ...]]()
     for run in _runs(groups, unit_bytes_max):
-        head, pieces = run[0], []
+        head = run[0]
+        pieces = []
         for piece in head.pieces if len(run) == 1 else [group.pieces[0] for group in run]:
             lane = lanes.get(piece.target)
             if lane is None:
@@ -147,11 +168,18 @@ def frame_of(
             wired.append((stamp_of(None).sequence, head.is_transaction, pieces))
         else:
             stamp = stamp_of(head)
-            wired.append((stamp.sequence, head.is_transaction, pieces, stamp.producer_id, stamp.epoch))
-    targets, payloads = [], []
+            wired.append(
+                (stamp.sequence, head.is_transaction, pieces, stamp.producer_id, stamp.epoch)
+            )
+    targets = []
+    payloads = []
     for target, (_, rows) in lanes.items():
         is_plain = set(map(type, rows)) == {tuple} and sum(map(len, rows)) <= PLAIN_ROWS_MAX
-        payload = _encode_plain([*chain.from_iterable(rows)]) if is_plain else encoded(target.joined(rows))
+        payload = (
+            _encode_plain([*chain.from_iterable(rows)])
+            if is_plain
+            else encoded(target.joined(rows))
+        )
         place = target.collection_id, target.partition_id, target.schema_version
         targets.append(WireTarget(target.type, *place, len(payload), is_plain))
         payloads.append(payload)
@@ -171,33 +199,45 @@ def _shards(run: Sequence[AppendGroup]) -> Any:
 
 
 def _runs(groups: Sequence[AppendGroup], unit_bytes_max: int) -> list[list[AppendGroup]]:
-    """Return groups by the writes that they go as: inserts without a name into one partition together."""
+    """Return groups by the writes that they go as: inserts without a name into one partition
+    together.
+    """
     runs: list[list[AppendGroup]] = []
-    target, size_bytes = None, 0
+    target = None
+    size_bytes = 0
     for group in groups:
         alone = group.producer is not None or group.is_transaction or len(group.pieces) > 1
-        into = None if alone or group.pieces[0].target.type is not MessageType.INSERT else group.pieces[0].target
+        into = (
+            None
+            if alone or group.pieces[0].target.type is not MessageType.INSERT
+            else group.pieces[0].target
+        )
         size_bytes += group.rows_bytes
         if into is not None and into is target and size_bytes <= unit_bytes_max:
             runs[-1].append(group)
             continue
         runs.append([group])
-        target, size_bytes = into, group.rows_bytes
+        target = into
+        size_bytes = group.rows_bytes
     return runs
 
 
-# --- the server's side ------------------------------------------------------------------------------------------------
+# --- the server's side ----------------------------------------------------------------------------
 
 
 class Targets:
-    """Where rows of clients go, by what their frames say, kept until a collection changes. On the event loop."""
+    """Where rows of clients go, by what their frames say, kept until a collection changes. On the
+    event loop.
+    """
 
     def __init__(self, catalog: Callable[[], Catalog]) -> None:
         self._catalog = catalog
         self._targets: dict[int, WriteTarget] = {}
 
     def find(self, wire: WireTarget) -> BatchTarget:
-        """Return the target. Raises `CollectionNotFound`, `PartitionNotFound`, `SchemaMismatch` or `ProtocolError`."""
+        """Return the target. Raises `CollectionNotFound`, `PartitionNotFound`, `SchemaMismatch` or
+        `ProtocolError`.
+        """
         info = self._catalog().live(wire.collection_id)
         target = self._targets.get(info.id)
         if target is None or target.info is not info:
@@ -206,7 +246,8 @@ class Targets:
             target = self._targets[info.id] = WriteTarget(info)
         if wire.schema_version != info.schema_version:
             raise SchemaMismatch(
-                f"rows of schema version {wire.schema_version} do not fit {info.name!r} — read its schema again"
+                f"rows of schema version {wire.schema_version} do not fit {info.name!r} — read its "
+                "schema again"
             )
         if wire.type == MessageType.DELETE:
             return target.deletes
@@ -219,20 +260,36 @@ class Targets:
 class Lane:
     """Rows of a frame for one target, of which its writes take some, one after the other."""
 
-    __slots__ = ("_at", "_count", "_is_plain", "_is_uneven", "_row_bytes", "rows", "shards", "target")
+    __slots__ = (
+        "_at",
+        "_count",
+        "_is_plain",
+        "_is_uneven",
+        "_row_bytes",
+        "rows",
+        "shards",
+        "target",
+    )
 
     def __init__(self, target: BatchTarget, data: memoryview, *, is_plain: bool) -> None:
-        self.target, self.shards, self._at, self._is_plain = target, len(target.vchannels), 0, is_plain
+        self.target = target
+        self.shards = len(target.vchannels)
+        self._at = 0
+        self._is_plain = is_plain
         self.rows: Any
         """All of them, as the target puts them into batches."""
-        self.rows, size_bytes = target.plain.decode(data) if is_plain else (checked_rows(data, target), len(data))
+        self.rows, size_bytes = (
+            target.plain.decode(data) if is_plain else (checked_rows(data, target), len(data))
+        )
         self._count = len(self.rows)
         self._row_bytes = (size_bytes + MESSAGE_OVERHEAD_BYTES) / max(self._count, 1)
         self._is_uneven = size_bytes > EXACT_FROM_BYTES
 
     def take(self, count: int) -> Piece:
         """Return the next of its rows. Raises `ProtocolError` for more than it has."""
-        rows, start, end = self.rows, self._at, self._at + count
+        rows = self.rows
+        start = self._at
+        end = self._at + count
         if not start < end <= self._count:
             raise ProtocolError("writes of more rows than their batch has")
         self._at = end
@@ -241,7 +298,11 @@ class Lane:
         if count < self._count:
             taken = rows[start:end] if self._is_plain else BatchSlice(rows, start, count)
             if self._is_uneven:
-                exact = len(_encode_plain(taken)) if self._is_plain else batch_bytes(rows.slice(start, count))
+                exact = (
+                    len(_encode_plain(taken))
+                    if self._is_plain
+                    else batch_bytes(rows.slice(start, count))
+                )
                 size_bytes += exact - int(self._row_bytes * count)
             rows = taken
         return Piece(self.target, rows, size_bytes)
@@ -254,15 +315,18 @@ def groups_of(
     stamp: Callable[[WireGroup], ProducerStamp],
     limits: WalLimits,
 ) -> list[AppendGroup | StreamingNodeError]:
-    """Return the writes of a frame, or why one is refused; what is wrong with a batch refuses its writes, and them alone.
+    """Return the writes of a frame, or why one is refused; what is wrong with a batch refuses its
+    writes, and them alone.
 
     Raises `ProtocolError` for what no client of ours sends.
     """
     if not writes.groups:
         raise ProtocolError("a frame of no writes")
-    lanes, at = list[Lane | StreamingNodeError](), 0
+    lanes = list[Lane | StreamingNodeError]()
+    at = 0
     for wire in writes.targets:
-        data, at = payload[at : at + wire.payload_bytes], at + wire.payload_bytes
+        data = payload[at : at + wire.payload_bytes]
+        at = at + wire.payload_bytes
         try:
             lanes.append(Lane(find(wire), data, is_plain=wire.is_plain))
         except ProtocolError:
@@ -270,7 +334,9 @@ def groups_of(
         except StreamingNodeError as refusal:
             lanes.append(refusal)
     if at != len(payload):
-        raise ProtocolError(f"the batches of a frame of writes take {at} bytes, it has {len(payload)}")
+        raise ProtocolError(
+            f"the batches of a frame of writes take {at} bytes, it has {len(payload)}"
+        )
     return [_group(each, lanes, stamp, limits) for each in writes.groups]
 
 
@@ -282,7 +348,10 @@ def _group(
 ) -> AppendGroup | StreamingNodeError:
     if not group.pieces or (len(group.pieces) > 1 and not group.is_transaction):
         raise ProtocolError("a write of no rows, or of several pieces that is no transaction")
-    pieces, refusal, messages, size_bytes = [], None, 0, TRANSACTION_OVERHEAD_BYTES * group.is_transaction
+    pieces = []
+    refusal = None
+    messages = 0
+    size_bytes = TRANSACTION_OVERHEAD_BYTES * group.is_transaction
     for index, count in group.pieces:
         if not 0 <= index < len(lanes):
             raise ProtocolError("a write of rows of no batch")
@@ -298,22 +367,28 @@ def _group(
         return refusal
     if messages + 2 > limits.group_messages_max or size_bytes > limits.group_bytes_max:
         return TooLarge(
-            f"{messages} messages of {size_bytes} bytes in one write, {limits.group_messages_max} of "
+            f"{messages} messages of {size_bytes} bytes in one write, {limits.group_messages_max} "
+            "of "
             f"{limits.group_bytes_max} fit — split it"
         )
     try:
         producer = stamp(group)
     except ProducerFenced as fenced:
         return fenced
-    return AppendGroup(pieces=pieces, is_transaction=group.is_transaction, rows_bytes=size_bytes, producer=producer)
+    return AppendGroup(
+        pieces=pieces, is_transaction=group.is_transaction, rows_bytes=size_bytes, producer=producer
+    )
 
 
 def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatch:
-    """Return rows of another process, of which nothing is taken for granted. Raises `ProtocolError`, `SchemaMismatch`."""
+    """Return rows of another process, of which nothing is taken for granted. Raises
+    `ProtocolError`, `SchemaMismatch`.
+    """
     try:
         message = pa.ipc.read_message(pa.py_buffer(data))
         if message.type != "record batch" or is_compressed(message.metadata):
-            raise ProtocolError("rows that are compressed, or no record batch")  # 16 KiB may be 512 MiB
+            # 16 KiB may be 512 MiB
+            raise ProtocolError("rows that are compressed, or no record batch")
         batch = pa.ipc.read_record_batch(message, target.shape.schema)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise ProtocolError(f"rows do not decode: {error}") from error
@@ -321,7 +396,8 @@ def checked_rows(data: bytes | memoryview, target: BatchTarget) -> pa.RecordBatc
 
 
 def is_compressed(metadata: pa.Buffer) -> bool:
-    """Whether a record batch message has compressed buffers: field 3 of the RecordBatch in field 2 of the Message.
+    """Whether a record batch message has compressed buffers: field 3 of the RecordBatch in field 2
+    of the Message.
 
     Arrow has checked that this is a FlatBuffer; the tables are those of its format/Message.fbs.
     """
@@ -332,7 +408,8 @@ def is_compressed(metadata: pa.Buffer) -> bool:
 
     def field(table: int, index: int) -> int:
         """Return where a field is in its table; 0 for one that is left out."""
-        fields, at = table - number(table, 4), 4 + 2 * index
+        fields = table - number(table, 4)
+        at = 4 + 2 * index
         return number(fields + at, 2) if at < number(fields, 2) else 0
 
     message = number(0, 4)

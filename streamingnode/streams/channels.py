@@ -1,7 +1,8 @@
 """The channel service: hands out channels by name, says whose they are, and takes them back.
 
-A channel is a topic and a record, which counts: it is written after its topic is made and removed before that is destroyed.
-A crash leaves at most a topic without one: empty, for the next creation to take over, or on a list for the next call to end.
+A channel is a topic and a record, which counts: it is written after its topic is made and removed
+before that is destroyed. A crash leaves at most a topic without one: empty, for the next creation
+to take over, or on a list for the next call to end.
 """
 
 import asyncio
@@ -18,7 +19,9 @@ from wal.rocksmq.contract import MessageQueue
 
 CHANNELS_MAX = 4096
 """Of one call."""
-CHANNEL_KEY, DESTROYED_KEY, NEXT_KEY = "channels/name/", "channels/destroyed/", "channels/next"
+CHANNEL_KEY = "channels/name/"
+DESTROYED_KEY = "channels/destroyed/"
+NEXT_KEY = "channels/next"
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 T = TypeVar("T")
 
@@ -39,31 +42,46 @@ class ChannelDescription(msgspec.Struct, frozen=True):
 
 
 class ChannelService:
-    """Channels of one node. Each call does all it was asked for or nothing, and is durable when it returns."""
+    """Channels of one node. Each call does all it was asked for or nothing, and is durable when it
+    returns.
+    """
 
     def __init__(self, store: ReaderRecords, queue: MessageQueue) -> None:
-        self._store, self._queue = store, queue
+        self._store = store
+        self._queue = queue
         self._turn = asyncio.Lock()
 
     async def create_channels(self, owner: OwnerDescription, num_channels: int) -> list[str]:
-        """Return the names of new channels; no name is given out twice, also not of a channel that is gone."""
+        """Return the names of new channels; no name is given out twice, also not of a channel that
+        is gone.
+        """
         if type(num_channels) is not int or not 0 < num_channels <= CHANNELS_MAX:
-            raise InvalidArgument(f"num_channels={shown(num_channels)} — create 1 to {CHANNELS_MAX} at a time")
+            raise InvalidArgument(
+                f"num_channels={shown(num_channels)} — create 1 to {CHANNELS_MAX} at a time"
+            )
         try:
             record = msgspec.msgpack.encode(owner)
             msgspec.msgpack.decode(record, type=OwnerDescription)
         except (msgspec.MsgspecError, TypeError, UnicodeEncodeError) as error:
-            raise InvalidArgument(f"{shown(owner)} is no owner — give an OwnerDescription of short texts") from error
+            raise InvalidArgument(
+                f"{shown(owner)} is no owner — give an OwnerDescription of short texts"
+            ) from error
         async with self._turn:
             await self._finish_destroying()
             found = (await self._store.scan_meta(NEXT_KEY)).get(NEXT_KEY)
             number = 0 if found is None else _decode(found, NEXT_KEY, int)
-            # Not a topic of somebody else; an empty one without groups may be what a crash left of a creation.
+            # Not a topic of somebody else; an empty one without groups may be what a crash left of
+            # a creation.
             topics = await self._queue.info()
-            taken = {name for name, topic in topics.items() if topic.groups or topic.end_id >= topic.begin_id}
+            taken = {
+                name
+                for name, topic in topics.items()
+                if topic.groups or topic.end_id >= topic.begin_id
+            }
             names: list[str] = []
             while len(names) < num_channels:
-                name, number = f"channel_{number}", number + 1
+                name = f"channel_{number}"
+                number = number + 1
                 if name not in taken:
                     names.append(name)
             await asyncio.gather(*map(self._queue.create_topic, names))  # one write of all of them
@@ -72,20 +90,34 @@ class ChannelService:
         return names
 
     async def destroy_channels(self, names: Sequence[str]) -> None:
-        """Destroy channels, their subscriptions and messages; none of them for an unknown one, which is `TopicNotFound`."""
+        """Destroy channels, their subscriptions and messages; none of them for an unknown one,
+        which is `TopicNotFound`.
+        """
         async with self._turn:
             await self._finish_destroying()
-            owners, topics = await self._owners(names), await self._queue.info()
+            owners = await self._owners(names)
+            topics = await self._queue.info()
             changes: dict[str, bytes | None] = {
-                DESTROYED_KEY + name: msgspec.msgpack.encode(topics[name].end_id) for name in owners if name in topics
+                DESTROYED_KEY + name: msgspec.msgpack.encode(topics[name].end_id)
+                for name in owners
+                if name in topics
             }
-            await self._store.put_meta(changes | dict.fromkeys(CHANNEL_KEY + name for name in owners))
+            await self._store.put_meta(
+                changes | dict.fromkeys(CHANNEL_KEY + name for name in owners)
+            )
             await self._finish_destroying()
 
-    async def describe_channels(self, names: Sequence[str] | None = None) -> list[ChannelDescription]:
-        """Return channels and whose they are, in the order of `names`; None: all there are. Raises `TopicNotFound`."""
+    async def describe_channels(
+        self, names: Sequence[str] | None = None
+    ) -> list[ChannelDescription]:
+        """Return channels and whose they are, in the order of `names`; None: all there are. Raises
+        `TopicNotFound`.
+        """
         owners = await self._owners(names)
-        return [ChannelDescription(name, owners[name]) for name in (sorted(owners) if names is None else names)]
+        return [
+            ChannelDescription(name, owners[name])
+            for name in (sorted(owners) if names is None else names)
+        ]
 
     async def _owners(self, names: Sequence[str] | None) -> dict[str, OwnerDescription]:
         is_list = not isinstance(names, str) and isinstance(names, Sequence | None)
@@ -94,15 +126,22 @@ class ChannelService:
         stored = await self._store.scan_meta(CHANNEL_KEY)
         records = {key.removeprefix(CHANNEL_KEY): record for key, record in stored.items()}
         if unknown := set(names or ()) - records.keys():
-            raise TopicNotFound(f"there is no channel {shown(min(unknown))} — choose one that is there")
-        return {name: _decode(records[name], name, OwnerDescription) for name in (records if names is None else names)}
+            raise TopicNotFound(
+                f"there is no channel {shown(min(unknown))} — choose one that is there"
+            )
+        return {
+            name: _decode(records[name], name, OwnerDescription)
+            for name in (records if names is None else names)
+        }
 
     async def _finish_destroying(self) -> None:
         if destroyed := await self._store.scan_meta(DESTROYED_KEY):
             topics = await self._queue.info()
             for key, record in destroyed.items():
-                # Not one that somebody has made anew meanwhile: its ids are above those that the channel had.
-                name, end_id = key.removeprefix(DESTROYED_KEY), _decode(record, key, int) if record else POSITION_MAX
+                # Not one that somebody has made anew meanwhile: its ids are above those that the
+                # channel had.
+                name = key.removeprefix(DESTROYED_KEY)
+                end_id = _decode(record, key, int) if record else POSITION_MAX
                 if name in topics and topics[name].begin_id <= end_id + 1:
                     with suppress(TopicNotFound):
                         await self._queue.destroy_topic(name)

@@ -1,4 +1,6 @@
-"""Makes streams over a queue, removes their subscriptions, and writes the ticks without which tick streams stand still."""
+"""Makes streams over a queue, removes their subscriptions, and writes the ticks without which tick
+streams stand still.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -7,9 +9,22 @@ from dataclasses import dataclass
 from typing import Self
 
 from streamingnode.errors import AccessDenied
-from streamingnode.streams.messages import AS_IT_IS, MsgPack, MsgType, TsMsg, UnmarshalDispatcher, new_proto_dispatcher
+from streamingnode.streams.messages import (
+    AS_IT_IS,
+    MsgPack,
+    MsgType,
+    TsMsg,
+    UnmarshalDispatcher,
+    new_proto_dispatcher,
+)
 from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions, TtMsgStream
-from wal.errors import GroupNotFound, OnShutdown, StreamingNodeError, TopicNotFound, UnsupportedFormat
+from wal.errors import (
+    GroupNotFound,
+    OnShutdown,
+    StreamingNodeError,
+    TopicNotFound,
+    UnsupportedFormat,
+)
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import elapsed_ms, event_log, unix_ms
 from wal.timetick import IdAllocator, TickAllocator
@@ -22,7 +37,9 @@ _log = event_log(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MsgStreamFactory:
-    """Makes the streams of one queue, such as `node.mq`; whatever keeps `MessageQueue`'s contract can be in its place."""
+    """Makes the streams of one queue, such as `node.mq`; whatever keeps `MessageQueue`'s contract
+    can be in its place.
+    """
 
     queue: MessageQueue
     new_dispatcher: Callable[[], UnmarshalDispatcher] = new_proto_dispatcher
@@ -36,8 +53,12 @@ class MsgStreamFactory:
         """Return a stream that hands on the messages of one time tick together."""
         return TtMsgStream(self.queue, self.new_dispatcher(), self.options)
 
-    def new_disposer(self, channels: Sequence[str], subscription: str) -> Callable[[], Awaitable[None]]:
-        """Return what removes a subscription, so that it keeps nothing any more; streams that consume for it end."""
+    def new_disposer(
+        self, channels: Sequence[str], subscription: str
+    ) -> Callable[[], Awaitable[None]]:
+        """Return what removes a subscription, so that it keeps nothing any more; streams that
+        consume for it end.
+        """
 
         async def dispose() -> None:
             for channel in channels:
@@ -48,17 +69,24 @@ class MsgStreamFactory:
 
 
 class Ticker:
-    """Writes time ticks to all channels of a producer. Used in `async with`; leaving it writes a last one.
+    """Writes time ticks to all channels of a producer. Used in `async with`; leaving it writes a
+    last one.
 
-    A tick says that nothing at or below it follows, so whoever produces takes ticks from here, `with ticker.stamp() as ts:`,
-    and all producers of a channel share one ticker. Ticks follow the clock, or are those that `ticks` hands out, and begin
-    above what the channels have when it is entered, whatever clock that came from.
+    A tick says that nothing at or below it follows, so whoever produces takes ticks from here,
+    `with ticker.stamp() as ts:`, and all producers of a channel share one ticker. Ticks follow the
+    clock, or are those that `ticks` hands out, and begin above what the channels have when it is
+    entered, whatever clock that came from.
     """
 
     def __init__(
-        self, stream: MsgStream, *, interval_s: float = TICK_INTERVAL_S, ticks: TickAllocator | None = None
+        self,
+        stream: MsgStream,
+        *,
+        interval_s: float = TICK_INTERVAL_S,
+        ticks: TickAllocator | None = None,
     ) -> None:
-        self._stream, self._interval_s = stream, interval_s
+        self._stream = stream
+        self._interval_s = interval_s
         self._ids = IdAllocator(ticks or TickAllocator(unix_ms, elapsed_ms))
         self._stamped: dict[int, None] = {}  # in the order of ticks
         self._task: asyncio.Task[None] | None = None
@@ -67,7 +95,9 @@ class Ticker:
 
     @contextmanager
     def stamp(self, count: int = 1) -> Iterator[int]:
-        """Yield the first of `count` new ticks for messages; until the block ends, no tick at or above it is written."""
+        """Yield the first of `count` new ticks for messages; until the block ends, no tick at or
+        above it is written.
+        """
         first = self._ids.alloc(count).start
         self._stamped[first] = None
         try:
@@ -76,10 +106,13 @@ class Ticker:
             del self._stamped[first]
 
     async def tick(self) -> int:
-        """Write the highest tick that holds now to all channels, and return it; one that is not new is not written."""
+        """Write the highest tick that holds now to all channels, and return it; one that is not new
+        is not written.
+        """
         tick = next(iter(self._stamped)) - 1 if self._stamped else self._ids.alloc_one()
         if tick > self.last_tick:
-            message = TsMsg(MsgType.TIME_TICK, tick, tick, b"", template=AS_IT_IS)  # an empty body in any dispatcher
+            # an empty body in any dispatcher
+            message = TsMsg(MsgType.TIME_TICK, tick, tick, b"", template=AS_IT_IS)
             await self._stream.broadcast(MsgPack([message]))
             self.last_tick = tick
         return tick
@@ -88,7 +121,8 @@ class Ticker:
         for channel in self._stream.get_produce_channels():
             try:
                 self._ids.update_id(await self._stream.last_ts(channel))
-            except (AccessDenied, UnsupportedFormat) as error:  # who may not look, or finds no batch, has the clock
+            except (AccessDenied, UnsupportedFormat) as error:
+                # who may not look, or finds no batch, has the clock
                 _log.warning("last_tick_unknown", channel=channel, error=repr(error))
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self

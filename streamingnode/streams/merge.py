@@ -1,4 +1,6 @@
-"""Batches of many channels in, packs out: each batch as it comes, or all messages of one tick together. No I/O."""
+"""Batches of many channels in, packs out: each batch as it comes, or all messages of one tick
+together. No I/O.
+"""
 
 from collections import deque
 from collections.abc import Collection
@@ -37,11 +39,15 @@ class PlainMerge:
 
     def seek(self, position: MsgPosition) -> None:
         """Forget what came of the channel of a position: it goes on from there."""
-        self._packs = deque(each for each in self._packs if each.end_positions[0].channel != position.channel)
+        self._packs = deque(
+            each for each in self._packs if each.end_positions[0].channel != position.channel
+        )
 
 
 class _Stretch(NamedTuple):
-    """Messages of one batch, ended by `tick`, if any; their own end ticks are from `begin_ts` to `end_ts`."""
+    """Messages of one batch, ended by `tick`, if any; their own end ticks are from `begin_ts` to
+    `end_ts`.
+    """
 
     message_id: int
     messages: list[TsMsg]
@@ -52,10 +58,13 @@ class _Stretch(NamedTuple):
 
 
 class _Lane:
-    """One channel: what was received, what is above the tick in progress, and how far its ticks have come."""
+    """One channel: what was received, what is above the tick in progress, and how far its ticks
+    have come.
+    """
 
     def __init__(self, channel: str, start: MsgPosition | None = None) -> None:
-        self.channel, self.start = channel, start
+        self.channel = channel
+        self.start = start
         self.input_buf: deque[_Stretch] = deque()
         self.unsolved_buf: list[_Stretch] = []
         self.tick = self.tick_id = -1
@@ -63,19 +72,26 @@ class _Lane:
 
     def receive(self, message_id: int, batch: Batch) -> None:
         self.start = self.start or MsgPosition(self.channel, message_id, inclusive=True)
-        begin, size_bytes, count = 0, batch.size_bytes, len(batch.messages)
+        begin = 0
+        size_bytes = batch.size_bytes
+        count = len(batch.messages)
         for at in (*batch.ticks, count):
-            part, tick = batch.messages[begin:at], batch.messages[at].end_ts if at < count else None
+            part = batch.messages[begin:at]
+            tick = batch.messages[at].end_ts if at < count else None
             if part or tick is not None:
                 end_ts = batch.end_ts if len(part) == count else _end(part)
-                self.input_buf.append(_Stretch(message_id, part, batch.begin_ts, end_ts, size_bytes, tick))
-            begin, size_bytes = at + 1, 0
+                self.input_buf.append(
+                    _Stretch(message_id, part, batch.begin_ts, end_ts, size_bytes, tick)
+                )
+            begin = at + 1
+            size_bytes = 0
 
     def advance(self, goal: int) -> bool:
-        """Move stretches from `input_buf` to `unsolved_buf` until one ends with the tick `goal`; return whether any moved.
+        """Move stretches from `input_buf` to `unsolved_buf` until one ends with the tick `goal`;
+        return whether any moved.
 
-        After a seek, what is at or below `skip_to` was in an earlier pack, up to the tick that ended it; what comes behind
-        that tick was not, whatever it says of itself.
+        After a seek, what is at or below `skip_to` was in an earlier pack, up to the tick that
+        ended it; what comes behind that tick was not, whatever it says of itself.
         """
         waiting = len(self.input_buf)
         while self.tick < goal and self.input_buf:
@@ -87,12 +103,14 @@ class _Lane:
             if stretch.tick is not None and stretch.tick >= self.skip_to:
                 self.skip_to = 0
                 if stretch.tick > self.tick:
-                    self.tick, self.tick_id = stretch.tick, stretch.message_id
+                    self.tick = stretch.tick
+                    self.tick_id = stretch.message_id
         return len(self.input_buf) < waiting
 
 
 class TickMerge:
-    """A pack for each tick that all channels have in common: all messages above the tick before it, up to it.
+    """A pack for each tick that all channels have in common: all messages above the tick before it,
+    up to it.
 
     A message that comes behind a tick it is not above was promised not to: it is in the next pack.
     """
@@ -112,7 +130,9 @@ class TickMerge:
         self.held_bytes += batch.size_bytes
 
     def pop(self) -> MsgPack | None:
-        """See `PlainMerge.pop`. What it looks at is linear in channels and stretches, never in both or in messages."""
+        """See `PlainMerge.pop`. What it looks at is linear in channels and stretches, never in both
+        or in messages.
+        """
         while behind := self._behind():
             goal = self._goal()
             if not sum(lane.advance(goal) for lane in behind):
@@ -145,18 +165,24 @@ class TickMerge:
                 if stretch.end_ts <= end_ts:
                     pack.messages += stretch.messages
                     self.held_bytes -= stretch.size_bytes
-                elif stretch.begin_ts > end_ts:  # most of what is above, looked at without its messages
+                elif stretch.begin_ts > end_ts:
+                    # most of what is above, looked at without its messages
                     left.append(stretch)
                 else:
                     pack.messages += [each for each in stretch.messages if each.end_ts <= end_ts]
                     above = [each for each in stretch.messages if each.end_ts > end_ts]
-                    left.append(stretch._replace(messages=above, begin_ts=min(each.end_ts for each in above)))
+                    left.append(
+                        stretch._replace(
+                            messages=above, begin_ts=min(each.end_ts for each in above)
+                        )
+                    )
             lane.unsolved_buf = left
             message_id = left[0].message_id if left else lane.tick_id
             end = MsgPosition(lane.channel, message_id, end_ts, inclusive=True)
             pack.start_positions.append(lane.start or end)
             pack.end_positions.append(end)
-            lane.start, lane.after_ts = end, end_ts
+            lane.start = end
+            lane.after_ts = end_ts
         self._last_ts = end_ts
         pack.messages = _without_repeats(pack.messages)
         return pack
@@ -167,7 +193,9 @@ Merge = PlainMerge | TickMerge
 
 
 def _without_repeats(messages: list[TsMsg]) -> list[TsMsg]:
-    """Return inserts and deletes of one id and part once, the first of them, and everything else as it is."""
+    """Return inserts and deletes of one id and part once, the first of them, and everything else as
+    it is.
+    """
     ids = [each.id for each in messages if each.id]
     if len(set(ids)) == len(ids):  # as a rule
         return messages

@@ -1,4 +1,6 @@
-"""What streams carry: messages with begin and end ticks, packs, positions, the registry of types and their bytes. No I/O."""
+"""What streams carry: messages with begin and end ticks, packs, positions, the registry of types
+and their bytes. No I/O.
+"""
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,14 +20,18 @@ from wal.timetick import TICK_MAX
 MESSAGE_BYTES_MAX = 4 << 20
 """Of the body of one message."""
 BATCH_BYTES_TARGET = 256 << 10
-"""A batch, which is one message of a queue, ends with the message that takes it over this, or over `BATCH_MESSAGES_MAX`."""
+"""A batch, which is one message of a queue, ends with the message that takes it over this, or over
+`BATCH_MESSAGES_MAX`.
+"""
 BATCH_MESSAGES_MAX = 8192
 CONTENT_TYPE = {"content-type": "streamingnode.streams.Batch"}
 """Properties of a queue's message that is a batch."""
 
 
 class MsgType(IntEnum):
-    """Types of messages that are for streams. Those of a node's log, `MessageType`, go through streams as well."""
+    """Types of messages that are for streams. Those of a node's log, `MessageType`, go through
+    streams as well.
+    """
 
     INSERT = 400
     DELETE = 401
@@ -40,15 +46,20 @@ class MsgType(IntEnum):
 
 
 StreamType = MsgType | MessageType
-TYPES: Mapping[int, StreamType] = {int(each): each for kind in (MsgType, MessageType) for each in kind}
+TYPES: Mapping[int, StreamType] = {
+    int(each): each for kind in (MsgType, MessageType) for each in kind
+}
 """The registry: no number means two things, and no message may carry another one."""
 TICKS = (MsgType.TIME_TICK, MessageType.TIME_TICK)
 """Everything up to the end tick of such a message is before it on its channel."""
-INSERTS, DELETES = (MsgType.INSERT, MessageType.INSERT), (MsgType.DELETE, MessageType.DELETE)
+INSERTS = (MsgType.INSERT, MessageType.INSERT)
+DELETES = (MsgType.DELETE, MessageType.DELETE)
 
 
 class Template(NamedTuple):
-    """How the body of messages of one type becomes bytes and comes back. What either raises is told with the type."""
+    """How the body of messages of one type becomes bytes and comes back. What either raises is told
+    with the type.
+    """
 
     marshal: Callable[[Any], bytes]
     unmarshal: Callable[[bytes], Any]
@@ -58,10 +69,12 @@ AS_IT_IS = Template(lambda body: memoryview(body).tobytes(), bytes)
 
 
 class TsMsg(msgspec.Struct, gc=False, eq=False):
-    """One message, valid from `begin_ts` to `end_ts`: time ticks, or other numbers that ascend, up to `TICK_MAX`.
+    """One message, valid from `begin_ts` to `end_ts`: time ticks, or other numbers that ascend, up
+    to `TICK_MAX`.
 
-    `hash_keys` say which channel it goes to, and do not travel. `id` is its producer's, 0 for none: within a pack of a tick
-    stream, inserts and deletes of one id and `part` are one. What was consumed is unmarshalled when `body` is asked for.
+    `hash_keys` say which channel it goes to, and do not travel. `id` is its producer's, 0 for none:
+    within a pack of a tick stream, inserts and deletes of one id and `part` are one. What was
+    consumed is unmarshalled when `body` is asked for.
     """
 
     type: StreamType
@@ -77,24 +90,31 @@ class TsMsg(msgspec.Struct, gc=False, eq=False):
 
     @property
     def body(self) -> Any:
-        """What the template of the type makes of the message. Raises `Corrupt` for bytes that are none."""
+        """What the template of the type makes of the message. Raises `Corrupt` for bytes that are
+        none.
+        """
         if self.template is not None:
             try:
                 self.content = self.template.unmarshal(self.content)
             except (DecodeError, msgspec.MsgspecError, ValueError, TypeError) as error:
-                raise Corrupt(f"a body of type {self.type} does not unmarshal: {error!r}") from error
+                raise Corrupt(
+                    f"a body of type {self.type} does not unmarshal: {error!r}"
+                ) from error
             self.template = None
         return self.content
 
     def set_ts(self, begin_ts: int, end_ts: int | None = None) -> None:
         """Give the message its ticks; one alone is both."""
-        self.begin_ts, self.end_ts = begin_ts, begin_ts if end_ts is None else end_ts
+        self.begin_ts = begin_ts
+        self.end_ts = begin_ts if end_ts is None else end_ts
 
 
 class MsgPosition(msgspec.Struct, frozen=True):
-    """A place in one channel, to `seek` to, which encodes as JSON: behind the message that a plain stream gave last.
+    """A place in one channel, to `seek` to, which encodes as JSON: behind the message that a plain
+    stream gave last.
 
-    Those of a tick stream are `inclusive`: one goes on with that message, without what is at or below `timestamp`.
+    Those of a tick stream are `inclusive`: one goes on with that message, without what is at or
+    below `timestamp`.
     """
 
     channel: str
@@ -104,7 +124,9 @@ class MsgPosition(msgspec.Struct, frozen=True):
 
 
 class MsgPack(msgspec.Struct):
-    """Messages that go, or came, together; these have positions, and of a tick stream all that is between its ticks."""
+    """Messages that go, or came, together; these have positions, and of a tick stream all that is
+    between its ticks.
+    """
 
     messages: list[TsMsg]
     begin_ts: int = 0
@@ -114,7 +136,9 @@ class MsgPack(msgspec.Struct):
 
 
 class Batch(NamedTuple):
-    """Messages of one channel that follow each other; `ticks` are the places of ticks among them."""
+    """Messages of one channel that follow each other; `ticks` are the places of ticks among
+    them.
+    """
 
     messages: list[TsMsg]
     begin_ts: int
@@ -134,49 +158,83 @@ class UnmarshalDispatcher:
         self._templates[_known(type_)] = template
 
     def marshal(self, message: TsMsg) -> bytes:
-        """Return the body of a message as bytes. Raises `InvalidArgument` for one that its template does not take."""
+        """Return the body of a message as bytes. Raises `InvalidArgument` for one that its template
+        does not take.
+        """
         if message.template is not None:  # came from a stream, and nobody looked at it
             return bytes(message.content)
         try:
             data = self._templates[_known(message.type)].marshal(message.content)
         except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
             raise InvalidArgument(
-                f"a body of type {message.type} does not marshal: {error!r} — add_template() sets what it may be"
+                f"a body of type {message.type} does not marshal: {error!r} — add_template() sets "
+                "what it may be"
             ) from error
         if len(data) > MESSAGE_BYTES_MAX:
-            raise TooLarge(f"a body of type {message.type} has {len(data)} bytes — {MESSAGE_BYTES_MAX} are allowed")
+            raise TooLarge(
+                f"a body of type {message.type} has {len(data)} bytes — {MESSAGE_BYTES_MAX} are "
+                "allowed"
+            )
         return data
 
     def unmarshal(self, data: bytes, type_: StreamType) -> TsMsg:
-        """Return a message with the body that `data` holds. Raises `UnsupportedFormat` for a type without a template."""
+        """Return a message with the body that `data` holds. Raises `UnsupportedFormat` for a type
+        without a template.
+        """
         return TsMsg(TYPES[_known(type_)], 0, 0, data, template=self._template(int(type_)))
 
     def encode(self, messages: Sequence[TsMsg]) -> list[bytes]:
-        """Return messages of one channel as batches. Raises `InvalidArgument` for ticks that cannot be, and as `marshal`."""
-        bodies, size_bytes, start, batches = list(map(self.marshal, messages)), 0, 0, list[bytes]()
+        """Return messages of one channel as batches. Raises `InvalidArgument` for ticks that cannot
+        be, and as `marshal`.
+        """
+        bodies = list(map(self.marshal, messages))
+        size_bytes = 0
+        start = 0
+        batches = list[bytes]()
         for at, body in enumerate(bodies, 1):
             size_bytes += len(body)
-            if size_bytes >= BATCH_BYTES_TARGET or at - start >= BATCH_MESSAGES_MAX or at == len(bodies):
+            if (
+                size_bytes >= BATCH_BYTES_TARGET
+                or at - start >= BATCH_MESSAGES_MAX
+                or at == len(bodies)
+            ):
                 batches.append(_columns_of(messages[start:at], bodies[start:at]))
-                size_bytes, start = 0, at
+                size_bytes = 0
+                start = at
         return batches
 
     def decode(self, data: bytes, properties: Mapping[str, str]) -> Batch:
-        """Return the messages of a batch. Raises `UnsupportedFormat` for types without a template, `Corrupt` for damage."""
+        """Return the messages of a batch. Raises `UnsupportedFormat` for types without a template,
+        `Corrupt` for damage.
+        """
         if properties.get("content-type") != CONTENT_TYPE["content-type"]:
-            raise UnsupportedFormat("a message is no batch of a stream — read what others produce with `consume` of mq")
+            raise UnsupportedFormat(
+                "a message is no batch of a stream — read what others produce with `consume` of mq"
+            )
         try:
             columns = pb.Batch.FromString(data)
         except DecodeError as error:
             raise Corrupt(f"a batch of a stream does not decode: {error}") from error
-        numbers, begins, ends = list(columns.types), list(columns.begin_ts), list(columns.end_ts)
-        ids, parts = columns.ids or repeat(0, len(numbers)), columns.parts or repeat(0, len(numbers))
+        numbers = list(columns.types)
+        begins = list(columns.begin_ts)
+        ends = list(columns.end_ts)
+        ids = columns.ids or repeat(0, len(numbers))
+        parts = columns.parts or repeat(0, len(numbers))
         templates = {number: self._template(number) for number in set(numbers)}
-        ticks = [at for at, each in enumerate(numbers) if each in TICKS] if templates.keys() & TICKS else ()
-        types, of_types = map(TYPES.__getitem__, numbers), map(templates.__getitem__, numbers)
+        ticks = (
+            [at for at, each in enumerate(numbers) if each in TICKS]
+            if templates.keys() & TICKS
+            else ()
+        )
+        types = map(TYPES.__getitem__, numbers)
+        of_types = map(templates.__getitem__, numbers)
         # No line of Python for each message: a tick stream spends most of its time here.
-        messages = list(map(TsMsg, types, begins, ends, columns.bodies, repeat(()), ids, parts, of_types))
-        if not messages or not len(messages) == len(numbers) == len(begins) == len(ends) == len(columns.bodies):
+        messages = list(
+            map(TsMsg, types, begins, ends, columns.bodies, repeat(()), ids, parts, of_types)
+        )
+        if not messages or not len(messages) == len(numbers) == len(begins) == len(ends) == len(
+            columns.bodies
+        ):
             raise Corrupt("a batch of a stream has columns of different lengths")
         if max(begins) > TICK_MAX or max(ends) > TICK_MAX:
             raise Corrupt(f"a batch of a stream has a tick above {TICK_MAX}")
@@ -184,7 +242,9 @@ class UnmarshalDispatcher:
 
     def _template(self, number: int) -> Template:
         if number not in self._templates:
-            raise UnsupportedFormat(f"no template reads type {TYPES.get(number, number)} — add_template() adds one")
+            raise UnsupportedFormat(
+                f"no template reads type {TYPES.get(number, number)} — add_template() adds one"
+            )
         return self._templates[number]
 
 
@@ -197,24 +257,31 @@ def tick_refused(begin_ts: object, end_ts: object) -> InvalidArgument:
 
 
 def _columns_of(messages: Sequence[TsMsg], bodies: Sequence[bytes]) -> bytes:
-    begins, ends = [each.begin_ts for each in messages], [each.end_ts for each in messages]
+    begins = [each.begin_ts for each in messages]
+    ends = [each.end_ts for each in messages]
     try:
         if any(map(operator.gt, begins, ends)) or min(begins) < 0 or max(ends) > TICK_MAX:
             ticks = zip(begins, ends, strict=True)
             wrong = next(pair for pair in ticks if not 0 <= pair[0] <= pair[1] <= TICK_MAX)
             raise tick_refused(*wrong)
-        columns = pb.Batch(begin_ts=begins, end_ts=ends, bodies=bodies, types=[each.type for each in messages])
+        columns = pb.Batch(
+            begin_ts=begins, end_ts=ends, bodies=bodies, types=[each.type for each in messages]
+        )
         if any(each.id or each.part for each in messages):
             columns.ids.extend([each.id for each in messages])
             columns.parts.extend([each.part for each in messages])
         return columns.SerializeToString()
     except (TypeError, ValueError) as error:
-        raise InvalidArgument(f"a message cannot be: {error} — correct its id, or its ticks with set_ts()") from error
+        raise InvalidArgument(
+            f"a message cannot be: {error} — correct its id, or its ticks with set_ts()"
+        ) from error
 
 
 def _known(type_: StreamType) -> int:
     if not isinstance(type_, int) or int(type_) not in TYPES:
-        raise InvalidArgument(f"{shown(type_)} is no message type — use one of MsgType or MessageType")
+        raise InvalidArgument(
+            f"{shown(type_)} is no message type — use one of MsgType or MessageType"
+        )
     return int(type_)
 
 
@@ -238,23 +305,33 @@ def new_proto_dispatcher() -> UnmarshalDispatcher:
         MsgType.TIME_TICK: pb.TimeTick,
         MsgType.TIME_SYNC: pb.TimeSync,
     }
-    logged = dict.fromkeys((each for each in MessageType if each is not MessageType.TXN), pb.StreamingMessage)
+    logged = dict.fromkeys(
+        (each for each in MessageType if each is not MessageType.TXN), pb.StreamingMessage
+    )
     return UnmarshalDispatcher({type_: _protobuf(kind) for type_, kind in (kinds | logged).items()})
 
 
 def new_memory_dispatcher() -> UnmarshalDispatcher:
-    """Return a dispatcher for bodies that are bytes, handed on as they are in memory: Arrow, msgpack, whatever they hold."""
+    """Return a dispatcher for bodies that are bytes, handed on as they are in memory: Arrow,
+    msgpack, whatever they hold.
+    """
     return UnmarshalDispatcher(dict.fromkeys(TYPES.values(), AS_IT_IS))
 
 
-def parts_within(messages: Iterable[ProducerMessage], bytes_max: int) -> Iterator[list[ProducerMessage]]:
-    """Yield messages in order, so many together that they have at most `bytes_max`; a longer one comes alone."""
-    part, part_bytes = list[ProducerMessage](), 0
+def parts_within(
+    messages: Iterable[ProducerMessage], bytes_max: int
+) -> Iterator[list[ProducerMessage]]:
+    """Yield messages in order, so many together that they have at most `bytes_max`; a longer one
+    comes alone.
+    """
+    part = list[ProducerMessage]()
+    part_bytes = 0
     for message in messages:
         part_bytes += (size_bytes := size_of(message))
         if part and part_bytes > bytes_max:
             yield part
-            part, part_bytes = [], size_bytes
+            part = []
+            part_bytes = size_bytes
         part.append(message)
     if part:
         yield part

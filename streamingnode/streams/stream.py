@@ -1,12 +1,22 @@
-"""Message streams: producing to channels by hash keys, and consuming packs from many channels under one subscription.
+"""Message streams: producing to channels by hash keys, and consuming packs from many channels under
+one subscription.
 
-A channel is a topic of a `MessageQueue`, a subscription a consumer group of it. What decides is pure (`repack`, `merge`);
-here is what waits. Nothing runs in the background but the reads that a `consume` has begun.
+A channel is a topic of a `MessageQueue`, a subscription a consumer group of it. What decides is
+pure (`repack`, `merge`); here is what waits. Nothing runs in the background but the reads that a
+`consume` has begun.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +26,14 @@ from typing import Any, Self, TypeVar, cast
 
 from streamingnode.errors import AccessDenied, DeadlineExceeded
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
-from streamingnode.streams.messages import CONTENT_TYPE, MsgPack, MsgPosition, TsMsg, UnmarshalDispatcher, parts_within
+from streamingnode.streams.messages import (
+    CONTENT_TYPE,
+    MsgPack,
+    MsgPosition,
+    TsMsg,
+    UnmarshalDispatcher,
+    parts_within,
+)
 from streamingnode.streams.repack import RepackFunc, repack
 from wal.errors import (
     AlreadyExists,
@@ -39,10 +56,13 @@ from wal.rocksmq.topic import HELD_MAX
 from wal.runtime import event_log, mark_heard, outlast
 from wal.timetick import TICK_MAX
 
-FETCHED_AT_ONCE, FETCH_WAIT_S = 16, 60.0
+FETCHED_AT_ONCE = 16
+FETCH_WAIT_S = 60.0
 """Batches that are taken of a channel together, and how many seconds a read waits for the first."""
 PRODUCE_BYTES_MAX = 7 << 20
-"""Of one call of the queue: what is produced to a channel together is there or not, up to this size."""
+"""Of one call of the queue: what is produced to a channel together is there or not, up to this
+size.
+"""
 ACK_EVERY_S = 0.1
 """How often a busy stream acknowledges; one that waits does meanwhile."""
 LOOK_S = 1.0
@@ -55,7 +75,9 @@ _log = event_log(__name__)
 
 
 class StartPosition(Enum):
-    """Where a new subscription begins, at UNKNOWN not before a `seek`; one that exists goes on where it was."""
+    """Where a new subscription begins, at UNKNOWN not before a `seek`; one that exists goes on
+    where it was.
+    """
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -64,7 +86,8 @@ class StartPosition(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Above `buffer_bytes_max` of messages in no pack a stream is `Overloaded`; idle channels are told after `idle_after_s`.
+    """Above `buffer_bytes_max` of messages in no pack a stream is `Overloaded`; idle channels are
+    told after `idle_after_s`.
 
     With `ignore_bad_position`, `seek` to a place that is not there goes to the latest instead.
     """
@@ -78,10 +101,14 @@ DEFAULTS = StreamOptions()
 
 
 class _Subscription:
-    """One channel of a consumer: the reader of its group, what it has fetched, and what may be acknowledged."""
+    """One channel of a consumer: the reader of its group, what it has fetched, and what may be
+    acknowledged.
+    """
 
     def __init__(self, channel: str, consumer: Consumer, *, placed: bool) -> None:
-        self.channel, self.consumer, self.placed = channel, consumer, placed
+        self.channel = channel
+        self.consumer = consumer
+        self.placed = placed
         self.fetch: asyncio.Task[list[ConsumerMessage]] | None = None
         self.forget()
 
@@ -89,10 +116,13 @@ class _Subscription:
         self.fetched = deque[ConsumerMessage]()
         self.merged = deque[int]()
         self.handed_on = list[int]()
-        self.held, self.acked = set[int](), set[int]()
+        self.held = set[int]()
+        self.acked = set[int]()
 
     def take(self, messages: Iterable[ConsumerMessage]) -> None:
-        """Keep what was fetched; over a new connection a queue delivers again what it did not hear of."""
+        """Keep what was fetched; over a new connection a queue delivers again what it did not hear
+        of.
+        """
         new = [each for each in messages if each.message_id not in self.held]
         self.held.update(each.message_id for each in new)
         self.fetched.extend(new)
@@ -101,12 +131,15 @@ class _Subscription:
         if self.fetch is None:
             self.take(await self._ask())
         elif self.fetch.done():
-            fetch, self.fetch = self.fetch, None
+            fetch = self.fetch
+            self.fetch = None
             if not fetch.cancelled():  # by a `seek` that was cancelled, too
                 self.take(fetch.result())
 
     def fetching(self) -> asyncio.Task[list[ConsumerMessage]]:
-        """Return the read that waits for what comes, begun unless it was; it outlives a `consume` that is cancelled."""
+        """Return the read that waits for what comes, begun unless it was; it outlives a `consume`
+        that is cancelled.
+        """
         if self.fetch is None:
             self.fetch = asyncio.get_running_loop().create_task(self._ask(FETCH_WAIT_S))
         return self.fetch
@@ -117,7 +150,9 @@ class _Subscription:
         return await self.consumer.consume(FETCHED_AT_ONCE, wait_s=wait_s)
 
     async def stop_fetching(self) -> None:
-        """End the read that was begun; what it has is kept, for the queue does not give it to this consumer again."""
+        """End the read that was begun; what it has is kept, for the queue does not give it to this
+        consumer again.
+        """
         if self.fetch is not None:
             self.fetch.cancel()
             await asyncio.wait([self.fetch])
@@ -131,16 +166,25 @@ class _Subscription:
 
 
 class MsgStream:
-    """Producer and consumer of channels. Used in `async with`; every pack is one batch of one channel.
+    """Producer and consumer of channels. Used in `async with`; every pack is one batch of one
+    channel.
 
-    Calls may come from several tasks of one event loop. Each pack is consumed once while the stream is open, and counts as
-    worked off when the next one is asked for, or at `close`: a subscription that is opened again begins with what was not.
+    Calls may come from several tasks of one event loop. Each pack is consumed once while the stream
+    is open, and counts as worked off when the next one is asked for, or at `close`: a subscription
+    that is opened again begins with what was not.
     """
 
     _merge_kind: type[Merge] = PlainMerge
 
-    def __init__(self, queue: MessageQueue, dispatcher: UnmarshalDispatcher, options: StreamOptions = DEFAULTS) -> None:
-        self._queue, self.dispatcher, self._options = queue, dispatcher, options
+    def __init__(
+        self,
+        queue: MessageQueue,
+        dispatcher: UnmarshalDispatcher,
+        options: StreamOptions = DEFAULTS,
+    ) -> None:
+        self._queue = queue
+        self.dispatcher = dispatcher
+        self._options = options
         self._merge: Merge = self._merge_kind()
         self._produced: list[str] = []
         self._repack_func: RepackFunc | None = None
@@ -150,7 +194,8 @@ class MsgStream:
         self._turn = asyncio.Lock()
         self._last: Sequence[MsgPosition] = ()
         self._acking: asyncio.Task[list[None]] | None = None
-        self._acked_s, self._decoded_bytes = monotonic(), 0
+        self._acked_s = monotonic()
+        self._decoded_bytes = 0
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -163,11 +208,15 @@ class MsgStream:
         await self.close()
 
     async def start(self) -> None:
-        """Raise `OnShutdown` once the stream is closed; else there is nothing to do before packs are asked for."""
+        """Raise `OnShutdown` once the stream is closed; else there is nothing to do before packs
+        are asked for.
+        """
         self._check_open()
 
     async def close(self) -> None:
-        """Acknowledge what was consumed, and give back what was not; idempotent. Cancellation waits for its end."""
+        """Acknowledge what was consumed, and give back what was not; idempotent. Cancellation waits
+        for its end.
+        """
         await outlast(self._close())
 
     async def _close(self) -> None:
@@ -177,19 +226,25 @@ class MsgStream:
                 self._note_handed_on()
                 await self._acknowledged()
                 # Of a channel in an unknown place that would leave a hole in what comes again.
-                placed = [each for each in self._subscriptions.values() if each.handed_on and each.placed]
-                with suppress(TopicNotFound, GroupNotFound, OnShutdown):  # gone before: nobody asks for it again
+                placed = [
+                    each for each in self._subscriptions.values() if each.handed_on and each.placed
+                ]
+                # gone before: nobody asks for it again
+                with suppress(TopicNotFound, GroupNotFound, OnShutdown):
                     await _all_of([each.acknowledge() for each in placed])
             finally:
                 for each in self._subscriptions.values():
-                    await each.stop_fetching()  # whoever waits for it hears that the stream is closed
+                    # whoever waits for it hears that the stream is closed
+                    await each.stop_fetching()
                     await each.consumer.close()
                 self._subscriptions.clear()
 
-    # --- producing --------------------------------------------------------------------------------------------------------
+    # --- producing --------------------------------------------------------------------------------
 
     async def as_producer(self, channels: Sequence[str]) -> None:
-        """Produce to these channels as well, made if they are new; their order, from all calls, is that of the buckets."""
+        """Produce to these channels as well, made if they are new; their order, from all calls, is
+        that of the buckets.
+        """
         self._check_open()
         for name in _names(channels):
             await self._queue.create_topic(name)
@@ -205,28 +260,42 @@ class MsgStream:
         self._repack_func = repack_func
 
     def force_enable_produce(self, enabled: bool) -> None:  # noqa: FBT001  (the name asks for it)
-        """Let the stream produce, or not, as one does whose messages another producer writes meanwhile."""
+        """Let the stream produce, or not, as one does whose messages another producer writes
+        meanwhile.
+        """
         self._produce_enabled = enabled
 
     async def produce(self, pack: MsgPack) -> dict[str, list[int]]:
-        """Give each message to the channel of its hash keys, in the order of the pack; return the ids of batches, durable.
+        """Give each message to the channel of its hash keys, in the order of the pack; return the
+        ids of batches, durable.
 
-        Across channels it is not atomic: after an error some may have their part. Raises `InvalidArgument` and `TooLarge`
-        before anything was produced, `AccessDenied` while producing is not enabled.
+        Across channels it is not atomic: after an error some may have their part. Raises
+        `InvalidArgument` and `TooLarge` before anything was produced, `AccessDenied` while
+        producing is not enabled.
         """
         self._check_producer(pack, enabled=self._produce_enabled)
         if not pack.messages:
             return {}
         buckets = repack(pack.messages, len(self._produced), self._repack_func)
-        return await self._send({self._produced[bucket]: self.dispatcher.encode(of) for bucket, of in buckets.items()})
+        return await self._send(
+            {self._produced[bucket]: self.dispatcher.encode(of) for bucket, of in buckets.items()}
+        )
 
     async def broadcast(self, pack: MsgPack) -> dict[str, list[int]]:
-        """As `produce`, each message to every channel; one that creates a collection also while producing is not enabled."""
-        creates = [getattr(each, "type", None) for each in pack.messages] == [MessageType.CREATE_COLLECTION]
+        """As `produce`, each message to every channel; one that creates a collection also while
+        producing is not enabled.
+        """
+        creates = [getattr(each, "type", None) for each in pack.messages] == [
+            MessageType.CREATE_COLLECTION
+        ]
         self._check_producer(pack, enabled=self._produce_enabled or creates)
         if not pack.messages:
-            raise InvalidArgument("an empty pack says nothing to anybody — broadcast at least one message")
-        return await self._send(dict.fromkeys(self._produced, self.dispatcher.encode(pack.messages)))
+            raise InvalidArgument(
+                "an empty pack says nothing to anybody — broadcast at least one message"
+            )
+        return await self._send(
+            dict.fromkeys(self._produced, self.dispatcher.encode(pack.messages))
+        )
 
     async def _send(self, batches: Mapping[str, Sequence[bytes]]) -> dict[str, list[int]]:
         sent = await _all_of([self._send_to(channel, each) for channel, each in batches.items()])
@@ -235,26 +304,38 @@ class MsgStream:
     async def _send_to(self, channel: str, batches: Sequence[bytes]) -> list[int]:
         messages = [ProducerMessage(batch, CONTENT_TYPE) for batch in batches]
         parts = parts_within(messages, PRODUCE_BYTES_MAX)
-        return [message_id for part in parts for message_id in await self._queue.produce(channel, part)]
+        return [
+            message_id for part in parts for message_id in await self._queue.produce(channel, part)
+        ]
 
-    # --- consuming --------------------------------------------------------------------------------------------------------
+    # --- consuming --------------------------------------------------------------------------------
 
     async def as_consumer(
-        self, channels: Sequence[str], subscription: str, position: StartPosition = StartPosition.EARLIEST
+        self,
+        channels: Sequence[str],
+        subscription: str,
+        position: StartPosition = StartPosition.EARLIEST,
     ) -> None:
-        """Consume these channels as well, for one subscription; both are made where they are new, that at `position`."""
+        """Consume these channels as well, for one subscription; both are made where they are new,
+        that at `position`.
+        """
         async with self._turn:
             self._check_open()
-            if self._subscription not in {"", subscription} or not isinstance(position, StartPosition):
+            if self._subscription not in {"", subscription} or not isinstance(
+                position, StartPosition
+            ):
                 raise InvalidArgument(
-                    f"{shown(subscription)}, {position!r} — open a stream for each, at a StartPosition"
+                    f"{shown(subscription)}, {position!r} — open a stream for each, at a "
+                    "StartPosition"
                 )
             for name in [each for each in _names(channels) if each not in self._subscriptions]:
                 self._subscriptions[name] = await self._join(name, subscription, position)
                 self._subscription = subscription
                 self._merge.add(name)
 
-    async def _join(self, channel: str, subscription: str, position: StartPosition) -> _Subscription:
+    async def _join(
+        self, channel: str, subscription: str, position: StartPosition
+    ) -> _Subscription:
         try:
             exists = await self._queue.exist_consumer_group(channel, subscription)
         except TopicNotFound:
@@ -266,7 +347,9 @@ class MsgStream:
                 at = POSITION_MAX if position is StartPosition.LATEST else 0
                 await self._queue.create_consumer_group(channel, subscription, at=at)
         consumer = await self._queue.register_consumer(channel, subscription, ack_timeout_s=None)
-        return _Subscription(channel, consumer, placed=exists or position is not StartPosition.UNKNOWN)
+        return _Subscription(
+            channel, consumer, placed=exists or position is not StartPosition.UNKNOWN
+        )
 
     @property
     def waiting_for(self) -> Collection[str]:
@@ -274,11 +357,13 @@ class MsgStream:
         return self._merge.behind()
 
     async def consume(self, *, timeout: float | None = None) -> MsgPack:
-        """Return the next pack, waiting up to `timeout` seconds; then `DeadlineExceeded` names the channels without one.
+        """Return the next pack, waiting up to `timeout` seconds; then `DeadlineExceeded` names the
+        channels without one.
 
-        What is there is given however short that is, if the queue has it within `LOOK_S`. Cancelling loses nothing. An
-        error of the queue, or of a message that cannot be read, is raised again and again until it is mended. Raises
-        `Overloaded` when more is held than may be and channels have no tick in common.
+        What is there is given however short that is, if the queue has it within `LOOK_S`.
+        Cancelling loses nothing. An error of the queue, or of a message that cannot be read, is
+        raised again and again until it is mended. Raises `Overloaded` when more is held than may be
+        and channels have no tick in common.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout is None else loop.time() + timeout
@@ -290,7 +375,9 @@ class MsgStream:
             if not deadline.expired():
                 raise
             named = brief(", ".join(sorted(self.waiting_for)))
-            raise DeadlineExceeded(f"nothing came in time from {named} — see whether producer and ticker run") from None
+            raise DeadlineExceeded(
+                f"nothing came in time from {named} — see whether producer and ticker run"
+            ) from None
 
     async def chan(self) -> AsyncIterator[MsgPack]:
         """Yield packs until the stream, or what it consumes from, is closed."""
@@ -298,27 +385,39 @@ class MsgStream:
             while True:
                 yield await self.consume()
 
-    async def seek(self, positions: Sequence[MsgPosition], *, include_current: bool = False) -> None:
-        """Go on from these positions, one for a channel at most; other channels stay where they are.
+    async def seek(
+        self, positions: Sequence[MsgPosition], *, include_current: bool = False
+    ) -> None:
+        """Go on from these positions, one for a channel at most; other channels stay where they
+        are.
 
-        Both kinds of stream take the positions of both: from end positions the packs that follow come once more, exactly
-        as they were. `include_current` begins with the message itself also at a plain stream's position. Raises
-        `InvalidArgument` for what is no position of a channel that is consumed, before any has moved; for a message yet to
-        come, and `Truncated` for one no longer kept, when those named before it have. Cancelled or `Indeterminate`, it has
-        to be repeated before the next `consume`.
+        Both kinds of stream take the positions of both: from end positions the packs that follow
+        come once more, exactly as they were. `include_current` begins with the message itself also
+        at a plain stream's position. Raises `InvalidArgument` for what is no position of a channel
+        that is consumed, before any has moved; for a message yet to come, and `Truncated` for one
+        no longer kept, when those named before it have. Cancelled or `Indeterminate`, it has to be
+        repeated before the next `consume`.
         """
         sought = {each.channel for each in positions if _is_place(each)}
-        if not positions or len(sought) < len(positions) or not sought <= self._subscriptions.keys():
+        if (
+            not positions
+            or len(sought) < len(positions)
+            or not sought <= self._subscriptions.keys()
+        ):
             raise InvalidArgument(
-                f"{shown(positions)} — give one position for each channel that as_consumer() was given"
+                f"{shown(positions)} — give one position for each channel that as_consumer() was "
+                "given"
             )
         async with self._turn:
             self._check_open()
             await self._acknowledged()  # else it might come behind the new place
             for position in positions:
                 each = self._subscriptions[position.channel]
-                await each.stop_fetching()  # else it might take what comes behind the new place, and be forgotten
-                placed, each.placed = each.placed, False  # cancelled or `Indeterminate`, it may have moved or not
+                # else it might take what comes behind the new place, and be forgotten
+                await each.stop_fetching()
+                # cancelled or `Indeterminate`, it may have moved or not
+                placed = each.placed
+                each.placed = False
                 try:
                     await self._seek_queue(position, include_current=include_current)
                 except StreamingNodeError as error:
@@ -337,11 +436,15 @@ class MsgStream:
         except (InvalidArgument, Truncated):
             if not self._options.ignore_bad_position:
                 raise
-            _log.warning("bad_position_ignored", channel=position.channel, message_id=position.message_id)
+            _log.warning(
+                "bad_position_ignored", channel=position.channel, message_id=position.message_id
+            )
             await self._queue.seek_to_latest(position.channel, self._subscription)
 
     async def get_latest_msg_id(self, channel: str) -> int:
-        """Return the id of the last batch of a channel, -1 for an empty one. Raises `TopicNotFound`."""
+        """Return the id of the last batch of a channel, -1 for an empty one. Raises
+        `TopicNotFound`.
+        """
         return await self._queue.get_latest_msg(channel)
 
     async def last_ts(self, channel: str) -> int:
@@ -361,23 +464,33 @@ class MsgStream:
                     self._last = pack.end_positions
                     return pack
                 looked()
-                waits: list[asyncio.Task[Any]] = [self._subscriptions[each].fetching() for each in self._merge.behind()]
+                waits: list[asyncio.Task[Any]] = [
+                    self._subscriptions[each].fetching() for each in self._merge.behind()
+                ]
                 if (acking := self._acknowledge()) is not None:
                     waits.append(acking)
             idle_after_s = None if told else self._options.idle_after_s
-            done, _ = await asyncio.wait(waits, timeout=idle_after_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                waits, timeout=idle_after_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if not done:
                 told = True
-                _log.warning("stream_waits", channels=sorted(self.waiting_for), subscription=self._subscription)
+                _log.warning(
+                    "stream_waits",
+                    channels=sorted(self.waiting_for),
+                    subscription=self._subscription,
+                )
 
     async def _pack_at_hand(self) -> MsgPack | None:
         """Return the next pack of what the queue has, None when it has not all of it."""
         while (pack := self._merge.pop()) is None:
             behind = [self._subscriptions[channel] for channel in self._merge.behind()]
-            full = max(len(each.merged) for each in behind) >= HELD_MAX  # the queue gives a group no more than that
+            # the queue gives a group no more than that
+            full = max(len(each.merged) for each in behind) >= HELD_MAX
             if full or self._merge.held_bytes > self._options.buffer_bytes_max:
                 raise Overloaded(
-                    f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — write the same ticks to "
+                    f"{self._merge.held_bytes} bytes wait for {shown(sorted(self.waiting_for))} — "
+                    "write the same ticks to "
                     "all channels, and more of them, or raise buffer_bytes_max"
                 )
             await _all_of([each.refill() for each in behind if not each.fetched])
@@ -413,18 +526,27 @@ class MsgStream:
         self._last = ()
 
     def _acknowledge(self) -> asyncio.Task[list[None]] | None:
-        """Begin to acknowledge what was worked off, unless that is under way, or nothing was. Raises what it raised last."""
+        """Begin to acknowledge what was worked off, unless that is under way, or nothing was.
+        Raises what it raised last.
+        """
         if self._acking is not None and self._acking.done():
-            acking, self._acking = self._acking, None
+            acking = self._acking
+            self._acking = None
             acking.result()
-        if self._acking is None and (worked_off := [each for each in self._subscriptions.values() if each.handed_on]):
+        if self._acking is None and (
+            worked_off := [each for each in self._subscriptions.values() if each.handed_on]
+        ):
             self._acked_s = monotonic()
-            self._acking = asyncio.ensure_future(_all_of([each.acknowledge() for each in worked_off]))
+            self._acking = asyncio.ensure_future(
+                _all_of([each.acknowledge() for each in worked_off])
+            )
             self._acking.add_done_callback(mark_heard)  # who consumes next meets it
         return self._acking
 
     async def _acknowledged(self) -> None:
-        """Return when no acknowledgement is under way; what one that failed was for is acknowledged later."""
+        """Return when no acknowledgement is under way; what one that failed was for is acknowledged
+        later.
+        """
         if self._acking is not None:
             await asyncio.wait([self._acking])
             self._acking = None
@@ -438,23 +560,31 @@ class MsgStream:
         if not all(isinstance(each, TsMsg) for each in pack.messages):
             raise InvalidArgument(f"{shown(pack.messages)} are no messages — give a list of TsMsg")
         if not self._produced:
-            raise InvalidArgument("the stream has no channels to produce to — as_producer() comes first")
+            raise InvalidArgument(
+                "the stream has no channels to produce to — as_producer() comes first"
+            )
         if not enabled:
-            raise AccessDenied("producing is off in this stream — force_enable_produce(True) turns it on")
+            raise AccessDenied(
+                "producing is off in this stream — force_enable_produce(True) turns it on"
+            )
 
     def _check_consumer(self) -> None:
         self._check_open()
         if not self._subscriptions:
-            raise InvalidArgument("the stream has no channels to consume — as_consumer() comes first")
+            raise InvalidArgument(
+                "the stream has no channels to consume — as_consumer() comes first"
+            )
         if lost := [name for name, each in self._subscriptions.items() if not each.placed]:
             raise InvalidArgument(f"the place in {shown(lost)} is unknown — seek() comes first")
 
 
 class TtMsgStream(MsgStream):
-    """A stream whose packs are the messages of one time tick, over all channels that it consumes; a `Ticker` writes ticks.
+    """A stream whose packs are the messages of one time tick, over all channels that it consumes; a
+    `Ticker` writes ticks.
 
-    To go on later exactly where one was, save the `end_positions` of the last pack and `seek` to them: the subscription
-    alone keeps what is not acknowledged, of which messages above the tick may be a part of a batch below.
+    To go on later exactly where one was, save the `end_positions` of the last pack and `seek` to
+    them: the subscription alone keeps what is not acknowledged, of which messages above the tick
+    may be a part of a batch below.
     """
 
     _merge_kind = TickMerge

@@ -1,6 +1,8 @@
-"""A named producer: writes that can be repeated exactly, by a later call, after a crash, or by another process.
+"""A named producer: writes that can be repeated exactly, by a later call, after a crash, or by
+another process.
 
-Each call is one append group or one transaction, so it is in the log whole, under its one sequence, or not at all.
+Each call is one append group or one transaction, so it is in the log whole, under its one sequence,
+or not at all.
 """
 
 from collections import OrderedDict
@@ -23,14 +25,17 @@ NOTE_BYTES_MAX = 4_096
 def check_note(note: bytes) -> None:
     """Raise `InvalidArgument` for what is no note."""
     if not isinstance(note, bytes) or len(note) > NOTE_BYTES_MAX:
-        raise InvalidArgument(f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere")
+        raise InvalidArgument(
+            f"the note is no bytes, or over {NOTE_BYTES_MAX} of them — keep it elsewhere"
+        )
 
 
 class Outstanding:
-    """The writes of one producer that have begun and not ended: a next one waits while the oldest lies a window behind.
+    """The writes of one producer that have begun and not ended: a next one waits while the oldest
+    lies a window behind.
 
-    So after a crash every write that may be in the log is among those that the log remembers. Who waits is let in first
-    come, first served. Lives on the event loop.
+    So after a crash every write that may be in the log is among those that the log remembers. Who
+    waits is let in first come, first served. Lives on the event loop.
     """
 
     def __init__(self, width: int) -> None:
@@ -41,33 +46,44 @@ class Outstanding:
         """Of those that are under way, the oldest first."""
 
     async def enter(self) -> int:
-        """Take a place, and return its number: 0 for the first, one more each time. Cancelling while it waits takes none."""
+        """Take a place, and return its number: 0 for the first, one more each time. Cancelling
+        while it waits takes none.
+        """
         await self._span.take(1)
-        number, self._next = self._next, self._next + 1
+        number = self._next
+        self._next = self._next + 1
         self._numbers[number] = None
         return number
 
     def leave(self, number: int) -> None:
         """Give a place back: the outcome is known, or nobody waits for it any more."""
         del self._numbers[number]
-        self._span.give_back(self._span.held_bytes - self._next + next(iter(self._numbers), self._next))
+        self._span.give_back(
+            self._span.held_bytes - self._next + next(iter(self._numbers), self._next)
+        )
 
 
 class Producer:
-    """One opening of a named producer; made by `Node.producer`, used on the node's event loop by any number of tasks.
+    """One opening of a named producer; made by `Node.producer`, used on the node's event loop by
+    any number of tasks.
 
-    The sequence of a write is `sequence=`, from 1 to 2^63 - 1, or one more than the highest used so far when it goes to the
-    log, which for a transaction is its commit. A write that is in the log already is not written again: the call returns
-    what the first one returned, even if it now has other rows. So after an error, a deadline or a crash, repeat the call
-    with the same sequence. Sequences may have gaps and may come out of order. A given one keeps its place from the call on;
-    what comes later than the newest `producers.results_per_producer_max` results is `SequenceTooOld`, and as many writes
-    may be under way at a time before others wait. Whoever opens the name again fences this producer: its calls raise
-    `ProducerFenced`.
+    The sequence of a write is `sequence=`, from 1 to 2^63 - 1, or one more than the highest used so
+    far when it goes to the log, which for a transaction is its commit. A write that is in the log
+    already is not written again: the call returns what the first one returned, even if it now has
+    other rows. So after an error, a deadline or a crash, repeat the call with the same sequence.
+    Sequences may have gaps and may come out of order. A given one keeps its place from the call on;
+    what comes later than the newest `producers.results_per_producer_max` results is
+    `SequenceTooOld`, and as many writes may be under way at a time before others wait. Whoever
+    opens the name again fences this producer: its calls raise `ProducerFenced`.
     """
 
     def __init__(self, name: str, opened: ProducerRecord, backend: Backend, writes: Writes) -> None:
-        self._name, self._id, self._epoch, self._note = name, opened.producer_id, opened.epoch, opened.note
-        self._backend, self._writes = backend, writes
+        self._name = name
+        self._id = opened.producer_id
+        self._epoch = opened.epoch
+        self._note = opened.note
+        self._backend = backend
+        self._writes = writes
         self._outstanding = Outstanding(backend.config.producers.results_per_producer_max)
 
     @property
@@ -82,7 +98,9 @@ class Producer:
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence that is in the log, 0 for none: after a restart, what to go on from."""
+        """The highest sequence that is in the log, 0 for none: after a restart, what to go on
+        from.
+        """
         return self._backend.last_sequence(self._id)
 
     @property
@@ -91,10 +109,12 @@ class Producer:
         return self._note
 
     async def put_note(self, note: bytes) -> None:
-        """Keep up to `NOTE_BYTES_MAX` bytes with the name, for whoever opens it next; durable when this returns.
+        """Keep up to `NOTE_BYTES_MAX` bytes with the name, for whoever opens it next; durable when
+        this returns.
 
-        It is written apart from the producer's writes: note what a write covers before it, never after. Raises
-        `ProducerFenced`, and as a write does; after `Indeterminate`, the next opening finds this note or the one before.
+        It is written apart from the producer's writes: note what a write covers before it, never
+        after. Raises `ProducerFenced`, and as a write does; after `Indeterminate`, the next opening
+        finds this note or the one before.
         """
         check_note(note)
         await self._backend.put_note(self._name, self._epoch, note)
@@ -109,8 +129,12 @@ class Producer:
         partition: str | None = None,
         timeout: float | None = None,
     ) -> WriteResult:
-        """Add rows, once, at one tick; over one append group they go as a transaction. Raises as `Node.insert` does."""
-        return await self._run(self._writes.write("insert", collection, partition), rows, sequence, timeout)
+        """Add rows, once, at one tick; over one append group they go as a transaction. Raises as
+        `Node.insert` does.
+        """
+        return await self._run(
+            self._writes.write("insert", collection, partition), rows, sequence, timeout
+        )
 
     async def upsert(
         self,
@@ -121,11 +145,20 @@ class Producer:
         partition: str | None = None,
         timeout: float | None = None,
     ) -> WriteResult:
-        """Replace the rows of these keys, once, in one transaction of any size. Raises as `Node.upsert` does."""
-        return await self._run(self._writes.write("upsert", collection, partition), rows, sequence, timeout)
+        """Replace the rows of these keys, once, in one transaction of any size. Raises as
+        `Node.upsert` does.
+        """
+        return await self._run(
+            self._writes.write("upsert", collection, partition), rows, sequence, timeout
+        )
 
     async def delete(
-        self, collection: str, keys: Keys, *, sequence: int | None = None, timeout: float | None = None
+        self,
+        collection: str,
+        keys: Keys,
+        *,
+        sequence: int | None = None,
+        timeout: float | None = None,
     ) -> WriteResult:
         """Delete the rows of these keys, once, at one tick. Raises as `Node.delete` does."""
         return await self._run(self._writes.write("delete", collection), keys, sequence, timeout)
@@ -137,20 +170,24 @@ class Producer:
         keepalive_s: float | None = None,
         timeout: float | None = None,
     ) -> Transaction:
-        """Return a transaction that takes place once: `async with producer.transaction(sequence=7) as txn`.
+        """Return a transaction that takes place once:
+        `async with producer.transaction(sequence=7) as txn`.
 
-        When its write is in the log already, leaving the block writes nothing, and `txn.result` is that of the first time.
-        `keepalive_s` and `timeout` are those of `Node.transaction`.
+        When its write is in the log already, leaving the block writes nothing, and `txn.result` is
+        that of the first time. `keepalive_s` and `timeout` are those of `Node.transaction`.
         """
         deadline = None if timeout is None else Deadline(timeout)
         append = partial(self._append, self._place(sequence, waits=True))
-        return Transaction(self._writes, keepalive_s=keepalive_s, deadline=deadline, append_commit=append)
+        return Transaction(
+            self._writes, keepalive_s=keepalive_s, deadline=deadline, append_commit=append
+        )
 
     def _run(
         self, write: Write, rows: Rows | Keys, sequence: int | None, timeout: float | None
     ) -> Awaitable[WriteResult]:
         deadline = None if timeout is None else Deadline(timeout)
-        group, last = write.at_once(rows, self._writes.group_bytes_max), list[AppendGroup]()
+        group = write.at_once(rows, self._writes.group_bytes_max)
+        last = list[AppendGroup]()
         place = self._place(sequence, waits=group is None)
         if group is not None and deadline is None:
             return self._append(place, group)
@@ -186,7 +223,8 @@ class Producer:
 
     async def _append(self, place: Place, group: AppendGroup) -> AppendResult:
         """Append under the write's stamp, once it is its turn among the outstanding ones."""
-        group.producer, group.place = place.stamp, place
+        group.producer = place.stamp
+        group.place = place
         number = await self._outstanding.enter()
         try:
             return await self._backend.append(group)

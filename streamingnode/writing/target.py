@@ -1,7 +1,7 @@
 """Where a write goes, and how rows of many writes become one encoded batch for each shard. No I/O.
 
-A few dicts are checked and copied when the call is made, as tuples of plain values, and become Arrow once for all writes
-that go together; whatever is not plain becomes Arrow at the call.
+A few dicts are checked and copied when the call is made, as tuples of plain values, and become
+Arrow once for all writes that go together; whatever is not plain becomes Arrow at the call.
 """
 
 import datetime as dt
@@ -30,7 +30,9 @@ from wal.shard_hash import shards_of
 
 Kind = Literal["insert", "upsert", "delete"]
 Cells = tuple[tuple[Any, ...], ...]
-"""Rows as plain values, in the order of the columns; tuples, which garbage collection leaves alone once it has seen them."""
+"""Rows as plain values, in the order of the columns; tuples, which garbage collection leaves alone
+once it has seen them.
+"""
 
 PLAIN_ROWS_MAX = 16
 """Calls of more rows gain nothing from being encoded with others."""
@@ -43,12 +45,14 @@ _CELL_BYTES = 16
 """What a cell takes in a batch beside its text, at most."""
 
 _PAYLOAD_POOL = pa.system_memory_pool()
-"""Arrow's own pool gives pages back to the system that the next payload needs again: up to 100 us of page faults for
-100 KiB, on the event loop."""
+"""Arrow's own pool gives pages back to the system that the next payload needs again: up to 100 us
+of page faults for 100 KiB, on the event loop."""
 
 
 class PlainRows:
-    """Takes rows of plain values of one shape: whole numbers, floats, truths, texts, bytes and dates that fit for sure."""
+    """Takes rows of plain values of one shape: whole numbers, floats, truths, texts, bytes and
+    dates that fit for sure.
+    """
 
     def __init__(self, shape: RowShape) -> None:
         self._columns = len(shape.columns)
@@ -59,19 +63,30 @@ class PlainRows:
         )
         self._types = tuple(map(python_type, shape.schema.types))
         # A 32-bit float may not hold what is given.
-        self._is_plain = all(map(_PLAIN_TYPES.__contains__, self._types)) and pa.float32() not in shape.schema.types
-        bounds = [(i, 1 << (kind.bit_width - 1)) for i, kind in enumerate(shape.schema.types) if pt.is_integer(kind)]
+        self._is_plain = (
+            all(map(_PLAIN_TYPES.__contains__, self._types))
+            and pa.float32() not in shape.schema.types
+        )
+        bounds = [
+            (i, 1 << (kind.bit_width - 1))
+            for i, kind in enumerate(shape.schema.types)
+            if pt.is_integer(kind)
+        ]
         self._whole = [(i, -bound, bound - 1) for i, bound in bounds]
         self._texts = [i for i, kind in enumerate(self._types) if kind in (str, bytes)]
         self._required = shape.required
 
     def decode(self, data: bytes | memoryview) -> tuple[Cells, int]:
-        """Return rows that another process encoded as MessagePack, checked, and what they take at most, in bytes.
+        """Return rows that another process encoded as MessagePack, checked, and what they take at
+        most, in bytes.
 
-        Raises `SchemaMismatch` for what is no rows of this shape, or more than `PLAIN_DECODED_ROWS_MAX`.
+        Raises `SchemaMismatch` for what is no rows of this shape, or more than
+        `PLAIN_DECODED_ROWS_MAX`.
         """
         if not self._is_plain:
-            raise SchemaMismatch("the collection has columns whose values go as Arrow data — send a record batch")
+            raise SchemaMismatch(
+                "the collection has columns whose values go as Arrow data — send a record batch"
+            )
         try:
             cells = self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, ValueError) as error:
@@ -83,13 +98,19 @@ class PlainRows:
         kinds: list[Any] = list(self._types)
         for column, low, high in self._whole:
             kinds[column] = Annotated[int, msgspec.Meta(ge=low, le=high)]
-        optional = [kind if column in self._required else kind | None for column, kind in enumerate(kinds)]
-        row: Any = tuple.__class_getitem__(tuple(optional))  # made of the shape, which no checker knows
-        rows: Any = Annotated[tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)]
+        optional = [
+            kind if column in self._required else kind | None for column, kind in enumerate(kinds)
+        ]
+        # made of the shape, which no checker knows
+        row: Any = tuple.__class_getitem__(tuple(optional))
+        rows: Any = Annotated[
+            tuple[row, ...], msgspec.Meta(min_length=1, max_length=PLAIN_DECODED_ROWS_MAX)
+        ]
         return msgspec.msgpack.Decoder(rows)
 
     def take(self, rows: Sequence[Any], *, are_keys: bool = False) -> tuple[Cells, int] | None:
-        """Return a copy of a few dicts, or values of the only column, and what they take at most, in bytes.
+        """Return a copy of a few dicts, or values of the only column, and what they take at most,
+        in bytes.
 
         None for what has to be looked at as Arrow.
         """
@@ -122,14 +143,18 @@ class PlainRows:
                 text = cells[column]
                 if text is None:
                     continue
-                length = len(text) if type(text) is bytes or text.isascii() else _encoded_length(text)
+                length = (
+                    len(text) if type(text) is bytes or text.isascii() else _encoded_length(text)
+                )
                 if not 0 <= length <= PLAIN_TEXT_BYTES_MAX:
                     return None
                 size_bytes += length
         return size_bytes
 
     def _takes_nulls(self, types: tuple[type, ...]) -> bool:
-        fits = all(given in (kind, NoneType) for given, kind in zip(types, self._types, strict=True))
+        fits = all(
+            given in (kind, NoneType) for given, kind in zip(types, self._types, strict=True)
+        )
         return fits and not any(types[column] is NoneType for column in self._required)
 
 
@@ -154,17 +179,23 @@ class BatchSlice(msgspec.Struct, frozen=True, gc=False):
 class BatchTarget:
     """Rows of one partition of a collection, or deleted keys of it: what may share a batch."""
 
-    def __init__(self, info: CollectionInfo, shape: RowShape, kind: MessageType, partition_id: int = 0) -> None:
+    def __init__(
+        self, info: CollectionInfo, shape: RowShape, kind: MessageType, partition_id: int = 0
+    ) -> None:
         self.type = kind
-        self.collection_id, self.partition_id = info.id, partition_id
-        self.schema_version, self.vchannels = info.schema_version, info.vchannels
+        self.collection_id = info.id
+        self.partition_id = partition_id
+        self.schema_version = info.schema_version
+        self.vchannels = info.vchannels
         self.shape = shape
         self.plain = PlainRows(shape)
         self._row_type = pa.struct(list(shape.schema))
         self._nothing = pa.RecordBatch.from_pylist([], schema=shape.schema)
-        self.message_bytes = 2 * pa.ipc.get_record_batch_size(self._nothing) + MESSAGE_OVERHEAD_BYTES
-        """What each shard after the first adds to the messages of the same rows, at most: an empty message has 16 bytes for
-        each buffer, and padding never takes that much more."""
+        self.message_bytes = (
+            2 * pa.ipc.get_record_batch_size(self._nothing) + MESSAGE_OVERHEAD_BYTES
+        )
+        """What each shard after the first adds to the messages of the same rows, at most: an empty
+        message has 16 bytes for each buffer, and padding never takes that much more."""
         shards = min(PLAIN_ROWS_MAX, len(info.vchannels))
         self.plain_overhead_bytes = shards * self.message_bytes + TRANSACTION_OVERHEAD_BYTES
         """What a few rows take beside what is in them, at most."""
@@ -178,22 +209,32 @@ class BatchTarget:
         shards = self.shards(batch)
         if (shards == shards[0]).all():
             return [ShardRows(int(shards[0]), encoded(batch), range(len(pieces)), counts)]
-        # A stable sort keeps rows of a shard in order; 16-bit numbers are sorted by radix, in linear time.
+        # A stable sort keeps rows of a shard in order; 16-bit numbers are sorted by radix, in
+        # linear time.
         by_shard = batch.take(np.argsort(shards.astype(np.uint16), kind="stable"))
         pieces_of_rows = np.repeat(np.arange(len(pieces)), counts)
         cells = len(self.vchannels) * len(pieces)
-        rows_of = np.bincount(shards * len(pieces) + pieces_of_rows, minlength=cells).reshape(-1, len(pieces))
-        found, start = [], 0
+        rows_of = np.bincount(shards * len(pieces) + pieces_of_rows, minlength=cells).reshape(
+            -1, len(pieces)
+        )
+        found = []
+        start = 0
         for shard in np.flatnonzero(rows_of.any(axis=1)).tolist():
             present = np.flatnonzero(rows_of[shard])
             shard_counts = rows_of[shard, present].tolist()
             rows = sum(shard_counts)
-            found.append(ShardRows(shard, encoded(by_shard.slice(start, rows)), present.tolist(), shard_counts))
+            found.append(
+                ShardRows(
+                    shard, encoded(by_shard.slice(start, rows)), present.tolist(), shard_counts
+                )
+            )
             start += rows
         return found
 
     def encode_whole(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        """Return all rows of batches, on whatever shards, as an Arrow IPC message without its schema."""
+        """Return all rows of batches, on whatever shards, as an Arrow IPC message without its
+        schema.
+        """
         return bytes(encoded(self.joined(batches or [self._nothing])))
 
     def size_bytes(self, batch: pa.RecordBatch) -> int:
@@ -207,7 +248,11 @@ class BatchTarget:
 
     def part_of(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return what of rows goes here: all, or the keys alone."""
-        return rows if rows.num_columns == len(self.shape.columns) else rows.select(self.shape.schema.names)
+        return (
+            rows
+            if rows.num_columns == len(self.shape.columns)
+            else rows.select(self.shape.schema.names)
+        )
 
     def joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
         """Return the rows of pieces, plain or Arrow, in order, as one batch."""
@@ -219,20 +264,28 @@ class BatchTarget:
                 parts += _joined_slices(run)
             else:
                 rows = pa.array(list(chain.from_iterable(run)), self._row_type)
-                parts.append(pa.RecordBatch.from_struct_array(rows))  # type: ignore[arg-type]  # a struct's, by its type
-        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]  # stubs lack it
+                # a struct's, by its type
+                parts.append(pa.RecordBatch.from_struct_array(rows))  # type: ignore[arg-type]
+        # stubs lack it
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]
 
 
 def _joined_slices(slices: Iterable[BatchSlice]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of slices; those that follow each other in one batch together, mostly all of it."""
-    batch, start, end = None, 0, 0
+    """Yield the rows of slices; those that follow each other in one batch together, mostly all of
+    it.
+    """
+    batch = None
+    start = 0
+    end = 0
     for each in slices:
         if each.batch is batch and each.start == end:
             end += each.rows
             continue
         if batch is not None:
             yield batch.slice(start, end - start)
-        batch, start, end = each.batch, each.start, each.start + each.rows
+        batch = each.batch
+        start = each.start
+        end = each.start + each.rows
     if batch is not None:
         yield batch.slice(start, end - start)
 
@@ -243,7 +296,9 @@ def encoded(batch: pa.RecordBatch) -> memoryview:
 
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch in one buffer of its own: rows that wait must not change with buffers that their caller uses again."""
+    """Return a batch in one buffer of its own: rows that wait must not change with buffers that
+    their caller uses again.
+    """
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
@@ -253,7 +308,9 @@ def batch_bytes(batch: pa.RecordBatch) -> int:
 
 
 class WriteTarget:
-    """One collection as writes see it: what they must know, worked out once and kept until the collection changes."""
+    """One collection as writes see it: what they must know, worked out once and kept until the
+    collection changes.
+    """
 
     def __init__(self, info: CollectionInfo) -> None:
         self.info = info
@@ -262,7 +319,9 @@ class WriteTarget:
         self._partitions = {each.name: each.id for each in info.partitions if not each.dropped_tick}
         self._inserts: dict[int, BatchTarget] = {}
         self.deletes = BatchTarget(info, key_shape(self._rows), MessageType.DELETE)
-        self.usual: dict[Kind, tuple[BatchTarget, ...]] = {each: self.into(each) for each in get_args(Kind)}
+        self.usual: dict[Kind, tuple[BatchTarget, ...]] = {
+            each: self.into(each) for each in get_args(Kind)
+        }
         """Where writes go that name no partition."""
 
     def inserts(self, partition_id: int) -> BatchTarget:
@@ -278,17 +337,30 @@ class WriteTarget:
         if kind == "delete":
             return (self.deletes,)
         found = self._partitions.get(check_text("partition", partition))
-        inserts = self.inserts(self.info.partition_by_name(partition).id if found is None else found)  # which raises
+        # which raises
+        inserts = self.inserts(
+            self.info.partition_by_name(partition).id if found is None else found
+        )
         return (self.deletes, inserts) if kind == "upsert" else (inserts,)
 
 
-def messages_of(pieces: Iterable[Piece], txn_id: int, *, together_bytes: int = 0) -> Iterator[MutableMessage]:
-    """Yield pieces as bodies of an open transaction; up to so many bytes for one target that follow each other are one."""
+def messages_of(
+    pieces: Iterable[Piece], txn_id: int, *, together_bytes: int = 0
+) -> Iterator[MutableMessage]:
+    """Yield pieces as bodies of an open transaction; up to so many bytes for one target that follow
+    each other are one.
+    """
     for target, rows in _runs(pieces, together_bytes):
         for part, (shard, payload, _, counts) in enumerate(target.encode(rows)):
             count = sum(counts)
             header = (
-                InsertHeader(target.collection_id, target.partition_id, target.schema_version, count, part=part)
+                InsertHeader(
+                    target.collection_id,
+                    target.partition_id,
+                    target.schema_version,
+                    count,
+                    part=part,
+                )
                 if target.type is MessageType.INSERT
                 else DeleteHeader(target.collection_id, count, part=part)
             )
@@ -296,12 +368,18 @@ def messages_of(pieces: Iterable[Piece], txn_id: int, *, together_bytes: int = 0
 
 
 def _runs(pieces: Iterable[Piece], bytes_max: int) -> Iterator[tuple[RowTarget, list[Any]]]:
-    target, run, size_bytes = None, list[Any](), 0
+    target = None
+    run = list[Any]()
+    size_bytes = 0
     for piece in pieces:
-        if target is not None and (piece.target is not target or size_bytes + piece.size > bytes_max):
+        if target is not None and (
+            piece.target is not target or size_bytes + piece.size > bytes_max
+        ):
             yield target, run
-            run, size_bytes = [], 0
-        target, size_bytes = piece.target, size_bytes + piece.size
+            run = []
+            size_bytes = 0
+        target = piece.target
+        size_bytes = size_bytes + piece.size
         run.append(piece.rows)
     if target is not None:
         yield target, run

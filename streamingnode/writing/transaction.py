@@ -1,7 +1,7 @@
 """Transactions as callers write them: `async with node.transaction() as txn`.
 
-Bodies are buffered and go out with their begin and commit as one append group; when they outgrow a group they are streamed
-under a session that the node keeps, and only the commit makes them appear.
+Bodies are buffered and go out with their begin and commit as one append group; when they outgrow a
+group they are streamed under a session that the node keeps, and only the commit makes them appear.
 """
 
 import asyncio
@@ -55,12 +55,13 @@ class TransactionState(Enum):
 
 
 class Transaction:
-    """One transaction; made by `Node.transaction`, open from then until it is committed or rolled back.
+    """One transaction; made by `Node.transaction`, open from then until it is committed or rolled
+    back.
 
-    Leaving the `async with` block commits; an exception in it rolls back and goes on unchanged. Until the commit nobody
-    sees anything, also not this caller. Several tasks may write to one transaction; their order is then their own affair.
-    Without rows it appends nothing, and its result is as of `consistent_tick`. `append_commit` appends the group that makes
-    it appear.
+    Leaving the `async with` block commits; an exception in it rolls back and goes on unchanged.
+    Until the commit nobody sees anything, also not this caller. Several tasks may write to one
+    transaction; their order is then their own affair. Without rows it appends nothing, and its
+    result is as of `consistent_tick`. `append_commit` appends the group that makes it appear.
 
     A `deadline` bounds all that the transaction waits for at the node: the rows that it sends
     before its commit, the commit, and a rollback. Past it, a commit that may be in the log raises
@@ -79,14 +80,17 @@ class Transaction:
         self._writes = writes
         self._memory = writes.backend.pending.transactions
         self._bodies_bytes_max = writes.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        self._bodies_max = writes.backend.config.wal.group_messages_max - 2  # its begin and its commit
+        # its begin and its commit
+        self._bodies_max = writes.backend.config.wal.group_messages_max - 2
         self._append_commit = append_commit or writes.backend.append
         self._state = TransactionState.OPEN
         self._pieces: list[Piece] = []
         self._messages = 0
         self._bodies_bytes = 0
         """What they hold of the node's memory."""
-        self._keepalive_ms = check_keepalive_ms(keepalive_s, age_s_max=writes.backend.config.txn.age_s_max)
+        self._keepalive_ms = check_keepalive_ms(
+            keepalive_s, age_s_max=writes.backend.config.txn.age_s_max
+        )
         self._deadline = deadline
         self._txn_id = 0
         """The session's, once bodies are streamed."""
@@ -96,7 +100,9 @@ class Transaction:
         self._result: WriteResult | None = None
 
     def __del__(self) -> None:
-        """Give back what a transaction held that nobody ended; in whatever thread garbage is collected."""
+        """Give back what a transaction held that nobody ended; in whatever thread garbage is
+        collected.
+        """
         if self._bodies_bytes:
             self._memory.give_back_later(self._bodies_bytes)
 
@@ -106,10 +112,11 @@ class Transaction:
         return self._result
 
     async def insert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
-        """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on without these rows.
+        """Add rows. Raises `SchemaMismatch` and the like at once; the transaction then goes on
+        without these rows.
 
-        So it does after `Overloaded`, when the open transactions of the node hold half of `writes.pending_bytes_max`, unless
-        some of the rows were in already.
+        So it does after `Overloaded`, when the open transactions of the node hold half of
+        `writes.pending_bytes_max`, unless some of the rows were in already.
 
         Past one append group it also raises what an append raises, and `Overloaded` past the
         transaction's timeout; rows may be lost then, and only a rollback is left.
@@ -117,15 +124,20 @@ class Transaction:
         await self._write("insert", collection, rows, partition)
 
     async def upsert(self, collection: str, rows: Rows, *, partition: str | None = None) -> None:
-        """Add rows that replace those of the same keys, earlier ones of this transaction too. Raises as `insert` does."""
+        """Add rows that replace those of the same keys, earlier ones of this transaction too.
+        Raises as `insert` does.
+        """
         await self._write("upsert", collection, rows, partition)
 
     async def delete(self, collection: str, keys: Keys) -> None:
-        """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert` does."""
+        """Delete the rows of these keys, earlier ones of this transaction too. Raises as `insert`
+        does.
+        """
         await self._write("delete", collection, keys)
 
     async def commit(self, *, timeout: float | None = None) -> WriteResult:
-        """Make everything appear at one tick and return when it is durable; leaving the block does this by itself.
+        """Make everything appear at one tick and return when it is durable; leaving the block does
+        this by itself.
 
         `timeout` is in seconds and bounds this call; the transaction's own may end it earlier. Past
         it the commit raises `DeadlineExceeded` when it may be in the log, else `Overloaded`: then
@@ -173,7 +185,10 @@ class Transaction:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         state = self._state
         if state is TransactionState.OPEN and kind is None:
@@ -185,10 +200,13 @@ class Transaction:
             await self._leave_session(ROLLED_BACK)
             if kind is None:
                 raise InvalidTransactionState(
-                    "the transaction lost rows to an error that was caught, and was rolled back — repeat all of it"
+                    "the transaction lost rows to an error that was caught, and was rolled back — "
+                    "repeat all of it"
                 )
 
-    async def _write(self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None) -> None:
+    async def _write(
+        self, kind: Kind, collection: str, rows: Rows | Keys, partition: str | None = None
+    ) -> None:
         """Add a few plain values as they are, others as Arrow data."""
         self._check_in(TransactionState.OPEN)
         write = self._writes.write(kind, collection, partition)
@@ -201,12 +219,16 @@ class Transaction:
     async def add(self, write: Write, batches: Sequence[pa.RecordBatch]) -> None:
         """Add what a write does with batches that were checked. Raises as `insert` does."""
         self._check_in(TransactionState.OPEN)
-        for number, batch in enumerate(slices_within(batches, self._bodies_bytes_max, write.size_bytes)):
+        for number, batch in enumerate(
+            slices_within(batches, self._bodies_bytes_max, write.size_bytes)
+        ):
             # Copied: its buffers may be the caller's, who has them back when the call returns.
             await self._add(write.pieces(copied(batch)), first=not number)
 
     async def _add(self, pieces: Sequence[Piece], *, first: bool) -> None:
-        """Buffer pieces, behind what is streamed to make room for them; `first` of their call or not."""
+        """Buffer pieces, behind what is streamed to make room for them; `first` of their call or
+        not.
+        """
         try:
             while not self._buffer(pieces):
                 await self._stream_in_time()
@@ -226,13 +248,16 @@ class Transaction:
             size_bytes += piece.size
             messages += min(len(piece.rows), len(piece.target.vchannels))
         is_full = (
-            self._bodies_bytes + size_bytes > self._bodies_bytes_max or self._messages + messages > self._bodies_max
+            self._bodies_bytes + size_bytes > self._bodies_bytes_max
+            or self._messages + messages > self._bodies_max
         )
         if self._pieces and is_full:
             return False
-        if not self._memory.try_take(size_bytes):  # it must not wait for other transactions, which may wait for it
+        # it must not wait for other transactions, which may wait for it
+        if not self._memory.try_take(size_bytes):
             raise Overloaded(
-                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not fit — "
+                f"open transactions hold {self._memory.held_bytes} bytes, {size_bytes} more do not "
+                "fit — "
                 "end some of them first, or raise writes.pending_bytes_max"
             )
         self._pieces += pieces
@@ -257,8 +282,11 @@ class Transaction:
             self._check_in(TransactionState.OPEN)
             try:
                 if not self._txn_id:
-                    self._txn_id = (await self._writes.backend.append(begin_group(self._keepalive_ms))).txn_id
-                if self._state is TransactionState.OPEN:  # it may have been ended by another task meanwhile
+                    self._txn_id = (
+                        await self._writes.backend.append(begin_group(self._keepalive_ms))
+                    ).txn_id
+                # it may have been ended by another task meanwhile
+                if self._state is TransactionState.OPEN:
                     await self._send_bodies()
             except BaseException:
                 self._break()
@@ -275,7 +303,10 @@ class Transaction:
                 await self._writes.backend.append(AppendGroup(messages))
 
     def _drop_bodies(self) -> None:
-        size_bytes, self._pieces, self._bodies_bytes, self._messages = self._bodies_bytes, [], 0, 0
+        size_bytes = self._bodies_bytes
+        self._pieces = []
+        self._bodies_bytes = 0
+        self._messages = 0
         self._memory.give_back(size_bytes)
 
     def _sooner(self, timeout: float | None) -> Deadline | None:
@@ -293,7 +324,8 @@ class Transaction:
 
     async def _commit_in_turn(self) -> WriteResult:
         async with self._sending:
-            if self._state is TransactionState.BROKEN:  # what another task streamed meanwhile is lost
+            # what another task streamed meanwhile is lost
+            if self._state is TransactionState.BROKEN:
                 self._check_in(TransactionState.COMMITTING)
             return await self._commit()
 
@@ -303,14 +335,18 @@ class Transaction:
             self._last = commit_group(self._txn_id)
         elif self._pieces:
             size_bytes = self._bodies_bytes + TRANSACTION_OVERHEAD_BYTES
-            self._last = AppendGroup(pieces=self._pieces, is_transaction=True, rows_bytes=size_bytes)
+            self._last = AppendGroup(
+                pieces=self._pieces, is_transaction=True, rows_bytes=size_bytes
+            )
         else:
             return nothing_at(await self._writes.backend.consistent_tick())
         result = await self._append_commit(self._last)
         # An earlier try of the same write may be in the log; this one may not be in it, too, then.
         if self._txn_id and result.txn_id != self._txn_id:
             with suppress(StreamingNodeError):
-                await self._writes.backend.append(rollback_group(self._txn_id, "its write is in the log already"))
+                await self._writes.backend.append(
+                    rollback_group(self._txn_id, "its write is in the log already")
+                )
         return result
 
     async def _leave_session(self, reason: str) -> None:
@@ -335,18 +371,25 @@ class Transaction:
     def _check_in(self, *states: TransactionState) -> None:
         if self._state not in states:
             raise InvalidTransactionState(
-                f"the transaction is {self._state.name.lower().replace('_', ' ')} — begin another with node.transaction()"
+                f"the transaction is {self._state.name.lower().replace('_', ' ')} — begin another "
+                "with node.transaction()"
             )
 
 
 def check_keepalive_ms(keepalive_s: float | None, *, age_s_max: float) -> int:
-    """Return how long a transaction may be idle in milliseconds, 0 for the default. Raises `InvalidArgument`."""
-    asked_s = 0.0 if keepalive_s is None else check_seconds("keepalive_s", keepalive_s, longest=age_s_max)
+    """Return how long a transaction may be idle in milliseconds, 0 for the default. Raises
+    `InvalidArgument`.
+    """
+    asked_s = (
+        0.0 if keepalive_s is None else check_seconds("keepalive_s", keepalive_s, longest=age_s_max)
+    )
     return math.ceil(asked_s * 1000)
 
 
 def begin_group(keepalive_ms: int) -> AppendGroup:
-    """Return a begin; `keepalive_ms` 0 lets the node choose how long the transaction may be idle."""
+    """Return a begin; `keepalive_ms` 0 lets the node choose how long the transaction may be
+    idle.
+    """
     return AppendGroup([MutableMessage(MessageType.BEGIN_TXN, BeginTxnHeader(keepalive_ms))])
 
 
@@ -357,4 +400,6 @@ def commit_group(txn_id: int) -> AppendGroup:
 
 def rollback_group(txn_id: int, reason: str) -> AppendGroup:
     """Return the rollback of a transaction."""
-    return AppendGroup([MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader(reason), txn_id=txn_id)])
+    return AppendGroup(
+        [MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader(reason), txn_id=txn_id)]
+    )

@@ -1,7 +1,9 @@
-"""Writes on their way to the log: rows and keys made into append groups, and appended in order within a time.
+"""Writes on their way to the log: rows and keys made into append groups, and appended in order
+within a time.
 
-In: rows or keys as callers have them. Out: append groups, in row order, each appended before the next is built, so that
-memory holds one. All rows are checked, and all sizes known, before the first append: a bad row changes nothing.
+In: rows or keys as callers have them. Out: append groups, in row order, each appended before the
+next is built, so that memory holds one. All rows are checked, and all sizes known, before the first
+append: a bad row changes nothing.
 """
 
 import math
@@ -26,9 +28,23 @@ from interceptors.shard.catalog import CollectionInfo
 from streamingnode.backend import Backend
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.rows import Keys, Rows, keys_to_batches, to_batches
-from streamingnode.writing.target import PLAIN_ROWS_MAX, BatchTarget, Kind, WriteTarget, batch_bytes, messages_of
+from streamingnode.writing.target import (
+    PLAIN_ROWS_MAX,
+    BatchTarget,
+    Kind,
+    WriteTarget,
+    batch_bytes,
+    messages_of,
+)
 from wal.append import AppendGroup, AppendResult
-from wal.errors import Indeterminate, InvalidArgument, Overloaded, StreamingNodeError, TooLarge, shown
+from wal.errors import (
+    Indeterminate,
+    InvalidArgument,
+    Overloaded,
+    StreamingNodeError,
+    TooLarge,
+    shown,
+)
 from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
@@ -56,8 +72,8 @@ _FILL = 0.9
 class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
     """An insert, an upsert or a delete on one collection: how rows or keys become append groups.
 
-    An upsert takes of each key the last row, and deletes before it inserts; each of its groups is a transaction, unless
-    `txn_id` says that it is in one.
+    An upsert takes of each key the last row, and deletes before it inserts; each of its groups is a
+    transaction, unless `txn_id` says that it is in one.
     """
 
     kind: Kind
@@ -66,18 +82,21 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
     txn_id: int = 0
 
     def plain(self, rows: Rows | Keys, bytes_max: int) -> tuple[Piece, ...] | None:
-        """Return a few rows or keys of plain values, checked and copied, that fit a group of `bytes_max` for sure.
+        """Return a few rows or keys of plain values, checked and copied, that fit a group of
+        `bytes_max` for sure.
 
         None for what has to be looked at as Arrow.
         """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
-        kind, into = self.kind, self.into[-1]
+        kind = self.kind
+        into = self.into[-1]
         taken = into.plain.take(rows, are_keys=kind == "delete")
         if taken is None:
             return None
         cells, size_bytes = taken
-        # Whether they fit for sure, as a message on each shard, and twice for an upsert with begin and commit.
+        # Whether they fit for sure, as a message on each shard, and twice for an upsert with begin
+        # and commit.
         if 2 * (size_bytes + into.plain_overhead_bytes) > bytes_max:
             return None
         piece = Piece(into, cells, size_bytes + MESSAGE_OVERHEAD_BYTES)
@@ -90,20 +109,27 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         return Piece(self.into[0], keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
     def at_once(self, rows: Rows | Keys, bytes_max: int) -> AppendGroup | None:
-        """Return the group of at most `bytes_max` of a few plain values, or of a small batch, uncopied.
+        """Return the group of at most `bytes_max` of a few plain values, or of a small batch,
+        uncopied.
 
         None for what may need more, or a thread. Raises `SchemaMismatch`.
         """
         if type(rows) is not pa.RecordBatch:
             plain = self.plain(rows, bytes_max)
             return None if plain is None else self.group(plain)
-        if not rows.num_rows or (self.kind == "upsert" and rows.num_rows > 1) or not _is_small(rows):
+        if (
+            not rows.num_rows
+            or (self.kind == "upsert" and rows.num_rows > 1)
+            or not _is_small(rows)
+        ):
             return None
         group = self.group(self.pieces(self._batches(rows)[0]))
         return group if group.size_bytes <= bytes_max else None
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
-        """Return rows or keys as batches that fit; many are looked at in a thread. Raises `SchemaMismatch`."""
+        """Return rows or keys as batches that fit; many are looked at in a thread. Raises
+        `SchemaMismatch`.
+        """
         return self._batches(rows) if _is_small(rows) else await in_thread(self._batches, rows)
 
     def _batches(self, rows: Any) -> list[pa.RecordBatch]:
@@ -111,11 +137,19 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.kind == "delete":
             return keys_to_batches(rows, shape)
         batches = to_batches(rows, shape)
-        return last_of_each_key(batches, shape.key_index) if self.kind == "upsert" and batches else batches
+        return (
+            last_of_each_key(batches, shape.key_index)
+            if self.kind == "upsert" and batches
+            else batches
+        )
 
     def slices(self, batches: Sequence[pa.RecordBatch], bytes_max: int) -> list[pa.RecordBatch]:
-        """Return views of batches, in row order, of which each is a group of at most `bytes_max`. Raises `TooLarge`."""
-        overhead_bytes = TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
+        """Return views of batches, in row order, of which each is a group of at most `bytes_max`.
+        Raises `TooLarge`.
+        """
+        overhead_bytes = (
+            TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
+        )
         return slices_within(batches, bytes_max - overhead_bytes, self.size_bytes)
 
     def pieces(self, rows: pa.RecordBatch) -> list[Piece]:
@@ -128,7 +162,9 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.txn_id:
             return AppendGroup([*messages_of(pieces, self.txn_id)])
         is_transaction = self.kind == "upsert"
-        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction + sum([piece.size for piece in pieces])
+        size_bytes = TRANSACTION_OVERHEAD_BYTES * is_transaction + sum(
+            [piece.size for piece in pieces]
+        )
         return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=size_bytes)
 
     def size_bytes(self, rows: pa.RecordBatch) -> int:
@@ -136,14 +172,19 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         return sum([piece.size for piece in self.pieces(rows)])
 
 
-def messages_within(messages: Iterable[MutableMessage], bytes_max: int) -> Iterator[list[MutableMessage]]:
-    """Yield messages, in order, in groups of at most `bytes_max`: rows that were to go together take more each by itself."""
+def messages_within(
+    messages: Iterable[MutableMessage], bytes_max: int
+) -> Iterator[list[MutableMessage]]:
+    """Yield messages, in order, in groups of at most `bytes_max`: rows that were to go together
+    take more each by itself.
+    """
     group: list[MutableMessage] = []
     size_bytes = 0
     for message in messages:
         if group and size_bytes + message.size_bytes > bytes_max:
             yield group
-            group, size_bytes = [], 0
+            group = []
+            size_bytes = 0
         group.append(message)
         size_bytes += message.size_bytes
     yield group
@@ -152,24 +193,32 @@ def messages_within(messages: Iterable[MutableMessage], bytes_max: int) -> Itera
 def slices_within(
     batches: Sequence[pa.RecordBatch], bytes_max: int, size_bytes: Callable[[pa.RecordBatch], int]
 ) -> list[pa.RecordBatch]:
-    """Return views of batches, in order, of at most `bytes_max` each. Raises `TooLarge` for a row that alone has more."""
+    """Return views of batches, in order, of at most `bytes_max` each. Raises `TooLarge` for a row
+    that alone has more.
+    """
     slices: list[pa.RecordBatch] = []
     for batch in batches:
-        rows, size = batch.num_rows, size_bytes(batch)
+        rows = batch.num_rows
+        size = size_bytes(batch)
         if size <= bytes_max:
             slices.append(batch)
         elif rows == 1:
             raise TooLarge(
-                f"one row takes {size} bytes, a write {bytes_max} — keep large values elsewhere, by reference"
+                f"one row takes {size} bytes, a write {bytes_max} — keep large values elsewhere, "
+                "by reference"
             )
         else:
             step = min(-(-rows // 2), max(1, int(rows * bytes_max * _FILL / size)))
-            slices += slices_within([batch.slice(start, step) for start in range(0, rows, step)], bytes_max, size_bytes)
+            slices += slices_within(
+                [batch.slice(start, step) for start in range(0, rows, step)], bytes_max, size_bytes
+            )
     return slices
 
 
 def check_rows_fit(batches: Sequence[pa.RecordBatch], bytes_max: int) -> None:
-    """Raise `TooLarge` for a row that no insert could write, before there is a collection to insert into."""
+    """Raise `TooLarge` for a row that no insert could write, before there is a collection to insert
+    into.
+    """
     slices_within(batches, bytes_max, batch_bytes)
 
 
@@ -180,7 +229,9 @@ def _is_small(rows: Rows | Keys) -> bool:
 
 
 def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[pa.RecordBatch]:
-    """Return the batches without rows whose key comes again later: what upserting the rows one by one would leave."""
+    """Return the batches without rows whose key comes again later: what upserting the rows one by
+    one would leave.
+    """
     rows = pa.Table.from_batches(batches)
     keys = rows.column(key_index)
     if len(keys) == 1 or pc.count_distinct(keys).as_py() == len(keys):
@@ -197,7 +248,9 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
 
 @dataclass(slots=True, eq=False)
 class Writes:
-    """What all writes of a node share: what they go to, and the collections written lately. On the event loop."""
+    """What all writes of a node share: what they go to, and the collections written lately. On the
+    event loop.
+    """
 
     backend: Backend
     find: Callable[[str], CollectionInfo]
@@ -208,12 +261,16 @@ class Writes:
     _committing: Counter[int] = field(default_factory=Counter)
     """By transaction: how many calls are committing it."""
     _halves: dict[int, None] = field(default_factory=dict)
-    """Transactions with half of a write that failed, oldest first; those that nobody rolled back have ended long ago."""
+    """Transactions with half of a write that failed, oldest first; those that nobody rolled back
+    have ended long ago.
+    """
 
     async def step(self, group: AppendGroup) -> AppendResult:
-        """Append a begin, a rollback, or a commit, which never makes a part of a large write take place.
+        """Append a begin, a rollback, or a commit, which never makes a part of a large write take
+        place.
 
-        Raises `InvalidTransactionState` for a commit while such a write is under way, and after one that failed half-way.
+        Raises `InvalidTransactionState` for a commit while such a write is under way, and after one
+        that failed half-way.
         """
         message = group.messages[0]
         txn_id = message.txn_id
@@ -223,23 +280,28 @@ class Writes:
             return result
         if txn_id in self._halves:
             raise InvalidTransactionState(
-                f"transaction {txn_id} has half of a large write that failed — roll it back, and repeat all of it"
+                f"transaction {txn_id} has half of a large write that failed — roll it back, and "
+                "repeat all of it"
             )
         if txn_id in self._writing:
             raise InvalidTransactionState(
-                f"transaction {txn_id} has a part of a large write that is under way — commit it once that has returned"
+                f"transaction {txn_id} has a part of a large write that is under way — commit it "
+                "once that has returned"
             )
         with _counted(self._committing, txn_id):
             return await self.backend.append(group)
 
     @contextmanager
     def in_parts(self, txn_id: int, *, is_half: Callable[[], bool]) -> Iterator[None]:
-        """Let nobody commit a transaction while a write of several groups is on its way into it, or if that ends half-way.
+        """Let nobody commit a transaction while a write of several groups is on its way into it, or
+        if that ends half-way.
 
         Raises `InvalidTransactionState` when that has begun: it may come after any of the groups.
         """
         if txn_id in self._committing:
-            raise InvalidTransactionState(f"transaction {txn_id} is being committed — repeat the write in another one")
+            raise InvalidTransactionState(
+                f"transaction {txn_id} is being committed — repeat the write in another one"
+            )
         with _counted(self._writing, txn_id):
             try:
                 yield
@@ -254,8 +316,12 @@ class Writes:
         """How large a group may be; a node that was opened again may have another bound."""
         return self.backend.config.wal.group_bytes_max
 
-    def write(self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0) -> Write:
-        """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and `InvalidArgument`."""
+    def write(
+        self, kind: Kind, collection: str, partition: str | None = None, *, txn_id: int = 0
+    ) -> Write:
+        """Return a write on a live collection. Raises what `find` does, `PartitionNotFound` and
+        `InvalidArgument`.
+        """
         info = self.find(collection)
         target = self._targets.get(collection)
         if target is None or target.info is not info:
@@ -277,13 +343,22 @@ def _counted(counts: Counter[int], key: int) -> Iterator[None]:
             del counts[key]
 
 
-def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None) -> Awaitable[WriteResult]:
-    """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once. Raises as `Node.insert`."""
+def append_rows(
+    writes: Writes, write: Write, rows: Rows | Keys, *, timeout: float | None
+) -> Awaitable[WriteResult]:
+    """Write rows or keys as callers have them, within `timeout` seconds; to be awaited at once.
+    Raises as `Node.insert`.
+    """
     group = write.at_once(rows, writes.group_bytes_max)
     if group is not None:
         if timeout is None:
             return writes.backend.append(group)
-        return within(timeout, partial(writes.backend.append, group), f"the {write.kind}", begun=lambda: group.begun)
+        return within(
+            timeout,
+            partial(writes.backend.append, group),
+            f"the {write.kind}",
+            begun=lambda: group.begun,
+        )
     results: list[WriteResult] = []
     last: list[AppendGroup] = []
 
@@ -292,7 +367,9 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
         if not batches:
             return nothing_at(await writes.backend.consistent_tick())
         slices = write.slices(batches, writes.group_bytes_max)
-        in_parts = writes.in_parts(write.txn_id, is_half=lambda: begun() and len(results) < len(slices))
+        in_parts = writes.in_parts(
+            write.txn_id, is_half=lambda: begun() and len(results) < len(slices)
+        )
         with in_parts if write.txn_id and len(slices) > 1 else nullcontext():
             for batch in slices:
                 last[:] = [write.group(write.pieces(batch))]
@@ -301,9 +378,14 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
                 except StreamingNodeError as error:
                     if not results or error.retryable == "indeterminate":
                         raise
-                    step = "roll the transaction back" if write.txn_id else "read back which rows are missing"
+                    step = (
+                        "roll the transaction back"
+                        if write.txn_id
+                        else "read back which rows are missing"
+                    )
                     raise Indeterminate(
-                        f"{len(results)} groups of the {write.kind} are in the log, those after them are not, "
+                        f"{len(results)} groups of the {write.kind} are in the log, those after "
+                        "them are not, "
                         f"{error.happened} — {step}"
                     ) from error
         return combined(results)
@@ -315,8 +397,12 @@ def append_rows(writes: Writes, write: Write, rows: Rows | Keys, *, timeout: flo
 
 
 def nothing_at(tick: int) -> WriteResult:
-    """Return the result of a write without rows, as of a consistent tick: whoever reads on from there misses nothing."""
-    return WriteResult(kind=MessageId, first_position=0, count=0, time_tick=tick, last_confirmed_position=0)
+    """Return the result of a write without rows, as of a consistent tick: whoever reads on from
+    there misses nothing.
+    """
+    return WriteResult(
+        kind=MessageId, first_position=0, count=0, time_tick=tick, last_confirmed_position=0
+    )
 
 
 def combined(results: Sequence[WriteResult]) -> WriteResult:
@@ -340,7 +426,9 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
 def check_txn_id(txn_id: int) -> int:
     """Return the id of a transaction, 0 for none. Raises `InvalidArgument`."""
     if isinstance(txn_id, bool) or not isinstance(txn_id, int) or not 0 <= txn_id <= TICK_MAX:
-        raise InvalidArgument(f"txn_id={shown(txn_id)} is no transaction — pass what begin_transaction() returned")
+        raise InvalidArgument(
+            f"txn_id={shown(txn_id)} is no transaction — pass what begin_transaction() returned"
+        )
     return txn_id
 
 
@@ -349,7 +437,9 @@ def check_seconds(name: str, seconds: float, *, longest: float = math.inf) -> fl
     with suppress(OverflowError):  # of a whole number that no float holds
         if isinstance(seconds, Real) and not isinstance(seconds, bool) and 0 < seconds <= longest:
             return float(seconds)
-    raise InvalidArgument(f"{name}={shown(seconds)} — pass a number of seconds above 0, up to {longest:g}, or None")
+    raise InvalidArgument(
+        f"{name}={shown(seconds)} — pass a number of seconds above 0, up to {longest:g}, or None"
+    )
 
 
 class Deadline:
@@ -400,10 +490,14 @@ async def by_deadline(
             return await call()
     time = f"{deadline.seconds:g} s"
     if not changes:
-        raise DeadlineExceeded(f"{what} took longer than {time} and changed nothing — give it more time")
+        raise DeadlineExceeded(
+            f"{what} took longer than {time} and changed nothing — give it more time"
+        )
     if begun():
         raise DeadlineExceeded(
             f"{what} was not acknowledged within {time} and may still take effect — read back, "
             "or repeat it under the sequence of a named producer"
         )
-    raise Overloaded(f"{what} did not reach the log within {time} and did nothing — try again later")
+    raise Overloaded(
+        f"{what} did not reach the log within {time} and did nothing — try again later"
+    )

@@ -28,7 +28,9 @@ def place() -> Iterator[Path]:
         yield Path(directory)
 
 
-def test_a_served_node_is_measured_beside_the_peer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_served_node_is_measured_beside_the_peer(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench_remote, "INSERTS", ((2, 1, 0.5, 0.0),))
     monkeypatch.setattr(bench_remote, "CHANGES", bench_remote.CHANGES[1:])
     monkeypatch.setattr(bench_remote, "READ_BATCHES", (100,))
@@ -48,7 +50,9 @@ def test_replies_of_the_peer_have_the_lengths_that_are_waited_for(place: Path) -
             await fill_redis(socket, 2 * READ_COUNT)
             async with connected(socket), Exchange.open(socket) as exchange:
                 for count in (1, 3):
-                    command = words(b"XREAD", b"COUNT", b"%d" % count, b"STREAMS", b"rows", entry_id(7))
+                    command = words(
+                        b"XREAD", b"COUNT", b"%d" % count, b"STREAMS", b"rows", entry_id(7)
+                    )
                     await exchange.ask(command, read_bytes(count))
                     assert exchange._left == 0
                 with pytest.raises(ConnectionError, match="unknown command"):
@@ -59,7 +63,9 @@ def test_replies_of_the_peer_have_the_lengths_that_are_waited_for(place: Path) -
 
 def test_a_server_ends_at_the_end_of_its_input(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.remote_server", str(tmp_path / "node")]
-    ended = subprocess.run(command, input="", capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run(
+        command, input="", capture_output=True, text=True, check=True, timeout=60
+    )
     assert ended.stdout.startswith(READY)
     assert not (tmp_path / "node" / SOCKET_NAME).exists()
 

@@ -1,4 +1,6 @@
-"""The service that is measured keeps what it answered, and the load takes nothing but a 204 for an answer."""
+"""The service that is measured keeps what it answered, and the load takes nothing but a 204 for an
+answer.
+"""
 
 import asyncio
 import sqlite3
@@ -33,16 +35,25 @@ def _rows_of_sqlite(directory: Path) -> tuple[int, int]:
 
 @needs_service
 @pytest.mark.parametrize("store", ["node", "sqlite3"])
-def test_every_order_that_was_answered_is_in_both_tables_of_its_store(store: str, tmp_path: Path) -> None:
+def test_every_order_that_was_answered_is_in_both_tables_of_its_store(
+    store: str, tmp_path: Path
+) -> None:
     with serving(store, tmp_path) as port:
         loaded = put_load_on(port, CONNECTIONS, 0.1)
-    rows = run_async(partial(_rows_of_node, tmp_path)) if store == "node" else _rows_of_sqlite(tmp_path)
-    assert loaded.sent >= 2 * CONNECTIONS  # each connection once to warm up, and once to be measured
+    rows = (
+        run_async(partial(_rows_of_node, tmp_path))
+        if store == "node"
+        else _rows_of_sqlite(tmp_path)
+    )
+    # each connection once to warm up, and once to be measured
+    assert loaded.sent >= 2 * CONNECTIONS
     assert rows == (loaded.sent, min(loaded.sent, ITEMS))
 
 
 @needs_service
-def test_the_service_is_measured_beside_its_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_service_is_measured_beside_its_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench_service, "CONNECTIONS", (2,))
     found = BENCHMARKS["service"](Settings(directory=tmp_path, seconds=0.1, repeats=1, scale=1.0))
     assert [measured.aim for measured in found] == [bench_service.AIM, 0.0, 0.0]

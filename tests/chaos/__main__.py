@@ -1,7 +1,8 @@
-"""`python -m tests.chaos GATE [--minutes M | --count N] [--seed S]`: run a gate, print what was tried and found, keep it.
+"""`python -m tests.chaos GATE [--minutes M | --count N] [--seed S]`: run a gate, print what was
+tried and found, keep it.
 
-A run of some minutes on a clean checkout adds a line to docs/reliability.jsonl and renders docs/reliability.md again;
-`--count` alone does not, and is how a failing seed is started again.
+A run of some minutes on a clean checkout adds a line to docs/reliability.jsonl and renders
+docs/reliability.md again; `--count` alone does not, and is how a failing seed is started again.
 """
 
 import argparse
@@ -26,7 +27,12 @@ def main() -> int:
         default=None,
         help="where to begin (default: chosen by the gate, mostly by chance, and printed)",
     )
-    parser.add_argument("--scratch", type=Path, default=None, help="where directories are made (default: the system's)")
+    parser.add_argument(
+        "--scratch",
+        type=Path,
+        default=None,
+        help="where directories are made (default: the system's)",
+    )
     parser.add_argument("--no-report", action="store_true", help="keep no line of this run")
     arguments = parser.parse_args()
     gate = GATES[arguments.gate]
@@ -39,7 +45,9 @@ def main() -> int:
     keep = arguments.minutes is not None and not arguments.no_report
     if keep and commit is None:
         print(f"{gate.name}: this run will not be kept: commit the changes first", file=sys.stderr)
-    settings = Settings(seed=seed, count=arguments.count, minutes=arguments.minutes, scratch=arguments.scratch)
+    settings = Settings(
+        seed=seed, count=arguments.count, minutes=arguments.minutes, scratch=arguments.scratch
+    )
     report = gate.run(gate, settings)
     print_report(report)
     if keep and commit is not None and commit == clean_commit():  # nobody has changed it meanwhile

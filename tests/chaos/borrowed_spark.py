@@ -1,6 +1,8 @@
-"""An ingest in a process of its own, on the JVM of another: what kills it takes no JVM along, and none is started for it.
+"""An ingest in a process of its own, on the JVM of another: what kills it takes no JVM along, and
+none is started for it.
 
-Run as `python -m tests.chaos.borrowed_spark <node> <tables> <bytes of a commit>` with `environment` in the environment.
+Run as `python -m tests.chaos.borrowed_spark <node> <tables> <bytes of a commit>` with `environment`
+in the environment.
 """
 
 import os

@@ -1,7 +1,9 @@
-"""What a damaged copy of a node directory shows: the damage is named, or the data is what it was, or it is silently wrong.
+"""What a damaged copy of a node directory shows: the damage is named, or the data is what it was,
+or it is silently wrong.
 
-In: a directory nothing was done to, and what it shows; a place to damage. Out: a verdict. Where everything reads as it was,
-`verify` is asked too, on a copy nobody opened: it names the damage, or the bytes mean nothing to anybody.
+In: a directory nothing was done to, and what it shows; a place to damage. Out: a verdict. Where
+everything reads as it was, `verify` is asked too, on a copy nobody opened: it names the damage, or
+the bytes mean nothing to anybody.
 """
 
 import shutil
@@ -16,12 +18,18 @@ from tests.chaos.read_back import ReadBack
 from tests.chaos.worker import EXIT_REFUSED, VERIFIED, Job, load_read_back
 from tests.copying import without_socket
 
-NAMED, VERIFY_NAMED, MEANINGLESS = "named", "read as it was, verify names it", "read as it was, means nothing"
+NAMED = "named"
+VERIFY_NAMED = "read as it was, verify names it"
+MEANINGLESS = "read as it was, means nothing"
 DROPPED = "dropped, never told of"
 WRONG = "wrong"
 NAMES = frozenset({"CORRUPT", "UNSUPPORTED_FORMAT"})
 """Codes that name damage."""
-SETTINGS: dict[str, object] = {"cut_interval_s": None, "log.memtable_bytes": 1 << 18, "log.free_bytes_min": 1 << 20}
+SETTINGS: dict[str, object] = {
+    "cut_interval_s": None,
+    "log.memtable_bytes": 1 << 18,
+    "log.free_bytes_min": 1 << 20,
+}
 
 Damage = Callable[[Path], str]
 """Damage a directory, the same way every time, and say where."""
@@ -48,7 +56,9 @@ def intact_of(nursery: Nursery, root: Path, directory: Path, operations: list[Op
 
 
 def judge(nursery: Nursery, root: Path, intact: Intact, damage: Damage) -> tuple[str, str]:
-    """Damage a copy below `root` and return where, and the verdict; `root` stays only if that is `wrong: ...`."""
+    """Damage a copy below `root` and return where, and the verdict; `root` stays only if that is
+    `wrong: ...`.
+    """
     copy = root / "node"
     shutil.copytree(intact.directory, copy, ignore=without_socket)
     place = damage(copy)
@@ -84,15 +94,23 @@ def _verified(nursery: Nursery, out: Path, directory: Path) -> str:
 
 
 def _compared(seen: ReadBack, intact: Intact) -> str:
-    """Judge what is shown without an error: the last batch, if nobody was told of it, may be taken for a torn tail."""
+    """Judge what is shown without an error: the last batch, if nobody was told of it, may be taken
+    for a torn tail.
+    """
     if seen.collections == intact.truth.collections:
         return MEANINGLESS
-    findings = list(findings_in(intact.operations, seen)) if intact.operations else ["it was acknowledged"]
+    findings = (
+        list(findings_in(intact.operations, seen)) if intact.operations else ["it was acknowledged"]
+    )
     for name, whole in intact.truth.collections.items():
         shown = seen.collections[name].log if name in seen.collections else ()
         if whole.log[: len(shown)] != shown:
             findings.append(f"{name} is not a part of what it was")
-    return f"{WRONG}: shows other data, without an error: {'; '.join(findings)}" if findings else DROPPED
+    return (
+        f"{WRONG}: shows other data, without an error: {'; '.join(findings)}"
+        if findings
+        else DROPPED
+    )
 
 
 def _printed(out: Path) -> str:

@@ -1,7 +1,8 @@
-"""The documents that say what is tried: docs/reliability.md, and the tables of faults and failpoints in docs/guarantees.md.
+"""The documents that say what is tried: docs/reliability.md, and the tables of faults and
+failpoints in docs/guarantees.md.
 
-In: the kept runs. Out: all of them, rendered again; `python -m tests.chaos.documents` does it by hand. Nothing is rounded
-up, and a target that was not reached says so.
+In: the kept runs. Out: all of them, rendered again; `python -m tests.chaos.documents` does it by
+hand. Nothing is rounded up, and a target that was not reached says so.
 """
 
 import argparse
@@ -39,15 +40,22 @@ def rendered_page(reports: Sequence[GateReport]) -> str:
 def render(reports: Sequence[GateReport], untried: Sequence[GateReport] = ()) -> str:
     """Return the page; `untried` are gates without a kept run, with what they should try."""
     rows = [
-        f"| {each.gate} | {each.tried:,} {each.unit} | {each.failed:,} | {each.target:,} | {_reached(each)} "
+        f"| {each.gate} | {each.tried:,} {each.unit} | {each.failed:,} | {each.target:,} | "
+        f"{_reached(each)} "
         f"| {each.runs} | {each.seconds / 60:.1f} | {each.last.at}, {each.last.commit} |"
         for each in [*totals(reports), *also_totals(reports)]
     ]
-    rows += [f"| {each.gate} | 0 {each.unit} | 0 | {each.target:,} | 0.0 % | 0 | 0.0 | never |" for each in untried]
+    rows += [
+        f"| {each.gate} | 0 {each.unit} | 0 | {each.target:,} | 0.0 % | 0 | 0.0 | never |"
+        for each in untried
+    ]
     notes = [f"### {each.gate}\n\n{_notes(each)}\n" for each in totals(reports) if each.last.notes]
     failures = ["", "## What failed, and what became of it", "", *_failures(reports)]
     return (
-        "\n".join([_HEAD, *rows, *failures, "", "## What the newest run of each gate said", "", *notes]).rstrip() + "\n"
+        "\n".join(
+            [_HEAD, *rows, *failures, "", "## What the newest run of each gate said", "", *notes]
+        ).rstrip()
+        + "\n"
     )
 
 
@@ -66,7 +74,9 @@ it is.
 
 def _reached(total: GateTotal) -> str:
     """Return the share of the target, rounded down, and what no run was long enough to answer."""
-    share = "yes" if total.tried >= total.target else f"{1000 * total.tried // total.target / 10:.1f} %"
+    share = (
+        "yes" if total.tried >= total.target else f"{1000 * total.tried // total.target / 10:.1f} %"
+    )
     return ", ".join([share, *(f"no verdict on {what}" for what in total.undecided)])
 
 
@@ -86,7 +96,9 @@ def _notes(total: GateTotal) -> str:
 def _coverage(covered: Mapping[str, int]) -> Iterator[str]:
     """Yield, for each kind of place, how often the least tried one was tried in all runs."""
     for kind in sorted({place.partition(": ")[0] for place in covered}):
-        of_kind = {place: count for place, count in covered.items() if place.partition(": ")[0] == kind}
+        of_kind = {
+            place: count for place, count in covered.items() if place.partition(": ")[0] == kind
+        }
         least = min(of_kind, key=lambda place: (of_kind[place], place))
         yield (
             f"All runs, {kind}: {len(of_kind)} places, {sum(of_kind.values()):,} tries; "
@@ -96,7 +108,9 @@ def _coverage(covered: Mapping[str, int]) -> Iterator[str]:
 
 def main() -> int:
     """Render the documents again."""
-    argparse.ArgumentParser(prog="python -m tests.chaos.documents", description=__doc__).parse_args()
+    argparse.ArgumentParser(
+        prog="python -m tests.chaos.documents", description=__doc__
+    ).parse_args()
     write_documents()
     return 0
 

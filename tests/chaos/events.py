@@ -1,6 +1,7 @@
 """The life of a directory in the words of `journal`, for the one judge. Pure.
 
-In: operations as processes recorded them, and what reopened nodes showed. Out: events, and the findings of the judge.
+In: operations as processes recorded them, and what reopened nodes showed. Out: events, and the
+findings of the judge.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +42,9 @@ _OUTCOMES: dict[Outcome, ToldOutcome] = {"ok": "ok", "failed": "failed", "indete
 class Allowed:
     """What this kind of fault may do.
 
-    `truncated`: the log may begin later than the node's life. `gaps`: failed appends may leave offsets unused.
-    `suffix_lost`: acknowledged operations may be missing, if all later ones are too (durability `os`, power lost).
+    `truncated`: the log may begin later than the node's life. `gaps`: failed appends may leave
+    offsets unused. `suffix_lost`: acknowledged operations may be missing, if all later ones are too
+    (durability `os`, power lost).
     """
 
     truncated: bool = False
@@ -54,7 +56,9 @@ STRICT = Allowed()
 
 
 def calls_of(operations: Sequence[Operation]) -> Iterator[Event]:
-    """Yield what was asked and told; the tries of one sequence are one call, until the last of them."""
+    """Yield what was asked and told; the tries of one sequence are one call, until the last of
+    them.
+    """
     latest = {_sequence(each): each.started_ns for each in operations if each.kind in PRODUCED}
     for operation in joined_tries(operations).operations:
         if operation.writes:
@@ -75,10 +79,15 @@ def reads_of(seen: ReadBack, reader: str, allowed: Allowed = STRICT) -> Iterator
             until_tick=seen.tick,
             rows=tuple(row for one in each.log for row in _rows(name, one)),
             spans=tuple(
-                Span(one.tick, span.vchannel, span.first, span.count) for one in each.log for span in one.offsets
+                Span(one.tick, span.vchannel, span.first, span.count)
+                for one in each.log
+                for span in one.offsets
             ),
             removed=tuple(
-                Removed(one.tick, one.position, write.keys) for one in each.log for write in one.writes if write.keys
+                Removed(one.tick, one.position, write.keys)
+                for one in each.log
+                for write in one.writes
+                if write.keys
             ),
         )
         values = tuple(_value(name, row.number) for row in each.rows)
@@ -88,14 +97,21 @@ def reads_of(seen: ReadBack, reader: str, allowed: Allowed = STRICT) -> Iterator
 
 def below_of(audit: Audit) -> Below:
     """Return what lies below a closed node."""
-    files = {name: tuple(_value(name, row.number) for row in rows) for name, rows in audit.in_files.items()}
-    return Below(entries=audit.entries, files=files, cut_tick=audit.cut_tick, findings=audit.findings)
+    files = {
+        name: tuple(_value(name, row.number) for row in rows)
+        for name, rows in audit.in_files.items()
+    }
+    return Below(
+        entries=audit.entries, files=files, cut_tick=audit.cut_tick, findings=audit.findings
+    )
 
 
 def findings_in(operations: Sequence[Operation], seen: ReadBack) -> tuple[str, ...]:
     """Judge what one open shows of everything that dead processes did."""
     died = Died(seen.asked_ns - 1)
-    return findings_of(judged([*calls_of(operations), died, *reads_of(seen, "the only one")], gaps=False))
+    return findings_of(
+        judged([*calls_of(operations), died, *reads_of(seen, "the only one")], gaps=False)
+    )
 
 
 def findings_of(verdict: Verdict) -> tuple[str, ...]:
@@ -105,13 +121,25 @@ def findings_of(verdict: Verdict) -> tuple[str, ...]:
 
 def _call(operation: Operation, *, tried_ns: int) -> Iterator[Event]:
     puts = tuple(
-        Put(write.collection, row.key, _value(write.collection, row.number), write.action == "upsert")
+        Put(
+            write.collection,
+            row.key,
+            _value(write.collection, row.number),
+            write.action == "upsert",
+        )
         for write in operation.writes
         for row in write.rows
     )
     drops = tuple(Drop(write.collection, key) for write in operation.writes for key in write.keys)
-    yield Asked(op=operation.op, client=operation.process, at_ns=operation.started_ns, puts=puts, drops=drops)
-    outcome, ended_ns = _OUTCOMES[operation.outcome], operation.ended_ns
+    yield Asked(
+        op=operation.op,
+        client=operation.process,
+        at_ns=operation.started_ns,
+        puts=puts,
+        drops=drops,
+    )
+    outcome = _OUTCOMES[operation.outcome]
+    ended_ns = operation.ended_ns
     if outcome == "open" and tried_ns:
         ended_ns = max(ended_ns or 0, tried_ns)
     if ended_ns is not None:
@@ -124,7 +152,8 @@ def _call(operation: Operation, *, tried_ns: int) -> Iterator[Event]:
             error=error,
             position=max(operation.positions, default=0),
             spans=tuple(
-                Span(operation.tick, vchannel, first, count) for vchannel, (first, count) in operation.offsets.items()
+                Span(operation.tick, vchannel, first, count)
+                for vchannel, (first, count) in operation.offsets.items()
             ),
         )
 

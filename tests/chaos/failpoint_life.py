@@ -1,7 +1,8 @@
-"""One life of a node that passes every failpoint outside Spark, with a journal of what it was told and what it read.
+"""One life of a node that passes every failpoint outside Spark, with a journal of what it was told
+and what it read.
 
-Run in a process of its own: the life is as long as the failpoint that is armed allows. The calls are few and of every kind;
-what matters is where they are cut off.
+Run in a process of its own: the life is as long as the failpoint that is armed allows. The calls
+are few and of every kind; what matters is where they are cut off.
 """
 
 import asyncio
@@ -44,7 +45,9 @@ def live(directory: Path, journal: Path, number: int, armed: str) -> None:
 
 
 def judge(directory: Path, journal: Path, number: int) -> None:
-    """Open the node and note all that is in it, before and after a cut, and once more from the start."""
+    """Open the node and note all that is in it, before and after a cut, and once more from the
+    start.
+    """
     with Journal(journal) as noted:
         anyio.run(Life(directory, noted, number, retention_s=86_400, leases=False).look)
 
@@ -52,7 +55,9 @@ def judge(directory: Path, journal: Path, number: int) -> None:
 class Life:
     """The clients of one node, in one process."""
 
-    def __init__(self, directory: Path, journal: Journal, number: int, *, retention_s: float, leases: bool) -> None:
+    def __init__(
+        self, directory: Path, journal: Journal, number: int, *, retention_s: float, leases: bool
+    ) -> None:
         self._directory = directory
         self._journal = journal
         self._retention_s = retention_s
@@ -64,7 +69,14 @@ class Life:
         """Do everything once; errors that the failpoint causes end a call, not the life."""
         with anyio.fail_after(LONG_ENOUGH_S), suppress(OSError, StreamingNodeError):
             async with self._opened() as node:
-                for step in (self._create, self._write, self._transactions, self._read, self._cut, self._give_up_log):
+                for step in (
+                    self._create,
+                    self._write,
+                    self._transactions,
+                    self._read,
+                    self._cut,
+                    self._give_up_log,
+                ):
                     with suppress(OSError, StreamingNodeError):
                         await step(node)
 
@@ -90,11 +102,13 @@ class Life:
         }
         return sn.open_node(self._directory, config=load_config(arguments=settings))
 
-    # --- writes ---------------------------------------------------------------------------------------------------------
+    # --- writes -----------------------------------------------------------------------------------
 
     async def _create(self, node: Node) -> None:
         for name in NAMES:
-            await node.create_collection(name, SCHEMA, primary_key="key", shards=2, if_not_exists=True)
+            await node.create_collection(
+                name, SCHEMA, primary_key="key", shards=2, if_not_exists=True
+            )
 
     async def _write(self, node: Node) -> None:
         """Write in several ways at once, which go together, and then one by one."""
@@ -141,7 +155,9 @@ class Life:
         async with self._call(op, puts) as outcome:
             txn_id = await node.begin_transaction()
             for put in puts:
-                await node.insert(put.collection, [{"key": put.key, "value": put.value}], txn_id=txn_id)
+                await node.insert(
+                    put.collection, [{"key": put.key, "value": put.value}], txn_id=txn_id
+                )
             if commit:
                 outcome.append(await node.commit_transaction(txn_id))
             else:
@@ -177,10 +193,12 @@ class Life:
             outcome = "open" if error.retryable == "indeterminate" else "failed"
         except OSError:
             outcome = "open"
-        tick, position = (results[0].time_tick, results[0].message_id.position) if results else (0, 0)
+        tick, position = (
+            (results[0].time_tick, results[0].message_id.position) if results else (0, 0)
+        )
         self._journal.note(Told(op, time.monotonic_ns(), outcome, tick, position=position))
 
-    # --- reads and cuts -------------------------------------------------------------------------------------------------
+    # --- reads and cuts ---------------------------------------------------------------------------
 
     async def _read(self, node: Node) -> None:
         """Read by name and acknowledge, so that a position is saved."""
@@ -210,16 +228,21 @@ class Life:
             await anyio.to_thread.run_sync(write_lease, self._directory, lease)
 
     async def _give_up_log(self, node: Node) -> None:
-        """Give retention a few rounds to remove the log before the cuts, and the first cut with leases."""
+        """Give retention a few rounds to remove the log before the cuts, and the first cut with
+        leases.
+        """
         await anyio.sleep(0.3)
 
     async def _note_all(self, node: Node, when: str) -> None:
         for name in NAMES:
             asked_ns = time.monotonic_ns()
             tick = await node.consistent_tick()
-            with suppress(StorageFailed):  # its lease is of no table that could have what the node has given up
+            # its lease is of no table that could have what the node has given up
+            with suppress(StorageFailed):
                 values = (await node.snapshot(name, as_of=tick))["value"].to_numpy().tolist()
-                self._journal.note(State(name, asked_ns, time.monotonic_ns(), tick, tuple(sorted(values))))
+                self._journal.note(
+                    State(name, asked_ns, time.monotonic_ns(), tick, tuple(sorted(values)))
+                )
             await self._scan(node, name, f"{self._client} {when}")
 
     async def _scan(self, node: Node, name: str, reader: str) -> None:
@@ -230,7 +253,9 @@ class Life:
             async for message in messages:
                 rows += rows_of(message)
         after = rows[0].tick - 1 if rows else until  # the log may begin behind a cut
-        self._journal.note(Scanned(name, reader, asked_ns, time.monotonic_ns(), after, until, tuple(rows)))
+        self._journal.note(
+            Scanned(name, reader, asked_ns, time.monotonic_ns(), after, until, tuple(rows))
+        )
 
 
 def rows_of(message: ReadMessage) -> Iterator[Seen]:

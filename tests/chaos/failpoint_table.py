@@ -1,14 +1,17 @@
-"""Every named failpoint and what a crash there leaves behind; the table in docs/guarantees.md is rendered from it.
+"""Every named failpoint and what a crash there leaves behind; the table in docs/guarantees.md is
+rendered from it.
 
-A name is `area.step`, the step in the past for what has just been done. A line says what is left behind, and what the next
-open makes of it. Who adds a `failpoint("...")` adds its line here, then runs `python -m tests.chaos.documents`.
+A name is `area.step`, the step in the past for what has just been done. A line says what is left
+behind, and what the next open makes of it. Who adds a `failpoint("...")` adds its line here, then
+runs `python -m tests.chaos.documents`.
 """
 
 from pathlib import Path
 from types import MappingProxyType
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"
-BEGIN, END = "<!-- failpoints: begin -->", "<!-- failpoints: end -->"
+BEGIN = "<!-- failpoints: begin -->"
+END = "<!-- failpoints: end -->"
 
 _APPEND = {
     "append.admitted": "nothing; the append, one write or several that go together, never happened",
@@ -16,7 +19,8 @@ _APPEND = {
     "append.queued": "nothing yet on disk; the append never happened",
     "append.taken": "nothing yet on disk; the append never happened",
     "append.staged": "nothing yet on disk; the append never happened",
-    "append.written": "the entry survives a killed process, perhaps not a power cut; whole or absent",
+    "append.written": "the entry survives a killed process, perhaps not a power cut; whole or "
+    "absent",
     "append.synced": "the entry; it happened, the floor may be one sync behind",
     "append.floor_recorded": "the entry and its floor; it happened, and nobody was told",
     "append.landed": "the entry and its floor; it happened, and nobody was told",
@@ -33,12 +37,14 @@ _APPEND = {
 
 _TXN = {
     "txn.group_stamped": "nothing; the transaction and what goes with it never happened",
-    "txn.group_durable": "the entry with the whole transaction and what went with it; it happened, and nobody was told",
+    "txn.group_durable": "the entry with the whole transaction and what went with it; it happened, "
+    "and nobody was told",
     "txn.beginning": "nothing; the transaction never began",
     "txn.begun": "a begin without an end; expired by the next owner, none of its rows appears",
     "txn.body_joined": "a begin without an end; as above",
     "txn.body_durable": "a begin and a body; expired by the next owner, none of its rows appears",
-    "txn.committing": "begin and bodies without a commit; expired by the next owner, none of its rows appears",
+    "txn.committing": "begin and bodies without a commit; expired by the next owner, none of its "
+    "rows appears",
     "txn.commit_durable": "the whole transaction; it happened, and nobody was told",
     "txn.rolling_back": "begin and bodies without an end; expired by the next owner",
     "txn.rollback_durable": "a transaction that ended; none of its rows appears",
@@ -56,12 +62,14 @@ _FLUSH = {
     "flush.footer_written": "a temporary file; removed, the rows are read from the log again",
     "flush.file_synced": "a whole temporary file; removed, the rows are read from the log again",
     "flush.cut_met": "temporary files; removed, the same cut is made again from the log",
-    "flush.file_renaming": "some files under their names that no manifest names; removed, made again",
+    "flush.file_renaming": "some files under their names that no manifest names; removed, made "
+    "again",
     "flush.files_renamed": "files that no manifest names; removed, made again",
     "flush.file_names_synced": "files that no manifest names; removed, made again",
     "flush.manifest_written": "files and a temporary manifest; removed, made again",
     "flush.manifest_synced": "files and a temporary manifest; removed, made again",
-    "flush.manifest_renamed": "a published cut, after a power cut perhaps not; adopted, or made again",
+    "flush.manifest_renamed": "a published cut, after a power cut perhaps not; adopted, or made "
+    "again",
     "flush.manifest_name_synced": "a published cut ahead of its checkpoint; adopted",
     "flush.cut_published": "a published cut ahead of its checkpoint; adopted",
     "flush.checkpoint_saved": "a cut and its checkpoint; nobody was told",
@@ -69,9 +77,11 @@ _FLUSH = {
     "flush.drop_queued": "log behind the checkpoint, perhaps already dropped; both are whole",
     "flush.log_dropped": "a shorter log whose space is not given back; RocksDB does that later",
     "flush.log_compacted": "a shorter log",
-    "flush.cut_given_up": "cuts that are recorded as given up and still there; removed when retention is next looked at",
+    "flush.cut_given_up": "cuts that are recorded as given up and still there; removed when "
+    "retention is next looked at",
     "flush.cut_removing": "a cut that may go; removed when retention is next looked at",
-    "flush.cut_unlinked": "a manifest that is set aside, after a power cut perhaps not; removed with its files",
+    "flush.cut_unlinked": "a manifest that is set aside, after a power cut perhaps not; removed "
+    "with its files",
     "flush.cut_gone": "a manifest that is set aside, and its files; removed",
     "flush.cut_file_removed": "a manifest that is set aside, and some of its files; removed",
 }
@@ -97,16 +107,21 @@ _COMPACT = {
     "compact.written": "a file the table does not name; written again, removed once old",
     "compact.committed": "a commit, after a power cut perhaps not; the same rows in both",
     "compact.checkpoint_made": "a checkpoint beside the table's log; made again",
-    "compact.checkpointed": "a checkpoint, and commits that it makes needless; removed after the next one",
+    "compact.checkpointed": "a checkpoint, and commits that it makes needless; removed after the "
+    "next one",
 }
 
 _RECOVERY = {
     "recovery.directory_made": "an empty directory; a new node is made in it",
-    "recovery.directory_locked": "an empty directory, or the node as it was; the lock ends with the process",
+    "recovery.directory_locked": "an empty directory, or the node as it was; the lock ends with "
+    "the process",
     "recovery.floor_created": "a floor that has seen nothing; creation starts again",
-    "recovery.facts_written": "a floor that has seen nothing, and a temporary database; creation starts again",
-    "recovery.database_created": "a floor that has seen nothing, and a temporary database; creation starts again",
-    "recovery.database_renamed": "a new node, after a power cut perhaps its temporary database; creation starts again",
+    "recovery.facts_written": "a floor that has seen nothing, and a temporary database; creation "
+    "starts again",
+    "recovery.database_created": "a floor that has seen nothing, and a temporary database; "
+    "creation starts again",
+    "recovery.database_renamed": "a new node, after a power cut perhaps its temporary database; "
+    "creation starts again",
     "recovery.database_prepared": "a new node, or the node as it was",
     "recovery.verified": "the node as it was: verifying changes nothing",
     "recovery.token_taken": "a fencing token that nobody used; the next term is above it",
@@ -142,7 +157,15 @@ def rendered_failpoints() -> str:
     """Return the table between its marks."""
     rows = [f"| `{name}` | {leaves} |" for name, leaves in FAILPOINTS.items()]
     return "\n".join(
-        [BEGIN, "", "| killed at | left behind; and what the next open makes of it |", "|---|---|", *rows, "", END]
+        [
+            BEGIN,
+            "",
+            "| killed at | left behind; and what the next open makes of it |",
+            "|---|---|",
+            *rows,
+            "",
+            END,
+        ]
     )
 
 

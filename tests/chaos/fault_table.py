@@ -1,7 +1,8 @@
-"""Every fault with what is promised, what it may cost and how it is tried; rendered into docs/guarantees.md.
+"""Every fault with what is promised, what it may cost and how it is tried; rendered into
+docs/guarantees.md.
 
-In: the kept runs of the gates. Out: lines between two marks of the document, with the figures the gates last gave. Numbers
-are those of the list that the project was planned by.
+In: the kept runs of the gates. Out: lines between two marks of the document, with the figures the
+gates last gave. Numbers are those of the list that the project was planned by.
 """
 
 from collections.abc import Iterable
@@ -11,12 +12,15 @@ from pathlib import Path
 from tests.chaos.report import GateReport, GateTotal, totals
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guarantees.md"
-BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
+BEGIN = "<!-- faults: begin -->"
+END = "<!-- faults: end -->"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: its number, what happens, what is promised then, what it may cost, gates and tests that try it."""
+    """One fault: its number, what happens, what is promised then, what it may cost, gates and tests
+    that try it.
+    """
 
     number: str
     happens: str
@@ -30,7 +34,8 @@ FAULTS = (
     Fault(
         number="F1",
         happens="`kill -9`, anywhere",
-        promised="acknowledged rows are there once, in order; transactions whole; a producer's retry gets the first answer",
+        promised="acknowledged rows are there once, in order; transactions whole; a producer's "
+        "retry gets the first answer",
         lost="nothing acknowledged",
         gates=("kill", "failpoints"),
         tests=("tests/crash", "tests/test_kill.py", "tests/test_killed_feed.py"),
@@ -62,7 +67,8 @@ FAULTS = (
     Fault(
         number="F5",
         happens="the disk is full on a flush or a file of a cut",
-        promised="no part of the cut is visible, no log is given up; the cut is made once there is room",
+        promised="no part of the cut is visible, no log is given up; the cut is made once there is "
+        "room",
         lost="nothing",
         gates=("full",),
         tests=("tests/test_full_disk.py", "tests/flusher/test_full_disk.py"),
@@ -73,12 +79,17 @@ FAULTS = (
         promised="no acknowledgement; the log is closed, verified and opened again by itself",
         lost="nothing; what was being written may be there or not, and its caller is told so",
         gates=("syscalls", "simulation"),
-        tests=("tests/test_failed_write.py", "tests/test_disk_error.py", "tests/wal/rocks/test_reopening.py"),
+        tests=(
+            "tests/test_failed_write.py",
+            "tests/test_disk_error.py",
+            "tests/wal/rocks/test_reopening.py",
+        ),
     ),
     Fault(
         number="F7",
         happens="bits of the log flip",
-        promised="the node does not start, names file and place, exits with 3; `export --salvage` takes out the rest",
+        promised="the node does not start, names file and place, exits with 3; `export --salvage` "
+        "takes out the rest",
         lost="nothing that a backup has; else what the export names",
         gates=("rot", "bytes", "fuzz"),
         tests=("tests/streamingnode/care",),
@@ -102,7 +113,8 @@ FAULTS = (
     Fault(
         number="F10",
         happens="the clock goes back, leaps or stands still",
-        promised="ticks ascend, over restarts too; a leap of over an hour is logged and not followed; "
+        promised="ticks ascend, over restarts too; a leap of over an hour is logged and not "
+        "followed; "
         "log and cuts of a clock that was ahead get old all the same",
         lost="nothing",
         gates=("simulation",),
@@ -111,7 +123,8 @@ FAULTS = (
     Fault(
         number="F11",
         happens="the disk is slow",
-        promised="a bounded queue, then back-pressure; deadlines give a typed error; the event loop goes on",
+        promised="a bounded queue, then back-pressure; deadlines give a typed error; the event "
+        "loop goes on",
         lost="nothing",
         gates=("syscalls",),
         tests=("tests/test_slow_disk.py", "tests/wal/rocks/test_back_pressure.py"),
@@ -130,7 +143,11 @@ FAULTS = (
         promised="it expires or is rolled back, locks are free, readers are not held",
         lost="the transaction, whole",
         gates=("failpoints", "simulation", "network"),
-        tests=("tests/interceptors/txn", "tests/test_cancellation.py", "tests/streamingnode/remote"),
+        tests=(
+            "tests/interceptors/txn",
+            "tests/test_cancellation.py",
+            "tests/streamingnode/remote",
+        ),
     ),
     Fault(
         number="F14",
@@ -138,16 +155,25 @@ FAULTS = (
         promised="the first result, no second write; over kills too",
         lost="nothing; beyond 1,024 later writes of the producer, `SEQUENCE_TOO_OLD`",
         gates=("kill", "takeover", "simulation", "network"),
-        tests=("tests/test_retries.py", "tests/test_killed_feed.py", "tests/interceptors/idempotency"),
+        tests=(
+            "tests/test_retries.py",
+            "tests/test_killed_feed.py",
+            "tests/interceptors/idempotency",
+        ),
     ),
     Fault(
         number="F15",
         happens="two owners",
-        promised="the second is refused; where `flock` does not work, the fencing token alone: the older one acknowledges "
+        promised="the second is refused; where `flock` does not work, the fencing token alone: the "
+        "older one acknowledges "
         "nothing from its next write on",
-        lost="nothing acknowledged before; without a lock, what the older one's threads spoil of the newer one's files",
+        lost="nothing acknowledged before; without a lock, what the older one's threads spoil of "
+        "the newer one's files",
         gates=("takeover",),
-        tests=("tests/wal/rocks/test_reopening.py", "tests/wal/rocks/test_ownership_of_a_directory.py"),
+        tests=(
+            "tests/wal/rocks/test_reopening.py",
+            "tests/wal/rocks/test_ownership_of_a_directory.py",
+        ),
     ),
     Fault(
         number="F16",
@@ -160,7 +186,8 @@ FAULTS = (
     Fault(
         number="F17",
         happens="an ingest, its Spark or both are killed, or two run at once",
-        promised="every row is in its table once, every version of a table is its collection at a cut",
+        promised="every row is in its table once, every version of a table is its collection at a "
+        "cut",
         lost="nothing",
         gates=("ingest",),
         tests=("tests/spark_sink/test_ingest_killed.py",),
@@ -176,7 +203,8 @@ FAULTS = (
     Fault(
         number="F19",
         happens="malformed bytes",
-        promised="a typed error, within a second and 256 MiB; of a connection, that one ends and others go on",
+        promised="a typed error, within a second and 256 MiB; of a connection, that one ends and "
+        "others go on",
         lost="nothing",
         gates=("fuzz", "network"),
         tests=("tests/fuzz", "tests/wal/test_codec.py", "tests/streamingnode/remote"),
@@ -191,20 +219,26 @@ FAULTS = (
     Fault(
         number="F21",
         happens="a name that would be a path, is reserved or is no name at all",
-        promised="refused, by the node too, whoever sends it: ids become paths, names only those of tables, as checked",
+        promised="refused, by the node too, whoever sends it: ids become paths, names only those "
+        "of tables, as checked",
         lost="nothing",
         tests=("tests/test_bad_input.py", "tests/streamingnode/remote/test_session_abuse.py"),
     ),
     Fault(
         number="F22",
         happens="a client without credentials, or without the right",
-        promised="nothing but its hello is looked at, for 10 s and 64 KiB; then `UNAUTHENTICATED`, or `ACCESS_DENIED`",
+        promised="nothing but its hello is looked at, for 10 s and 64 KiB; then `UNAUTHENTICATED`, "
+        "or `ACCESS_DENIED`",
         lost="nothing",
-        tests=("tests/streamingnode/remote/test_auth.py", "tests/streamingnode/remote/test_session.py"),
+        tests=(
+            "tests/streamingnode/remote/test_auth.py",
+            "tests/streamingnode/remote/test_session.py",
+        ),
     ),
     Fault(
         number="F23",
-        happens="TLS without a key, with one that others may read, or with a certificate that is not valid now",
+        happens="TLS without a key, with one that others may read, or with a certificate that is "
+        "not valid now",
         promised="the node does not start; a client verifies certificate and name, "
         "unless its own `ssl.SSLContext` says otherwise",
         lost="nothing",
@@ -213,17 +247,26 @@ FAULTS = (
     Fault(
         number="F24",
         happens="a thousand connections that say nothing, or a byte now and then",
-        promised="each is ended by its deadline, over the bound, in all or of one address, they are refused, and others "
+        promised="each is ended by its deadline, over the bound, in all or of one address, they "
+        "are refused, and others "
         "are served",
         lost="nothing",
-        tests=("tests/streamingnode/remote/test_session.py", "tests/streamingnode/remote/test_floods.py"),
+        tests=(
+            "tests/streamingnode/remote/test_session.py",
+            "tests/streamingnode/remote/test_floods.py",
+        ),
     ),
     Fault(
         number="F25",
-        happens="few bytes that would become many: compressed rows, MessagePack in MessagePack, a frame of a million writes",
-        promised="compressed rows are refused unread, lists over their bound undecoded; that connection ends",
+        happens="few bytes that would become many: compressed rows, MessagePack in MessagePack, a "
+        "frame of a million writes",
+        promised="compressed rows are refused unread, lists over their bound undecoded; that "
+        "connection ends",
         lost="nothing",
-        tests=("tests/streamingnode/remote/test_session_abuse.py", "tests/streamingnode/remote/test_session.py"),
+        tests=(
+            "tests/streamingnode/remote/test_session_abuse.py",
+            "tests/streamingnode/remote/test_session.py",
+        ),
     ),
     Fault(
         number="F26",
@@ -231,13 +274,19 @@ FAULTS = (
         promised="checked where they come in, refused with the range",
         lost="nothing",
         gates=("fuzz",),
-        tests=("tests/test_bad_input.py", "tests/wal/test_message_id.py", "tests/wal/test_codec.py"),
+        tests=(
+            "tests/test_bad_input.py",
+            "tests/wal/test_message_id.py",
+            "tests/wal/test_codec.py",
+        ),
     ),
     Fault(
         number="F27",
         happens="no descriptors are left",
-        promised="64 suffice for any number of segments, cuts and tables; without any, `flush` raises `OVERLOADED` and the "
-        "cut is made once there are some; connections wait, and a node that cannot accept them tries once a second",
+        promised="64 suffice for any number of segments, cuts and tables; without any, `flush` "
+        "raises `OVERLOADED` and the "
+        "cut is made once there are some; connections wait, and a node that cannot accept them "
+        "tries once a second",
         lost="nothing; for the log itself it is a failed write like others",
         gates=("soak",),
         tests=(
@@ -249,10 +298,16 @@ FAULTS = (
     Fault(
         number="F28",
         happens="`SIGTERM` or `Ctrl-C`",
-        promised="the program decides; leaving the node's block, also by cancellation, drains and closes in order; "
-        "`serve` does so at the first signal, within 10 s, answering the writes it has, and ends at the second",
+        promised="the program decides; leaving the node's block, also by cancellation, drains and "
+        "closes in order; "
+        "`serve` does so at the first signal, within 10 s, answering the writes it has, and ends "
+        "at the second",
         lost="nothing acknowledged",
-        tests=("tests/test_busy_close.py", "tests/test_cancellation.py", "tests/streamingnode/test_serve.py"),
+        tests=(
+            "tests/test_busy_close.py",
+            "tests/test_cancellation.py",
+            "tests/streamingnode/test_serve.py",
+        ),
     ),
 )
 
@@ -261,7 +316,10 @@ def rendered(reports: Iterable[GateReport]) -> str:
     """Return the table between its marks."""
     by_gate = {each.gate: each for each in totals(reports)}
     rows = [_row(fault, by_gate) for fault in FAULTS]
-    head = ["| # | what happens | promised | lost | tried by | tried so far |", "|---|---|---|---|---|---|"]
+    head = [
+        "| # | what happens | promised | lost | tried by | tried so far |",
+        "|---|---|---|---|---|---|",
+    ]
     return "\n".join([BEGIN, "", *head, *rows, "", END])
 
 
@@ -276,7 +334,14 @@ def write_fault_table(reports: Iterable[GateReport]) -> None:
 def _row(fault: Fault, by_gate: dict[str, GateTotal]) -> str:
     tried_by = [*(f"gate `{gate}`" for gate in fault.gates), *(f"`{test}`" for test in fault.tests)]
     figures = [_figure(gate, by_gate.get(gate)) for gate in fault.gates] or ["with each commit"]
-    cells = (fault.number, fault.happens, fault.promised, fault.lost, ", ".join(tried_by), "; ".join(figures))
+    cells = (
+        fault.number,
+        fault.happens,
+        fault.promised,
+        fault.lost,
+        ", ".join(tried_by),
+        "; ".join(figures),
+    )
     return f"| {' | '.join(cells)} |"
 
 

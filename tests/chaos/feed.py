@@ -1,6 +1,8 @@
-"""A named producer under kills: it writes by sequence, and begins again before the last one that is in the log.
+"""A named producer under kills: it writes by sequence, and begins again before the last one that is
+in the log.
 
-In: an open node. Out: journal records; each try of a sequence is an operation, with the rows that belong to the sequence.
+In: an open node. Out: journal records; each try of a sequence is an operation, with the rows that
+belong to the sequence.
 """
 
 import itertools
@@ -17,17 +19,22 @@ from tests.chaos.workload import Recorder, until
 from wal.errors import StreamingNodeError
 
 REPEATED = 12
-"""So many writes are asked for again, as by a feed that does not know what became of its last ones."""
+"""So many writes are asked for again, as by a feed that does not know what became of its last
+ones.
+"""
 UNDER_WAY = 3
 TRANSACTION_EVERY = 4
 REFUSED_PAUSE_S = 0.02
 
 
 async def feed(node: sn.Node, recorder: Recorder, index: int, end_s: float | None) -> None:
-    """Write sequence after sequence, a few at a time and the first of them twice at once, until the end."""
+    """Write sequence after sequence, a few at a time and the first of them twice at once, until the
+    end.
+    """
     try:
         producer = await node.producer(f"feed-{index}")
-    except StreamingNodeError:  # fenced as it begins: the other callers say what becomes of the node
+    except StreamingNodeError:
+        # fenced as it begins: the other callers say what becomes of the node
         return
     sequences = itertools.count(max(1, producer.last_sequence + 1 - REPEATED))
     for _ in until(end_s):
@@ -45,7 +52,10 @@ async def _write(producer: sn.Producer, recorder: Recorder, index: int, sequence
     if sequence % TRANSACTION_EVERY:
         write = RowWrite(collection="events", action="insert", rows=(row,))
         await recorder.record(
-            process, "produced", [write], lambda: producer.insert("events", as_batch([row]), sequence=sequence)
+            process,
+            "produced",
+            [write],
+            lambda: producer.insert("events", as_batch([row]), sequence=sequence),
         )
         return
     writes = [RowWrite(collection=name, action="insert", rows=(row,)) for name in ("left", "right")]

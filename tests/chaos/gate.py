@@ -1,8 +1,10 @@
-"""What every gate shares: how much to try, where, from which seed, and how results of several lanes become one report.
+"""What every gate shares: how much to try, where, from which seed, and how results of several lanes
+become one report.
 
-A gate runs lives: a life is one node directory with the faults it goes through, made by one seed. Life i of a run with
-seed s has seed s + i, so that a failing one is started alone by its own seed. No fault of a real machine repeats to the
-microsecond; a seed repeats the choices, and the directory of a failing life is kept.
+A gate runs lives: a life is one node directory with the faults it goes through, made by one seed.
+Life i of a run with seed s has seed s + i, so that a failing one is started alone by its own seed.
+No fault of a real machine repeats to the microsecond; a seed repeats the choices, and the directory
+of a failing life is kept.
 """
 
 import random
@@ -27,7 +29,9 @@ SEEDS = 2**31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How much to try: `count` tries, or until `minutes` are over; directories are made below `scratch`."""
+    """How much to try: `count` tries, or until `minutes` are over; directories are made below
+    `scratch`.
+    """
 
     seed: int
     count: int | None = None
@@ -38,9 +42,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gate:
-    """One gate: `each_commit` tries on each commit, `target` in long runs added up; `lacking` is why it cannot run.
+    """One gate: `each_commit` tries on each commit, `target` in long runs added up; `lacking` is
+    why it cannot run.
 
-    `first_seed` is where a run without a seed begins: by chance, but where each place has to be tried once.
+    `first_seed` is where a run without a seed begins: by chance, but where each place has to be
+    tried once.
     """
 
     name: str
@@ -56,8 +62,9 @@ class Gate:
 class LifeResult:
     """What one life tried and found; `counts` are added up into the notes.
 
-    `covered` says how often each of several named things was tried, where a target is one for each of them; `also` counts
-    what `report.ALSO_TARGETS` names. `padding` and `undecided` are those of the report.
+    `covered` says how often each of several named things was tried, where a target is one for each
+    of them; `also` counts what `report.ALSO_TARGETS` names. `padding` and `undecided` are those of
+    the report.
     """
 
     tried: int = 0
@@ -120,7 +127,8 @@ def run_lives(gate: Gate, settings: Settings, live: Live, *, tries_in_a_life: in
         with Nursery() as nursery:
             while (taken := tally.take(tries_in_a_life)) is not None:
                 index, most = taken
-                root, seed = scratch / str(index), settings.seed + index
+                root = scratch / str(index)
+                seed = settings.seed + index
                 root.mkdir()
                 result = live(nursery, root, seed, most)
                 again = f"python -m tests.chaos {gate.name} --seed {seed} --count {most}"
@@ -133,10 +141,14 @@ def run_lives(gate: Gate, settings: Settings, live: Live, *, tries_in_a_life: in
             done.result()
     if not tally.failed:
         shutil.rmtree(scratch, ignore_errors=True)
-    return make_report(gate, settings, tally.result, failed=tally.failed, seconds=time.monotonic() - begun_s)
+    return make_report(
+        gate, settings, tally.result, failed=tally.failed, seconds=time.monotonic() - begun_s
+    )
 
 
-def make_report(gate: Gate, settings: Settings, result: LifeResult, *, failed: int, seconds: float) -> GateReport:
+def make_report(
+    gate: Gate, settings: Settings, result: LifeResult, *, failed: int, seconds: float
+) -> GateReport:
     """Return the report of a run: counts first, then what was found."""
     counted = ", ".join(f"{count:,} {what}" for what, count in sorted(result.counts.items()))
     notes: Sequence[str] = [counted, *result.findings] if counted else result.findings

@@ -1,9 +1,11 @@
-"""The journal of a run: what clients asked, were told and read, one JSON line each, in the order of time.
+"""The journal of a run: what clients asked, were told and read, one JSON line each, in the order of
+time.
 
-In: calls of the clients under test, in any process. Out: a file that survives the client's death line by line, and the
-`Event`s in it for `judge.verdict`. A call begins with `Asked`, before anything can have happened, and ends with `Told`;
-one without an end is open: it may have happened or not. Every value is written once in a whole history, so that a
-value read names the call that wrote it.
+In: calls of the clients under test, in any process. Out: a file that survives the client's death
+line by line, and the `Event`s in it for `judge.verdict`. A call begins with `Asked`, before
+anything can have happened, and ends with `Told`; one without an end is open: it may have happened
+or not. Every value is written once in a whole history, so that a value read names the call that
+wrote it.
 """
 
 import os
@@ -19,7 +21,8 @@ Outcome = Literal["ok", "failed", "open"]
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True):
-    """A row written: `value` is unique in the history. `replace` removes earlier rows of the key, of all partitions, first.
+    """A row written: `value` is unique in the history. `replace` removes earlier rows of the key,
+    of all partitions, first.
 
     A collection is named so that one that is made again after a drop has another name.
     """
@@ -46,7 +49,9 @@ class Clear(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Asked(msgspec.Struct, frozen=True, tag="asked"):
-    """A call begins. `puts` and `drops` take place together at one tick, drops first; all are empty for a read."""
+    """A call begins. `puts` and `drops` take place together at one tick, drops first; all are empty
+    for a read.
+    """
 
     op: int
     client: str
@@ -66,10 +71,11 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
-    """A call ends. `tick` is the write's, 0 when it is not known; `error` the code of what it raised.
+    """A call ends. `tick` is the write's, 0 when it is not known; `error` the code of what it
+    raised.
 
-    `position` is that of the write's last message, 0 when it is not known; `spans` are the row offsets that it was told, if
-    any was.
+    `position` is that of the write's last message, 0 when it is not known; `spans` are the row
+    offsets that it was told, if any was.
     """
 
     op: int
@@ -102,11 +108,12 @@ class Removed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scanned(msgspec.Struct, frozen=True, tag="scanned"):
-    """A reader's part of a collection: everything above `after_tick` up to `until_tick`, in the order of delivery.
+    """A reader's part of a collection: everything above `after_tick` up to `until_tick`, in the
+    order of delivery.
 
-    `asked_ns` is when `until_tick` was asked for: what was acknowledged before is at or below it. Parts of one reader have
-    its name in `reader` and follow each other. `removed` is None when it was not noted. `wrong` are values whose other
-    columns are not what was written.
+    `asked_ns` is when `until_tick` was asked for: what was acknowledged before is at or below it.
+    Parts of one reader have its name in `reader` and follow each other. `removed` is None when it
+    was not noted. `wrong` are values whose other columns are not what was written.
     """
 
     collection: str
@@ -122,7 +129,9 @@ class Scanned(msgspec.Struct, frozen=True, tag="scanned"):
 
 
 class State(msgspec.Struct, frozen=True, tag="state"):
-    """The values of a collection as of `tick`, which was asked for at `asked_ns`: what was acknowledged before is in it."""
+    """The values of a collection as of `tick`, which was asked for at `asked_ns`: what was
+    acknowledged before is in it.
+    """
 
     collection: str
     asked_ns: int
@@ -135,7 +144,8 @@ class State(msgspec.Struct, frozen=True, tag="state"):
 class Died(msgspec.Struct, frozen=True, tag="died"):
     """The node's process ended: what is open by now happened, or never will.
 
-    `suffix_lost`: acknowledged calls may be gone, if all later ones are too (durability `os`, and power lost).
+    `suffix_lost`: acknowledged calls may be gone, if all later ones are too (durability `os`, and
+    power lost).
     """
 
     at_ns: int
@@ -157,7 +167,9 @@ class Listed(msgspec.Struct, frozen=True, tag="listed"):
 
 
 class Below(msgspec.Struct, frozen=True, tag="below"):
-    """What lies below a node that was read before and is closed: the log, and the values in the files of its cuts."""
+    """What lies below a node that was read before and is closed: the log, and the values in the
+    files of its cuts.
+    """
 
     entries: tuple[tuple[int, int, int], ...]
     """First position, last position and tick of each write in the entries kept."""
@@ -174,10 +186,14 @@ _decoder = msgspec.json.Decoder(Event)
 
 
 class Journal:
-    """Appends events to a file, each with one `write` call; a context manager. A killed process loses nothing it noted."""
+    """Appends events to a file, each with one `write` call; a context manager. A killed process
+    loses nothing it noted.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+        )
 
     def note(self, event: Event) -> None:
         """Write an event; it is with the operating system when this returns."""
@@ -191,7 +207,10 @@ class Journal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 

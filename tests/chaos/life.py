@@ -1,7 +1,8 @@
-"""The life of one node directory: process after process opens it, reads it back, works and is cut off; each is judged.
+"""The life of one node directory: process after process opens it, reads it back, works and is cut
+off; each is judged.
 
-In: how each process ended. Out: findings. What a process read back is judged against all operations of the processes before
-it, then its own operations join them.
+In: how each process ended. Out: findings. What a process read back is judged against all operations
+of the processes before it, then its own operations join them.
 """
 
 import time
@@ -23,7 +24,9 @@ PRINTED_LINES_MAX = 12
 
 
 class Life:
-    """One directory; `root` holds it and what its processes write beside it, unless `directory` is elsewhere."""
+    """One directory; `root` holds it and what its processes write beside it, unless `directory` is
+    elsewhere.
+    """
 
     def __init__(
         self,
@@ -35,12 +38,15 @@ class Life:
         settings: dict[str, object] | None = None,
         allowed: Allowed = STRICT,
     ) -> None:
-        self.nursery, self.root = nursery, root
+        self.nursery = nursery
+        self.root = root
         self.directory = directory or root / "node"
         self.result = LifeResult()
         self.lost = 0
         self.acknowledged = 0
-        self._seed, self._settings, self._allowed = seed, settings or {}, allowed
+        self._seed = seed
+        self._settings = settings or {}
+        self._allowed = allowed
         self._operations: list[Operation] = []
         self._events: list[Event] = []
         """Beside the operations: what was read back, and when processes died."""
@@ -70,11 +76,17 @@ class Life:
         return self.nursery.start(self.job(load, lockless=lockless))
 
     def ended(
-        self, exit_code: int | None, *, may_refuse: frozenset[str] = frozenset(), out: Path | None = None
+        self,
+        exit_code: int | None,
+        *,
+        may_refuse: frozenset[str] = frozenset(),
+        out: Path | None = None,
     ) -> None:
-        """Judge what the newest process, or the one of `out`, read back, and take its operations in.
+        """Judge what the newest process, or the one of `out`, read back, and take its operations
+        in.
 
-        `may_refuse` are codes with which it may have refused to open or have given up, because its disk failed.
+        `may_refuse` are codes with which it may have refused to open or have given up, because its
+        disk failed.
         """
         out = out or self.out
         seen = load_read_back(out)
@@ -94,7 +106,9 @@ class Life:
     def finish(self) -> LifeResult:
         """Open the directory a last time, judge it, close it and look below."""
         self._processes += 1
-        read = Job(do="read", directory=str(self.directory), out=str(self.out), settings=self._settings)
+        read = Job(
+            do="read", directory=str(self.directory), out=str(self.out), settings=self._settings
+        )
         self._complain_of_exit(self.nursery.run(read), self.out)
         seen = self._judge(self.out)
         if seen is not None and not seen.error:
@@ -134,7 +148,9 @@ class Life:
         elif exit_code not in (0, KILLED):
             printed = out / PRINTED
             lines = printed.read_text("utf-8").splitlines() if printed.exists() else []
-            self._find(f"the process ended with {exit_code}: {' | '.join(lines[-PRINTED_LINES_MAX:])}")
+            self._find(
+                f"the process ended with {exit_code}: {' | '.join(lines[-PRINTED_LINES_MAX:])}"
+            )
 
     def _find(self, finding: str) -> None:
         self.result.findings.append(f"process {self._processes}: {finding}")

@@ -1,7 +1,8 @@
-"""What a process has in use of its memory, apart from what its allocators keep for later: that comes and goes for hours.
+"""What a process has in use of its memory, apart from what its allocators keep for later: that
+comes and goes for hours.
 
-glibc counts what `malloc` gave out (RocksDB's memory and most of Arrow's), Arrow what its own pool did, Python its small
-objects. Linux with glibc 2.33 or newer.
+glibc counts what `malloc` gave out (RocksDB's memory and most of Arrow's), Arrow what its own pool
+did, Python its small objects. Linux with glibc 2.33 or newer.
 """
 
 import ctypes
@@ -13,7 +14,8 @@ SMALL_OBJECT_BYTES = 64
 """An estimate: Python counts its blocks of up to 512 bytes, not their bytes."""
 
 
-MALLINFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905 - as in C
+# as in C
+MALLINFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()  # noqa: SIM905
 
 
 class _MallInfo(ctypes.Structure):
@@ -29,4 +31,8 @@ _mallinfo.restype = _MallInfo
 def in_use_bytes() -> int:
     """Return the bytes in use; takes the lock of each arena of malloc for a moment."""
     info = _mallinfo()
-    return int(info.uordblks + info.hblkhd) + pa.total_allocated_bytes() + sys.getallocatedblocks() * SMALL_OBJECT_BYTES
+    return (
+        int(info.uordblks + info.hblkhd)
+        + pa.total_allocated_bytes()
+        + sys.getallocatedblocks() * SMALL_OBJECT_BYTES
+    )

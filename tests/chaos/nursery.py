@@ -1,7 +1,9 @@
-"""Processes that start in milliseconds: a server imports everything once, before any database is open, and forks.
+"""Processes that start in milliseconds: a server imports everything once, before any database is
+open, and forks.
 
-In: a `Job`. Out: a running process, to be killed or waited for. The server has one thread and opens nothing, so its children
-are as good as fresh; each has a session of its own and writes what it prints to a file.
+In: a `Job`. Out: a running process, to be killed or waited for. The server has one thread and opens
+nothing, so its children are as good as fresh; each has a session of its own and writes what it
+prints to a file.
 """
 
 import gc
@@ -50,7 +52,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Nursery:
-    """The client: one fork server, used by one thread at a time; a context that ends all its children."""
+    """The client: one fork server, used by one thread at a time; a context that ends all its
+    children.
+    """
 
     def __enter__(self) -> Self:
         self._server = subprocess.Popen(
@@ -62,7 +66,10 @@ class Nursery:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -75,7 +82,9 @@ class Nursery:
         return self._order(Order(do="start", job=job)).pid
 
     def kill(self, pid: int) -> int:
-        """Kill a process with SIGKILL and return its exit code, another one than `KILLED` when it had ended before."""
+        """Kill a process with SIGKILL and return its exit code, another one than `KILLED` when it
+        had ended before.
+        """
         self.signal(pid)
         code = self.wait(pid, WAIT_S_MAX)
         assert code is not None, "nothing survives SIGKILL"
@@ -138,7 +147,10 @@ def _obey(order: Order, running: dict[int, int], ended: dict[int, int]) -> Reply
                 os.kill(order.pid, order.signal)
             return Reply(pid=order.pid)
         case "wait":
-            if order.pid in running and select.select([running[order.pid]], [], [], order.seconds)[0]:
+            if (
+                order.pid in running
+                and select.select([running[order.pid]], [], [], order.seconds)[0]
+            ):
                 os.close(running.pop(order.pid))
                 ended[order.pid] = os.waitstatus_to_exitcode(os.waitpid(order.pid, 0)[1])
             return Reply(pid=order.pid, exit_code=ended.get(order.pid))

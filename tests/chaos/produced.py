@@ -1,7 +1,8 @@
 """Writes of named producers: one sequence is one write, however many processes ask for it. Pure.
 
-In: operations as processes recorded them, each try one of its own. Out: one operation for each sequence, from the first try
-to the first answer, for judges that know no retries, and a finding wherever two answers to one sequence differ.
+In: operations as processes recorded them, each try one of its own. Out: one operation for each
+sequence, from the first try to the first answer, for judges that know no retries, and a finding
+wherever two answers to one sequence differ.
 """
 
 from collections.abc import Iterable
@@ -27,7 +28,9 @@ def row_number(producer: int, sequence: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """Operations with the tries of each sequence as one, how many second answers were compared, and which differ."""
+    """Operations with the tries of each sequence as one, how many second answers were compared, and
+    which differ.
+    """
 
     operations: list[Operation]
     compared: int
@@ -48,7 +51,10 @@ def joined_tries(operations: Iterable[Operation]) -> Joined:
         if _answered(first) and _answered(each):
             compared += 1
             if _answer(first) != _answer(each):
-                findings.append(f"operation {first.op} was told {_answer(first)}, its retry {each.op} {_answer(each)}")
+                findings.append(
+                    f"operation {first.op} was told {_answer(first)}, its retry {each.op} "
+                    f"{_answer(each)}"
+                )
         joined[key] = _joined(first, each)
     return Joined(operations=list(joined.values()), compared=compared, findings=findings)
 
@@ -62,7 +68,9 @@ def _answer(operation: Operation) -> tuple[object, ...]:
 
 
 def _joined(first: Operation, again: Operation) -> Operation:
-    """Return two tries as one, from the earlier call to the earlier answer; one that failed for certain never began."""
+    """Return two tries as one, from the earlier call to the earlier answer; one that failed for
+    certain never began.
+    """
     if again.outcome == "failed":
         return first
     if first.outcome == "failed":

@@ -1,6 +1,8 @@
-"""Everything a reopened node says it holds: the log as a reader sees it, the current rows, and what lies below.
+"""Everything a reopened node says it holds: the log as a reader sees it, the current rows, and what
+lies below.
 
-In: an open node, or a closed directory for `audit`. Out: a `ReadBack` for the checker. Nothing is judged here.
+In: an open node, or a closed directory for `audit`. Out: a `ReadBack` for the checker. Nothing is
+judged here.
 """
 
 import time
@@ -35,7 +37,9 @@ class Offsets(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of one collection as a reader got it; an upsert reads as a delete and an insert."""
+    """One message of one collection as a reader got it; an upsert reads as a delete and an
+    insert.
+    """
 
     tick: int
     position: int
@@ -44,7 +48,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenCollection(msgspec.Struct, frozen=True, kw_only=True):
-    """One collection: its messages in order of delivery, its rows now, the numbers of rows with wrong bytes."""
+    """One collection: its messages in order of delivery, its rows now, the numbers of rows with
+    wrong bytes.
+    """
 
     log: tuple[Seen, ...]
     rows: tuple[Row, ...]
@@ -52,7 +58,9 @@ class SeenCollection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
-    """What one open of a node found; `error` is why it could not be opened or read, empty when it could."""
+    """What one open of a node found; `error` is why it could not be opened or read, empty when it
+    could.
+    """
 
     collections: dict[str, SeenCollection] = {}
     tick: int = 0
@@ -65,7 +73,9 @@ class ReadBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies below a closed node: the entries of its log, and the rows in its files by collection."""
+    """What lies below a closed node: the entries of its log, and the rows in its files by
+    collection.
+    """
 
     entries: tuple[tuple[int, int, int], ...]
     """First position, last position and tick of each write in the entries kept."""
@@ -86,18 +96,28 @@ async def read_back(node: sn.Node, *, opened_s: float = 0.0) -> ReadBack:
     names = [each.name for each in node.collections() if each.name in COLLECTIONS]
     collections = {name: await _collection(node, name, tick) for name in names}
     return ReadBack(
-        collections=collections, tick=tick, opened_s=opened_s, asked_ns=asked_ns, told_ns=time.monotonic_ns()
+        collections=collections,
+        tick=tick,
+        opened_s=opened_s,
+        asked_ns=asked_ns,
+        told_ns=time.monotonic_ns(),
     )
 
 
 async def _collection(node: sn.Node, name: str, tick: int) -> SeenCollection:
     log, wrong = await _log_of(node, name, tick, tries=READS_MAX)
     rows, bad = rows_of(await node.snapshot(name))
-    return SeenCollection(log=tuple(log), rows=tuple(sorted(rows, key=_number)), wrong=(*wrong, *bad))
+    return SeenCollection(
+        log=tuple(log), rows=tuple(sorted(rows, key=_number)), wrong=(*wrong, *bad)
+    )
 
 
-async def _log_of(node: sn.Node, name: str, tick: int, *, tries: int) -> tuple[list[Seen], list[int]]:
-    """Read the log; once more from its new start when a node that finds its disk full gives the old one up meanwhile."""
+async def _log_of(
+    node: sn.Node, name: str, tick: int, *, tries: int
+) -> tuple[list[Seen], list[int]]:
+    """Read the log; once more from its new start when a node that finds its disk full gives the old
+    one up meanwhile.
+    """
     try:
         return await _read_log(node, name, tick)
     except Truncated:
@@ -107,7 +127,8 @@ async def _log_of(node: sn.Node, name: str, tick: int, *, tries: int) -> tuple[l
 
 
 async def _read_log(node: sn.Node, name: str, tick: int) -> tuple[list[Seen], list[int]]:
-    log, wrong = [], []
+    log = []
+    wrong = []
     async with node.read(name, until=tick) as messages:
         async for message in messages:
             if message.type in (MessageType.INSERT, MessageType.DELETE, MessageType.TXN):
@@ -123,7 +144,8 @@ def _number(row: Row) -> int:
 
 def _seen(name: str, message: ReadMessage) -> tuple[Seen, list[int]]:
     bodies = message.bodies if message.type is MessageType.TXN else (message,)
-    writes, wrong = [], []
+    writes = []
+    wrong = []
     for body in bodies:
         table = body.to_arrow()
         assert table is not None, "only rows and keys are asked for"
@@ -134,13 +156,19 @@ def _seen(name: str, message: ReadMessage) -> tuple[Seen, list[int]]:
         else:
             keys = tuple(table[PRIMARY_KEY].to_numpy().tolist())
             writes.append(RowWrite(collection=name, action="delete", keys=keys))
-    offsets = [Offsets(vchannel, *span) for body in bodies for vchannel, span in body.row_offsets.items()]
+    offsets = [
+        Offsets(vchannel, *span) for body in bodies for vchannel, span in body.row_offsets.items()
+    ]
     position = message.message_id.position
-    return Seen(tick=message.time_tick, position=position, writes=tuple(writes), offsets=tuple(offsets)), wrong
+    return Seen(
+        tick=message.time_tick, position=position, writes=tuple(writes), offsets=tuple(offsets)
+    ), wrong
 
 
 async def audit(directory: Path) -> Audit:
-    """Look below a closed node: every log entry, read with all checks, and every file that a manifest names."""
+    """Look below a closed node: every log entry, read with all checks, and every file that a
+    manifest names.
+    """
     store = await open_rocks_store(directory)
     try:
         entries: list[LogEntry] = []
@@ -155,7 +183,9 @@ async def audit(directory: Path) -> Audit:
     findings = [finding for before, after in pairwise(cuts) for finding in _follows(before, after)]
     return Audit(
         entries=tuple(write for entry in entries for write in _writes_in(entry)),
-        in_files={name: tuple(_rows_in_files(directory, cuts, name, findings)) for name in ADDED_ONLY},
+        in_files={
+            name: tuple(_rows_in_files(directory, cuts, name, findings)) for name in ADDED_ONLY
+        },
         cut_tick=cuts[-1][1].tick if cuts else 0,
         findings=tuple(findings),
     )
@@ -166,7 +196,9 @@ def _writes_in(entry: LogEntry) -> Iterator[tuple[int, int, int]]:
     if rows is None:
         yield entry.first_position, entry.last_position, entry.time_tick
         return
-    for first, count, tick in zip(rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist(), strict=True):
+    for first, count, tick in zip(
+        rows.positions.tolist(), rows.counts.tolist(), rows.ticks.tolist(), strict=True
+    ):
         yield first, first + count - 1, tick
 
 
@@ -182,7 +214,9 @@ def _follows(before: tuple[bytes, CutManifest], after: tuple[bytes, CutManifest]
     return [] if wanted == found else [f"cut {after[1].number} does not follow the one before it"]
 
 
-def _rows_in_files(directory: Path, cuts: list[tuple[bytes, CutManifest]], name: str, findings: list[str]) -> list[Row]:
+def _rows_in_files(
+    directory: Path, cuts: list[tuple[bytes, CutManifest]], name: str, findings: list[str]
+) -> list[Row]:
     rows: list[Row] = []
     for _, cut in cuts:
         ids = {each.collection_id for each in cut.collections if each.name == name}
@@ -192,7 +226,9 @@ def _rows_in_files(directory: Path, cuts: list[tuple[bytes, CutManifest]], name:
     return rows
 
 
-def _rows_in_file(directory: Path, cut: CutManifest, file: SegmentFile, findings: list[str]) -> list[Row]:
+def _rows_in_file(
+    directory: Path, cut: CutManifest, file: SegmentFile, findings: list[str]
+) -> list[Row]:
     path = directory / file.path
     if not path.exists():
         findings.append(f"cut {cut.number} names {file.path}, which is missing")

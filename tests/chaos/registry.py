@@ -1,4 +1,6 @@
-"""All gates by name. A gate that needs what a machine lacks says so; it is imported when it runs."""
+"""All gates by name. A gate that needs what a machine lacks says so; it is imported when it
+runs.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,10 +24,17 @@ def _run_of(module: str) -> Callable[[Gate, Settings], GateReport]:
 
 
 def _gate(
-    name: str, *, each_commit: int, target: int, unit: str, lacking: Callable[[], str | None] = lambda: None
+    name: str,
+    *,
+    each_commit: int,
+    target: int,
+    unit: str,
+    lacking: Callable[[], str | None] = lambda: None,
 ) -> Gate:
     run = _run_of(f"tests.chaos.gates.{name.replace('-', '_')}")
-    return Gate(name=name, run=run, each_commit=each_commit, target=target, unit=unit, lacking=lacking)
+    return Gate(
+        name=name, run=run, each_commit=each_commit, target=target, unit=unit, lacking=lacking
+    )
 
 
 def _first_stretch() -> int:
@@ -42,10 +51,22 @@ GATES: dict[str, Gate] = {
     for gate in (
         _gate("kill", each_commit=100, target=10_000, unit="kills"),
         _gate("failpoints", each_commit=40, target=100 * len(OUTSIDE_SPARK), unit="crashes"),
-        _gate("ingest", each_commit=5, target=100 * len(INGEST), unit="crashes", lacking=lacking_for_ingest),
+        _gate(
+            "ingest",
+            each_commit=5,
+            target=100 * len(INGEST),
+            unit="crashes",
+            lacking=lacking_for_ingest,
+        ),
         _gate("rocksmq", each_commit=20, target=2_000, unit="kills"),
         _gate("takeover", each_commit=12, target=1_000, unit="takeovers"),
-        _gate("syscalls", each_commit=8, target=1_000, unit="injected faults", lacking=lacking_for_syscalls),
+        _gate(
+            "syscalls",
+            each_commit=8,
+            target=1_000,
+            unit="injected faults",
+            lacking=lacking_for_syscalls,
+        ),
         _gate("full", each_commit=6, target=1_000, unit="full disks", lacking=lacking_for_full),
         _gate("rot", each_commit=6 * 64, target=100_000, unit="flipped bits"),
         dataclasses.replace(

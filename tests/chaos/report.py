@@ -1,7 +1,8 @@
-"""What was tried and what was found: one line of JSON for each run of a gate, and the sums of all lines.
+"""What was tried and what was found: one line of JSON for each run of a gate, and the sums of all
+lines.
 
-In: a `GateReport` from a gate. Out: a line in `docs/reliability.jsonl` for a run worth keeping, and totals. Counts are sums
-of what really ran. `tests.chaos.documents` renders them.
+In: a `GateReport` from a gate. Out: a line in `docs/reliability.jsonl` for a run worth keeping, and
+totals. Counts are sums of what really ran. `tests.chaos.documents` renders them.
 """
 
 import dataclasses
@@ -19,19 +20,23 @@ LEDGER = ROOT / "docs" / "reliability.jsonl"
 RENDERED = (LEDGER, ROOT / "docs" / "reliability.md", ROOT / "docs" / "guarantees.md")
 """What keeping a run changes: the next run is of the same code."""
 ALSO_TARGETS = {"history-checked operations": 100_000_000, "simulated power cuts": 1_000_000}
-"""What gates count beside their own unit, several of them together, and how much the long runs should add up to."""
+"""What gates count beside their own unit, several of them together, and how much the long runs
+should add up to.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
     """One run of one gate.
 
-    `tried` counts in the gate's own unit, `failed` those that broke a promise, `target` is how many the long runs should add
-    up to. `seed` starts the run again; `notes` are findings, figures and how to reproduce a failure, one sentence each.
-    `outcome` is what became of its failures, added to the ledger by hand once it is known.
-    `covered` is how often each place was tried, where each has to be: by `kind: name`, what was not tried with 0. `also` is
-    what was tried on the way of what `ALSO_TARGETS` names. `padding` is how many of `tried` could show nothing, `distinct`
-    that only different places of `covered` are added up, `undecided` the questions that the run was too short to answer.
+    `tried` counts in the gate's own unit, `failed` those that broke a promise, `target` is how many
+    the long runs should add up to. `seed` starts the run again; `notes` are findings, figures and
+    how to reproduce a failure, one sentence each. `outcome` is what became of its failures, added
+    to the ledger by hand once it is known. `covered` is how often each place was tried, where each
+    has to be: by `kind: name`, what was not tried with 0. `also` is what was tried on the way of
+    what `ALSO_TARGETS` names. `padding` is how many of `tried` could show nothing, `distinct` that
+    only different places of `covered` are added up, `undecided` the questions that the run was too
+    short to answer.
     """
 
     gate: str
@@ -79,7 +84,9 @@ class GateTotal:
 
 
 def stamped(report: GateReport, commit: str) -> GateReport:
-    """Return the report with the time and the commit it ran at, paths of this checkout as seen from its root."""
+    """Return the report with the time and the commit it ran at, paths of this checkout as seen from
+    its root.
+    """
     at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     notes = tuple(_portable(note) for note in report.notes)
     return dataclasses.replace(report, at=at, commit=commit, notes=notes)
@@ -101,7 +108,8 @@ def read_reports(ledger: Path = LEDGER) -> list[GateReport]:
 def totals(reports: Iterable[GateReport]) -> list[GateTotal]:
     """Return the sums by gate, gates in order of their name; the target is the newest run's.
 
-    A run of an unclean tree is not added up: nobody can say what it was a run of. Its failures are listed all the same.
+    A run of an unclean tree is not added up: nobody can say what it was a run of. Its failures are
+    listed all the same.
     """
     by_gate: dict[str, list[GateReport]] = {}
     for report in filter(lambda each: each.clean, reports):
@@ -124,7 +132,10 @@ def print_report(report: GateReport) -> None:
     verdict = ("passed" if report.passed else "FAILED") + "".join(
         f", no verdict on {each}" for each in report.undecided
     )
-    print(f"{report.gate}: {verdict}: {report.tried} {report.unit} tried, {report.failed} failed, seed {report.seed}")
+    print(
+        f"{report.gate}: {verdict}: {report.tried} {report.unit} tried, {report.failed} failed, "
+        f"seed {report.seed}"
+    )
     for what, count in report.also.items():
         print(f"  {count:,} {what}")
     for note in report.notes:
@@ -141,20 +152,28 @@ def _total(runs: Sequence[GateReport]) -> GateTotal:
         target=runs[-1].target,
         unit=runs[-1].unit,
         seconds=sum(run.seconds for run in runs),
-        covered={place: sum(run.covered.get(place, 0) for run in runs) for place in runs[-1].covered},
-        undecided=tuple(each for each in runs[-1].undecided if all(each in run.undecided for run in runs)),
+        covered={
+            place: sum(run.covered.get(place, 0) for run in runs) for place in runs[-1].covered
+        },
+        undecided=tuple(
+            each for each in runs[-1].undecided if all(each in run.undecided for run in runs)
+        ),
         last=runs[-1],
     )
 
 
 def _portable(note: str) -> str:
-    """Return a note as one line that says the same wherever the checkout is: a traceback in it names files of it."""
+    """Return a note as one line that says the same wherever the checkout is: a traceback in it
+    names files of it.
+    """
     relative = note.replace(sysconfig.get_path("purelib") + "/", "").replace(f"{ROOT}/", "")
     return " | ".join(line for line in relative.splitlines() if line.strip())
 
 
 def clean_commit(root: Path = ROOT, ignored: Sequence[Path] = RENDERED) -> str | None:
-    """Return the commit of a checkout without changes, new files included; None for any other, or for none."""
+    """Return the commit of a checkout without changes, new files included; None for any other, or
+    for none.
+    """
     outside = [f":(exclude){path.relative_to(root).as_posix()}" for path in ignored]
     changes = _git(root, "status", "--porcelain", "--", ".", *outside)
     return None if changes is None or changes else _git(root, "rev-parse", "--short", "HEAD")

@@ -1,7 +1,7 @@
 """The rows of the workload: each can be told from every other and checked against itself. Pure.
 
-A row is (key, number, pad). The number is never used twice; the pad follows from it, so a changed byte shows. Pads are
-short, as most rows are, but some span several pages, sectors and log blocks.
+A row is (key, number, pad). The number is never used twice; the pad follows from it, so a changed
+byte shows. Pads are short, as most rows are, but some span several pages, sectors and log blocks.
 """
 
 import hashlib
@@ -43,7 +43,12 @@ def as_batch(rows: Iterable[Row]) -> pa.RecordBatch:
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> tuple[list[Row], list[int]]:
     """Return the rows of Arrow data, and the numbers of those whose pad is not theirs."""
-    keys, numbers = table["key"].to_numpy().tolist(), table["number"].to_numpy().tolist()
+    keys = table["key"].to_numpy().tolist()
+    numbers = table["number"].to_numpy().tolist()
     rows = [Row(key, number) for key, number in zip(keys, numbers, strict=True)]
-    wrong = [row.number for row, text in zip(rows, table["pad"].to_pylist(), strict=True) if text != pad(row.number)]
+    wrong = [
+        row.number
+        for row, text in zip(rows, table["pad"].to_pylist(), strict=True)
+        if text != pad(row.number)
+    ]
     return rows, wrong

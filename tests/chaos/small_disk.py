@@ -1,4 +1,6 @@
-"""A real disk of a few MiB: ext4 in a file, mounted through a loop device, with a ballast file to fill it. Linux, root."""
+"""A real disk of a few MiB: ext4 in a file, mounted through a loop device, with a ballast file to
+fill it. Linux, root.
+"""
 
 import os
 import shutil
@@ -10,7 +12,8 @@ from pathlib import Path
 
 from tests.chaos.forgetful.power import may_mount
 
-PIECE_BYTES, PIECE_BYTES_MIN = 4 << 20, 1024
+PIECE_BYTES = 4 << 20
+PIECE_BYTES_MIN = 1024
 
 
 def lacking() -> str | None:
@@ -36,7 +39,9 @@ class SmallDisk:
         return disk.f_bavail * disk.f_frsize
 
     def leave(self, size_bytes: int) -> None:
-        """Fill the disk until only so much is free, exactly to a block, or give back what is too much."""
+        """Fill the disk until only so much is free, exactly to a block, or give back what is too
+        much.
+        """
         with self._ballast.open("ab") as ballast:
             size = max(0, os.fstat(ballast.fileno()).st_size + self.free_bytes - size_bytes)
             os.ftruncate(ballast.fileno(), size)
@@ -61,7 +66,8 @@ class SmallDisk:
 @contextmanager
 def small_disk(place: Path, size_bytes: int) -> Iterator[SmallDisk]:
     """Make a disk of that size below `place`, and take it away again."""
-    image, mount_point = place / "disk.img", place / "disk"
+    image = place / "disk.img"
+    mount_point = place / "disk"
     mount_point.mkdir()
     with image.open("wb") as file:
         file.truncate(size_bytes)

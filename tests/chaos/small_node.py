@@ -1,7 +1,8 @@
 """A node directory as small as one of each kind of file can be, always made by the same calls.
 
-Two processes in turn, each killed by itself after its last acknowledgement: the second one's recovery turns the first one's
-log into tables. In the state map are a checkpoint with the window of a named producer, and a reader's position.
+Two processes in turn, each killed by itself after its last acknowledgement: the second one's
+recovery turns the first one's log into tables. In the state map are a checkpoint with the window of
+a named producer, and a reader's position.
 """
 
 import os
@@ -28,7 +29,9 @@ async def live(directory: Path, process: int, settings: dict[str, object]) -> No
         await feed.insert("events", as_batch([Row(number, number)]), sequence=number)
         await node.upsert(REPLACED, as_batch([Row(1, number)]))
         await node.flush()
-        async with node.read("events", name="billing", until=await node.consistent_tick()) as messages:
+        async with node.read(
+            "events", name="billing", until=await node.consistent_tick()
+        ) as messages:
             async for message in messages:
                 await messages.ack(message)
         await node.insert("events", as_batch([Row(number + 1, number + 1)]))

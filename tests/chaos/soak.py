@@ -1,8 +1,10 @@
-"""Steady mixed load on one node for hours, in one process, with a sample of what it costs every few seconds.
+"""Steady mixed load on one node for hours, in one process, with a sample of what it costs every few
+seconds.
 
-In: a directory, and for how long. Out: samples, and what the named reader missed. Inserts, upserts, both kinds of
-transactions, a named reader that checks that every row comes once and in order, readers that come and go, some that never
-read, cuts, leases as an ingest would write them, retention that gives up log and files. Nothing kept here grows with time.
+In: a directory, and for how long. Out: samples, and what the named reader missed. Inserts, upserts,
+both kinds of transactions, a named reader that checks that every row comes once and in order,
+readers that come and go, some that never read, cuts, leases as an ingest would write them,
+retention that gives up log and files. Nothing kept here grows with time.
 """
 
 import itertools
@@ -34,14 +36,22 @@ SETTINGS: dict[str, object] = {
 }
 """Buffers so small that all are full, and turned over, within the warm-up."""
 INSERTERS = 4
-INSERT_PAUSE_S, UPSERT_PAUSE_S, TRANSACTION_PAUSE_S, STREAMED_PAUSE_S = 0.02, 0.03, 0.05, 0.2
-CUT_PAUSE_S, READ_PAUSE_S, ACK_EVERY = 2.0, 1.0, 50
+INSERT_PAUSE_S = 0.02
+UPSERT_PAUSE_S = 0.03
+TRANSACTION_PAUSE_S = 0.05
+STREAMED_PAUSE_S = 0.2
+CUT_PAUSE_S = 2.0
+READ_PAUSE_S = 1.0
+ACK_EVERY = 50
 SAMPLE_S = 2.0
-SAMPLES, MISSED = "samples.jsonl", "missed.txt"
+SAMPLES = "samples.jsonl"
+MISSED = "missed.txt"
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process has at one moment, and how long the inserts since the last sample took, in seconds."""
+    """What the process has at one moment, and how long the inserts since the last sample took, in
+    seconds.
+    """
 
     at_s: float
     resident_bytes: int
@@ -57,7 +67,9 @@ class Soak:
     """The clients of one node and what they have counted."""
 
     def __init__(self, node: sn.Node, directory: Path, out: Path, *, seconds: float) -> None:
-        self._node, self._directory, self._out = node, directory, out
+        self._node = node
+        self._directory = directory
+        self._out = out
         self._end_s = time.monotonic() + seconds
         self._took_s: list[float] = []
         self._inserted = self._read = 0
@@ -86,7 +98,7 @@ class Soak:
             due_s = max(due_s + pause_s, now_s)
             await anyio.sleep(max(0.0, due_s - time.monotonic()))
 
-    # --- writers --------------------------------------------------------------------------------------------------------
+    # --- writers ----------------------------------------------------------------------------------
 
     def _inserter(self, index: int) -> Callable[[], Awaitable[None]]:
         numbers = itertools.count(index, INSERTERS)
@@ -123,15 +135,19 @@ class Soak:
     async def _cut(self) -> None:
         """Make a cut, and say as tables would that they have taken it."""
         cut = await self._node.flush()
-        await anyio.to_thread.run_sync(self._write_leases, self._node.collections(), cut.number, cut.tick)
+        await anyio.to_thread.run_sync(
+            self._write_leases, self._node.collections(), cut.number, cut.tick
+        )
 
     def _write_leases(self, collections: Sequence[sn.Collection], cut: int, tick: int) -> None:
         for each in collections:
             table = str(self._directory.parent / "tables" / each.name)
-            lease = Lease(table=table, node_id=self._node.node_id, collection_id=each.id, cut=cut, tick=tick)
+            lease = Lease(
+                table=table, node_id=self._node.node_id, collection_id=each.id, cut=cut, tick=tick
+            )
             write_lease(self._directory, lease)
 
-    # --- readers --------------------------------------------------------------------------------------------------------
+    # --- readers ----------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _never_read(self) -> AsyncIterator[None]:
@@ -150,7 +166,9 @@ class Soak:
                 rows = message.to_arrow()
                 for number in () if rows is None else rows["number"].to_numpy().tolist():
                     if due[number % INSERTERS] != number:
-                        (self._out / MISSED).write_text(f"{due[number % INSERTERS]} was due, {number} came")
+                        (self._out / MISSED).write_text(
+                            f"{due[number % INSERTERS]} was due, {number} came"
+                        )
                         return
                     due[number % INSERTERS] = number + INSERTERS
                     self._read += 1
@@ -160,17 +178,21 @@ class Soak:
                     return
 
     async def _come_and_go(self) -> None:
-        # Rows that every table has taken are given up, under a reader too; and the leases here are of no table.
+        # Rows that every table has taken are given up, under a reader too; and the leases here are
+        # of no table.
         with suppress(Truncated, StorageFailed):
-            async with self._node.read("left", until=await self._node.consistent_tick()) as messages:
+            async with self._node.read(
+                "left", until=await self._node.consistent_tick()
+            ) as messages:
                 async for _ in messages:
                     break
             await self._node.snapshot(REPLACED)
 
-    # --- samples --------------------------------------------------------------------------------------------------------
+    # --- samples ----------------------------------------------------------------------------------
 
     async def _sample(self, write: Callable[[bytes], int]) -> None:
-        took_s, self._took_s = sorted(self._took_s), []
+        took_s = sorted(self._took_s)
+        self._took_s = []
         sample = Sample(
             at_s=time.monotonic(),
             resident_bytes=resident_bytes(),
@@ -208,7 +230,8 @@ def _disk_bytes(directory: Path) -> int:
     for folder, _, names in os.walk(directory):
         for name in names:
             try:
-                total += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118 - thousands of files
+                # thousands of files
+                total += os.stat(os.path.join(folder, name)).st_size  # noqa: PTH116, PTH118
             except FileNotFoundError:
                 continue
     return total

@@ -1,4 +1,5 @@
-"""A process that uses topics until it is killed, and says on stdout what it was told; and the judge of what it said.
+"""A process that uses topics until it is killed, and says on stdout what it was told; and the judge
+of what it said.
 
 Run as a script it is the process.
 """
@@ -23,7 +24,8 @@ from wal.runtime import unix_ms
 
 T = TypeVar("T")
 
-TOPICS, GROUPS = ("t0", "t1"), ("g0", "g1")
+TOPICS = ("t0", "t1")
+GROUPS = ("g0", "g1")
 ROOT = Path(__file__).parents[2]
 OPTIONS = MqOptions(page_bytes=2000, retention_s=0)
 FULL_PAUSE_S = 0.02
@@ -46,7 +48,8 @@ async def tried(call: Callable[[], Awaitable[T]]) -> T:
 async def produce(mq: RocksMQ, chance: random.Random) -> None:
     """Produce for ever."""
     while True:
-        topic, payload = chance.choice(TOPICS), b"%d" % chance.getrandbits(64)
+        topic = chance.choice(TOPICS)
+        payload = b"%d" % chance.getrandbits(64)
         ids = await tried(partial(mq.produce, topic, [payload] * chance.randint(1, 5)))
         say("produced", topic, ids[0], ids[-1], payload.decode())
 
@@ -54,8 +57,12 @@ async def produce(mq: RocksMQ, chance: random.Random) -> None:
 async def consume(mq: RocksMQ, chance: random.Random) -> None:
     """Consume for ever, acknowledge most of it, and give up what may go."""
     while True:
-        topic, group = chance.choice(TOPICS), chance.choice(GROUPS)
-        ids = [message.message_id for message in await mq.consume(topic, group, chance.randint(1, 20), wait_s=1)]
+        topic = chance.choice(TOPICS)
+        group = chance.choice(GROUPS)
+        ids = [
+            message.message_id
+            for message in await mq.consume(topic, group, chance.randint(1, 20), wait_s=1)
+        ]
         say("consumed", topic, group, *ids)
         taken = [each for each in ids if chance.random() < 0.95]
         say("acking", topic, group, *taken)
@@ -79,31 +86,39 @@ async def work_until_killed(path: Path, seed: int, durability: str) -> None:
 
 
 class Told:
-    """What processes of one directory said, and whether the next one, or a last look, fits to it."""
+    """What processes of one directory said, and whether the next one, or a last look, fits to
+    it.
+    """
 
     def __init__(self, directory: Path, durability: str) -> None:
         self.findings: list[str] = []
         self.lines = 0
         """That the last process said."""
         self.produced: dict[str, dict[int, bytes]] = {topic: {} for topic in TOPICS}
-        self.begun, self.acked = (
-            defaultdict[tuple[str, str], set[int]](set),
-            defaultdict[tuple[str, str], set[int]](set),
-        )
-        self._directory, self._durability = directory, durability
+        self.begun = defaultdict[tuple[str, str], set[int]](set)
+        self.acked = defaultdict[tuple[str, str], set[int]](set)
+        self._directory = directory
+        self._durability = durability
 
     def run_until_killed(
         self, seed: int, kill: Callable[["subprocess.Popen[str]", Callable[[int], None]], None]
     ) -> None:
-        """Run the process, and take in what it says until `kill` ends it, which may wait for so many lines."""
+        """Run the process, and take in what it says until `kill` ends it, which may wait for so
+        many lines.
+        """
         command = [sys.executable, "-m", "tests.chaos.topic_life", str(self._directory), str(seed)]
-        self.lines, began = 0, threading.Condition()
+        self.lines = 0
+        began = threading.Condition()
 
         def wait_lines(lines: int) -> None:
             with began:
-                began.wait_for(lambda: self.lines >= lines or process.poll() is not None, timeout=60)
+                began.wait_for(
+                    lambda: self.lines >= lines or process.poll() is not None, timeout=60
+                )
 
-        with subprocess.Popen([*command, self._durability], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        with subprocess.Popen(
+            [*command, self._durability], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
             assert process.stdout is not None
             killer = threading.Thread(target=kill, args=(process, wait_lines))
             killer.start()
@@ -126,7 +141,8 @@ class Told:
                 self.findings.append(f"ids given twice in {topic}: {sorted(given)}")
             self.produced[topic] |= new
             return
-        group, ids = (topic, about[0]), set(map(int, about[1:]))
+        group = (topic, about[0])
+        ids = set(map(int, about[1:]))
         if what == "consumed" and (again := ids & self.acked[group]):
             self.findings.append(f"acknowledged and delivered again to {group}: {sorted(again)}")
         elif what != "consumed":
@@ -137,13 +153,23 @@ class Told:
         async with opened(self._directory) as mq:
             for topic, group in sorted(self.begun):
                 produced = self.produced[topic]
-                left = {each.message_id: each.payload for each in await mq.consume(topic, group, 10**6)}
+                left = {
+                    each.message_id: each.payload for each in await mq.consume(topic, group, 10**6)
+                }
                 found = {
                     "acknowledged and delivered again": left.keys() & self.acked[topic, group],
                     "lost": produced.keys() - left.keys() - self.begun[topic, group],
-                    "changed": {each for each, payload in produced.items() if left.get(each, payload) != payload},
+                    "changed": {
+                        each
+                        for each, payload in produced.items()
+                        if left.get(each, payload) != payload
+                    },
                 }
-                self.findings += [f"{what}, {topic} {group}: {sorted(ids)[:9]}" for what, ids in found.items() if ids]
+                self.findings += [
+                    f"{what}, {topic} {group}: {sorted(ids)[:9]}"
+                    for what, ids in found.items()
+                    if ids
+                ]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""One life of a node process: open the directory, read everything back, then work until somebody kills it.
+"""One life of a node process: open the directory, read everything back, then work until somebody
+kills it.
 
-In: a `Job`. Out: files outside the node directory - the read-back, written once it is whole, the journal, line by line.
-Runs in a child of the fork server, or by itself as `python -m tests.chaos.worker` where strace has to start it.
+In: a `Job`. Out: files outside the node directory - the read-back, written once it is whole, the
+journal, line by line. Runs in a child of the fork server, or by itself as
+`python -m tests.chaos.worker` where strace has to start it.
 """
 
 import asyncio
@@ -32,13 +34,15 @@ EXIT_REFUSED = 3
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process does: `work` opens, reads back and works, `read` opens and reads back, `audit` looks below.
+    """What one process does: `work` opens, reads back and works, `read` opens and reads back,
+    `audit` looks below.
 
-    `fill` writes so many bytes, `open` only opens and notes how long that took; both then wait to be killed. `pass` is a
-    life past every failpoint, `look` the one that reads what such lives left: both add to one journal beside the directory.
-    `out` is a directory of this process's own for its journal, read-back and audit; `first` starts its ids and numbers.
-    `armed` are failpoints, as in their environment variable. `small` is one of the lives of a small node, `verify` notes
-    what a verification finds, `soak` loads a node steadily for some `seconds`.
+    `fill` writes so many bytes, `open` only opens and notes how long that took; both then wait to
+    be killed. `pass` is a life past every failpoint, `look` the one that reads what such lives
+    left: both add to one journal beside the directory. `out` is a directory of this process's own
+    for its journal, read-back and audit; `first` starts its ids and numbers. `armed` are
+    failpoints, as in their environment variable. `small` is one of the lives of a small node,
+    `verify` notes what a verification finds, `soak` loads a node steadily for some `seconds`.
     """
 
     do: Literal["work", "read", "audit", "fill", "open", "pass", "look", "small", "verify", "soak"]
@@ -56,7 +60,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(job: Job) -> int:
-    """Do a job and return the exit code: 0, or 3 when the node refused to open or be read; the read-back says why."""
+    """Do a job and return the exit code: 0, or 3 when the node refused to open or be read; the
+    read-back says why.
+    """
     out = Path(job.out)
     out.mkdir(parents=True, exist_ok=True)
     if job.lockless:
@@ -93,8 +99,11 @@ async def _open(job: Job, out: Path) -> None:
         await asyncio.sleep(0)
         begun_s = time.monotonic()
         async with _node(job):
-            opened_s, held_s = time.monotonic() - begun_s, max(hold.wall_s for hold in holds)
-            _put(out / READ_BACK, msgspec.msgpack.encode(ReadBack(opened_s=opened_s, held_s=held_s)))
+            opened_s = time.monotonic() - begun_s
+            held_s = max(hold.wall_s for hold in holds)
+            _put(
+                out / READ_BACK, msgspec.msgpack.encode(ReadBack(opened_s=opened_s, held_s=held_s))
+            )
             await asyncio.Event().wait()
 
 
@@ -138,13 +147,23 @@ def _audit(job: Job, out: Path) -> int:
     try:
         _put(out / AUDIT, msgspec.msgpack.encode(asyncio.run(audit(Path(job.directory)))))
     except StreamingNodeError as error:
-        _put(out / AUDIT, msgspec.msgpack.encode(Audit(entries=(), in_files={}, findings=(f"{error.code}: {error}",))))
+        _put(
+            out / AUDIT,
+            msgspec.msgpack.encode(
+                Audit(entries=(), in_files={}, findings=(f"{error.code}: {error}",))
+            ),
+        )
         return EXIT_REFUSED
     return 0
 
 
-READ_BACK, JOURNAL, AUDIT, REFUSED = "read-back", "journal.jsonl", "audit", "refused"
-FILLED, PASSED, VERIFIED = "filled", "passed.jsonl", "verified"
+READ_BACK = "read-back"
+JOURNAL = "journal.jsonl"
+AUDIT = "audit"
+REFUSED = "refused"
+FILLED = "filled"
+PASSED = "passed.jsonl"
+VERIFIED = "verified"
 
 
 def load_read_back(out: Path) -> ReadBack | None:

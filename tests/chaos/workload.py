@@ -1,8 +1,9 @@
-"""What a node is asked while faults happen: many callers at once, each operation in the journal before and after.
+"""What a node is asked while faults happen: many callers at once, each operation in the journal
+before and after.
 
-In: an open node, a seed, a first number. Out: journal records. Single inserts, wide rows, upserts and deletes over few keys,
-buffered and streamed transactions over several collections, rollbacks, cuts. A caller whose operation was refused goes on;
-one that stands still does so with the node.
+In: an open node, a seed, a first number. Out: journal records. Single inserts, wide rows, upserts
+and deletes over few keys, buffered and streamed transactions over several collections, rollbacks,
+cuts. A caller whose operation was refused goes on; one that stands still does so with the node.
 """
 
 import asyncio
@@ -28,14 +29,16 @@ KEYS = 24
 """As many keys are upserted and deleted: few, so that they meet often."""
 ROWS_MAX = 12
 FILL_PAD = "x" * 1_000
-FILL_ROWS, FILL_ROW_BYTES = 500, 1_024
+FILL_ROWS = 500
+FILL_ROW_BYTES = 1_024
 REFUSED_PAUSE_S = 0.02
 """A refused caller waits so long before its next operation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How many callers there are of each kind, when they stop (None: at the kill), and how often a cut is asked for.
+    """How many callers there are of each kind, when they stop (None: at the kill), and how often a
+    cut is asked for.
 
     `producers` are named ones; what they write is asked for again by the next process.
     """
@@ -64,11 +67,17 @@ class Recorder:
         return next(self._numbers)
 
     async def record(
-        self, process: str, kind: Kind, writes: Sequence[RowWrite], call: Callable[[], Awaitable[WriteResult]]
+        self,
+        process: str,
+        kind: Kind,
+        writes: Sequence[RowWrite],
+        call: Callable[[], Awaitable[WriteResult]],
     ) -> bool:
         """Run one operation; say whether it returned."""
         op = next(self._ids)
-        begun = Begun(op=op, process=process, kind=kind, writes=tuple(writes), started_ns=time.monotonic_ns())
+        begun = Begun(
+            op=op, process=process, kind=kind, writes=tuple(writes), started_ns=time.monotonic_ns()
+        )
         self._journal.write(begun)
         try:
             result = await call()
@@ -85,7 +94,8 @@ def _failed(op: int, error: Exception) -> Ended:
     outcome: Outcome = "failed" if isinstance(error, _GivenUp) else "indeterminate"
     name = type(error).__name__
     if isinstance(error, sn.StreamingNodeError):
-        outcome, name = "indeterminate" if error.retryable == "indeterminate" else "failed", error.code
+        outcome = "indeterminate" if error.retryable == "indeterminate" else "failed"
+        name = error.code
     return Ended(op=op, outcome=outcome, ended_ns=time.monotonic_ns(), error=name)
 
 
@@ -107,7 +117,9 @@ class _GivenUp(Exception):
 async def make_collections(node: sn.Node, names: Sequence[str]) -> None:
     """Make what is missing."""
     for name in names:
-        await node.create_collection(name, SCHEMA, primary_key=PRIMARY_KEY, shards=2, if_not_exists=True)
+        await node.create_collection(
+            name, SCHEMA, primary_key=PRIMARY_KEY, shards=2, if_not_exists=True
+        )
 
 
 async def fill(node: sn.Node, size_bytes: int, *, first: int) -> int:
@@ -126,7 +138,9 @@ async def fill(node: sn.Node, size_bytes: int, *, first: int) -> int:
     return written
 
 
-async def run_load(node: sn.Node, load: Load, recorder: Recorder, seed: int, end_s: float | None) -> None:
+async def run_load(
+    node: sn.Node, load: Load, recorder: Recorder, seed: int, end_s: float | None
+) -> None:
     """Run all callers until the end, which without one never comes."""
     callers: list[tuple[str, _Caller, int]] = [
         ("insert", _insert, load.inserters),
@@ -156,7 +170,9 @@ class _Asked:
         return tuple(Row(number, number) for number in numbers)
 
     def replacing_rows(self, count: int) -> tuple[Row, ...]:
-        return tuple(Row(key, self.recorder.number()) for key in self.choose.sample(range(KEYS), count))
+        return tuple(
+            Row(key, self.recorder.number()) for key in self.choose.sample(range(KEYS), count)
+        )
 
 
 _Caller = Callable[[_Asked], Awaitable[bool]]
@@ -171,7 +187,8 @@ async def _insert(asked: _Asked) -> bool:
     rows = asked.new_rows(asked.choose.randint(1, ROWS_MAX))
 
     async def call() -> WriteResult:
-        if len(rows) <= 2:  # few dicts become Arrow together with those of others, a batch is it already
+        # few dicts become Arrow together with those of others, a batch is it already
+        if len(rows) <= 2:
             return await asked.node.insert("events", as_batch(rows).to_pylist())
         return await asked.node.insert("events", as_batch(rows))
 
@@ -231,11 +248,15 @@ async def _streamed(asked: _Asked) -> bool:
             raise _GivenUp
         return await node.commit_transaction(txn_id)
 
-    return await asked.recorder.record(asked.process, "rollback" if gives_up else "streamed", writes, call)
+    return await asked.recorder.record(
+        asked.process, "rollback" if gives_up else "streamed", writes, call
+    )
 
 
 async def _before_commit(step: Awaitable[T]) -> T:
-    """Run a step before the commit: whatever becomes of it, the transaction was never asked to take effect."""
+    """Run a step before the commit: whatever becomes of it, the transaction was never asked to take
+    effect.
+    """
     try:
         return await step
     except sn.StreamingNodeError as error:

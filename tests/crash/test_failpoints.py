@@ -1,7 +1,8 @@
-"""Each named failpoint, once as `kill -9` and once as a failing disk: what was acknowledged is there, and nothing else.
+"""Each named failpoint, once as `kill -9` and once as a failing disk: what was acknowledged is
+there, and nothing else.
 
-The life that is cut off and the one that judges it run in processes of their own, forked from one that has imported
-everything already.
+The life that is cut off and the one that judges it run in processes of their own, forked from one
+that has imported everything already.
 """
 
 import multiprocessing
@@ -27,7 +28,12 @@ BEFORE = {
 }
 """What has to happen in a life before, so that the next one comes past these."""
 
-REOPENING = ("recovery.write_failed", "recovery.term_ended", "recovery.database_released", "recovery.reopened")
+REOPENING = (
+    "recovery.write_failed",
+    "recovery.term_ended",
+    "recovery.database_released",
+    "recovery.reopened",
+)
 A_WRITE_FAILS = "append.written=error@5"
 """What makes a running node open its log again, and come past `REOPENING`."""
 
@@ -38,7 +44,9 @@ forks.set_forkserver_preload(["streamingnode.composition", "tests.chaos.failpoin
 
 
 def run(target: object, *arguments: object) -> int:
-    """Run a function in a forked process, and return its exit code: minus the signal for one that was killed."""
+    """Run a function in a forked process, and return its exit code: minus the signal for one that
+    was killed.
+    """
     process = forks.Process(target=target, args=arguments)  # type: ignore[arg-type]
     process.start()
     process.join(60)
@@ -65,7 +73,8 @@ def arming(name: str, action: str) -> str:
 @pytest.mark.crash
 @pytest.mark.parametrize("name", OUTSIDE_SPARK)
 def test_a_node_killed_at_a_failpoint_has_what_it_acknowledged(tmp_path: Path, name: str) -> None:
-    node, journal = tmp_path / "node", tmp_path / "journal"
+    node = tmp_path / "node"
+    journal = tmp_path / "journal"
     number = lives_before(name, node, journal)
     assert run(failpoint_life.live, node, journal, number, arming(name, "kill")) == -signal.SIGKILL
     judged(node, journal, number + 1)
@@ -73,14 +82,17 @@ def test_a_node_killed_at_a_failpoint_has_what_it_acknowledged(tmp_path: Path, n
 
 @pytest.mark.crash
 @pytest.mark.parametrize("name", OUTSIDE_SPARK)
-def test_a_node_whose_disk_fails_at_a_failpoint_has_what_it_acknowledged(tmp_path: Path, name: str) -> None:
-    node, journal = tmp_path / "node", tmp_path / "journal"
+def test_a_node_whose_disk_fails_at_a_failpoint_has_what_it_acknowledged(
+    tmp_path: Path, name: str
+) -> None:
+    node = tmp_path / "node"
+    journal = tmp_path / "journal"
     number = lives_before(name, node, journal)
     assert run(failpoint_life.live, node, journal, number, arming(name, "error")) in {0, 1}
     judged(node, journal, number + 1)
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def test_the_table_has_every_failpoint_in_the_code_and_no_other() -> None:
@@ -93,7 +105,9 @@ def test_there_are_at_least_sixty_failpoints_each_with_what_it_leaves() -> None:
 
 
 def test_the_document_has_the_table() -> None:
-    assert rendered_failpoints() in DOCUMENT.read_text("utf-8"), "run: python -m tests.chaos.documents"
+    assert rendered_failpoints() in DOCUMENT.read_text("utf-8"), (
+        "run: python -m tests.chaos.documents"
+    )
 
 
 def test_every_failpoint_that_a_test_arms_is_in_the_table() -> None:
@@ -107,7 +121,7 @@ def test_every_failpoint_that_a_test_arms_is_in_the_table() -> None:
     assert named - settings - set(FAILPOINTS) == set(), "what nobody passes is never hit"
 
 
-def test_a_failpoint_that_is_not_armed_does_nothing_and_one_that_is_acts_once_at_its_hit() -> None:
+def test_failpoint_that_is_not_armed_does_nothing_and_one_that_is_acts_once_at_its_hit() -> None:
     failpoint.failpoint("append.taken")
     failpoint.arm_from("append.taken=error@2, append.synced=error@9")
     try:
@@ -128,6 +142,8 @@ def test_what_names_no_action_or_no_hit_is_refused(text: str) -> None:
 
 
 def test_a_name_that_no_code_passes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'append.nowhere' in STREAMINGNODE_FAILPOINTS is no failpoint"):
+    with pytest.raises(
+        ValueError, match=r"'append.nowhere' in STREAMINGNODE_FAILPOINTS is no failpoint"
+    ):
         failpoint.arm_from("append.taken=error@9, append.nowhere=kill")
     failpoint.disarm_all()

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_document_has_the_table_of_the_kept_runs() -> None:
-    assert rendered(read_reports()) in DOCUMENT.read_text("utf-8"), "run: python -m tests.chaos.documents"
+    assert rendered(read_reports()) in DOCUMENT.read_text("utf-8"), (
+        "run: python -m tests.chaos.documents"
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.number)

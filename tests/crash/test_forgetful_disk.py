@@ -1,4 +1,6 @@
-"""The disk that forgets, as a model: what is synced stays, what is not goes, names as well as bytes."""
+"""The disk that forgets, as a model: what is synced stays, what is not goes, names as well as
+bytes.
+"""
 
 import errno
 import stat
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 from tests.chaos.forgetful.disk import PAGE_BYTES, ROOT_INODE, Directory, File, ForgetfulDisk
 
 
-def make_file(disk: ForgetfulDisk, name: bytes, data: bytes = b"", directory: int = ROOT_INODE) -> int:
+def make_file(
+    disk: ForgetfulDisk, name: bytes, data: bytes = b"", directory: int = ROOT_INODE
+) -> int:
     number = disk.make(directory, name, File(stat.S_IFREG | 0o644))
     disk.write(number, 0, data)
     return number
@@ -50,7 +54,8 @@ def test_file_whose_name_alone_was_synced_is_empty() -> None:
 @pytest.mark.parametrize("synced", [True, False])
 def test_rename_is_whole_or_not_at_all(synced: bool) -> None:
     disk = ForgetfulDisk()
-    old, new = make_file(disk, b"old", b"1"), make_file(disk, b"new", b"2")
+    old = make_file(disk, b"old", b"1")
+    new = make_file(disk, b"new", b"2")
     for number in (old, new, ROOT_INODE):
         disk.sync(number)
     disk.rename(ROOT_INODE, b"old", ROOT_INODE, b"new")
@@ -100,7 +105,10 @@ def test_directory_with_names_is_not_removed() -> None:
     assert refused.value.errno == errno.ENOTEMPTY
 
 
-WRITES = st.lists(st.tuples(st.integers(0, 3 * PAGE_BYTES), st.binary(min_size=1, max_size=PAGE_BYTES)), max_size=6)
+WRITES = st.lists(
+    st.tuples(st.integers(0, 3 * PAGE_BYTES), st.binary(min_size=1, max_size=PAGE_BYTES)),
+    max_size=6,
+)
 
 
 @given(before=WRITES, after=WRITES, seed=st.integers(0, 2**16))
@@ -143,7 +151,8 @@ def test_what_is_synced_survives_exactly(writes: list[tuple[int, bytes]], size: 
 
 def test_an_inode_has_as_many_links_as_names_through_links_renames_removals_and_a_cut() -> None:
     disk = ForgetfulDisk()
-    file, other = make_file(disk, b"f"), make_file(disk, b"g")
+    file = make_file(disk, b"f")
+    other = make_file(disk, b"g")
     disk.sync(ROOT_INODE)
     disk.link(file, ROOT_INODE, b"again")
     assert disk.links[file] == 2

@@ -18,7 +18,9 @@ def write(path: Path) -> None:
         path.write_bytes(b"x")
 
 
-def test_armed_cut_that_comes_while_power_is_taken_away_is_not_taken_for_the_answer(tmp_path: Path) -> None:
+def test_armed_cut_that_comes_while_power_is_taken_away_is_not_taken_for_the_answer(
+    tmp_path: Path,
+) -> None:
     if lack := lacking():
         pytest.skip(lack)
     with ForgetfulMount(tmp_path / "disk") as disk:

@@ -1,4 +1,6 @@
-"""The gates of real faults as each commit runs them: kills, power cuts, failing calls, full disks, flipped bits."""
+"""The gates of real faults as each commit runs them: kills, power cuts, failing calls, full disks,
+flipped bits.
+"""
 
 import random
 

@@ -8,11 +8,21 @@ import pytest
 
 from tests.chaos.documents import PAGE, UNKNOWN, render, rendered_page
 from tests.chaos.registry import GATES
-from tests.chaos.report import ROOT, GateReport, also_totals, append_report, clean_commit, read_reports, totals
+from tests.chaos.report import (
+    ROOT,
+    GateReport,
+    also_totals,
+    append_report,
+    clean_commit,
+    read_reports,
+    totals,
+)
 
 
 def report(tried: int, *, failed: int = 0, gate: str = "kill", target: int = 10_000) -> GateReport:
-    return GateReport(gate=gate, tried=tried, failed=failed, seed=7, target=target, unit="kills", seconds=60.0)
+    return GateReport(
+        gate=gate, tried=tried, failed=failed, seed=7, target=target, unit="kills", seconds=60.0
+    )
 
 
 def test_runs_of_a_gate_are_added_up_with_their_failures() -> None:
@@ -21,7 +31,9 @@ def test_runs_of_a_gate_are_added_up_with_their_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    "tried, reached", [(9_999, "99.9 %"), (10_000, "yes"), (4, "0.0 %")], ids=["just short", "reached", "hardly begun"]
+    "tried, reached",
+    [(9_999, "99.9 %"), (10_000, "yes"), (4, "0.0 %")],
+    ids=["just short", "reached", "hardly begun"],
 )
 def test_share_of_the_target_is_never_rounded_up(tried: int, reached: str) -> None:
     assert f"| {reached} |" in render([report(tried)])
@@ -44,21 +56,32 @@ def test_ledger_returns_what_was_appended_with_time_and_commit(tmp_path: Path) -
 
 def test_kept_note_is_one_line_and_names_no_path_of_the_machine_it_ran_on(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"
-    traceback = f'  File "{ROOT}/wal/ids.py", line 1\n\n  File "{pytest.__file__}", line 2\nKeyError'
+    traceback = (
+        f'  File "{ROOT}/wal/ids.py", line 1\n\n  File "{pytest.__file__}", line 2\nKeyError'
+    )
     append_report(dataclasses.replace(report(1), notes=(traceback,)), "abc1234", ledger)
     [note] = read_reports(ledger)[0].notes
     assert note == '  File "wal/ids.py", line 1 |   File "pytest/__init__.py", line 2 | KeyError'
 
 
 def test_places_are_added_up_and_the_least_tried_one_is_named() -> None:
-    first, second = ({"crash at: a": 3, "crash at: b": 0}, {"crash at: a": 1, "crash at: b": 2})
-    page = render([dataclasses.replace(report(3), notes=("x",), covered=covered) for covered in (first, second)])
+    first = {"crash at: a": 3, "crash at: b": 0}
+    second = {"crash at: a": 1, "crash at: b": 2}
+    page = render(
+        [
+            dataclasses.replace(report(3), notes=("x",), covered=covered)
+            for covered in (first, second)
+        ]
+    )
     assert "All runs, crash at: 2 places, 6 tries; the least tried, `b`, 2 times" in page
 
 
 def test_what_gates_count_on_the_way_has_rows_of_its_own_over_all_gates() -> None:
     what = "history-checked operations"
-    runs = [dataclasses.replace(report(3, gate=gate), also={what: 70_000}) for gate in ("kill", "simulation")]
+    runs = [
+        dataclasses.replace(report(3, gate=gate), also={what: 70_000})
+        for gate in ("kill", "simulation")
+    ]
     [total] = also_totals([*runs, report(9)])
     assert (total.tried, total.target, total.runs) == (140_000, 100_000_000, 2)
     assert f"| 140,000 {what} | 0 | 100,000,000 | 0.1 % |" in render(runs)
@@ -67,8 +90,14 @@ def test_what_gates_count_on_the_way_has_rows_of_its_own_over_all_gates() -> Non
 def test_padding_and_second_tries_of_one_place_are_not_added_up() -> None:
     [flipped] = totals([dataclasses.replace(report(128), padding=100), report(128)])
     assert flipped.tried == 156
-    first, second = {"bug: a": 1, "bug: b": 1}, {"bug: b": 1, "bug: c": 0}
-    [found] = totals([dataclasses.replace(report(2), distinct=True, covered=places) for places in (first, second)])
+    first = {"bug: a": 1, "bug: b": 1}
+    second = {"bug: b": 1, "bug: c": 0}
+    [found] = totals(
+        [
+            dataclasses.replace(report(2), distinct=True, covered=places)
+            for places in (first, second)
+        ]
+    )
     assert found.tried == 2
 
 
@@ -90,9 +119,12 @@ def test_runs_of_an_unclean_tree_are_not_added_up_and_their_failures_are_told() 
 def test_only_a_checkout_without_changes_has_a_commit_to_name(tmp_path: Path) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run(
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True
+        )
 
-    ledger, code = tmp_path / "ledger.jsonl", tmp_path / "code.py"
+    ledger = tmp_path / "ledger.jsonl"
+    code = tmp_path / "code.py"
     assert clean_commit(tmp_path, [ledger]) is None
     git("init")
     ledger.write_text("")
@@ -111,12 +143,18 @@ def test_only_a_checkout_without_changes_has_a_commit_to_name(tmp_path: Path) ->
 
 
 def test_no_run_that_passed_on_an_unclean_tree_is_kept() -> None:
-    assert not [(each.gate, each.at) for each in read_reports() if not each.clean and not each.failed]
+    assert not [
+        (each.gate, each.at) for each in read_reports() if not each.clean and not each.failed
+    ]
 
 
 def test_page_says_what_became_of_each_failure_or_that_nobody_has_looked() -> None:
-    page = render([dataclasses.replace(report(9, failed=2), outcome="mended"), report(8, failed=1), report(7)])
-    assert [line.rpartition(": ")[2] for line in page.splitlines() if line.startswith("- kill")] == ["mended", UNKNOWN]
+    page = render(
+        [dataclasses.replace(report(9, failed=2), outcome="mended"), report(8, failed=1), report(7)]
+    )
+    assert [
+        line.rpartition(": ")[2] for line in page.splitlines() if line.startswith("- kill")
+    ] == ["mended", UNKNOWN]
 
 
 def test_every_kept_failure_was_looked_into() -> None:

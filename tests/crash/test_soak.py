@@ -1,4 +1,6 @@
-"""The judge of a soak: figures by least squares, verdicts only from runs that are long enough for them."""
+"""The judge of a soak: figures by least squares, verdicts only from runs that are long enough for
+them.
+"""
 
 import pytest
 
@@ -30,8 +32,12 @@ def samples(
     return [
         Sample(
             at_s=1_000.0 + number * STEP_S,
-            resident_bytes=100 * MIB + int(mib_per_h * MIB * number * STEP_S / 3600) + (number % 2) * MIB,
-            in_use_bytes=60 * MIB + int(in_use_mib_per_h * MIB * number * STEP_S / 3600) + (number % 3) * MIB,
+            resident_bytes=100 * MIB
+            + int(mib_per_h * MIB * number * STEP_S / 3600)
+            + (number % 2) * MIB,
+            in_use_bytes=60 * MIB
+            + int(in_use_mib_per_h * MIB * number * STEP_S / 3600)
+            + (number % 3) * MIB,
             descriptors=40 + int(descriptors_per_h * number * STEP_S / 3600) + number % 3,
             disk_bytes=30 * MIB,
             inserts=number,
@@ -62,7 +68,9 @@ def test_a_steady_run_that_is_long_enough_breaks_nothing_and_says_so() -> None:
     ],
     ids=["memory", "resident memory", "memory in use", "descriptors", "time"],
 )
-def test_what_grows_in_a_long_run_is_found_and_in_a_short_one_only_told(change: dict[str, float], said: str) -> None:
+def test_what_grows_in_a_long_run_is_found_and_in_a_short_one_only_told(
+    change: dict[str, float], said: str
+) -> None:
     _, broken, _ = judge(samples(LONG_S, **change))
     assert " ".join(text.split()[0] for text in broken) == said
     figures, broken, undecided = judge(samples(WARM_UP_S + DESCRIPTORS_S_MIN / 2, **change))
@@ -78,13 +86,16 @@ def test_an_hour_judges_how_far_resident_memory_grows_and_leaves_its_slope_open(
 
 
 def test_the_slope_is_that_of_the_line_through_the_samples() -> None:
-    slope, error = slope_mib_per_h(samples(36_000, mib_per_h=3.0), lambda sample: sample.resident_bytes)
+    slope, error = slope_mib_per_h(
+        samples(36_000, mib_per_h=3.0), lambda sample: sample.resident_bytes
+    )
     assert slope == pytest.approx(3.0, abs=0.05)
     assert error < 0.1
 
 
 def test_what_is_in_use_follows_what_is_taken_and_given_back() -> None:
-    before, taken = in_use_bytes(), bytearray(64 * MIB)
+    before = in_use_bytes()
+    taken = bytearray(64 * MIB)
     assert in_use_bytes() - before >= len(taken)
     del taken
     assert in_use_bytes() - before < 8 * MIB

@@ -1,4 +1,6 @@
-"""Every command among the packages that users have: on a directory, and on a node that a service has open."""
+"""Every command among the packages that users have: on a directory, and on a node that a service
+has open.
+"""
 
 import json
 import subprocess
@@ -48,11 +50,17 @@ ASKING = [
 ]
 """What runs on a closed directory, and beside a service, in this order."""
 
-ALONE = ["restore OUT/backup restored", "bench --seconds 0.1 --outstanding 1", "demo --seconds 1 --dir demo"]
+ALONE = [
+    "restore OUT/backup restored",
+    "bench --seconds 0.1 --outstanding 1",
+    "demo --seconds 1 --dir demo",
+]
 
 
 def test_every_command_is_among_these() -> None:
-    assert {each.split()[0] for each in (*ASKING, *ALONE, "serve")} == {command.name for command in COMMANDS}
+    assert {each.split()[0] for each in (*ASKING, *ALONE, "serve")} == {
+        command.name for command in COMMANDS
+    }
 
 
 @contextmanager
@@ -64,7 +72,9 @@ def nobody(_: Path) -> Iterator[None]:
 def a_service(directory: Path) -> Iterator[None]:
     """Have `streamingnode serve` own the node in a directory."""
     command = [sys.executable, "-m", "streamingnode", "serve", "data", "--json"]
-    with subprocess.Popen(command, cwd=directory, env=environment(), stdout=subprocess.PIPE, text=True) as service:
+    with subprocess.Popen(
+        command, cwd=directory, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as service:
         try:
             assert service.stdout is not None
             assert json.loads(service.stdout.readline())["ready"]
@@ -86,4 +96,10 @@ def command(directory: Path, *lines: str) -> None:
     """Run commands, each as a process of its own."""
     for line in lines:
         given = ROWS if " - " in f"{line} " else ""
-        run("-m", "streamingnode", *line.replace("OUT", str(directory)).split(), cwd=directory, given=given)
+        run(
+            "-m",
+            "streamingnode",
+            *line.replace("OUT", str(directory)).split(),
+            cwd=directory,
+            given=given,
+        )

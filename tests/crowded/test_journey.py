@@ -1,4 +1,6 @@
-"""The README among the packages that users have: its programs, under each event loop and in a notebook."""
+"""The README among the packages that users have: its programs, under each event loop and in a
+notebook.
+"""
 
 import importlib.util
 from pathlib import Path
@@ -27,7 +29,9 @@ def test_the_programs_of_the_readme_run_one_after_the_other(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("runner", ["asyncio.run(main())", "uvloop.run(main())", "anyio.run(main)"])
-def test_a_client_in_the_same_program_is_answered_under_each_runner(tmp_path: Path, runner: str) -> None:
+def test_a_client_in_the_same_program_is_answered_under_each_runner(
+    tmp_path: Path, runner: str
+) -> None:
     program = """
 import anyio, asyncio
 import streamingnode as sn
@@ -67,7 +71,9 @@ with sn.sync.open_node("data") as node:
 
 
 @pytest.mark.parametrize("share", ["False", "True"])
-def test_a_node_works_inside_a_loop_that_nest_asyncio_lets_run_again(tmp_path: Path, share: str) -> None:
+def test_a_node_works_inside_a_loop_that_nest_asyncio_lets_run_again(
+    tmp_path: Path, share: str
+) -> None:
     assert run("-c", BESIDE + NESTED.replace("SHARE", share), cwd=tmp_path) == "2\n2\n2\n"
 
 
@@ -83,6 +89,8 @@ print("rows", (await node.snapshot("c")).num_rows)
 
 def test_a_notebook_awaits_a_node_and_leaves_it_open(tmp_path: Path) -> None:
     (tmp_path / "notebook.ipy").write_text(BESIDE + CELLS)
-    assert "rows 1\n" in run("-m", "IPython", "--no-banner", "--quick", "notebook.ipy", cwd=tmp_path)
+    assert "rows 1\n" in run(
+        "-m", "IPython", "--no-banner", "--quick", "notebook.ipy", cwd=tmp_path
+    )
     with sn.sync.open_node(tmp_path / "data") as node:
         assert node.snapshot("c").num_rows == 1

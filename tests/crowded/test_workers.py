@@ -25,7 +25,15 @@ ORDERS = 40
 START_S_MAX = 300.0
 
 UVICORN = ["-m", "uvicorn", "--workers", "2", "--log-level", "error"]
-GUNICORN = ["-m", "gunicorn", "--preload", "--workers", "2", "--worker-class", "uvicorn_worker.UvicornWorker"]
+GUNICORN = [
+    "-m",
+    "gunicorn",
+    "--preload",
+    "--workers",
+    "2",
+    "--worker-class",
+    "uvicorn_worker.UvicornWorker",
+]
 
 MAKES_COLLECTIONS = """
 with sn.sync.open_node("data") as node:                         # before the fork, where no node may be opened
@@ -40,7 +48,10 @@ def order(port: int, number: int) -> int:
         json.dumps({"id": number, "item": f"item {number}", "amount": 1.5, "left": 1}).encode(),
         {"content-type": "application/json"},
     )
-    with suppress(urllib.error.URLError, ConnectionError), urllib.request.urlopen(asked, timeout=60) as answer:
+    with (
+        suppress(urllib.error.URLError, ConnectionError),
+        urllib.request.urlopen(asked, timeout=60) as answer,
+    ):
         return int(answer.status)
     return 0
 
@@ -66,10 +77,14 @@ def serving(server: list[str], tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("server", [UVICORN, GUNICORN], ids=["uvicorn", "gunicorn --preload"])
-def test_two_workers_share_a_node_that_commands_and_an_ingest_reach(tmp_path: Path, server: list[str]) -> None:
+def test_two_workers_share_a_node_that_commands_and_an_ingest_reach(
+    tmp_path: Path, server: list[str]
+) -> None:
     with serving(server, tmp_path) as port:
         assert {order(port, number) for number in range(1, ORDERS)} == {200}
-        assert len(run("-m", "streamingnode", "ls", "data", "--json", cwd=tmp_path).splitlines()) >= 1
+        assert (
+            len(run("-m", "streamingnode", "ls", "data", "--json", cwd=tmp_path).splitlines()) >= 1
+        )
         run("-m", "streamingnode", "ingest", "data", "--tables", "tables", cwd=tmp_path)
         assert DeltaTable(tmp_path / "tables" / "orders").to_pyarrow_table().num_rows == ORDERS
         assert {order(port, number) for number in range(ORDERS, 2 * ORDERS)} == {200}
@@ -83,10 +98,18 @@ def test_workers_whose_parent_had_opened_a_node_end_with_the_reason(tmp_path: Pa
     (tmp_path / "service.py").write_text(BESIDE + SERVICE + MAKES_COLLECTIONS)
     command = [sys.executable, *GUNICORN, "--bind", "127.0.0.1:0", "service:app"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=START_S_MAX, check=False
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=START_S_MAX,
+        check=False,
     )
     assert done.returncode, "gunicorn ends when its workers do not start"
-    assert re.search(r"forked from one that had opened a node.*open nodes after the fork only", done.stderr)
+    assert re.search(
+        r"forked from one that had opened a node.*open nodes after the fork only", done.stderr
+    )
     with sn.sync.open_node(tmp_path / "data") as node:
         assert [each.name for each in node.collections()] == ["orders"]
 
@@ -122,14 +145,28 @@ print(write.delay(1).get(timeout=60, interval=0.1))
 
 
 @pytest.mark.parametrize(
-    "first, says", [("", "written"), ("sn.sync.open_node('data').close()\n", "STORAGE_FAILED")], ids=["after", "before"]
+    "first, says",
+    [("", "written"), ("sn.sync.open_node('data').close()\n", "STORAGE_FAILED")],
+    ids=["after", "before"],
 )
 def test_a_task_of_a_forked_pool_writes_unless_the_pool_opened_a_node_first(
     tmp_path: Path, first: str, says: str
 ) -> None:
     (tmp_path / "tasks.py").write_text(CELERY)
     (tmp_path / "pool.py").write_text(f"{BESIDE}from tasks import app, sn\n{first}")
-    command = ["-m", "celery", "-A", "pool", "worker", "--pool", "prefork", "--concurrency", "1", "-l", "ERROR"]
+    command = [
+        "-m",
+        "celery",
+        "-A",
+        "pool",
+        "worker",
+        "--pool",
+        "prefork",
+        "--concurrency",
+        "1",
+        "-l",
+        "ERROR",
+    ]
     with subprocess.Popen([sys.executable, *command], cwd=tmp_path, env=environment()) as worker:
         try:
             assert run("-c", ASKS, cwd=tmp_path) == f"{says}\n"

@@ -20,7 +20,10 @@ def manifests(root: Path) -> list[CutManifest]:
         manifest = decode_manifest(content, name=path.name)
         assert f"cuts/{path.name}" == manifest_path(manifest.number)
         if found:
-            assert (manifest.number, manifest.previous_tick) == (found[-1].number + 1, found[-1].tick)
+            assert (manifest.number, manifest.previous_tick) == (
+                found[-1].number + 1,
+                found[-1].tick,
+            )
             assert manifest.previous_crc32c == previous
         previous = manifest_crc32c(content)
         found.append(manifest)

@@ -1,7 +1,8 @@
 """A disk that fails, or loses power, at its n-th operation.
 
-Until then it is an ordinary directory. A fault is one `OSError`. A power cut makes every later operation fail too, and takes
-back what was not made durable: bytes that were not synced, names whose directory was not.
+Until then it is an ordinary directory. A fault is one `OSError`. A power cut makes every later
+operation fail too, and takes back what was not made durable: bytes that were not synced, names
+whose directory was not.
 """
 
 import random
@@ -101,7 +102,9 @@ class FaultyDirectory(NodeDirectory):
         self.fuse.burn()
         parents = {Path(path).parent for path in paths}
         self.unsynced_names = {
-            target: source for target, source in self.unsynced_names.items() if Path(target).parent not in parents
+            target: source
+            for target, source in self.unsynced_names.items()
+            if Path(target).parent not in parents
         }
 
     def remove(self, path: str) -> None:
@@ -112,7 +115,9 @@ class FaultyDirectory(NodeDirectory):
             self.unsynced_names.pop(path, None)
 
     def lose_power(self, randomness: random.Random) -> None:
-        """Leave what a power cut may leave: each name that was not synced is there or not, each such file is cut short."""
+        """Leave what a power cut may leave: each name that was not synced is there or not, each
+        such file is cut short.
+        """
         for target, source in self.unsynced_names.items():
             if randomness.random() < 0.5 and (self.root / target).exists():
                 (self.root / target).rename(self.root / source)
@@ -126,7 +131,9 @@ class FaultyDirectory(NodeDirectory):
 
 
 class CheckedStore:
-    """A log store that fails with the disk, and that refuses a checkpoint ahead of what it covers."""
+    """A log store that fails with the disk, and that refuses a checkpoint ahead of what it
+    covers.
+    """
 
     def __init__(self, store: MemoryLogStore, directory: FaultyDirectory) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """A log written the way a node writes it, and the model of what the cuts of it must hold.
 
-`StampedLog` gives ticks, segments and offsets by the simplest rules; `rows` and `deletes` are written down as they are
-appended, without any of the code under test.
+`StampedLog` gives ticks, segments and offsets by the simplest rules; `rows` and `deletes` are
+written down as they are appended, without any of the code under test.
 """
 
 import sys
@@ -49,7 +49,9 @@ DEFAULT = 0
 
 
 class Row(NamedTuple):
-    """A row or a delete (then `item` is None and `offset` the bound), with everything the system says about it."""
+    """A row or a delete (then `item` is None and `offset` the bound), with everything the system
+    says about it.
+    """
 
     collection_id: int
     partition_id: int
@@ -83,8 +85,12 @@ class Table:
         self.renew_targets()
 
     def renew_targets(self) -> None:
-        """Make the objects anew by which writes go together, as after each change of the catalog."""
-        self.inserts = {each: TableTarget(MessageType.INSERT, self, each) for each in self.partitions}
+        """Make the objects anew by which writes go together, as after each change of the
+        catalog.
+        """
+        self.inserts = {
+            each: TableTarget(MessageType.INSERT, self, each) for each in self.partitions
+        }
         self.deletes = TableTarget(MessageType.DELETE, self, 0)
 
 
@@ -92,21 +98,31 @@ class TableTarget:
     """Takes keys, or keys and items; a key's shard is what is left when it is divided."""
 
     def __init__(self, kind: MessageType, table: Table, partition_id: int) -> None:
-        self.type, self.collection_id, self.partition_id = kind, table.id, partition_id
-        self.schema_version, self.vchannels = 1, table.vchannels
+        self.type = kind
+        self.collection_id = table.id
+        self.partition_id = partition_id
+        self.schema_version = 1
+        self.vchannels = table.vchannels
 
     def bodies(self, rows: Sequence[Item]) -> list["Body"]:
         """Return the messages that these rows are, in order."""
         shards = sorted({row.key % len(self.vchannels) for row in rows})
-        return [Body(self, shard, [row for row in rows if row.key % len(self.vchannels) == shard]) for shard in shards]
+        return [
+            Body(self, shard, [row for row in rows if row.key % len(self.vchannels) == shard])
+            for shard in shards
+        ]
 
     def encode(self, pieces: Sequence[Sequence[Item]]) -> Sequence[ShardRows]:
         """Return the rows of each shard that gets some."""
         found = []
         for body in self.bodies([row for rows in pieces for row in rows]):
-            counts = [sum(row.key % len(self.vchannels) == body.shard for row in rows) for rows in pieces]
+            counts = [
+                sum(row.key % len(self.vchannels) == body.shard for row in rows) for rows in pieces
+            ]
             numbers = [number for number, count in enumerate(counts) if count]
-            found.append(ShardRows(body.shard, body.payload, numbers, [counts[number] for number in numbers]))
+            found.append(
+                ShardRows(body.shard, body.payload, numbers, [counts[number] for number in numbers])
+            )
         return found
 
 
@@ -163,12 +179,14 @@ class StampedLog:
     waiting: list[Write] | None = None
     """The writes of the entry in the making, inside `together`."""
 
-    # --- appends ----------------------------------------------------------------------------------------------------------
+    # --- appends ----------------------------------------------------------------------------------
 
     def create(self, *, shards: int = 1, partitions: int = 1, schema: pa.Schema = SCHEMA) -> Table:
         collection_id = self._id()
         ids = tuple(self._id() for _ in range(partitions))
-        table = Table(collection_id, tuple(f"p0_{collection_id}v{shard}" for shard in range(shards)), ids)
+        table = Table(
+            collection_id, tuple(f"p0_{collection_id}v{shard}" for shard in range(shards)), ids
+        )
         names = ["_default", *(f"part{number}" for number in range(1, partitions))]
         header = CreateCollectionHeader(
             collection_id=collection_id,
@@ -179,12 +197,19 @@ class StampedLog:
             vchannels=table.vchannels,
             partitions=tuple(zip(ids, names, strict=True)),
         )
-        self._append([MutableMessage(MessageType.CREATE_COLLECTION, header, name) for name in table.vchannels])
+        self._append(
+            [
+                MutableMessage(MessageType.CREATE_COLLECTION, header, name)
+                for name in table.vchannels
+            ]
+        )
         self.tables[collection_id] = table
         self.next_offsets |= dict.fromkeys(table.vchannels, 0)
         return table
 
-    def insert(self, table: Table, keys: Sequence[int], *, partition: int = DEFAULT, item: str = "tea") -> None:
+    def insert(
+        self, table: Table, keys: Sequence[int], *, partition: int = DEFAULT, item: str = "tea"
+    ) -> None:
         self._write(Write([self._inserts(table, keys, partition, item)]))
 
     def delete(self, table: Table, keys: Sequence[int]) -> None:
@@ -193,14 +218,17 @@ class StampedLog:
     def upsert(self, table: Table, keys: Sequence[int], *, item: str) -> None:
         """A buffered transaction: deletes, then inserts."""
         deletes = (table.deletes, [Item(key) for key in keys])
-        self._write(Write([deletes, self._inserts(table, keys, DEFAULT, item)], is_transaction=True))
+        self._write(
+            Write([deletes, self._inserts(table, keys, DEFAULT, item)], is_transaction=True)
+        )
 
     @contextmanager
     def together(self) -> Iterator[None]:
         """Make the inserts, deletes and upserts inside one entry, each at a tick of its own."""
         self.waiting = []
         yield
-        writes, self.waiting = self.waiting, None
+        writes = self.waiting
+        self.waiting = None
         if writes:
             self._append_rows(writes)
 
@@ -219,7 +247,9 @@ class StampedLog:
         for body in target.bodies(rows):
             self._ensure_segment(body)
             header = InsertHeader(table.id, target.partition_id, 1, len(body.rows))
-            messages.append(MutableMessage(MessageType.INSERT, header, body.vchannel, body.payload, txn_id))
+            messages.append(
+                MutableMessage(MessageType.INSERT, header, body.vchannel, body.payload, txn_id)
+            )
             self.streamed[txn_id][1].append(body)
         self._append(messages)
 
@@ -253,19 +283,23 @@ class StampedLog:
     def drop_partition(self, table: Table, partition: int) -> None:
         partition_id = table.partitions[partition]
         header = DropPartitionHeader(table.id, partition_id)
-        self._append([MutableMessage(MessageType.DROP_PARTITION, header, name) for name in table.vchannels])
+        self._append(
+            [MutableMessage(MessageType.DROP_PARTITION, header, name) for name in table.vchannels]
+        )
         self._forget(table, {partition_id})
 
     def drop_collection(self, table: Table) -> None:
         header = DropCollectionHeader(table.id)
-        self._append([MutableMessage(MessageType.DROP_COLLECTION, header, name) for name in table.vchannels])
+        self._append(
+            [MutableMessage(MessageType.DROP_COLLECTION, header, name) for name in table.vchannels]
+        )
         self._forget(table, set(table.partitions))
         self.drops[table.id, -1] = self.tick
         for vchannel in table.vchannels:
             del self.next_offsets[vchannel]
         del self.tables[table.id]
 
-    # --- the model --------------------------------------------------------------------------------------------------------
+    # --- the model --------------------------------------------------------------------------------
 
     def rows_of(self, cut: Cut) -> list[Row]:
         """The rows that the files of a cut must hold."""
@@ -301,12 +335,14 @@ class StampedLog:
             and row.offset >= max(found.get((row.vchannel, row.key), [0]))
         )
 
-    # --- stamping ---------------------------------------------------------------------------------------------------------
+    # --- stamping ---------------------------------------------------------------------------------
 
     def _inserts(
         self, table: Table, keys: Sequence[int], partition: int, item: str
     ) -> tuple[TableTarget, Sequence[Item]]:
-        return table.inserts[table.partitions[partition]], [Item(key, f"{item}{key}") for key in keys]
+        return table.inserts[table.partitions[partition]], [
+            Item(key, f"{item}{key}") for key in keys
+        ]
 
     def _write(self, write: Write) -> None:
         for body in write.bodies:
@@ -328,7 +364,10 @@ class StampedLog:
             [group.is_transaction for group in groups],
             encoded,
             next_offsets=self.next_offsets,
-            segments=[self.segments.get((batch.vchannel, batch.target.partition_id), 0) for batch in encoded],
+            segments=[
+                self.segments.get((batch.vchannel, batch.target.partition_id), 0)
+                for batch in encoded
+            ],
         )
         assigned: dict[tuple[int, int], tuple[Body, BodyAssignment]] = {}
         tick = self._next_tick()
@@ -350,15 +389,25 @@ class StampedLog:
         return BodyAssignment(self.segments[body.vchannel, body.target.partition_id], offset)
 
     def _write_down(self, body: Body, assignment: BodyAssignment, tick: int) -> None:
-        target, first = body.target, assignment.offset
+        target = body.target
+        first = assignment.offset
         if body.is_insert:
             self.rows += (
-                Row(target.collection_id, target.partition_id, body.vchannel, tick, first + i, row.key, row.item)
+                Row(
+                    target.collection_id,
+                    target.partition_id,
+                    body.vchannel,
+                    tick,
+                    first + i,
+                    row.key,
+                    row.item,
+                )
                 for i, row in enumerate(body.rows)
             )
         else:
             self.deletes += (
-                Row(target.collection_id, -1, body.vchannel, tick, first, row.key, None) for row in body.rows
+                Row(target.collection_id, -1, body.vchannel, tick, first, row.key, None)
+                for row in body.rows
             )
 
     def _ensure_segment(self, body: Body) -> None:
@@ -374,7 +423,9 @@ class StampedLog:
     def _forget(self, table: Table, partition_ids: set[int]) -> None:
         for partition_id in partition_ids:
             self.drops.setdefault((table.id, partition_id), self.tick)
-        for key in [key for key in self.segments if key[0] in table.vchannels and key[1] in partition_ids]:
+        for key in [
+            key for key in self.segments if key[0] in table.vchannels and key[1] in partition_ids
+        ]:
             del self.segments[key]
 
     def _append(self, messages: list[MutableMessage]) -> None:
@@ -432,8 +483,11 @@ def flusher_of(directory: NodeDirectory, store: LogStore, log: Log, **context: A
 
 
 def packed_rows(payload: bytes, counts: list[int], ticks: list[int], offsets: list[int]) -> Rows:
-    """Return rows with a boundary for each count, one after the other, each of a group of its own."""
-    groups, starts = np.arange(len(counts), dtype=U4), np.cumsum(counts) - counts
+    """Return rows with a boundary for each count, one after the other, each of a group of its
+    own.
+    """
+    groups = np.arange(len(counts), dtype=U4)
+    starts = np.cumsum(counts) - counts
     batch = RowBatch(
         type=MessageType.INSERT,
         vchannel="p0_1v0",
@@ -458,12 +512,19 @@ def message_rows(payload: bytes, count: int, tick: int, offset: int) -> Rows:
     return packed_rows(payload, [count], [tick], [offset])
 
 
-def _check_places(batches: Sequence[RowBatch], assigned: Mapping[tuple[int, int], tuple[Body, BodyAssignment]]) -> None:
+def _check_places(
+    batches: Sequence[RowBatch], assigned: Mapping[tuple[int, int], tuple[Body, BodyAssignment]]
+) -> None:
     """Check that batches have the rows of these messages, each with its segment and offset."""
     places = 0
     for batch in batches:
-        found = [assigned[place] for place in zip(batch.groups.tolist(), batch.places.tolist(), strict=True)]
-        assert {(body.vchannel, each.segment_id) for body, each in found} == {(batch.vchannel, batch.segment_id)}
+        found = [
+            assigned[place]
+            for place in zip(batch.groups.tolist(), batch.places.tolist(), strict=True)
+        ]
+        assert {(body.vchannel, each.segment_id) for body, each in found} == {
+            (batch.vchannel, batch.segment_id)
+        }
         assert [len(body.rows) for body, _ in found] == batch.counts.tolist()
         assert [each.offset for _, each in found] == batch.offsets.tolist()
         places += len(found)

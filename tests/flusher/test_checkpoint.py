@@ -21,7 +21,12 @@ DAY_MS = 86_400_000
 
 def test_a_checkpoint_comes_back_as_it_was_stored() -> None:
     checkpoint = Checkpoint(
-        cut_number=3, tick=9, position=4, manifest_crc32c=7, history=(CutPosition(9, 4, 8),), shard_state=b"state"
+        cut_number=3,
+        tick=9,
+        position=4,
+        manifest_crc32c=7,
+        history=(CutPosition(9, 4, 8),),
+        shard_state=b"state",
     )
     assert decode_checkpoint(msgspec.msgpack.encode(checkpoint)) == checkpoint
     assert decode_checkpoint(None) == NO_CHECKPOINT
@@ -57,7 +62,9 @@ def test_bytes_behind_a_checkpoint_are_corrupt(junk: bytes) -> None:
         decode_checkpoint(STORED + junk)
 
 
-def test_a_flipped_bit_is_refused_or_is_a_value_that_stands_there_and_never_a_field_left_out() -> None:
+def test_flipped_bit_is_refused_or_is_a_value_that_stands_there_and_never_a_field_left_out() -> (
+    None
+):
     """Values have no checksum of their own: the state map is RocksDB's, which has."""
     refused = 0
     for bit in range(8 * len(STORED)):
@@ -91,7 +98,9 @@ def test_history_always_knows_the_bound_to_within_two_steps(gaps_ms: list[int]) 
         assert found <= exact
         if old:
             behind = [cut for cut in old if cut.tick > found]
-            assert not behind or behind[-1].tick - behind[0].tick <= compose_tick(2 * DAY_MS // HISTORY_STEPS)
+            assert not behind or behind[-1].tick - behind[0].tick <= compose_tick(
+                2 * DAY_MS // HISTORY_STEPS
+            )
 
 
 def test_history_stays_bounded_when_cuts_are_made_all_the_time() -> None:
@@ -105,12 +114,16 @@ def test_history_stays_bounded_when_cuts_are_made_all_the_time() -> None:
 
 def test_cuts_under_ticks_that_stand_ahead_of_the_clock_get_old_by_the_clock() -> None:
     """A clock was ten years ahead for two cuts; the ticks of all later ones follow theirs."""
-    now_ms, ahead_ms = 1_700_000_000_000, 10 * 365 * DAY_MS
+    now_ms = 1_700_000_000_000
+    ahead_ms = 10 * 365 * DAY_MS
     history: tuple[CutPosition, ...] = ()
     for number in (1, 2):
         ahead = now_ms + ahead_ms + number
         history = extend_history(
-            history, CutPosition(compose_tick(ahead), number, ahead), now_ms=ahead, retention_ms=DAY_MS
+            history,
+            CutPosition(compose_tick(ahead), number, ahead),
+            now_ms=ahead,
+            retention_ms=DAY_MS,
         )
     tick = history[-1].tick
     hours = 72
@@ -119,13 +132,21 @@ def test_cuts_under_ticks_that_stand_ahead_of_the_clock_get_old_by_the_clock() -
         history = extend_history(history, step, now_ms=step.made_ms, retention_ms=DAY_MS)
     now_ms += hours * DAY_MS // 24
     assert history[0].position == 2 + hours - 24, "the newest that is a day old bounds what is kept"
-    assert [cut.age_ms(now_ms) for cut in history] == [hour * DAY_MS // 24 for hour in range(24, -1, -1)]
+    assert [cut.age_ms(now_ms) for cut in history] == [
+        hour * DAY_MS // 24 for hour in range(24, -1, -1)
+    ]
 
 
 @given(
-    steps=st.lists(st.tuples(st.integers(0, DAY_MS), st.integers(-40 * DAY_MS, 40 * DAY_MS)), min_size=1, max_size=40)
+    steps=st.lists(
+        st.tuples(st.integers(0, DAY_MS), st.integers(-40 * DAY_MS, 40 * DAY_MS)),
+        min_size=1,
+        max_size=40,
+    )
 )
-def test_no_cut_is_told_to_be_older_than_it_is_by_a_clock_that_was_ahead(steps: list[tuple[int, int]]) -> None:
+def test_no_cut_is_told_to_be_older_than_it_is_by_a_clock_that_was_ahead(
+    steps: list[tuple[int, int]],
+) -> None:
     true_ms = 1_700_000_000_000
     made: dict[int, int] = {}
     history: tuple[CutPosition, ...] = ()
@@ -136,6 +157,9 @@ def test_no_cut_is_told_to_be_older_than_it_is_by_a_clock_that_was_ahead(steps: 
         tick = max(tick + 1, compose_tick(clock_ms))
         made[number] = true_ms
         history = extend_history(
-            history, CutPosition(tick, number, clock_ms), now_ms=clock_ms, retention_ms=1000 * DAY_MS
+            history,
+            CutPosition(tick, number, clock_ms),
+            now_ms=clock_ms,
+            retention_ms=1000 * DAY_MS,
         )
         assert all(cut.age_ms(true_ms) <= true_ms - made[cut.position] for cut in history)

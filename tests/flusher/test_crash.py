@@ -1,4 +1,6 @@
-"""The flusher on a disk that fails or loses power at each of its operations, one after the other."""
+"""The flusher on a disk that fails or loses power at each of its operations, one after the
+other.
+"""
 
 import random
 from collections.abc import Callable, Mapping
@@ -42,7 +44,8 @@ class Machine:
                 self.faults = flusher.statistics().faults
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as errors:
-            # An `OSError` beside the cut is another task's, which meets the file that the cut broke.
+            # An `OSError` beside the cut is another task's, which meets the file that the cut
+            # broke.
             if errors.split((PowerCut, OnShutdown, OSError))[1] is not None:
                 raise
             raise PowerCut from errors
@@ -57,7 +60,9 @@ class Machine:
     def check(self) -> None:
         root = self.directory.root
         found = manifests(root)
-        assert [(each.number, each.tick) for each in found] == [(cut.number, cut.tick) for cut in self.log.cuts]
+        assert [(each.number, each.tick) for each in found] == [
+            (cut.number, cut.tick) for cut in self.log.cuts
+        ]
         named = {file.path for each in found for file in (*each.segments, *each.deletes)}
         for manifest, cut in zip(found, self.log.cuts, strict=True):
             assert rows_in(root, manifest) == self.log.rows_of(cut)
@@ -68,7 +73,8 @@ class Machine:
 
 def write_scenario(log: StampedLog) -> None:
     """A bit of everything over three cuts."""
-    orders, stock = log.create(partitions=2), log.create()
+    orders = log.create(partitions=2)
+    stock = log.create()
     log.insert(orders, range(6))
     txn_id = log.begin()
     log.stream(txn_id, orders, [20, 21, 22], item="slow")
@@ -97,13 +103,16 @@ async def _machine(root: Path) -> Machine:
 
 
 class PoweredStore(MemoryLogStore):
-    """A store under which power goes just before each checkpoint is saved: the cut it speaks of has to be on the disk."""
+    """A store under which power goes just before each checkpoint is saved: the cut it speaks of has
+    to be on the disk.
+    """
 
     def __init__(self, disk: SyncedDisk, log: Callable[[], StampedLog]) -> None:
         super().__init__()
         self.node_id = "node"
         self.checkpoints = 0
-        self._disk, self._log = disk, log
+        self._disk = disk
+        self._log = log
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         self.checkpoints += 1
@@ -119,7 +128,9 @@ class PoweredStore(MemoryLogStore):
 
 
 def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None:
-    """The disk of the other tests stands in front of the calls that sync; this one is behind them."""
+    """The disk of the other tests stands in front of the calls that sync; this one is behind
+    them.
+    """
     (tmp_path / "disk" / "node").mkdir(parents=True)
 
     async def main(disk: SyncedDisk) -> None:
@@ -137,7 +148,9 @@ def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None
         anyio.run(main, disk)
 
 
-@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.crash)], ids=["every fourth", "each"])
+@pytest.mark.parametrize(
+    "step", [4, pytest.param(1, marks=pytest.mark.crash)], ids=["every fourth", "each"]
+)
 @pytest.mark.parametrize("power", [False, True], ids=["disk fault", "power cut"])
 def test_a_failure_at_any_operation_changes_no_cut(tmp_path: Path, power: bool, step: int) -> None:
     async def fail_at(number: int) -> bool:
@@ -156,7 +169,9 @@ def test_a_failure_at_any_operation_changes_no_cut(tmp_path: Path, power: bool, 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_power_cuts_during_recovery_from_power_cuts_change_no_cut(tmp_path: Path, seed: int) -> None:
+def test_power_cuts_during_recovery_from_power_cuts_change_no_cut(
+    tmp_path: Path, seed: int
+) -> None:
     async def main() -> None:
         randomness = random.Random(seed)
         machine = await _machine(tmp_path)
@@ -173,15 +188,35 @@ def test_power_cuts_during_recovery_from_power_cuts_change_no_cut(tmp_path: Path
 
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("insert"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=12)),
-        st.tuples(st.just("delete"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=4)),
         st.tuples(
-            st.just("pack"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True)
+            st.just("insert"),
+            st.integers(0, 2),
+            st.lists(st.integers(0, 30), min_size=1, max_size=12),
         ),
-        st.tuples(st.just("upsert"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=4)),
-        st.tuples(st.just("stream"), st.integers(0, 2), st.lists(st.integers(0, 30), min_size=1, max_size=4)),
         st.tuples(
-            st.sampled_from(["begin", "commit", "seal", "cut", "flush", "drop partition", "drop", "create"]),
+            st.just("delete"),
+            st.integers(0, 2),
+            st.lists(st.integers(0, 30), min_size=1, max_size=4),
+        ),
+        st.tuples(
+            st.just("pack"),
+            st.integers(0, 2),
+            st.lists(st.integers(0, 30), min_size=2, max_size=8, unique=True),
+        ),
+        st.tuples(
+            st.just("upsert"),
+            st.integers(0, 2),
+            st.lists(st.integers(0, 30), min_size=1, max_size=4),
+        ),
+        st.tuples(
+            st.just("stream"),
+            st.integers(0, 2),
+            st.lists(st.integers(0, 30), min_size=1, max_size=4),
+        ),
+        st.tuples(
+            st.sampled_from(
+                ["begin", "commit", "seal", "cut", "flush", "drop partition", "drop", "create"]
+            ),
             st.integers(0, 2),
             st.just([]),
         ),
@@ -200,7 +235,8 @@ class Script:
         for _ in range(3):
             log.create(shards=2, partitions=2)
 
-    def apply(self, action: str, number: int, keys: list[int]) -> None:  # noqa: C901  # one arm for each action
+    # one arm for each action
+    def apply(self, action: str, number: int, keys: list[int]) -> None:  # noqa: C901
         log = self.log
         tables = list(log.tables.values())
         table = tables[number % len(tables)]
@@ -247,7 +283,9 @@ def test_any_stream_with_crashes_anywhere_leaves_each_row_in_exactly_one_cut(
         randomness = random.Random(seed)
         store = MemoryLogStore()
         store.node_id = "node"
-        machine = Machine(tmp_path_factory.mktemp("node"), store, StampedLog(await store.open_log("p0")))
+        machine = Machine(
+            tmp_path_factory.mktemp("node"), store, StampedLog(await store.open_log("p0"))
+        )
         script = Script(machine.log)
         for action, number, keys in [*actions, ("cut", 0, [])]:
             script.apply("cut" if action == "flush" else action, number, keys)

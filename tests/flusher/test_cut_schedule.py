@@ -13,7 +13,9 @@ pytestmark = pytest.mark.anyio
 
 
 class Schedule(CutSchedule):
-    """Does not wait but lets something happen instead; `full` notes whether much was unflushed then."""
+    """Does not wait but lets something happen instead; `full` notes whether much was unflushed
+    then.
+    """
 
     def __init__(self, options: CutScheduleOptions, *happenings: Callable[[], None]) -> None:
         super().__init__(options, now_ms=lambda: 0)
@@ -43,9 +45,12 @@ class Asked:
 
 
 @pytest.mark.parametrize(
-    "now_ms, expected", [(0, 10.0), (1, 9.999), (9_999, 0.001), (10_000, 10.0), (1_700_000_003_500, 6.5)]
+    "now_ms, expected",
+    [(0, 10.0), (1, 9.999), (9_999, 0.001), (10_000, 10.0), (1_700_000_003_500, 6.5)],
 )
-def test_boundaries_are_multiples_of_the_interval_since_the_epoch(now_ms: int, expected: float) -> None:
+def test_boundaries_are_multiples_of_the_interval_since_the_epoch(
+    now_ms: int, expected: float
+) -> None:
     schedule = CutSchedule(CutScheduleOptions(interval_s=10.0), now_ms=lambda: now_ms)
     assert schedule.seconds_to_boundary() == pytest.approx(expected)
 
@@ -61,9 +66,15 @@ def test_boundary_is_never_nearer_than_a_millisecond(interval_s: float) -> None:
         assert 0.001 <= wait_s <= interval_s
 
 
-@pytest.mark.parametrize("interval_s, bytes_max", [(0.001, 2), (None, 1), (3600.0, 1)], ids=["time", "bytes", "first"])
-async def test_a_schedule_waits_for_the_boundary_or_for_bytes(interval_s: float | None, bytes_max: int) -> None:
-    schedule = CutSchedule(CutScheduleOptions(interval_s=interval_s, bytes_max=bytes_max), now_ms=lambda: 0)
+@pytest.mark.parametrize(
+    "interval_s, bytes_max", [(0.001, 2), (None, 1), (3600.0, 1)], ids=["time", "bytes", "first"]
+)
+async def test_a_schedule_waits_for_the_boundary_or_for_bytes(
+    interval_s: float | None, bytes_max: int
+) -> None:
+    schedule = CutSchedule(
+        CutScheduleOptions(interval_s=interval_s, bytes_max=bytes_max), now_ms=lambda: 0
+    )
     schedule.report(1, 1)
     with anyio.fail_after(60):
         await schedule.run(Asked())
@@ -81,7 +92,9 @@ async def test_a_cut_asked_for_covers_its_bytes_until_the_flusher_meets_it() -> 
     assert schedule.full == [True, False, False, True]
 
 
-async def test_a_cut_that_could_not_be_made_is_asked_for_again_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cut_that_could_not_be_made_is_asked_for_again_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     asked = Asked(Overloaded("not now"), 1)
     await Schedule(CutScheduleOptions()).run(asked)
     assert asked.count == 3

@@ -15,7 +15,9 @@ from wal.errors import Corrupt
 ROWS = 3
 
 
-def publish(directory: NodeDirectory, number: int, previous_crc32c: int = 0) -> tuple[CutManifest, int]:
+def publish(
+    directory: NodeDirectory, number: int, previous_crc32c: int = 0
+) -> tuple[CutManifest, int]:
     path = f"segments/1/{number}.parquet"
     with directory.create(path + ".tmp") as file:
         file.write(b"rows")
@@ -36,14 +38,21 @@ def publish(directory: NodeDirectory, number: int, previous_crc32c: int = 0) -> 
         partition_id=2,
     )
     manifest = build_manifest(
-        before(number, previous_crc32c), 10 * number, [segment], ShardState(), node_id="me", created_ms=0
+        before(number, previous_crc32c),
+        10 * number,
+        [segment],
+        ShardState(),
+        node_id="me",
+        created_ms=0,
     )
     published = publish_cut(directory, manifest)
     return manifest, published.crc32c
 
 
 def before(number: int, previous_crc32c: int = 0) -> Checkpoint:
-    return Checkpoint(cut_number=number - 1, tick=10 * (number - 1), manifest_crc32c=previous_crc32c)
+    return Checkpoint(
+        cut_number=number - 1, tick=10 * (number - 1), manifest_crc32c=previous_crc32c
+    )
 
 
 def touch(root: Path, *paths: str) -> None:
@@ -111,7 +120,9 @@ def set_aside(root: Path, number: int) -> Path:
     return manifest.rename(manifest.with_name(manifest.name + SET_ASIDE_SUFFIX))
 
 
-def test_a_removal_that_a_crash_cut_off_goes_on_with_what_its_manifest_named(tmp_path: Path) -> None:
+def test_a_removal_that_a_crash_cut_off_goes_on_with_what_its_manifest_named(
+    tmp_path: Path,
+) -> None:
     directory = NodeDirectory(tmp_path)
     chain(directory, 3)
     before = files(tmp_path)
@@ -121,8 +132,12 @@ def test_a_removal_that_a_crash_cut_off_goes_on_with_what_its_manifest_named(tmp
         assert files(tmp_path) == before - {"segments/1/1.parquet", "cuts/0000000000000001.json"}
 
 
-@pytest.mark.parametrize("damage", ["torn", "of another history", "under another number", "before a cut that is lost"])
-def test_a_manifest_set_aside_that_is_none_of_ours_removes_nothing(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["torn", "of another history", "under another number", "before a cut that is lost"]
+)
+def test_a_manifest_set_aside_that_is_none_of_ours_removes_nothing(
+    tmp_path: Path, damage: str
+) -> None:
     directory = NodeDirectory(tmp_path)
     chain(directory, 3)
     aside = set_aside(tmp_path, 1)
@@ -162,7 +177,9 @@ def test_the_cut_the_checkpoint_knows_is_not_ahead_and_the_next_one_is(tmp_path:
     [Checkpoint(cut_number=1), Checkpoint(cut_number=3), Checkpoint(cut_number=5)],
     ids=["two cuts ahead", "other content", "cuts lost"],
 )
-def test_cuts_and_checkpoint_of_different_backups_are_corrupt(tmp_path: Path, checkpoint: Checkpoint) -> None:
+def test_cuts_and_checkpoint_of_different_backups_are_corrupt(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
     directory = NodeDirectory(tmp_path)
     for number in (1, 2, 3):
         publish(directory, number)

@@ -1,4 +1,6 @@
-"""A node's cuts: dense, chained, whole, and found by tick; no cut of another history is believed."""
+"""A node's cuts: dense, chained, whole, and found by tick; no cut of another history is
+believed.
+"""
 
 import os
 from pathlib import Path
@@ -31,11 +33,14 @@ def test_temporary_files_are_no_cuts(node: NodeBuilder) -> None:
     assert list(CutLog(node.path).numbers) == [1, 2, 3]
 
 
-def test_cuts_that_go_while_names_are_read_are_no_gap(node: NodeBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuts_that_go_while_names_are_read_are_no_gap(
+    node: NodeBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = os.listdir
 
     def overtaken(path: Path) -> list[str]:
-        names = [name for name in read(path) if name != manifest(node, 2).name]  # gone when its part was read
+        # gone when its part was read
+        names = [name for name in read(path) if name != manifest(node, 2).name]
         manifest(node, 1).unlink(missing_ok=True)
         manifest(node, 2).unlink(missing_ok=True)
         return names
@@ -94,10 +99,14 @@ def test_checksum_of_a_deleted_cut_is_known_from_its_successor(node: NodeBuilder
 def edit(node: NodeBuilder, number: int) -> None:
     """Change a manifest as somebody would who knows its format: with a new checksum."""
     found = decode_manifest(manifest(node, number).read_bytes(), name="")
-    manifest(node, number).write_bytes(encode_manifest(msgspec.structs.replace(found, created_ms=7)))
+    manifest(node, number).write_bytes(
+        encode_manifest(msgspec.structs.replace(found, created_ms=7))
+    )
 
 
-def test_an_edited_manifest_with_its_own_checksum_is_found_by_its_successor(node: NodeBuilder) -> None:
+def test_an_edited_manifest_with_its_own_checksum_is_found_by_its_successor(
+    node: NodeBuilder,
+) -> None:
     edit(node, 2)
     cuts = CutLog(node.path)
     assert cuts.read(3).number == 3
@@ -106,10 +115,14 @@ def test_an_edited_manifest_with_its_own_checksum_is_found_by_its_successor(node
             cuts.read(wanted)
 
 
-def test_an_edited_newest_manifest_is_found_by_the_anchor_and_by_the_next_cut(node: NodeBuilder) -> None:
-    crc32c, tick = node.crc, node.cut_tick
+def test_an_edited_newest_manifest_is_found_by_the_anchor_and_by_the_next_cut(
+    node: NodeBuilder,
+) -> None:
+    crc32c = node.crc
+    tick = node.cut_tick
     edit(node, 3)
-    unanchored, anchored = CutLog(node.path), CutLog(node.path)
+    unanchored = CutLog(node.path)
+    anchored = CutLog(node.path)
     unanchored.read(3)
     anchored.anchor(3, crc32c=crc32c, tick=tick)
     with pytest.raises(Corrupt, match="not the cut 3"):
@@ -121,7 +134,9 @@ def test_an_edited_newest_manifest_is_found_by_the_anchor_and_by_the_next_cut(no
         unanchored.anchor(3, crc32c=crc32c, tick=tick)
 
 
-def test_cuts_that_another_copy_made_do_not_follow_what_was_read_before(node: NodeBuilder, tmp_path: Path) -> None:
+def test_cuts_that_another_copy_made_do_not_follow_what_was_read_before(
+    node: NodeBuilder, tmp_path: Path
+) -> None:
     cuts = CutLog(node.path)
     cuts.read(1)
     copy = NodeBuilder(tmp_path / "copy")

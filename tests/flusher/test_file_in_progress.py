@@ -1,4 +1,6 @@
-"""A file in progress: its rows keep their order through two threads, and none is left out unnoticed."""
+"""A file in progress: its rows keep their order through two threads, and none is left out
+unnoticed.
+"""
 
 import threading
 from pathlib import Path
@@ -33,7 +35,13 @@ def file_of(root: Path, messages: int, *, threads: int = 2) -> FileInProgress:
     file = FileInProgress(
         NodeDirectory(root),
         SegmentFile,
-        {"path": "segments/1/2.parquet", "collection_id": 1, "vchannel": "p0_1v0", "segment_id": 2, "partition_id": 1},
+        {
+            "path": "segments/1/2.parquet",
+            "collection_id": 1,
+            "vchannel": "p0_1v0",
+            "segment_id": 2,
+            "partition_id": 1,
+        },
         schema=SCHEMA,
         key="id",
         node_id="n",
@@ -69,8 +77,10 @@ async def test_rows_spilled_side_by_side_keep_their_order(tmp_path: Path, thread
 async def test_a_row_group_is_decoded_while_the_one_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing, decoded = threading.Event(), threading.Event()
-    write, decode = ParquetFile.write, FileInProgress._decode
+    writing = threading.Event()
+    decoded = threading.Event()
+    write = ParquetFile.write
+    decode = FileInProgress._decode
 
     def write_until_the_next_is_decoded(self: ParquetFile, table: pa.Table) -> None:
         writing.set()
@@ -96,7 +106,8 @@ async def test_a_row_group_is_decoded_while_the_one_before_it_is_written(
 async def test_a_file_that_lost_rows_to_the_disk_is_never_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file, write = file_of(tmp_path, 2), ParquetFile.write
+    file = file_of(tmp_path, 2)
+    write = ParquetFile.write
 
     def fail(_self: ParquetFile, _table: pa.Table) -> None:
         raise OSError("no")
@@ -117,7 +128,9 @@ async def test_a_file_that_lost_rows_to_the_disk_is_never_finished(
 async def test_spilling_nothing_waits_for_what_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, writing, write = threading.Event(), threading.Event(), ParquetFile.write
+    go = threading.Event()
+    writing = threading.Event()
+    write = ParquetFile.write
     ended: list[str] = []
 
     def wait(self: ParquetFile, table: pa.Table) -> None:

@@ -1,4 +1,6 @@
-"""The flusher against the model: what is in the cuts, whatever the order of messages and wherever it is interrupted."""
+"""The flusher against the model: what is in the cuts, whatever the order of messages and wherever
+it is interrupted.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +33,8 @@ class Node:
 
     @asynccontextmanager
     async def flusher(self, options: FlushOptions | None = None) -> AsyncIterator[Flusher]:
-        directory, now_ms = NodeDirectory(self.root), lambda: self.now_ms
+        directory = NodeDirectory(self.root)
+        now_ms = lambda: self.now_ms
         flusher = flusher_of(directory, self.store, self.log.log, options=options, now_ms=now_ms)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
@@ -44,7 +47,9 @@ class Node:
 
     def check(self) -> None:
         found = manifests(self.root)
-        assert [(each.number, each.tick) for each in found] == [(cut.number, cut.tick) for cut in self.log.cuts]
+        assert [(each.number, each.tick) for each in found] == [
+            (cut.number, cut.tick) for cut in self.log.cuts
+        ]
         for manifest, cut in zip(found, self.log.cuts, strict=True):
             assert rows_in(self.root, manifest) == self.log.rows_of(cut)
             assert deletes_in(self.root, manifest) == self.log.deletes_of(cut)
@@ -67,8 +72,9 @@ async def test_a_cut_holds_exactly_the_rows_and_deletes_before_it(node: Node) ->
     node.check()
 
 
-async def test_dropped_partitions_and_collections_leave_no_rows_in_the_next_cut(node: Node) -> None:
-    table, other = node.log.create(shards=2, partitions=2), node.log.create()
+async def test_dropped_partitions_and_collections_leave_no_rows_in_next_cut(node: Node) -> None:
+    table = node.log.create(shards=2, partitions=2)
+    other = node.log.create()
     node.log.insert(table, [1, 2], partition=1)
     node.log.insert(table, [3])
     node.log.insert(other, [5])
@@ -85,8 +91,9 @@ async def test_dropped_partitions_and_collections_leave_no_rows_in_the_next_cut(
     }
 
 
-async def test_a_dropped_collection_is_told_by_one_manifest_and_then_forgotten(node: Node) -> None:
-    table, other = node.log.create(), node.log.create()
+async def test_dropped_collection_is_told_by_one_manifest_and_then_forgotten(node: Node) -> None:
+    table = node.log.create()
+    other = node.log.create()
     node.log.insert(other, [1])
     node.log.cut()
     node.log.drop_collection(table)
@@ -97,17 +104,26 @@ async def test_a_dropped_collection_is_told_by_one_manifest_and_then_forgotten(n
     node.log.cut()
     await node.flush()
     told = [
-        {entry.collection_id: entry.dropped_tick for entry in manifest.collections} for manifest in manifests(node.root)
+        {entry.collection_id: entry.dropped_tick for entry in manifest.collections}
+        for manifest in manifests(node.root)
     ]
-    assert told == [{table.id: 0, other.id: 0}, {table.id: dropped_tick, other.id: 0}, {other.id: 0}]
+    assert told == [
+        {table.id: 0, other.id: 0},
+        {table.id: dropped_tick, other.id: 0},
+        {other.id: 0},
+    ]
 
 
 async def test_every_live_vchannel_is_complete_to_the_cut_even_when_idle(node: Node) -> None:
-    table, idle = node.log.create(shards=2), node.log.create()
+    table = node.log.create(shards=2)
+    idle = node.log.create()
     node.log.insert(table, [2, 4, 6])
     cut = node.log.cut()
     await node.flush()
-    found = {entry.name: (entry.complete_to, entry.next_offset) for entry in manifests(node.root)[0].vchannels}
+    found = {
+        entry.name: (entry.complete_to, entry.next_offset)
+        for entry in manifests(node.root)[0].vchannels
+    }
     assert found == {
         table.vchannels[0]: (cut.tick, 3),
         table.vchannels[1]: (cut.tick, 0),
@@ -115,7 +131,9 @@ async def test_every_live_vchannel_is_complete_to_the_cut_even_when_idle(node: N
     }
 
 
-async def test_a_transaction_over_a_cut_is_in_the_cut_after_its_commit_also_after_a_restart(node: Node) -> None:
+async def test_a_transaction_over_a_cut_is_in_the_cut_after_its_commit_also_after_a_restart(
+    node: Node,
+) -> None:
     table = node.log.create()
     txn_id = node.log.begin()
     node.log.stream(txn_id, table, [1, 2], item="slow")
@@ -137,17 +155,24 @@ async def test_a_cut_on_disk_is_adopted_and_not_written_again(node: Node) -> Non
     node.log.cut()
     await node.flush()
     before = {path: path.stat().st_mtime_ns for path in node.root.rglob("*") if path.is_file()}
-    await node.store.put_meta({"checkpoint/p0": None})  # as after a crash between manifest and checkpoint
+    # as after a crash between manifest and checkpoint
+    await node.store.put_meta({"checkpoint/p0": None})
     node.log.insert(table, [30])
     await node.flush(FlushOptions(buffered_bytes_max=100))
-    assert {path: path.stat().st_mtime_ns for path in node.root.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.stat().st_mtime_ns for path in node.root.rglob("*") if path.is_file()
+    } == before
     node.log.cut()
     await node.flush()
     node.check()
 
 
-async def test_the_log_is_kept_from_the_begin_of_a_transaction_that_was_open_at_the_bounding_cut(node: Node) -> None:
-    """Who reads on from that cut's tick is told of the transaction at its commit, and needs all of it."""
+async def test_the_log_is_kept_from_the_begin_of_a_transaction_that_was_open_at_the_bounding_cut(
+    node: Node,
+) -> None:
+    """Who reads on from that cut's tick is told of the transaction at its commit, and needs all of
+    it.
+    """
     table = node.log.create()
     node.log.insert(table, [1])
     begin = node.log.log.next_position
@@ -155,7 +180,8 @@ async def test_the_log_is_kept_from_the_begin_of_a_transaction_that_was_open_at_
     node.log.stream(txn_id, table, [2], item="slow")
     first = node.log.cut()
     node.log.commit(txn_id)
-    node.now_ms, node.log.tick = START_MS + 30_000, compose_tick(START_MS + 30_000)
+    node.now_ms = START_MS + 30_000
+    node.log.tick = compose_tick(START_MS + 30_000)
     second = node.log.cut()
     async with node.flusher(FlushOptions(retention=RetentionOptions(min_age_s=20))) as flusher:
         await flusher.wait_for_cut(2)
@@ -167,7 +193,9 @@ async def test_the_log_is_kept_from_the_begin_of_a_transaction_that_was_open_at_
     assert node.log.log.first_position == begin
 
 
-def write_one_cut(log: StampedLog, rows: Sequence[int], *, deleted: Sequence[int] = (), sealed: bool = False) -> None:
+def write_one_cut(
+    log: StampedLog, rows: Sequence[int], *, deleted: Sequence[int] = (), sealed: bool = False
+) -> None:
     table = log.create()
     log.insert(table, rows)
     if deleted:
@@ -181,10 +209,17 @@ def write_one_cut(log: StampedLog, rows: Sequence[int], *, deleted: Sequence[int
 
 @pytest.mark.parametrize(
     "other",
-    [{"rows": [1, 2, 3]}, {"rows": [1]}, {"rows": [1, 2], "deleted": [1]}, {"rows": [1, 2], "sealed": True}],
+    [
+        {"rows": [1, 2, 3]},
+        {"rows": [1]},
+        {"rows": [1, 2], "deleted": [1]},
+        {"rows": [1, 2], "sealed": True},
+    ],
     ids=["more rows", "fewer rows", "a delete file", "only a later tick"],
 )
-async def test_a_cut_on_disk_that_the_log_does_not_tell_is_not_adopted(node: Node, other: Mapping[str, Any]) -> None:
+async def test_a_cut_on_disk_that_the_log_does_not_tell_is_not_adopted(
+    node: Node, other: Mapping[str, Any]
+) -> None:
     """As where cuts and log come from two backups of one node, and the checkpoint knows neither."""
     write_one_cut(node.log, [1, 2])
     await node.flush()
@@ -238,7 +273,9 @@ async def test_a_closed_flusher_refuses_to_wait_for_a_cut(node: Node) -> None:
         await flusher.wait_for_cut(1)
 
 
-async def test_bug_ends_the_flusher_and_comes_out_as_it_is(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_ends_the_flusher_and_comes_out_as_it_is(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bug = KeyError("a bug")
 
     def fail(*_: object) -> None:

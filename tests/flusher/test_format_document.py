@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flusher.data_file import DICTIONARY_SAMPLE_ROWS, ROW_GROUP_ROWS_MAX, ZSTD_LEVEL, FileInProgress, Rows
+from flusher.data_file import (
+    DICTIONARY_SAMPLE_ROWS,
+    ROW_GROUP_ROWS_MAX,
+    ZSTD_LEVEL,
+    FileInProgress,
+    Rows,
+)
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory, manifest_path
 from flusher.manifest import (
     OFFSET,
@@ -57,7 +63,9 @@ def test_the_documented_manifest_is_byte_for_byte_what_is_written() -> None:
 
 def test_the_documented_manifest_says_what_the_text_around_it_says() -> None:
     manifest = documented_manifest()
-    (collection,), (segment,), (delete,) = manifest.collections, manifest.segments, manifest.deletes
+    (collection,) = manifest.collections
+    (segment,) = manifest.segments
+    (delete,) = manifest.deletes
     assert (manifest.node_id, manifest.number, collection.name) == ("n1", 1, "t")
     assert pa.ipc.read_schema(pa.py_buffer(collection.schema)) == SCHEMA
     assert (segment.rows, segment.key_min, segment.key_max) == (2, 7, 8)
@@ -69,13 +77,17 @@ def test_the_documented_manifest_says_what_the_text_around_it_says() -> None:
 def test_every_field_of_a_document_is_in_the_tables(struct: type[msgspec.Struct]) -> None:
     text = section("Cut manifest" if struct is CutManifest else "Checkpoint")
     documented = {
-        name for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE) for name in row.split(", ")
+        name
+        for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
+        for name in row.split(", ")
     }
     assert {f"`{name}`" for name in struct.__struct_fields__} <= documented
 
 
 def test_the_documented_checkpoint_is_byte_for_byte_what_is_written() -> None:
-    content = bytes.fromhex("".join(line.partition("  ")[0] for line in example("checkpoint").splitlines()))
+    content = bytes.fromhex(
+        "".join(line.partition("  ")[0] for line in example("checkpoint").splitlines())
+    )
     tick = FIRST_TICK + 4
     assert decode_checkpoint(content) == Checkpoint(
         cut_number=1,
@@ -88,17 +100,31 @@ def test_the_documented_checkpoint_is_byte_for_byte_what_is_written() -> None:
 
 
 def test_the_documented_arrays_of_a_checkpoint_have_the_fields_in_that_order() -> None:
-    documented = "[id, name, schema, schema version, primary key, vchannels, partitions, created tick, dropped tick]"
+    documented = (
+        "[id, name, schema, schema version, primary key, vchannels, partitions, created "
+        "tick, dropped tick]"
+    )
     assert documented in section("Checkpoint")
-    fields = documented.strip("[]").replace(" version", "_version").replace(" key", "_key").replace(" tick", "_tick")
+    fields = (
+        documented.strip("[]")
+        .replace(" version", "_version")
+        .replace(" key", "_key")
+        .replace(" tick", "_tick")
+    )
     assert tuple(fields.split(", ")) == CollectionInfo.__struct_fields__
 
 
 async def written(root: Path) -> tuple[pq.FileMetaData, pq.FileMetaData]:
     """Write the two files of the worked example, as the flusher does, and return their footers."""
-    info = CollectionInfo(1, "c", SCHEMA.serialize().to_pybytes(), 1, "id", ("p0_1v0",), (), FIRST_TICK)
+    info = CollectionInfo(
+        1, "c", SCHEMA.serialize().to_pybytes(), 1, "id", ("p0_1v0",), (), FIRST_TICK
+    )
     start_file = partial(
-        FileInProgress, NodeDirectory(root), node_id="n1", row_group_bytes=1 << 20, limiter=anyio.CapacityLimiter(1)
+        FileInProgress,
+        NodeDirectory(root),
+        node_id="n1",
+        row_group_bytes=1 << 20,
+        limiter=anyio.CapacityLimiter(1),
     )
     cut = OpenCut(1, Catalog([info]), start_file)
 
@@ -148,7 +174,9 @@ async def test_files_have_the_documented_columns_encodings_and_keys(tmp_path: Pa
     documented = set(re.findall(r"^\| `((?:streamingnode|ARROW)[.:]\w+)` \|", text, re.MULTILINE))
     keys = {key.decode() for key in segment.metadata or {}}
     assert keys == documented
-    assert {key.decode() for key in delete.metadata or {}} == documented - {"streamingnode.segment_id"}
+    assert {key.decode() for key in delete.metadata or {}} == documented - {
+        "streamingnode.segment_id"
+    }
 
 
 def test_the_documented_bounds_of_files_are_the_real_ones() -> None:

@@ -1,4 +1,6 @@
-"""A flusher without room on its disk, or without descriptors: who waits hears of it, nothing is given up, and it goes on."""
+"""A flusher without room on its disk, or without descriptors: who waits hears of it, nothing is
+given up, and it goes on.
+"""
 
 import os
 from pathlib import Path
@@ -21,7 +23,9 @@ MIB = 1 << 20
 
 
 class FullDirectory(NodeDirectory):
-    """A node directory on a disk whose free space a test decides, and on which no file can be made while it is none."""
+    """A node directory on a disk whose free space a test decides, and on which no file can be made
+    while it is none.
+    """
 
     free = 0
     descriptors = 1024
@@ -38,10 +42,13 @@ class FullDirectory(NodeDirectory):
 
 
 class Setup:
-    """A flusher with a log of one cut, which pauses for ever after a fault unless somebody waits for a cut."""
+    """A flusher with a log of one cut, which pauses for ever after a fault unless somebody waits
+    for a cut.
+    """
 
     def __init__(self, root: Path, store: MemoryLogStore, log: StampedLog) -> None:
-        self.directory, self.log = FullDirectory(root), log
+        self.directory = FullDirectory(root)
+        self.log = log
         self._store = store
         self.flusher = self.flusher_with(pause_s=3600.0)
 
@@ -60,7 +67,9 @@ async def setup(tmp_path: Path) -> Setup:
     return Setup(tmp_path, store, log)
 
 
-async def test_who_waits_for_a_cut_without_room_hears_that_and_how_much_it_takes(setup: Setup) -> None:
+async def test_who_waits_for_a_cut_without_room_hears_that_and_how_much_it_takes(
+    setup: Setup,
+) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(setup.flusher.run)
         for _ in range(3):
@@ -86,7 +95,9 @@ async def test_a_flusher_that_nobody_waits_for_goes_on_after_its_pause(setup: Se
     assert [row.key for row in rows_in(setup.directory.root, manifest)] == [1, 2, 3]
 
 
-async def test_who_waits_anew_after_room_was_made_gets_the_cut_at_once_and_no_stale_refusal(setup: Setup) -> None:
+async def test_who_waits_anew_after_room_was_made_gets_the_cut_at_once_and_no_stale_refusal(
+    setup: Setup,
+) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(setup.flusher.run)
         with pytest.raises(StorageFull):
@@ -97,11 +108,17 @@ async def test_who_waits_anew_after_room_was_made_gets_the_cut_at_once_and_no_st
         tasks.cancel_scope.cancel()
 
 
-async def test_who_waits_for_a_cut_without_descriptors_hears_that_until_there_are_some(setup: Setup) -> None:
-    setup.directory.free, setup.directory.descriptors = 100 * MIB, 0
+async def test_who_waits_for_a_cut_without_descriptors_hears_that_until_there_are_some(
+    setup: Setup,
+) -> None:
+    setup.directory.free = 100 * MIB
+    setup.directory.descriptors = 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(setup.flusher.run)
-        with anyio.fail_after(60), pytest.raises(Overloaded, match=r"no file descriptor is left .*ulimit -n"):
+        with (
+            anyio.fail_after(60),
+            pytest.raises(Overloaded, match=r"no file descriptor is left .*ulimit -n"),
+        ):
             await setup.flusher.wait_for_cut(1)
         told = setup.flusher.statistics()
         assert (told.state, told.short_of) == (FlusherState.BACKING_OFF, "file descriptors")
@@ -113,7 +130,9 @@ async def test_who_waits_for_a_cut_without_descriptors_hears_that_until_there_ar
         tasks.cancel_scope.cancel()
 
 
-async def test_who_waits_for_a_cut_hears_of_a_fault_that_lasts_and_gets_the_cut_once_it_is_over(setup: Setup) -> None:
+async def test_who_waits_for_a_cut_hears_of_a_fault_that_lasts_and_gets_the_cut_once_it_is_over(
+    setup: Setup,
+) -> None:
     setup.directory.free = 100 * MIB
     flusher = setup.flusher_with(pause_s=0.01)
     in_the_way = setup.directory.root / "segments"
@@ -121,7 +140,10 @@ async def test_who_waits_for_a_cut_hears_of_a_fault_that_lasts_and_gets_the_cut_
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(flusher.run)
         for tries in (LASTING_FAULTS, LASTING_FAULTS + 1):
-            with anyio.fail_after(60), pytest.raises(StorageFailed, match=f"{tries} tries in a row.* — check the disk"):
+            with (
+                anyio.fail_after(60),
+                pytest.raises(StorageFailed, match=f"{tries} tries in a row.* — check the disk"),
+            ):
                 await flusher.wait_for_cut(1)
         in_the_way.unlink()
         assert (await flusher.wait_for_cut(1)).number == 1
@@ -146,7 +168,8 @@ async def test_who_waits_for_a_cut_hears_nothing_of_a_fault_that_passes(setup: S
         tasks.cancel_scope.cancel()
 
 
-SPACE, DESCRIPTORS = "disk space", "file descriptors"
+SPACE = "disk space"
+DESCRIPTORS = "file descriptors"
 
 
 @pytest.mark.parametrize(
@@ -160,9 +183,24 @@ SPACE, DESCRIPTORS = "disk space", "file descriptors"
         (StorageFull("data", 0, 1), SPACE),
         (StorageFailed("read-only"), ""),
         (Overloaded("no file descriptor is left"), DESCRIPTORS),
-        (BaseExceptionGroup("", [OSError(5, "io"), BaseExceptionGroup("", [OSError(28, "full")])]), SPACE),
+        (
+            BaseExceptionGroup(
+                "", [OSError(5, "io"), BaseExceptionGroup("", [OSError(28, "full")])]
+            ),
+            SPACE,
+        ),
     ],
-    ids=["ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "StorageFull", "StorageFailed", "Overloaded", "nested"],
+    ids=[
+        "ENOSPC",
+        "EDQUOT",
+        "EIO",
+        "EMFILE",
+        "ENFILE",
+        "StorageFull",
+        "StorageFailed",
+        "Overloaded",
+        "nested",
+    ],
 )
 def test_only_what_is_short_counts_as_a_shortage(error: BaseException, what: str) -> None:
     assert short_of(decisive(error)) == what

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 
 from flusher.directory import CutLog, NodeDirectory, manifest_path
-from flusher.manifest import CutManifest, DeleteFile, SegmentFile, decode_manifest, delete_path, encode_manifest
+from flusher.manifest import (
+    CutManifest,
+    DeleteFile,
+    SegmentFile,
+    decode_manifest,
+    delete_path,
+    encode_manifest,
+)
 from tests.flusher.stamped_log import StampedLog, flusher_of
 from wal.errors import Corrupt
 from wal.memory_store import MemoryLogStore
@@ -38,16 +45,21 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> CutManifest:
 
 def with_segment(manifest: CutManifest, **changes: Any) -> bytes:
     segment: SegmentFile = msgspec.structs.replace(manifest.segments[0], **changes)
-    return encode_manifest(msgspec.structs.replace(manifest, segments=(segment, *manifest.segments[1:])))
+    return encode_manifest(
+        msgspec.structs.replace(manifest, segments=(segment, *manifest.segments[1:]))
+    )
 
 
 def with_delete(manifest: CutManifest, **changes: Any) -> bytes:
     delete: DeleteFile = msgspec.structs.replace(manifest.deletes[0], **changes)
-    return encode_manifest(msgspec.structs.replace(manifest, deletes=(delete, *manifest.deletes[1:])))
+    return encode_manifest(
+        msgspec.structs.replace(manifest, deletes=(delete, *manifest.deletes[1:]))
+    )
 
 
 @pytest.mark.parametrize(
-    "path", ["../victim", "/etc/hosts", "segments/1/../../victim", "segments/1/4.parquet", "", "floor"]
+    "path",
+    ["../victim", "/etc/hosts", "segments/1/../../victim", "segments/1/4.parquet", "", "floor"],
 )
 def test_a_path_that_no_name_of_the_node_gives_is_corrupt(manifest: CutManifest, path: str) -> None:
     assert decode_manifest(encode_manifest(manifest), name=manifest_path(1)) == manifest
@@ -61,11 +73,17 @@ def test_two_entries_of_one_path_are_each_looked_at(manifest: CutManifest) -> No
     other = msgspec.structs.replace(segment, segment_id=segment.segment_id + 1)
     for pair in ((segment, other), (other, segment)):
         with pytest.raises(Corrupt, match="where this node has"):
-            decode_manifest(encode_manifest(msgspec.structs.replace(manifest, segments=pair)), name="")
+            decode_manifest(
+                encode_manifest(msgspec.structs.replace(manifest, segments=pair)), name=""
+            )
 
 
-@pytest.mark.parametrize("vchannel", ["../../victim", "p0_1v0/../x", "p0_9v0", "p0", "", "p0_1v0\n"])
-def test_a_vchannel_that_leads_out_of_the_directory_is_corrupt(manifest: CutManifest, vchannel: str) -> None:
+@pytest.mark.parametrize(
+    "vchannel", ["../../victim", "p0_1v0/../x", "p0_9v0", "p0", "", "p0_1v0\n"]
+)
+def test_a_vchannel_that_leads_out_of_the_directory_is_corrupt(
+    manifest: CutManifest, vchannel: str
+) -> None:
     path = delete_path(manifest.deletes[0].collection_id, 1, vchannel)
     with pytest.raises(Corrupt, match="no such file"):
         decode_manifest(with_delete(manifest, path=path, vchannel=vchannel), name="")
@@ -78,7 +96,9 @@ def test_deletes_of_another_cut_are_not_named_by_this_one(manifest: CutManifest)
         decode_manifest(with_delete(manifest, path=path), name="")
 
 
-def test_a_crafted_manifest_removes_nothing_outside_of_its_node(tmp_path: Path, manifest: CutManifest) -> None:
+def test_a_crafted_manifest_removes_nothing_outside_of_its_node(
+    tmp_path: Path, manifest: CutManifest
+) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "node/cuts").mkdir(parents=True)

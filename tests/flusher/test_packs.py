@@ -57,11 +57,16 @@ async def flushed(
     for manifest, cut in zip(found, log.cuts, strict=True):
         assert rows_in(root, manifest) == log.rows_of(cut)
         assert deletes_in(root, manifest) == log.deletes_of(cut)
-    return [{file.path: read_file(root, file) for file in (*cut.segments, *cut.deletes)} for cut in found]
+    return [
+        {file.path: read_file(root, file) for file in (*cut.segments, *cut.deletes)}
+        for cut in found
+    ]
 
 
 async def new_log() -> tuple[StampedLog, MemoryLogStore, list[Table]]:
-    """Return a log in which each write has the tick after that of the write before it, packed or not."""
+    """Return a log in which each write has the tick after that of the write before it, packed or
+    not.
+    """
     store = MemoryLogStore()
     store.node_id = "node"
     log = StampedLog(await store.open_log("p0"), ms_per_append=0)
@@ -87,7 +92,9 @@ def write(log: StampedLog, table: Table, step: Step) -> None:
             log.upsert(table, step.keys, item="new")
 
 
-async def write_all(log: StampedLog, tables: Sequence[Table], steps: Sequence[Step], rng: random.Random | None) -> None:
+async def write_all(
+    log: StampedLog, tables: Sequence[Table], steps: Sequence[Step], rng: random.Random | None
+) -> None:
     """Write one by one, or in packs of random size."""
     make_segments(log, tables)
     at = 0
@@ -107,7 +114,9 @@ async def write_all(log: StampedLog, tables: Sequence[Table], steps: Sequence[St
 
 
 @settings(max_examples=settings().max_examples * 2 // 3)
-@given(steps=STEPS, rng=st.integers(0, 1 << 32).map(random.Random), case=st.sampled_from(list(OPTIONS)))
+@given(
+    steps=STEPS, rng=st.integers(0, 1 << 32).map(random.Random), case=st.sampled_from(list(OPTIONS))
+)
 def test_packed_writes_leave_the_rows_ticks_and_offsets_of_writes_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step], rng: random.Random, case: str
 ) -> None:
@@ -146,10 +155,12 @@ def test_a_delete_takes_of_its_own_entry_what_was_written_before_it(tmp_path: Pa
     anyio.run(main)
 
 
-def test_rows_of_writers_who_know_their_table_since_different_times_are_in_the_order_of_their_offsets(
+def test_rows_of_writers_who_know_their_table_since_different_times_are_in_order_of_their_offsets(
     tmp_path: Path,
 ) -> None:
-    """A transaction that was begun before a partition was made, say, goes with inserts that came after it."""
+    """A transaction that was begun before a partition was made, say, goes with inserts that came
+    after it.
+    """
 
     async def main() -> None:
         log, store, (table, _) = await new_log()
@@ -194,7 +205,9 @@ def test_flusher_waits_for_more_after_a_few_writes_and_not_after_a_full_entry(
         store = MemoryLogStore()
         log = StampedLog(await store.open_log("p0"))
         table = log.create()
-        flusher = flusher_of(NodeDirectory(tmp_path), store, log.log, options=FlushOptions(gather_s=1e6))
+        flusher = flusher_of(
+            NodeDirectory(tmp_path), store, log.log, options=FlushOptions(gather_s=1e6)
+        )
 
         async def taken(more_than: int = 0) -> int:
             while flusher._run is None or flusher._run.open_cut.taken_bytes <= more_than:

@@ -31,9 +31,17 @@ BOUNDS: dict[str, tuple[int, int] | tuple[str, str]] = {
 }
 
 
-def write(root: Path, kind: pa.DataType, keys: list[object]) -> tuple[ParquetFile, dict[str, object]]:
+def write(
+    root: Path, kind: pa.DataType, keys: list[object]
+) -> tuple[ParquetFile, dict[str, object]]:
     schema = pa.schema([pa.field("id", kind)], metadata={"mine": "kept"})
-    file = ParquetFile(NodeDirectory(root), "segments/1/2.parquet", schema, key="id", metadata={"streamingnode.x": "y"})
+    file = ParquetFile(
+        NodeDirectory(root),
+        "segments/1/2.parquet",
+        schema,
+        key="id",
+        metadata={"streamingnode.x": "y"},
+    )
     for number in range(2):
         payload = pa.record_batch([pa.array(keys, kind)], schema=schema).serialize().to_pybytes()
         rows = [message_rows(payload, len(keys), 7 + number, 100 + number * len(keys))]
@@ -59,7 +67,9 @@ def test_the_description_is_of_the_bytes_on_disk(tmp_path: Path, case: str) -> N
     }
 
 
-def test_arrow_reads_back_the_declared_types_and_the_footer_says_where_it_belongs(tmp_path: Path) -> None:
+def test_arrow_reads_back_the_declared_types_and_the_footer_says_where_it_belongs(
+    tmp_path: Path,
+) -> None:
     file, _ = write(tmp_path, pa.large_string(), ["a", "b"])
     schema = pq.read_schema(tmp_path / file.temporary_path)
     assert [(field.name, field.type) for field in schema] == [
@@ -77,9 +87,11 @@ def test_arrow_reads_back_the_declared_types_and_the_footer_says_where_it_belong
 def test_every_bit_flipped_in_a_page_is_found_by_the_page_checksums(tmp_path: Path) -> None:
     file, _ = write(tmp_path, pa.int64(), list(range(64)))
     path = tmp_path / file.temporary_path
-    content, good = path.read_bytes(), pq.read_table(path)
+    content = path.read_bytes()
+    good = pq.read_table(path)
     chunk = pq.read_metadata(path).row_group(0).column(0)
-    start, end = chunk.data_page_offset, chunk.data_page_offset + chunk.total_compressed_size
+    start = chunk.data_page_offset
+    end = chunk.data_page_offset + chunk.total_compressed_size
     silent = 0
     for position in range(start, end):
         flipped = bytearray(content)
@@ -93,12 +105,19 @@ def test_every_bit_flipped_in_a_page_is_found_by_the_page_checksums(tmp_path: Pa
 
 
 def test_between_row_groups_a_file_is_synced_and_has_no_descriptor(tmp_path: Path) -> None:
-    directory, schema = FaultyDirectory(tmp_path, Fuse()), pa.schema([pa.field("id", pa.int64())])
+    directory = FaultyDirectory(tmp_path, Fuse())
+    schema = pa.schema([pa.field("id", pa.int64())])
     file = ParquetFile(directory, "segments/1/2.parquet", schema, key="id", metadata={})
     for tick in (7, 8, 9):
         payload = pa.record_batch([pa.array([tick])], schema=schema).serialize().to_pybytes()
-        file.write(decode_rows([message_rows(payload, 1, tick, tick)], schema, vchannel="p0_1v0", kind=SegmentFile))
-        assert directory.unsynced == set(), "an error of the kernel's own writing could go unnoticed"
+        file.write(
+            decode_rows(
+                [message_rows(payload, 1, tick, tick)], schema, vchannel="p0_1v0", kind=SegmentFile
+            )
+        )
+        assert directory.unsynced == set(), (
+            "an error of the kernel's own writing could go unnoticed"
+        )
         assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []
     assert file.finish()["rows"] == 3
     assert directory.unsynced == set()
@@ -138,7 +157,8 @@ def test_only_text_that_repeats_itself_gets_a_dictionary() -> None:
 
 
 def test_whole_numbers_and_times_that_ascend_are_stored_as_differences() -> None:
-    up, zigzag = list(range(100)), [number % 2 for number in range(100)]
+    up = list(range(100))
+    zigzag = [number % 2 for number in range(100)]
     table = pa.table(
         {
             "ids": up,
@@ -155,10 +175,14 @@ def test_whole_numbers_and_times_that_ascend_are_stored_as_differences() -> None
     assert encodings(table)[1] == [TICK, OFFSET, "ids", "small", "dates", "times"]
 
 
-def test_a_column_is_not_taken_for_the_field_of_a_struct_whose_path_is_its_name(tmp_path: Path) -> None:
+def test_a_column_is_not_taken_for_the_field_of_a_struct_whose_path_is_its_name(
+    tmp_path: Path,
+) -> None:
     structs = [{"b": "x", "c": 100}, {"b": "y", "c": 200}]
     table = pa.record_batch({"a": structs, "a.b": [1, 2], "a.c": [1, 2], "e": [1, 2]})
-    file = ParquetFile(NodeDirectory(tmp_path), "segments/1/2.parquet", table.schema, key="a.c", metadata={})
+    file = ParquetFile(
+        NodeDirectory(tmp_path), "segments/1/2.parquet", table.schema, key="a.c", metadata={}
+    )
     rows = [message_rows(table.serialize().to_pybytes(), 2, 7, 100)]
     file.write(decode_rows(rows, table.schema, vchannel="p0_1v0", kind=SegmentFile))
     written = file.finish()
@@ -169,7 +193,8 @@ def test_a_column_is_not_taken_for_the_field_of_a_struct_whose_path_is_its_name(
 
 
 @pytest.mark.parametrize(
-    "keys", [[1, 2, 3, 2**63 - 1], [-(2**63), 0, 5, 2**63 - 1], [*range(8192), -(2**63), 0, 2**63 - 1]]
+    "keys",
+    [[1, 2, 3, 2**63 - 1], [-(2**63), 0, 5, 2**63 - 1], [*range(8192), -(2**63), 0, 2**63 - 1]],
 )
 def test_differences_give_back_every_number(tmp_path: Path, keys: list[object]) -> None:
     file, _ = write(tmp_path, pa.int64(), keys)
@@ -182,9 +207,13 @@ def test_differences_give_back_every_number(tmp_path: Path, keys: list[object]) 
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
-def test_readers_that_order_not_a_number_above_all_find_it(tmp_path: Path, kind: pa.DataType) -> None:
+def test_readers_that_order_not_a_number_above_all_find_it(
+    tmp_path: Path, kind: pa.DataType
+) -> None:
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("amount", kind)])
-    file = ParquetFile(NodeDirectory(tmp_path), "segments/1/2.parquet", schema, key="id", metadata={})
+    file = ParquetFile(
+        NodeDirectory(tmp_path), "segments/1/2.parquet", schema, key="id", metadata={}
+    )
     batch = pa.record_batch([pa.array([1, 2]), pa.array([float("nan"), 1.0], kind)], schema=schema)
     rows = [message_rows(batch.serialize().to_pybytes(), 2, 7, 100)]
     file.write(decode_rows(rows, schema, vchannel="p0_1v0", kind=SegmentFile))

@@ -36,8 +36,11 @@ HOUR_MS = 3_600_000
     ages_ms=st.lists(st.integers(0, 48 * HOUR_MS), max_size=8, unique=True),
     reader_floor=st.none() | st.integers(1, 100),
 )
-def test_truncation_passes_neither_checkpoint_nor_reader_nor_age(ages_ms: list[int], reader_floor: int | None) -> None:
-    now_ms, retention_ms = START_MS, 24 * HOUR_MS
+def test_truncation_passes_neither_checkpoint_nor_reader_nor_age(
+    ages_ms: list[int], reader_floor: int | None
+) -> None:
+    now_ms = START_MS
+    retention_ms = 24 * HOUR_MS
     cuts = [
         CutPosition(compose_tick(now_ms - age), 10 * i, now_ms - age)
         for i, age in enumerate(sorted(ages_ms, reverse=True), 1)
@@ -45,8 +48,11 @@ def test_truncation_passes_neither_checkpoint_nor_reader_nor_age(ages_ms: list[i
     checkpoint = Checkpoint(position=cuts[-1].position if cuts else 0, history=tuple(cuts))
 
     async def bound_now() -> int:
-        store, directory = MemoryLogStore(), NodeDirectory(Path("nowhere"))
-        context = context_of(directory, store, await store.open_log("p0"), reader_floor=lambda: reader_floor)
+        store = MemoryLogStore()
+        directory = NodeDirectory(Path("nowhere"))
+        context = context_of(
+            directory, store, await store.open_log("p0"), reader_floor=lambda: reader_floor
+        )
         retention = Retention(context, CutLog(directory))
         return retention.bound(checkpoint, retention.newest_old(cuts, retention_ms / 1000))
 
@@ -74,7 +80,8 @@ class Node:
         store = MemoryLogStore()
         store.node_id = "me"
         node = cls(root, store, StampedLog(await store.open_log("p0")))
-        table, other = node.log.create(), node.log.create()
+        table = node.log.create()
+        other = node.log.create()
         for number in range(cuts):
             node.log.insert(table, [number])
             node.log.delete(other, [number])
@@ -87,17 +94,32 @@ class Node:
         return list(self.log.tables.values())
 
     def lease(self, table: Table, cut: int, *, node_id: str = "me", name: str = "") -> None:
-        content = {"table": "t", "node_id": node_id, "collection_id": table.id, "cut": cut, "tick": 5}
+        content = {
+            "table": "t",
+            "node_id": node_id,
+            "collection_id": table.id,
+            "cut": cut,
+            "tick": 5,
+        }
         (self.root / "leases").mkdir(exist_ok=True)
         (self.root / "leases" / f"{name or table.id}.json").write_text(json.dumps(content))
 
     async def enforce(
-        self, *, min_age_s: float, taken_cuts_s: float | None = None, held: bool = False, open_s: float = 0
+        self,
+        *,
+        min_age_s: float,
+        taken_cuts_s: float | None = None,
+        held: bool = False,
+        open_s: float = 0,
     ) -> None:
-        """Open a flusher, let `open_s` pass, and enforce; cuts in tables stay as long as others, unless it is said."""
+        """Open a flusher, let `open_s` pass, and enforce; cuts in tables stay as long as others,
+        unless it is said.
+        """
         elapsed_s = 0.0
         taken_cuts_s = min_age_s if taken_cuts_s is None else taken_cuts_s
-        options = FlushOptions(retention=RetentionOptions(min_age_s=min_age_s, taken_cuts_s=taken_cuts_s))
+        options = FlushOptions(
+            retention=RetentionOptions(min_age_s=min_age_s, taken_cuts_s=taken_cuts_s)
+        )
         flusher = flusher_of(
             NodeDirectory(self.root),
             self.store,
@@ -151,7 +173,9 @@ def test_cuts_taken_by_every_table_go_but_never_the_newest(tmp_path: Path) -> No
     anyio.run(main)
 
 
-def test_cuts_in_tables_go_earlier_than_the_log_and_than_cuts_of_a_collection_without_one(tmp_path: Path) -> None:
+def test_cuts_in_tables_go_earlier_than_the_log_and_than_cuts_of_a_collection_without_one(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=6)
         first, second = node.tables
@@ -373,7 +397,9 @@ def test_waiting_for_a_cut_that_was_given_up_is_refused(tmp_path: Path) -> None:
     anyio.run(main)
 
 
-def test_leases_of_other_nodes_do_not_count_and_unreadable_ones_hold_everything(tmp_path: Path) -> None:
+def test_leases_of_other_nodes_do_not_count_and_unreadable_ones_hold_everything(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path, cuts=2)
         first, second = node.tables
@@ -400,13 +426,16 @@ def test_a_cut_goes_without_a_lease_only_when_nothing_in_it_lives(tmp_path: Path
         node = await Node.create(tmp_path, cuts=1)
         await node.enforce(min_age_s=0)
         (manifest,) = manifests(tmp_path)
-        old, (first, second) = manifest.tick, (table.id for table in node.tables)
+        old = manifest.tick
+        (first, second) = (table.id for table in node.tables)
         assert may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=old)
         assert not may_remove_cut(manifest, leases=[], live=frozenset({first}), old_tick=old)
         assert not may_remove_cut(manifest, leases=[], live=frozenset(), old_tick=old - 1)
         leases = [Lease(table="/t", node_id="me", collection_id=first, cut=1, tick=1)]
         assert may_remove_cut(manifest, leases=leases, live=frozenset({first}), old_tick=old)
-        assert not may_remove_cut(manifest, leases=leases, live=frozenset({first, second}), old_tick=old)
+        assert not may_remove_cut(
+            manifest, leases=leases, live=frozenset({first, second}), old_tick=old
+        )
 
     anyio.run(main)
 
@@ -434,7 +463,9 @@ def test_files_of_a_dropped_collection_go_although_their_cuts_stay(tmp_path: Pat
         node.log.drop_collection(second)
 
         def left(table: Table) -> int:
-            return sum(1 for path in tmp_path.rglob("*.parquet") if path.parent.name == str(table.id))
+            return sum(
+                1 for path in tmp_path.rglob("*.parquet") if path.parent.name == str(table.id)
+            )
 
         await node.enforce(min_age_s=0)
         assert (left(first), left(second)) == (3, 3), "no cut names the drop yet"
@@ -462,24 +493,35 @@ def test_drop_is_remembered_until_its_files_may_go(tmp_path: Path) -> None:
         node.log.cut()
         node.lease(second, 2)
         options = FlushOptions(retention=RetentionOptions(min_age_s=0))
-        flusher = flusher_of(NodeDirectory(tmp_path), node.store, node.log.log, options=options, now_ms=node.now_ms)
+        flusher = flusher_of(
+            NodeDirectory(tmp_path), node.store, node.log.log, options=options, now_ms=node.now_ms
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(3)
             await flusher.enforce_retention()
             assert flusher._run is not None
-            assert second.id in [info.id for info in flusher._run.state.catalog.collections(dropped=True)]
+            assert second.id in [
+                info.id for info in flusher._run.state.catalog.collections(dropped=True)
+            ]
             assert len(list((tmp_path / "deletes" / str(second.id)).iterdir())) == 2
             (tmp_path / "leases" / f"{second.id}.json").unlink()
-            others = [tmp_path / "deletes" / str(second.id) / "notes.txt", tmp_path / "segments" / "999" / "1.parquet"]
+            others = [
+                tmp_path / "deletes" / str(second.id) / "notes.txt",
+                tmp_path / "segments" / "999" / "1.parquet",
+            ]
             for path in others:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
             await flusher.enforce_retention()
-            assert second.id not in [info.id for info in flusher._run.state.catalog.collections(dropped=True)]
+            assert second.id not in [
+                info.id for info in flusher._run.state.catalog.collections(dropped=True)
+            ]
             tasks.cancel_scope.cancel()
         assert list((tmp_path / "deletes" / str(second.id)).iterdir()) == others[:1]
         assert others[1].exists()
-        assert len([path for path in data_files(tmp_path) if path.parent.name == str(first.id)]) == 3
+        assert (
+            len([path for path in data_files(tmp_path) if path.parent.name == str(first.id)]) == 3
+        )
 
     anyio.run(main)

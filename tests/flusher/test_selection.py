@@ -1,4 +1,6 @@
-"""What a selection reads of files: no rows that are asked for are ruled out, and of the others what ranges can tell."""
+"""What a selection reads of files: no rows that are asked for are ruled out, and of the others what
+ranges can tell.
+"""
 
 import io
 from datetime import date
@@ -16,7 +18,11 @@ VCHANNELS = ("p0_1v0", "p0_1v1", "p0_1v2")
 
 
 def collection(kind: pa.DataType) -> CollectionInfo:
-    columns: dict[str, pa.DataType] = {"a.key": kind, "a": pa.struct([("key", kind)]), "item": pa.string()}
+    columns: dict[str, pa.DataType] = {
+        "a.key": kind,
+        "a": pa.struct([("key", kind)]),
+        "item": pa.string(),
+    }
     return CollectionInfo(
         id=1,
         name="orders",
@@ -30,20 +36,42 @@ def collection(kind: pa.DataType) -> CollectionInfo:
 
 
 def selection(kind: pa.DataType, *keys: Any) -> Selection:
-    return Selection(collection(kind), columns=["item"], keys=pa.array(keys, kind), vchannels=frozenset(VCHANNELS[:1]))
+    return Selection(
+        collection(kind),
+        columns=["item"],
+        keys=pa.array(keys, kind),
+        vchannels=frozenset(VCHANNELS[:1]),
+    )
 
 
 @pytest.mark.parametrize(
     "kind, keys, misses, hits",
     [
-        (pa.int64(), [3, 9], [(0, 2), (4, 8), (10, 99)], [(0, 3), (3, 3), (4, 9), (9, 99), (None, 0)]),
-        (pa.string(), ["b", "é"], [("", "a"), ("c", "z"), ("ê", "ü")], [("a", "b"), ("é", "é"), ("z", "ü"), (1, 2)]),
+        (
+            pa.int64(),
+            [3, 9],
+            [(0, 2), (4, 8), (10, 99)],
+            [(0, 3), (3, 3), (4, 9), (9, 99), (None, 0)],
+        ),
+        (
+            pa.string(),
+            ["b", "é"],
+            [("", "a"), ("c", "z"), ("ê", "ü")],
+            [("a", "b"), ("é", "é"), ("z", "ü"), (1, 2)],
+        ),
         (pa.binary(), [b"\xf0"], [(b"", b"\x7f")], [(b"\x7f", b"\xff"), (None, None)]),
-        (pa.date32(), [date(2024, 1, 1)], [], [(date(2024, 1, 2), date(2025, 1, 1)), ("2030-01-01", "2031-01-01")]),
+        (
+            pa.date32(),
+            [date(2024, 1, 1)],
+            [],
+            [(date(2024, 1, 2), date(2025, 1, 1)), ("2030-01-01", "2031-01-01")],
+        ),
     ],
     ids=str,
 )
-def test_a_range_rules_out_only_keys_that_are_not_in_it(kind: Any, keys: Any, misses: Any, hits: Any) -> None:
+def test_a_range_rules_out_only_keys_that_are_not_in_it(
+    kind: Any, keys: Any, misses: Any, hits: Any
+) -> None:
     selected = selection(kind, *keys)
     assert [selected.may_have(ends, None) for ends in misses] == [False] * len(misses)
     assert [selected.may_have(ends, None) for ends in hits] == [True] * len(hits)
@@ -65,8 +93,12 @@ def test_everything_is_selected_where_nothing_is_said() -> None:
     assert whole.rows(rows) is rows
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.string(), pa.binary(), pa.decimal128(9, 2)], ids=str)
-def test_of_a_file_the_row_groups_that_may_have_the_keys_are_read_in_the_columns_asked_for(kind: pa.DataType) -> None:
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.string(), pa.binary(), pa.decimal128(9, 2)], ids=str
+)
+def test_of_a_file_the_row_groups_that_may_have_the_keys_are_read_in_the_columns_asked_for(
+    kind: pa.DataType,
+) -> None:
     keys = pa.array([Decimal(n) for n in range(90)], pa.decimal128(9, 2))
     named = pa.array([f"{n:02}".encode() for n in range(90)], pa.binary())
     column: Any = (
@@ -76,7 +108,8 @@ def test_of_a_file_the_row_groups_that_may_have_the_keys_are_read_in_the_columns
         if pa.types.is_binary(kind) or pa.types.is_string(kind)
         else pa.array(range(90), pa.int32()).cast(kind)
     )
-    inner = pa.StructArray.from_arrays([column[::-1]], ["key"])  # a field of the same path, in the opposite order
+    # a field of the same path, in the opposite order
+    inner = pa.StructArray.from_arrays([column[::-1]], ["key"])
     table = pa.table({"a": inner, "a.key": column, "item": [f"{n}" for n in range(90)]})
     file = io.BytesIO()
     pq.write_table(table, file, row_group_size=30)
@@ -89,13 +122,21 @@ def test_of_a_file_the_row_groups_that_may_have_the_keys_are_read_in_the_columns
     assert selected.rows(read)["item"].to_pylist() == ["3", "35"]
 
 
-@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("ms", "Asia/Kolkata")], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("ms", "Asia/Kolkata")], ids=str
+)
 def test_days_and_times_that_python_does_not_have_are_found_by_their_key(kind: pa.DataType) -> None:
-    counted: Any = pa.array([0, 2**31 - 1], pa.int32()) if pa.types.is_date(kind) else pa.array([0, 9 * 10**15])
+    counted: Any = (
+        pa.array([0, 2**31 - 1], pa.int32())
+        if pa.types.is_date(kind)
+        else pa.array([0, 9 * 10**15])
+    )
     days = counted.cast(kind)
     file = io.BytesIO()
     pq.write_table(pa.table({"a.key": days, "item": ["0", "1"]}), file, row_group_size=1)
     for number, key in enumerate(("0", "1")):
         selected = Selection(collection(kind), columns=["item"], keys=days[number : number + 1])
         with pq.ParquetFile(file) as opened:
-            assert selected.rows(selected.read(opened, selected.schema))["item"].to_pylist() == [key]
+            assert selected.rows(selected.read(opened, selected.schema))["item"].to_pylist() == [
+                key
+            ]

@@ -1,4 +1,6 @@
-"""Making room on a disk that gets short of space, step by step and with a clock that the test turns."""
+"""Making room on a disk that gets short of space, step by step and with a clock that the test
+turns.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -37,12 +39,17 @@ class Node(Flusher):
     """A flusher whose steps are written down and take no time."""
 
     @classmethod
-    async def create(cls, root: Path, helps: Callable[[list[str]], bool], *, rounds_max: int = 6) -> "Node":
+    async def create(
+        cls, root: Path, helps: Callable[[list[str]], bool], *, rounds_max: int = 6
+    ) -> "Node":
         store = ShortStore(helps)
         log = await store.open_log("p0")
         node = cls(context_of(NodeDirectory(root), store, log), NO_CHECKPOINT)
-        node.steps, node.pauses = store.steps, []
-        node.error, node.rounds_left, node.cut_made = None, rounds_max, False
+        node.steps = store.steps
+        node.pauses = []
+        node.error = None
+        node.rounds_left = rounds_max
+        node.cut_made = False
         return node
 
     steps: list[str]
@@ -90,14 +97,20 @@ async def test_what_is_in_files_already_is_given_up_without_a_cut(tmp_path: Path
     assert node.steps == ["log"]
 
 
-async def test_a_disk_still_short_gets_a_cut_and_the_log_before_it_is_given_up(tmp_path: Path) -> None:
+async def test_a_disk_still_short_gets_a_cut_and_the_log_before_it_is_given_up(
+    tmp_path: Path,
+) -> None:
     node = await Node.create(tmp_path, lambda steps: steps == ["log", "cut", "log"])
     await node.reclaim()
     assert node.steps == ["log", "cut", "log"]
 
 
-async def test_a_round_that_does_not_help_is_followed_by_a_pause_and_one_that_helps_by_none(tmp_path: Path) -> None:
-    node = await Node.create(tmp_path, lambda steps: steps == ["log", "cut", "log"] * 3, rounds_max=8)
+async def test_a_round_that_does_not_help_is_followed_by_a_pause_and_one_that_helps_by_none(
+    tmp_path: Path,
+) -> None:
+    node = await Node.create(
+        tmp_path, lambda steps: steps == ["log", "cut", "log"] * 3, rounds_max=8
+    )
     await node.reclaim()
     assert node.pauses.count(SPACE_PAUSE_S) == 2
 

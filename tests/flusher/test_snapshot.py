@@ -1,4 +1,6 @@
-"""Snapshots against the model: cuts, tail, deletes by offset, earlier ticks, dropped partitions, damage."""
+"""Snapshots against the model: cuts, tail, deletes by offset, earlier ticks, dropped partitions,
+damage.
+"""
 
 import random
 from collections.abc import Sequence
@@ -27,7 +29,9 @@ from wal.timetick import TICK_MAX
 
 
 class Node:
-    """A log, and what a node does to take a snapshot of it: flush, read the tail, know the catalog."""
+    """A log, and what a node does to take a snapshot of it: flush, read the tail, know the
+    catalog.
+    """
 
     def __init__(self, root: Path, store: MemoryLogStore, log: StampedLog) -> None:
         self.root = root
@@ -40,7 +44,9 @@ class Node:
         return cls(root, store, StampedLog(await store.open_log("p0")))
 
     async def snapshot(self, table: Table, *, as_of: int = TICK_MAX) -> list[tuple[int, str]]:
-        """Return the keys and items of a table, after checking that all forms of the tail give the same."""
+        """Return the keys and items of a table, after checking that all forms of the tail give the
+        same.
+        """
         source = await self.source(table, as_of=as_of)
         cut_short = [kept for each in source.tail if (kept := up_to(each, as_of)) is not None]
         assert [each.time_tick for each in messages_of(cut_short)] == [
@@ -48,7 +54,10 @@ class Node:
         ]
         tails: list[Sequence[Visible]] = [source.tail, cut_short, list(messages_of(source.tail))]
         found, *others = [
-            sorted((row["id"], row["item"]) for row in read_snapshot(replace(source, tail=tail)).to_pylist())
+            sorted(
+                (row["id"], row["item"])
+                for row in read_snapshot(replace(source, tail=tail)).to_pylist()
+            )
             for tail in tails
         ]
         assert others == [found, found]
@@ -108,11 +117,14 @@ def pack(log: StampedLog, table: Table, other: Table, keys: list[int], number: i
 @settings(max_examples=30)
 @given(steps=STEPS, choice=st.integers(0, 1 << 32).map(random.Random))
 def test_a_snapshot_at_any_tick_is_the_state_at_that_tick(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, list[int]]], choice: random.Random
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, list[int]]],
+    choice: random.Random,
 ) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path_factory.mktemp("node"))
-        table, other = node.log.create(shards=2), node.log.create()
+        table = node.log.create(shards=2)
+        other = node.log.create()
         first = node.log.tick
         for number, (step, keys) in enumerate(steps):
             match step:
@@ -127,7 +139,9 @@ def test_a_snapshot_at_any_tick_is_the_state_at_that_tick(
                     pack(node.log, table, other, keys, number)
                 case _:
                     node.log.cut()
-        ticks = sorted({first, node.log.tick, *(row.tick for row in (*node.log.rows, *node.log.deletes))})
+        ticks = sorted(
+            {first, node.log.tick, *(row.tick for row in (*node.log.rows, *node.log.deletes))}
+        )
         for as_of in {*choice.sample(ticks, min(4, len(ticks))), ticks[-1]}:
             assert await node.snapshot(table, as_of=as_of) == node.log.state(table, as_of=as_of)
         assert await node.snapshot(table) == node.log.state(table, as_of=TICK_MAX)
@@ -164,7 +178,9 @@ def test_a_snapshot_as_of_a_tick_between_two_writes_of_one_entry_has_the_first_a
     anyio.run(main)
 
 
-def test_rows_of_a_dropped_partition_are_gone_and_the_state_before_is_refused(tmp_path: Path) -> None:
+def test_rows_of_a_dropped_partition_are_gone_and_the_state_before_is_refused(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path)
         table = node.log.create(partitions=2)
@@ -185,7 +201,9 @@ def test_rows_of_a_dropped_partition_are_gone_and_the_state_before_is_refused(tm
 def test_rows_in_cuts_that_were_given_up_are_refused_and_others_are_not(tmp_path: Path) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path)
-        old, late, empty = node.log.create(shards=2), node.log.create(shards=2), node.log.create()
+        old = node.log.create(shards=2)
+        late = node.log.create(shards=2)
+        empty = node.log.create()
         node.log.insert(old, [1, 2])
         given_up = node.log.cut()
         node.log.insert(late, [3, 4])
@@ -197,11 +215,14 @@ def test_rows_in_cuts_that_were_given_up_are_refused_and_others_are_not(tmp_path
         assert len(await node.snapshot(old)) == 3
         give_up_cut(tmp_path, given_up.number)
         with pytest.raises(
-            Truncated, match=r"cuts before 2, is no longer kept — every table has taken it: read .*table"
+            Truncated,
+            match=r"cuts before 2, is no longer kept — every table has taken it: read .*table",
         ):
             await node.snapshot(old)
         assert await node.snapshot(late) == node.log.state(late, as_of=TICK_MAX)
-        assert await node.snapshot(late, as_of=second.tick) == node.log.state(late, as_of=second.tick)
+        assert await node.snapshot(late, as_of=second.tick) == node.log.state(
+            late, as_of=second.tick
+        )
         assert await node.snapshot(empty) == []
         with pytest.raises(Truncated, match=f"ask for {given_up.tick} or later"):
             await node.snapshot(late, as_of=given_up.tick - 1)
@@ -209,7 +230,9 @@ def test_rows_in_cuts_that_were_given_up_are_refused_and_others_are_not(tmp_path
     anyio.run(main)
 
 
-def test_cut_given_up_while_its_files_are_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_given_up_while_its_files_are_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path)
         table = node.log.create()
@@ -217,7 +240,8 @@ def test_cut_given_up_while_its_files_are_read_is_no_damage(tmp_path: Path, monk
         node.log.cut()
         node.log.insert(table, [2])
         node.log.cut()
-        source, read = await node.source(table), NodeDirectory.read
+        source = await node.source(table)
+        read = NodeDirectory.read
 
         def read_late(directory: NodeDirectory, path: str, **bounds: int) -> bytes:
             if path.endswith(".parquet"):
@@ -236,12 +260,14 @@ def test_cut_of_others_given_up_while_manifests_are_read_refuses_nothing(
 ) -> None:
     async def main() -> None:
         node = await Node.create(tmp_path)
-        other, table = node.log.create(), node.log.create()
+        other = node.log.create()
+        table = node.log.create()
         node.log.insert(other, [1])
         node.log.cut()
         node.log.insert(table, [2])
         node.log.cut()
-        source, read = await node.source(table), NodeDirectory.read
+        source = await node.source(table)
+        read = NodeDirectory.read
 
         def read_late(directory: NodeDirectory, path: str, **bounds: int) -> bytes:
             if path == manifest_path(1):

@@ -1,4 +1,6 @@
-"""Which cuts go before the log does: what was dropped lately can still be read, whoever has taken it."""
+"""Which cuts go before the log does: what was dropped lately can still be read, whoever has taken
+it.
+"""
 
 import pytest
 
@@ -8,7 +10,9 @@ from flusher.retention import may_remove_cut
 
 
 @pytest.mark.parametrize("old, goes", [(0, False), (7, True)], ids=["lately", "long ago"])
-def test_a_cut_with_a_collection_dropped_lately_stays_though_every_table_has_taken_it(old: int, goes: bool) -> None:
+def test_a_cut_with_a_collection_dropped_lately_stays_though_every_table_has_taken_it(
+    old: int, goes: bool
+) -> None:
     entries = tuple(
         CollectionEntry(
             collection_id=number,

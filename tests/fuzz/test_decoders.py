@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chaos.gate import Settings
-from tests.chaos.gates.fuzz import INPUT_S_MAX, MEMORY_BYTES_MAX, Decoder, collect_decoders, fuzz_once, mutated
+from tests.chaos.gates.fuzz import (
+    INPUT_S_MAX,
+    MEMORY_BYTES_MAX,
+    Decoder,
+    collect_decoders,
+    fuzz_once,
+    mutated,
+)
 from tests.chaos.registry import GATES
 from wal.codec import decode_entry
 from wal.entry import PackedRows
@@ -54,7 +61,9 @@ def rows_in(data: bytes) -> PackedRows | None:
     return decode_entry(data, wal_name="rocks", previous_crc32c=None).rows
 
 
-def test_entries_to_start_from_have_both_forms_and_all_that_packed_rows_may_have(decoders: dict[str, Decoder]) -> None:
+def test_entries_to_start_from_have_both_forms_and_all_that_packed_rows_may_have(
+    decoders: dict[str, Decoder],
+) -> None:
     corpus = decoders["log entry"].corpus
     packed = [rows for data in corpus if (rows := rows_in(data)) is not None]
     assert 0 < len(packed) < len(corpus)
@@ -65,7 +74,8 @@ def test_entries_to_start_from_have_both_forms_and_all_that_packed_rows_may_have
 
 def test_whatever_passes_for_packed_rows_can_be_gone_through(decoders: dict[str, Decoder]) -> None:
     seed = random.randrange(2**31)
-    choose, decoder = random.Random(seed), decoders["log entry"]
+    choose = random.Random(seed)
+    decoder = decoders["log entry"]
     packed = tuple(data for data in decoder.corpus if rows_in(data) is not None)
     gone_through = 0
     for _ in range(1000):
@@ -101,7 +111,8 @@ def fail_untyped(_data: bytes) -> object:
 
 
 @pytest.mark.parametrize(
-    "decode, said", [(take_too_much, "MemoryError"), (take_too_long, "took 1.1 s"), (fail_untyped, "IndexError")]
+    "decode, said",
+    [(take_too_much, "MemoryError"), (take_too_long, "took 1.1 s"), (fail_untyped, "IndexError")],
 )
 def test_a_decoder_that_breaks_its_promise_is_found(
     decode: Callable[[bytes], object], said: str, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +125,9 @@ def test_a_decoder_that_breaks_its_promise_is_found(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.binary(max_size=300))
-def test_arbitrary_bytes_give_typed_errors(decoders: dict[str, Decoder], name: str, data: bytes) -> None:
+def test_arbitrary_bytes_give_typed_errors(
+    decoders: dict[str, Decoder], name: str, data: bytes
+) -> None:
     for given_ in (data, decoders[name].sign(data)):
         with suppress(StreamingNodeError):
             decoders[name].decode(given_)

@@ -1,4 +1,6 @@
-"""Cycles: found when there is one, by the name of the weakest promise they break, and not when an order exists."""
+"""Cycles: found when there is one, by the name of the weakest promise they break, and not when an
+order exists.
+"""
 
 import random
 
@@ -8,7 +10,10 @@ from hypothesis import strategies as st
 
 from tests.chaos.judge.cycles import Edge, Reason, find_cycles
 
-WW, WR, RW, TIME = Reason.WRITE_WRITE, Reason.WRITE_READ, Reason.READ_WRITE, Reason.TIME
+WW = Reason.WRITE_WRITE
+WR = Reason.WRITE_READ
+RW = Reason.READ_WRITE
+TIME = Reason.TIME
 
 
 @pytest.mark.parametrize(
@@ -24,14 +29,21 @@ WW, WR, RW, TIME = Reason.WRITE_WRITE, Reason.WRITE_READ, Reason.READ_WRITE, Rea
 )
 def test_a_cycle_is_named_by_its_reasons(reasons: tuple[Reason, ...], name: str) -> None:
     nodes = range(len(reasons))
-    edges = [Edge(node, (node + 1) % len(reasons), reason) for node, reason in zip(nodes, reasons, strict=True)]
+    edges = [
+        Edge(node, (node + 1) % len(reasons), reason)
+        for node, reason in zip(nodes, reasons, strict=True)
+    ]
     (cycle,) = find_cycles([*edges, Edge("outside", 0, RW), Edge(0, "beyond", RW)])
     assert cycle.name == name
     assert set(cycle.nodes) == set(nodes)
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))), st.randoms(use_true_random=False))
-def test_edges_along_an_order_have_no_cycle(pairs: list[tuple[int, int]], choose: random.Random) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))), st.randoms(use_true_random=False)
+)
+def test_edges_along_an_order_have_no_cycle(
+    pairs: list[tuple[int, int]], choose: random.Random
+) -> None:
     edges = [Edge(min(pair), max(pair), WW) for pair in pairs]
     choose.shuffle(edges)
     assert find_cycles(edges) == []

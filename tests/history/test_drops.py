@@ -1,4 +1,6 @@
-"""Partitions and collections that come and go, processes that die, and what may be lost then: judged by time."""
+"""Partitions and collections that come and go, processes that die, and what may be lost then:
+judged by time.
+"""
 
 import pytest
 
@@ -21,7 +23,9 @@ from tests.chaos.judge.anomaly import Kind
 from tests.chaos.judge.verdict import check, judged
 
 
-def call(op: int, asked_ns: int, told_ns: int, *writes: Put | Drop | Clear, outcome: Outcome = "ok") -> list[Event]:
+def call(
+    op: int, asked_ns: int, told_ns: int, *writes: Put | Drop | Clear, outcome: Outcome = "ok"
+) -> list[Event]:
     asked = Asked(
         op,
         "c",
@@ -44,7 +48,8 @@ def kinds(*events: Event | list[Event]) -> set[Kind]:
     return {anomaly.kind for anomaly in check(flat)}
 
 
-IN_EU, ELSEWHERE = Put("a", 1, 11, partition="eu"), Put("a", 2, 22)
+IN_EU = Put("a", 1, 11, partition="eu")
+ELSEWHERE = Put("a", 2, 22)
 DROP_EU = Clear("a", "eu")
 
 
@@ -60,12 +65,26 @@ DROP_EU = Clear("a", "eu")
         (25, (22,), True),
         (25, (11,), False),
     ],
-    ids=["before", "gone before", "after", "still there", "all gone", "during, there", "during, gone", "not the other"],
+    ids=[
+        "before",
+        "gone before",
+        "after",
+        "still there",
+        "all gone",
+        "during, there",
+        "during, gone",
+        "not the other",
+    ],
 )
 def test_rows_are_gone_with_their_partition_and_no_others(
     asked_ns: int, values: tuple[int, ...], is_fine: bool
 ) -> None:
-    events = (call(1, 1, 2, IN_EU), call(2, 3, 4, ELSEWHERE), call(3, 20, 30, DROP_EU), state(asked_ns, *values))
+    events = (
+        call(1, 1, 2, IN_EU),
+        call(2, 3, 4, ELSEWHERE),
+        call(3, 20, 30, DROP_EU),
+        state(asked_ns, *values),
+    )
     assert (kinds(*events) == set()) is is_fine
 
 
@@ -95,7 +114,12 @@ def test_collection_that_was_made_is_listed_until_a_drop_is_asked_for() -> None:
 
 def test_row_of_an_earlier_collection_does_not_belong_to_a_later_one_of_its_name() -> None:
     later = Scanned("a#2", "r", 40, 41, 0, 1_000, ())
-    found = kinds(call(1, 1, 2, Put("a#1", 1, 11)), call(2, 3, 4, Clear("a#1")), later, state(50, 11, name="a#2"))
+    found = kinds(
+        call(1, 1, 2, Put("a#1", 1, 11)),
+        call(2, 3, 4, Clear("a#1")),
+        later,
+        state(50, 11, name="a#2"),
+    )
     assert found == {Kind.STATE}
 
 
@@ -107,13 +131,22 @@ def test_open_delete_is_known_by_what_it_removed() -> None:
 
 
 def test_acknowledged_suffix_may_be_lost_with_the_power_and_is_counted() -> None:
-    events = [*call(1, 1, 2, Put("a", 1, 11)), *call(2, 3, 4, Put("a", 2, 22)), Died(5, suffix_lost=True), state(9, 11)]
+    events = [
+        *call(1, 1, 2, Put("a", 1, 11)),
+        *call(2, 3, 4, Put("a", 2, 22)),
+        Died(5, suffix_lost=True),
+        state(9, 11),
+    ]
     verdict = judged(events)
     assert (verdict.anomalies, verdict.lost, verdict.operations) == ((), 1, 3)
     assert kinds(*events[:-1], state(9, 22)) != set()
 
 
 def test_what_was_written_after_a_loss_is_lost_no_more() -> None:
-    events = (call(1, 1, 2, Put("a", 1, 11)), Died(5, suffix_lost=True), call(2, 6, 7, Put("a", 2, 22)))
+    events = (
+        call(1, 1, 2, Put("a", 1, 11)),
+        Died(5, suffix_lost=True),
+        call(2, 6, 7, Put("a", 2, 22)),
+    )
     assert kinds(*events, state(9, 22)) == set()
     assert Kind.STATE in kinds(*events, state(9))

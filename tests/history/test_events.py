@@ -1,4 +1,6 @@
-"""What real processes recorded, judged: each way to break a promise is made up and found; an honest node is left alone."""
+"""What real processes recorded, judged: each way to break a promise is made up and found; an honest
+node is left alone.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +18,9 @@ from tests.chaos.read_back import Audit, Offsets, ReadBack, Seen, SeenCollection
 READ_NS = 1_000_000
 
 
-def insert(op: int, *numbers: int, outcome: Outcome = "ok", kind: OperationKind = "insert") -> Operation:
+def insert(
+    op: int, *numbers: int, outcome: Outcome = "ok", kind: OperationKind = "insert"
+) -> Operation:
     rows = tuple(Row(number, number) for number in numbers)
     return Operation(
         op=op,
@@ -33,7 +37,9 @@ def insert(op: int, *numbers: int, outcome: Outcome = "ok", kind: OperationKind 
 def seen_insert(op: int, first: int, *numbers: int) -> Seen:
     rows = tuple(Row(number, number) for number in numbers)
     write = RowWrite(collection="events", action="insert", rows=rows)
-    return Seen(tick=100 + op, position=op, writes=(write,), offsets=(Offsets("v0", first, len(rows)),))
+    return Seen(
+        tick=100 + op, position=op, writes=(write,), offsets=(Offsets("v0", first, len(rows)),)
+    )
 
 
 def shown(*log: Seen, rows: Sequence[int] | None = None, at_ns: int = READ_NS) -> ReadBack:
@@ -119,7 +125,9 @@ def test_row_that_nobody_wrote_is_found_in_a_truncated_log() -> None:
 def test_changed_bytes_are_found() -> None:
     seen = shown(*LOG)
     wrong = msgspec.structs.replace(seen.collections["events"], wrong=(3,))
-    assert found(OPERATIONS, msgspec.structs.replace(seen, collections={"events": wrong})) == {Kind.CHANGED}
+    assert found(OPERATIONS, msgspec.structs.replace(seen, collections={"events": wrong})) == {
+        Kind.CHANGED
+    }
 
 
 def test_ticks_that_go_back_are_found() -> None:
@@ -127,7 +135,12 @@ def test_ticks_that_go_back_are_found() -> None:
 
 
 def test_ticks_of_messages_without_rows_that_go_back_are_found() -> None:
-    early = Seen(tick=99, position=4, writes=(RowWrite(collection="events", action="delete", keys=(9,)),), offsets=())
+    early = Seen(
+        tick=99,
+        position=4,
+        writes=(RowWrite(collection="events", action="delete", keys=(9,)),),
+        offsets=(),
+    )
     assert Kind.BACKWARDS in found(OPERATIONS, shown(*LOG, early))
 
 
@@ -151,7 +164,10 @@ def test_tick_below_one_that_was_acknowledged_before_the_call_is_found() -> None
 
 
 DELETE_OF_3 = Seen(
-    tick=104, position=4, writes=(RowWrite(collection="events", action="delete", keys=(3,)),), offsets=()
+    tick=104,
+    position=4,
+    writes=(RowWrite(collection="events", action="delete", keys=(3,)),),
+    offsets=(),
 )
 
 
@@ -172,7 +188,11 @@ def test_removal_that_nobody_asked_for_is_found() -> None:
 
 
 def test_row_of_an_open_write_may_be_removed_by_an_open_delete_that_a_reader_met() -> None:
-    operations = [*OPERATIONS[:1], insert(2, 3, 4, outcome="indeterminate"), delete(3, 3, "indeterminate")]
+    operations = [
+        *OPERATIONS[:1],
+        insert(2, 3, 4, outcome="indeterminate"),
+        delete(3, 3, "indeterminate"),
+    ]
     log = (LOG[0], seen_insert(2, 2, 3, 4), DELETE_OF_3)
     assert found(operations, shown(*log, rows=[1, 2, 4])) == set()
     assert found(operations, shown(*log, rows=[1, 2])) == {Kind.STATE}
@@ -192,7 +212,8 @@ def test_entry_that_a_reader_saw_and_that_is_gone_is_found() -> None:
 @pytest.mark.parametrize("truncated", [False, True])
 def test_indeterminate_operation_that_was_not_there_must_not_appear_later(truncated: bool) -> None:
     operations = [*OPERATIONS[:2], insert(3, 4, 5, outcome="indeterminate")]
-    first, later = shown(*LOG[:2]), shown(*LOG, at_ns=READ_NS + 9)
+    first = shown(*LOG[:2])
+    later = shown(*LOG, at_ns=READ_NS + 9)
     assert found(operations, first, truncated=truncated) == set()
     assert found(operations, first, later, truncated=truncated)
 
@@ -204,7 +225,9 @@ def test_suffix_may_be_lost_where_that_is_allowed_and_a_hole_may_not() -> None:
 
 
 def test_error_that_is_none_of_ours_is_found() -> None:
-    strange = msgspec.structs.replace(insert(4, 9, outcome="indeterminate"), error="ZeroDivisionError", ended_ns=50)
+    strange = msgspec.structs.replace(
+        insert(4, 9, outcome="indeterminate"), error="ZeroDivisionError", ended_ns=50
+    )
     assert found([*OPERATIONS, strange], shown(*LOG)) == {Kind.ERROR}
 
 
@@ -224,7 +247,9 @@ def upsert(op: int, key: int, number: int, outcome: Outcome = "ok") -> Operation
     ],
     ids=["last acknowledged", "indeterminate", "replaced", "none", "both"],
 )
-def test_key_of_a_truncated_log_has_the_last_row_it_can_have(rows: tuple[Row, ...], is_fine: bool) -> None:
+def test_key_of_a_truncated_log_has_the_last_row_it_can_have(
+    rows: tuple[Row, ...], is_fine: bool
+) -> None:
     operations = [upsert(1, 1, 10), upsert(2, 1, 11), upsert(3, 1, 12, outcome="indeterminate")]
     state = SeenCollection(log=(), rows=rows, wrong=())
     seen = ReadBack(collections={"state": state}, tick=1_000, asked_ns=READ_NS, told_ns=READ_NS)
@@ -251,7 +276,9 @@ def test_one_open_of_a_damaged_copy_is_judged_alone() -> None:
     assert findings_in(OPERATIONS, shown(*LOG[:2]))
 
 
-AUDIT = Audit(entries=((1, 2, 101), (3, 3, 102)), in_files={"events": (Row(1, 1), Row(2, 2))}, cut_tick=101)
+AUDIT = Audit(
+    entries=((1, 2, 101), (3, 3, 102)), in_files={"events": (Row(1, 1), Row(2, 2))}, cut_tick=101
+)
 
 
 @pytest.mark.parametrize(
@@ -261,17 +288,24 @@ AUDIT = Audit(entries=((1, 2, 101), (3, 3, 102)), in_files={"events": (Row(1, 1)
             lambda audit: msgspec.structs.replace(audit, entries=((1, 2, 101), (4, 4, 102))),
             "positions 3 to 3 are missing",
         ),
-        (lambda audit: msgspec.structs.replace(audit, entries=((1, 2, 101), (3, 3, 101))), "is not above 101"),
+        (
+            lambda audit: msgspec.structs.replace(audit, entries=((1, 2, 101), (3, 3, 101))),
+            "is not above 101",
+        ),
         (
             lambda audit: msgspec.structs.replace(audit, in_files={"events": (Row(1, 1),)}),
             "value 2 of events is before a cut",
         ),
         (
-            lambda audit: msgspec.structs.replace(audit, in_files={"events": (Row(1, 1), Row(2, 2), Row(2, 2))}),
+            lambda audit: msgspec.structs.replace(
+                audit, in_files={"events": (Row(1, 1), Row(2, 2), Row(2, 2))}
+            ),
             "value 2 is 2 times in files",
         ),
         (
-            lambda audit: msgspec.structs.replace(audit, in_files={"events": (Row(1, 1), Row(2, 2), Row(9, 9))}),
+            lambda audit: msgspec.structs.replace(
+                audit, in_files={"events": (Row(1, 1), Row(2, 2), Row(9, 9))}
+            ),
             "value 9 of events is in a file and nowhere else",
         ),
     ],

@@ -1,4 +1,6 @@
-"""The judge of journals, judged: it passes what a log can produce, and finds each way in which a log can lie."""
+"""The judge of journals, judged: it passes what a log can produce, and finds each way in which a
+log can lie.
+"""
 
 import random
 from collections.abc import Callable
@@ -18,7 +20,9 @@ NAMES = ("a", "b")
 
 @dataclass
 class Perfect:
-    """A log that does all it promises, and the journal of its clients; `events` may be spoiled afterwards."""
+    """A log that does all it promises, and the journal of its clients; `events` may be spoiled
+    afterwards.
+    """
 
     choose: random.Random
     events: list[Event] = field(default_factory=list)
@@ -33,7 +37,9 @@ class Perfect:
 
     def run(self, steps: int) -> "Perfect":
         for _ in range(steps):
-            step = self.choose.choice([self.write, self.write, self.write, self.scan, self.tail, self.state])
+            step = self.choose.choice(
+                [self.write, self.write, self.write, self.scan, self.tail, self.state]
+            )
             step()
         for name in NAMES:
             self.scan(name)
@@ -46,11 +52,14 @@ class Perfect:
 
     def write(self) -> None:
         self.op += 1
-        puts, drops = [], []
+        puts = []
+        drops = []
         for _ in range(self.choose.randint(1, 3)):
             self.value += 1
             name = self.choose.choice(NAMES)
-            puts.append(Put(name, self.choose.randint(1, 5), self.value, replace=self.choose.random() < 0.3))
+            puts.append(
+                Put(name, self.choose.randint(1, 5), self.value, replace=self.choose.random() < 0.3)
+            )
         if self.choose.random() < 0.2:
             drops.append(Drop(self.choose.choice(NAMES), self.choose.randint(1, 5)))
         asked = Asked(self.op, "c", self.moment(), tuple(puts), tuple(drops))
@@ -65,7 +74,9 @@ class Perfect:
                 self.ends[name] += count
         if outcome == "ok":
             spans = tuple(span for span in self.spans if span.tick == self.tick)
-            self.events.append(Told(self.op, self.moment(), "ok", self.tick, position=len(self.log), spans=spans))
+            self.events.append(
+                Told(self.op, self.moment(), "ok", self.tick, position=len(self.log), spans=spans)
+            )
         elif outcome == "failed":
             self.events.append(Told(self.op, self.moment(), "failed"))
 
@@ -88,7 +99,8 @@ class Perfect:
         removed = [
             Removed(tick, position, tuple(keys))
             for tick, position, asked in self.log
-            if tick > after and (keys := [each.key for each in removals(asked) if each.collection == name])
+            if tick > after
+            and (keys := [each.key for each in removals(asked) if each.collection == name])
         ]
         spans = tuple(span for span in self.spans if span.vchannel == name and span.tick > after)
         read = (tuple(rows), spans, tuple(removed))
@@ -119,11 +131,13 @@ def test_what_a_perfect_log_produces_has_no_anomaly(seed: int, steps: int) -> No
     assert check(Perfect(random.Random(seed)).run(steps).events) == []
 
 
-# --- lies --------------------------------------------------------------------------------------------------------------
+# --- lies -----------------------------------------------------------------------------------------
 
 
 def simple() -> list[Event]:
-    """Three writes of two rows, each in both collections, read whole; then a second reader and the states."""
+    """Three writes of two rows, each in both collections, read whole; then a second reader and the
+    states.
+    """
     events: list[Event] = []
     for op in (1, 2, 3):
         puts = (Put("a", op, 10 * op), Put("b", op, 10 * op + 1))
@@ -141,11 +155,15 @@ def scans(events: list[Event], name: str = "a", reader: str | None = None) -> li
     return [
         at
         for at, event in enumerate(events)
-        if isinstance(event, Scanned) and event.collection == name and reader in (None, event.reader)
+        if isinstance(event, Scanned)
+        and event.collection == name
+        and reader in (None, event.reader)
     ]
 
 
-def change_rows(change: Callable[[list[Seen]], list[Seen]], name: str = "a", reader: str | None = None) -> list[Event]:
+def change_rows(
+    change: Callable[[list[Seen]], list[Seen]], name: str = "a", reader: str | None = None
+) -> list[Event]:
     events = simple()
     for at in scans(events, name, reader):
         scan = events[at]
@@ -156,7 +174,9 @@ def change_rows(change: Callable[[list[Seen]], list[Seen]], name: str = "a", rea
 
 def change_told(op: int, **changes: object) -> list[Event]:
     return [
-        msgspec.structs.replace(event, **changes) if isinstance(event, Told) and event.op == op else event
+        msgspec.structs.replace(event, **changes)
+        if isinstance(event, Told) and event.op == op
+        else event
         for event in simple()
     ]
 
@@ -170,7 +190,8 @@ def with_spans(told: Span, *found: Span) -> list[Event]:
 
 def with_removals(*removed: Removed) -> list[Event]:
     """A fourth write, which removes a key at tick 350, and a reader of its range."""
-    asked, told = Asked(5, "c", 75, drops=(Drop("a", 9),)), Told(5, 76, "ok", 350)
+    asked = Asked(5, "c", 75, drops=(Drop("a", 9),))
+    told = Told(5, 76, "ok", 350)
     return [*simple(), asked, told, Scanned("a", "t", 80, 81, 300, 400, (), removed=removed)]
 
 
@@ -183,19 +204,34 @@ def replaced_state(values: tuple[int, ...]) -> list[Event]:
 LIES: dict[str, tuple[list[Event], Kind]] = {
     "an acknowledged row is gone": (change_rows(lambda rows: rows[:1] + rows[2:]), Kind.LOST),
     "the last acknowledged row is gone": (change_rows(lambda rows: rows[:-1]), Kind.LOST),
-    "one reader misses a row": (change_rows(lambda rows: rows[:1] + rows[2:], reader="s"), Kind.SKIPPED),
+    "one reader misses a row": (
+        change_rows(lambda rows: rows[:1] + rows[2:], reader="s"),
+        Kind.SKIPPED,
+    ),
     "a row comes twice": (change_rows(lambda rows: [*rows, rows[-1]]), Kind.DUPLICATE),
-    "a row comes twice, at another tick": (change_rows(lambda rows: [*rows, Seen(300, 4, 10)]), Kind.DUPLICATE),
+    "a row comes twice, at another tick": (
+        change_rows(lambda rows: [*rows, Seen(300, 4, 10)]),
+        Kind.DUPLICATE,
+    ),
     "a refused row appears": (change_rows(lambda rows: [*rows, Seen(300, 3, 40)]), Kind.ABORTED),
-    "a row nobody wrote appears": (change_rows(lambda rows: [*rows, Seen(300, 3, 99)]), Kind.INVENTED),
-    "a row moved": (change_rows(lambda rows: [*rows[:2], Seen(299, 3, 30)], reader="s"), Kind.POSITION),
+    "a row nobody wrote appears": (
+        change_rows(lambda rows: [*rows, Seen(300, 3, 99)]),
+        Kind.INVENTED,
+    ),
+    "a row moved": (
+        change_rows(lambda rows: [*rows[:2], Seen(299, 3, 30)], reader="s"),
+        Kind.POSITION,
+    ),
     "positions against ticks": (
         change_rows(lambda rows: [Seen(100, 2, 10), Seen(200, 1, 20), *rows[2:]]),
         Kind.POSITION,
     ),
     "acknowledged at another tick": (change_told(2, tick=201), Kind.POSITION),
     "acknowledged at another place": (change_told(2, position=3), Kind.POSITION),
-    "acknowledged with offsets of another": (with_spans(Span(200, "v", 1, 1), Span(200, "v", 2, 1)), Kind.OFFSET),
+    "acknowledged with offsets of another": (
+        with_spans(Span(200, "v", 1, 1), Span(200, "v", 2, 1)),
+        Kind.OFFSET,
+    ),
     "acknowledged with half of its offsets": (
         with_spans(Span(200, "v", 1, 1), Span(200, "v", 1, 1), Span(200, "v", 2, 1)),
         Kind.OFFSET,
@@ -203,9 +239,15 @@ LIES: dict[str, tuple[list[Event], Kind]] = {
     "a removal of which a reader is not told": (with_removals(), Kind.SKIPPED),
     "a removal at another tick": (with_removals(Removed(351, 4, (9,))), Kind.SKIPPED),
     "ticks go back": (change_rows(lambda rows: [rows[1], rows[0], rows[2]]), Kind.BACKWARDS),
-    "a reader goes past its end": (change_rows(lambda rows: [*rows[:2], Seen(301, 3, 30)]), Kind.BACKWARDS),
+    "a reader goes past its end": (
+        change_rows(lambda rows: [*rows[:2], Seen(301, 3, 30)]),
+        Kind.BACKWARDS,
+    ),
     "half of a transaction": (change_rows(lambda rows: rows[:1] + rows[2:], name="b"), Kind.TORN),
-    "a transaction at two ticks": (change_rows(lambda rows: [*rows[:2], Seen(299, 3, 31)], name="b"), Kind.TORN),
+    "a transaction at two ticks": (
+        change_rows(lambda rows: [*rows[:2], Seen(299, 3, 31)], name="b"),
+        Kind.TORN,
+    ),
     "a state without a row": (replaced_state((10, 30)), Kind.STATE),
     "a state with a row too many": (replaced_state((10, 20, 30, 40)), Kind.STATE),
     "a state with a row twice": (replaced_state((10, 20, 20, 30)), Kind.STATE),
@@ -257,12 +299,15 @@ def test_an_open_call_may_have_happened_or_not_but_not_twice() -> None:
     there = [event for event in simple() if not (isinstance(event, Told) and event.op == 3)]
     assert check(there) == []
     absent = [
-        msgspec.structs.replace(event, rows=event.rows[:2]) if isinstance(event, Scanned) else event for event in there
+        msgspec.structs.replace(event, rows=event.rows[:2]) if isinstance(event, Scanned) else event
+        for event in there
     ]
     absent[-2:] = [State("a", 70, 71, 300, (10, 20)), State("b", 70, 71, 300, (11, 21))]
     assert check(absent) == []
     twice = [
-        msgspec.structs.replace(event, rows=(*event.rows, *event.rows[2:])) if isinstance(event, Scanned) else event
+        msgspec.structs.replace(event, rows=(*event.rows, *event.rows[2:]))
+        if isinstance(event, Scanned)
+        else event
         for event in there
     ]
     assert Kind.DUPLICATE in {anomaly.kind for anomaly in check(twice)}
@@ -270,5 +315,8 @@ def test_an_open_call_may_have_happened_or_not_but_not_twice() -> None:
 
 def test_an_acknowledged_row_without_a_known_tick_is_missed_too() -> None:
     events = [event for event in change_rows(lambda rows: rows[:2]) if not isinstance(event, State)]
-    events = [msgspec.structs.replace(e, tick=0) if isinstance(e, Told) and e.op == 3 else e for e in events]
+    events = [
+        msgspec.structs.replace(e, tick=0) if isinstance(e, Told) and e.op == 3 else e
+        for e in events
+    ]
     assert Kind.LOST in {anomaly.kind for anomaly in check(events)}

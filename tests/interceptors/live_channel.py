@@ -1,4 +1,6 @@
-"""A channel in memory for tests: the real interceptors but the time tick's, before a log that can hold and refuse."""
+"""A channel in memory for tests: the real interceptors but the time tick's, before a log that can
+hold and refuse.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -60,7 +62,9 @@ class Fails(Enum):
 
 
 class SteerableLog:
-    """A memory log whose acknowledgements can be held back, whose appends can be refused, and whose writes can fail."""
+    """A memory log whose acknowledgements can be held back, whose appends can be refused, and whose
+    writes can fail.
+    """
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
@@ -101,14 +105,17 @@ class SteerableLog:
 
     def release(self) -> None:
         """Acknowledge everything, in order."""
-        held, self._held = self._held or [], None
+        held = self._held or []
+        self._held = None
         for outcome in held:
             if not outcome.done():  # its appender may have been cancelled
                 outcome.set_result(None)
 
 
 class Stamp(Interceptor):
-    """Stands for the time tick interceptor: stamps the tick and the last-confirmed position, acknowledges nothing."""
+    """Stands for the time tick interceptor: stamps the tick and the last-confirmed position,
+    acknowledges nothing.
+    """
 
     name = "stamp"
 
@@ -156,7 +163,9 @@ class LiveChannel:
             fences=recovered.fences,
             now_ms=lambda: self.steady_ms,
         )
-        self.shard = ShardManager(recovered.shard_state, bodies_of=self.txn.bodies_of, limits=limits.segment)
+        self.shard = ShardManager(
+            recovered.shard_state, bodies_of=self.txn.bodies_of, limits=limits.segment
+        )
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
         self.places = Places() if places is None else places
@@ -179,12 +188,17 @@ class LiveChannel:
     async def open(
         cls, memory: MemoryLog | None = None, limits: Limits | None = None, *, later_ms: int = 1
     ) -> AsyncIterator[Self]:
-        """Recover from the start of `memory` (an empty log if None), `later_ms` after its end, and run the allocator."""
+        """Recover from the start of `memory` (an empty log if None), `later_ms` after its end, and
+        run the allocator.
+        """
         memory = memory or await MemoryLogStore().open_log("p0")
         now_ms = max(START_MS, physical_ms(memory.last_tick) + later_ms)
         channel = cls(memory, await recover(memory), now_ms, limits or Limits())
-        # A task group may not span the yield of a fixture: a crash of the allocator would cancel the test runner.
-        allocating = asyncio.get_running_loop().create_task(channel.allocator.run(channel.append_group))
+        # A task group may not span the yield of a fixture: a crash of the allocator would cancel
+        # the test runner.
+        allocating = asyncio.get_running_loop().create_task(
+            channel.allocator.run(channel.append_group)
+        )
         try:
             yield channel
         finally:
@@ -217,7 +231,9 @@ class LiveChannel:
         return await self.append_group(rows_group(*pieces, is_transaction=True))
 
     def start(self, *groups: AppendGroup) -> list[asyncio.Task[AppendResult]]:
-        """Start the appends of groups that come in one turn of the loop, beside others: they are one pack at first."""
+        """Start the appends of groups that come in one turn of the loop, beside others: they are
+        one pack at first.
+        """
         self.packer._together = True
 
         async def append(group: AppendGroup) -> AppendResult:
@@ -240,7 +256,9 @@ class LiveChannel:
 
     async def drop_collection(self, info: CollectionInfo) -> None:
         """Drop a collection as the node does."""
-        await self.append(*parts(MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), info.vchannels))
+        await self.append(
+            *parts(MessageType.DROP_COLLECTION, DropCollectionHeader(info.id), info.vchannels)
+        )
 
     async def create_partition(self, info: CollectionInfo, name: str) -> int:
         """Create a partition as the node does; return its id."""
@@ -267,7 +285,9 @@ class LiveChannel:
 
     async def rollback(self, txn_id: int) -> AppendResult:
         """Roll a streamed transaction back."""
-        return await self.append(MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader("asked"), txn_id=txn_id))
+        return await self.append(
+            MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader("asked"), txn_id=txn_id)
+        )
 
     async def entries(self) -> list[LogEntry]:
         """Return all entries of the log."""
@@ -276,10 +296,16 @@ class LiveChannel:
     async def visible(self) -> list[AnyMessage]:
         """Return what readers see of the log."""
         buffer = TransactionBuffer()
-        return [message for entry in await self.entries() for message in messages_of(buffer.observe(entry))]
+        return [
+            message
+            for entry in await self.entries()
+            for message in messages_of(buffer.observe(entry))
+        ]
 
     async def types(self) -> list[MessageType]:
-        """Return the types of all messages in the log, without begins and commits around packed rows."""
+        """Return the types of all messages in the log, without begins and commits around packed
+        rows.
+        """
         return [message.type for message in await self.messages()]
 
     async def messages(self) -> list[Message]:
@@ -298,36 +324,58 @@ def parts(kind: MessageType, header: Header, vchannels: Iterable[str]) -> list[M
 
 @cache
 def target_of(
-    kind: MessageType, collection_id: int, partition_id: int, schema_version: int, vchannels: tuple[str, ...]
+    kind: MessageType,
+    collection_id: int,
+    partition_id: int,
+    schema_version: int,
+    vchannels: tuple[str, ...],
 ) -> FakeTarget:
     """Return the target of rows that may share a batch."""
     return FakeTarget(
-        kind, collection_id, partition_id=partition_id, schema_version=schema_version, vchannels=vchannels
+        kind,
+        collection_id,
+        partition_id=partition_id,
+        schema_version=schema_version,
+        vchannels=vchannels,
     )
 
 
 def insert(info: CollectionInfo, rows: int = 1, *, shard: int = 0, **fields: int) -> Piece:
     """Return an insert of `rows` rows of 10 bytes each into the default partition."""
-    ids = {"collection_id": info.id, "partition_id": info.partitions[0].id, "schema_version": info.schema_version}
+    ids = {
+        "collection_id": info.id,
+        "partition_id": info.partitions[0].id,
+        "schema_version": info.schema_version,
+    }
     target = target_of(MessageType.INSERT, **(ids | fields), vchannels=info.vchannels)
     return piece(target, *[(shard, b"x" * 10)] * rows)
 
 
 def delete(info: CollectionInfo, keys: int = 1, *, shard: int = 0) -> Piece:
     """Return a delete of `keys` keys."""
-    return piece(target_of(MessageType.DELETE, info.id, 0, 0, info.vchannels), *[(shard, b"k")] * keys)
+    return piece(
+        target_of(MessageType.DELETE, info.id, 0, 0, info.vchannels), *[(shard, b"k")] * keys
+    )
 
 
-def insert_body(info: CollectionInfo, rows: int = 1, *, shard: int = 0, txn_id: int, **fields: int) -> MutableMessage:
+def insert_body(
+    info: CollectionInfo, rows: int = 1, *, shard: int = 0, txn_id: int, **fields: int
+) -> MutableMessage:
     """Return the same insert for a streamed transaction."""
     header = InsertHeader(info.id, info.partitions[0].id, info.schema_version, rows)
     header = msgspec.structs.replace(header, **fields)
-    return MutableMessage(MessageType.INSERT, header, info.vchannels[shard], b"x" * 10 * rows, txn_id)
+    return MutableMessage(
+        MessageType.INSERT, header, info.vchannels[shard], b"x" * 10 * rows, txn_id
+    )
 
 
-def delete_body(info: CollectionInfo, keys: int = 1, *, shard: int = 0, txn_id: int) -> MutableMessage:
+def delete_body(
+    info: CollectionInfo, keys: int = 1, *, shard: int = 0, txn_id: int
+) -> MutableMessage:
     """Return the same delete for a streamed transaction."""
-    return MutableMessage(MessageType.DELETE, DeleteHeader(info.id, keys), info.vchannels[shard], b"k" * keys, txn_id)
+    return MutableMessage(
+        MessageType.DELETE, DeleteHeader(info.id, keys), info.vchannels[shard], b"k" * keys, txn_id
+    )
 
 
 def group_of(*what: Piece | MutableMessage, producer: ProducerStamp | None = None) -> AppendGroup:

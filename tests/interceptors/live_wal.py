@@ -1,4 +1,6 @@
-"""A WAL of live channels on one memory log: each failed write ends a term, and the next one is recovered from the log."""
+"""A WAL of live channels on one memory log: each failed write ends a term, and the next one is
+recovered from the log.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +23,8 @@ from wal.memory_store import MemoryLog, MemoryLogStore
 from wal.position import NODE_PRODUCER_ID
 from wal.timetick import TickAllocator
 
-FEED, OTHER = 7, 8
+FEED = 7
+OTHER = 8
 """Producers that every term knows."""
 
 
@@ -67,7 +70,9 @@ class LiveWal:
     channel: LiveChannel
 
     def __init__(self, memory: MemoryLog, retry: RetryLimits) -> None:
-        self.memory, self.store, self.places = memory, Store(), Places()
+        self.memory = memory
+        self.store = Store()
+        self.places = Places()
         self.log = FailingLog(memory, self.store)
         self.store.may_reopen.set()
         self._terms = 0
@@ -92,7 +97,9 @@ class LiveWal:
             await opened.wal.close()
             await keeping
 
-    def fail_once(self, fails: Fails, wanted: Callable[[Pack], bool] = lambda pack: not pack.messages) -> None:
+    def fail_once(
+        self, fails: Fails, wanted: Callable[[Pack], bool] = lambda pack: not pack.messages
+    ) -> None:
         """Let the next pack that is wanted fail, and with it the store, until that is reopened."""
 
         def judge(pack: Pack) -> Fails:
@@ -109,12 +116,15 @@ class LiveWal:
 
     async def _open_term(self, _first_tick: LogEntry, _end: AppendPack) -> LiveTerm:
         self._terms += 1
-        now_ms, recovered = START_MS + 1000 * self._terms, await recover(self.memory, held=self.places.writes())
+        now_ms = START_MS + 1000 * self._terms
+        recovered = await recover(self.memory, held=self.places.writes())
         window = recovered.window
         for producer_id in (FEED, OTHER):
             window.fence(producer_id, 1)
             self.places.reach(producer_id, window.last_sequence(producer_id))
         window.fence(NODE_PRODUCER_ID, 0)
         window.held = self.places
-        self.channel = LiveChannel(self.memory, recovered, now_ms, Limits(), log=self.log, places=self.places)
+        self.channel = LiveChannel(
+            self.memory, recovered, now_ms, Limits(), log=self.log, places=self.places
+        )
         return LiveTerm(self.channel)

@@ -19,7 +19,9 @@ class Scribe(Interceptor):
     """Writes down everything that happens to it."""
 
     def __init__(self, name: str, log: list[str], *, fail_on: str = "") -> None:
-        self.name, self._log, self._fail_on = name, log, fail_on
+        self.name = name
+        self._log = log
+        self._fail_on = fail_on
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
         self._note("before")
@@ -44,7 +46,9 @@ class Timings:
     def __init__(self) -> None:
         self.seen: list[tuple[str, float, float, bool]] = []
 
-    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+    def interceptor_timed(
+        self, name: str, before_s: float, after_s: float, *, failed_before: bool
+    ) -> None:
         self.seen.append((name, before_s, after_s, failed_before))
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
@@ -61,7 +65,9 @@ def end_noting(log: list[str]) -> AppendPack:
 @pytest.fixture
 def counting_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(1000))
-    monkeypatch.setattr("interceptors.chain.time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(
+        "interceptors.chain.time", SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    )
 
 
 async def test_first_interceptor_is_outermost() -> None:
@@ -98,7 +104,8 @@ async def test_observer_gets_time_before_and_after_the_next_one() -> None:
     timings = Timings()
     chain = Chain([Scribe("a", log), Scribe("b", log)], end_noting(log), observer=timings)
     await chain.append(pack())
-    # one reading at each border: a in, next called, b in, next called, next returned, b out, next returned, a out
+    # one reading at each border: a in, next called, b in, next called, next returned, b out, next
+    # returned, a out
     assert timings.seen == [("b", 1.0, 1.0, False), ("a", 1.0, 1.0, False)]
 
 

@@ -1,4 +1,6 @@
-"""Whatever fails, waits, is cancelled or comes again at once: what a caller is told of a write is what the log has of it."""
+"""Whatever fails, waits, is cancelled or comes again at once: what a caller is told of a write is
+what the log has of it.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -40,7 +42,8 @@ ACTIONS = (
 Step = tuple[str, int, bool]
 """What, with which number, and whether everything else comes to rest before the next."""
 steps = st.lists(
-    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7), st.sampled_from([True, False, False])), max_size=30
+    st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7), st.sampled_from([True, False, False])),
+    max_size=30,
 )
 
 
@@ -95,7 +98,9 @@ class Clients:
     def _write(self, number: int, stamp: ProducerStamp | None) -> None:
         name = b"%010d" % len(self.writes)
         pieces = (
-            [self._rows(number, name), self._rows(number + 1, name)] if number % 3 == 0 else [self._rows(number, name)]
+            [self._rows(number, name), self._rows(number + 1, name)]
+            if number % 3 == 0
+            else [self._rows(number, name)]
         )
         group = rows_group(*pieces, is_transaction=number % 2 == 0)
         group.producer = stamp
@@ -116,34 +121,49 @@ class Clients:
 
     def _rows(self, number: int, name: bytes) -> Piece:
         info = self.infos[number % 2]
-        target = target_of(MessageType.INSERT, info.id, info.partitions[0].id, info.schema_version, info.vchannels)
+        target = target_of(
+            MessageType.INSERT, info.id, info.partitions[0].id, info.schema_version, info.vchannels
+        )
         return piece(target, (number // 2 % 2, name))
 
     async def _seal(self, number: int) -> None:
         segments = list(self.live.channel.shard.state.segments.values())
         if segments:
             segment = segments[number % len(segments)]
-            header = FlushHeader(segment.collection_id, segment.partition_id, segment.segment_id, "asked")
+            header = FlushHeader(
+                segment.collection_id, segment.partition_id, segment.segment_id, "asked"
+            )
             with suppress(StreamingNodeError):
-                await self.live.wal.append(AppendGroup([MutableMessage(MessageType.FLUSH, header, segment.vchannel)]))
+                await self.live.wal.append(
+                    AppendGroup([MutableMessage(MessageType.FLUSH, header, segment.vchannel)])
+                )
 
     async def _lock(self, number: int) -> None:
         info = self.infos[number % 2]
-        header = CreatePartitionHeader(info.id, self.live.channel.shard.allocate_id(), f"p{len(self.others)}")
-        messages = [MutableMessage(MessageType.CREATE_PARTITION, header, vchannel) for vchannel in info.vchannels]
+        header = CreatePartitionHeader(
+            info.id, self.live.channel.shard.allocate_id(), f"p{len(self.others)}"
+        )
+        messages = [
+            MutableMessage(MessageType.CREATE_PARTITION, header, vchannel)
+            for vchannel in info.vchannels
+        ]
         with suppress(StreamingNodeError):
             await self.live.wal.append(AppendGroup(messages))
 
     async def end(self) -> None:
         self.live.log.release()
         async with asyncio.timeout(60):
-            await asyncio.gather(*[write.task for write in self.writes], *self.others, return_exceptions=True)
+            await asyncio.gather(
+                *[write.task for write in self.writes], *self.others, return_exceptions=True
+            )
             await self.live.wal.drain()
 
 
 async def run(done: list[Step]) -> None:
     async with LiveWal.open() as live:
-        clients = Clients(live, [await live.channel.create_collection(name, shards=2) for name in ("a", "b")])
+        clients = Clients(
+            live, [await live.channel.create_collection(name, shards=2) for name in ("a", "b")]
+        )
         for action, number, rests in done:
             clients.step(action, number)
             if rests:
@@ -155,11 +175,19 @@ async def run(done: list[Step]) -> None:
 async def check(clients: Clients) -> None:
     live = clients.live
     entries = await live.channel.entries()
-    found = [placed for entry in entries for message in messages_in(entry) for placed in rows_in(message)]
+    found = [
+        placed for entry in entries for message in messages_in(entry) for placed in rows_in(message)
+    ]
     for write in clients.writes:
-        check_told(write, [tick for name, tick in found if name == write.name], {tick for _, tick in found})
+        check_told(
+            write, [tick for name, tick in found if name == write.name], {tick for _, tick in found}
+        )
     stamps = [
-        stamp for entry in entries if entry.rows is not None for stamp in entry.rows.producers if stamp is not None
+        stamp
+        for entry in entries
+        if entry.rows is not None
+        for stamp in entry.rows.producers
+        if stamp is not None
     ]
     assert len(set(stamps)) == len(stamps), "a named write is in the log once"
     assert all(stamp.sequence for stamp in stamps)
@@ -168,8 +196,11 @@ async def check(clients: Clients) -> None:
     for producer_id, known in live.channel.idempotency.window.producers.items():
         of_log = recovered.window.producers.get(producer_id)
         in_log = {} if of_log is None else of_log.results
-        if producer_id == NODE_PRODUCER_ID:  # of its own the node knows what was in the log when it was opened
-            in_log = {sequence: result for sequence, result in in_log.items() if sequence in known.results}
+        # of its own the node knows what was in the log when it was opened
+        if producer_id == NODE_PRODUCER_ID:
+            in_log = {
+                sequence: result for sequence, result in in_log.items() if sequence in known.results
+            }
         assert known.results == in_log
     assert live.channel.idempotency._under_way == {}
     assert not live.wal.in_flight
@@ -181,19 +212,27 @@ def rows_in(message: Message) -> list[tuple[bytes, int]]:
     if not isinstance(message.header, InsertHeader):
         return []
     payload = bytes(message.payload)
-    first, end = message.first_row, message.first_row + message.header.rows
-    return [(payload[row * ROW_BYTES : (row + 1) * ROW_BYTES], message.time_tick) for row in range(first, end)]
+    first = message.first_row
+    end = message.first_row + message.header.rows
+    return [
+        (payload[row * ROW_BYTES : (row + 1) * ROW_BYTES], message.time_tick)
+        for row in range(first, end)
+    ]
 
 
 def check_told(write: Write, found: list[int], ticks: set[int]) -> None:
-    """Hold what the caller was told against the ticks at which the log has the rows of the write."""
+    """Hold what the caller was told against the ticks at which the log has the rows of the
+    write.
+    """
     assert len(found) in {0, len(write.group.pieces)}, "whole, and not twice"
     assert len(set(found)) <= 1, "at one tick"
     stamp = write.group.producer
     match write.outcome:
         case AppendResult() as result:
             assert result.time_tick in (set(found) or ticks)
-            assert found or (stamp is not None and stamp.producer_id == FEED), "else no other try stands for it"
+            assert found or (stamp is not None and stamp.producer_id == FEED), (
+                "else no other try stands for it"
+            )
         case Indeterminate():
             pass
         case StreamingNodeError():

@@ -18,8 +18,12 @@ from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 
-A, B, C = "p0_1v0", "p0_2v0", "p0_3v0"
-NOTHING = AppendResult(kind=MemoryMessageId, first_position=1, count=1, time_tick=7, last_confirmed_position=1)
+A = "p0_1v0"
+B = "p0_2v0"
+C = "p0_3v0"
+NOTHING = AppendResult(
+    kind=MemoryMessageId, first_position=1, count=1, time_tick=7, last_confirmed_position=1
+)
 
 
 def rows(*vchannels: str) -> AppendGroup:
@@ -36,7 +40,10 @@ def of_messages(*messages: MutableMessage) -> Pack:
 
 def drop(*vchannels: str) -> Pack:
     return of_messages(
-        *[MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=v) for v in vchannels]
+        *[
+            MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=v)
+            for v in vchannels
+        ]
     )
 
 
@@ -49,7 +56,9 @@ def commit() -> Pack:
 
 
 def vchannels_of(pack: Pack) -> list[str]:
-    of_rows = [name for group in pack.groups for each in group.pieces for name in each.target.vchannels]
+    of_rows = [
+        name for group in pack.groups for each in group.pieces for name in each.target.vchannels
+    ]
     return of_rows + [message.vchannel for message in pack.messages]
 
 
@@ -146,14 +155,17 @@ async def test_who_may_be_in_the_chain_together(first: Pack, second: Pack, toget
 
 
 async def test_commit_locks_the_vchannels_of_its_session() -> None:
-    bench, pack = Bench(), commit()
+    bench = Bench()
+    pack = commit()
     bench.scopes[id(pack)] = (B, A)
     assert not await enters(bench, drop(A), pack)
 
 
 async def test_commit_of_a_session_that_grew_while_it_waited_locks_the_new_vchannel_too() -> None:
-    bench, pack = Bench(), commit()
-    drop_a, drop_b = drop(A), drop(B)
+    bench = Bench()
+    pack = commit()
+    drop_a = drop(A)
+    drop_b = drop(B)
     bench.scopes[id(pack)] = (A,)
     tasks = [bench.start(drop_a), bench.start(drop_b)]
     await settle()
@@ -172,7 +184,8 @@ async def test_commit_of_a_session_that_grew_while_it_waited_locks_the_new_vchan
 
 async def test_exclusive_ends_transactions_of_its_vchannels_before_anyone_else_gets_in() -> None:
     bench = Bench()
-    first, second = drop(B, A), insert(A)
+    first = drop(B, A)
+    second = insert(A)
     tasks = [bench.start(first), bench.start(second)]
     await settle()
     assert bench.failed == []
@@ -185,8 +198,10 @@ async def test_exclusive_ends_transactions_of_its_vchannels_before_anyone_else_g
     assert len(bench.failed) == 1
 
 
-async def test_exclusive_of_unknown_outcome_ends_transactions_and_a_refused_one_does_not() -> None:
-    bench, refused, unknown = Bench(), drop(A), drop(A)
+async def test_exclusive_of_unknown_outcome_ends_transactions_and_refused_one_does_not() -> None:
+    bench = Bench()
+    refused = drop(A)
+    unknown = drop(A)
     for pack, error in [(refused, AlreadyExists("x")), (unknown, Indeterminate("x"))]:
         task = bench.start(pack)
         await settle()
@@ -199,7 +214,8 @@ async def test_exclusive_of_unknown_outcome_ends_transactions_and_a_refused_one_
 
 
 async def test_exclusive_that_will_be_redone_ends_nothing_yet_and_holds_nothing() -> None:
-    bench, pack = Bench(), drop(A)
+    bench = Bench()
+    pack = drop(A)
     task = bench.start(pack)
     await settle()
     bench.rest.let_out(pack, Redo(asyncio.get_running_loop().create_future(), waiting_for="x"))
@@ -228,7 +244,9 @@ async def test_dropped_vchannels_leave_no_locks_behind() -> None:
 async def test_writes_that_come_after_the_drop_leave_no_locks_of_dropped_vchannels_behind(
     others: bool, error: AlreadyExists | None
 ) -> None:
-    bench, dropping, late = Bench(), drop(A), rows(A)
+    bench = Bench()
+    dropping = drop(A)
+    late = rows(A)
     pack = pack_of(late, rows(B)) if others else pack_of(late)
     tasks = [bench.start(dropping), bench.start(pack)]
     await settle()
@@ -249,14 +267,19 @@ async def test_uncontended_append_does_not_suspend() -> None:
         Bench().lock.do_append(insert(A, B), at_once).send(None)
 
 
-# --- packs of several groups ------------------------------------------------------------------------------------------
+# --- packs of several groups ----------------------------------------------------------------------
 
 
-async def test_groups_whose_lock_is_busy_are_sent_back_at_once_and_the_rest_of_the_pack_need_not_wait() -> None:
-    bench, exclusive = Bench(), drop(B)
+async def test_groups_whose_lock_busy_are_sent_back_at_once_and_rest_of_pack_need_not_wait() -> (
+    None
+):
+    bench = Bench()
+    exclusive = drop(B)
     task = bench.start(exclusive)
     await settle()
-    free, busy, other = rows(A), rows(B, C), rows(C)
+    free = rows(A)
+    busy = rows(B, C)
+    other = rows(C)
     pack = Pack([free, busy, other], come_again=lambda _: None)
     with pytest.raises(Redo) as sent_back:
         await bench.lock.do_append(pack, bench.rest)
@@ -272,7 +295,8 @@ async def test_groups_whose_lock_is_busy_are_sent_back_at_once_and_the_rest_of_t
 
 
 async def test_group_with_one_busy_piece_of_several_is_sent_back_as_a_whole() -> None:
-    bench, exclusive = Bench(), drop(B)
+    bench = Bench()
+    exclusive = drop(B)
     task = bench.start(exclusive)
     await settle()
     spanning = transaction_group(*rows(A).pieces, *rows(B).pieces)
@@ -284,7 +308,8 @@ async def test_group_with_one_busy_piece_of_several_is_sent_back_as_a_whole() ->
 
 
 async def test_pack_whose_groups_all_meet_a_busy_lock_waits_in_place() -> None:
-    bench, exclusive = Bench(), drop(A, B)
+    bench = Bench()
+    exclusive = drop(A, B)
     tasks = [bench.start(exclusive)]
     await settle()
     pack = Pack([rows(A), rows(B), rows(C, A)], come_again=lambda _: None)
@@ -300,7 +325,9 @@ async def test_pack_whose_groups_all_meet_a_busy_lock_waits_in_place() -> None:
 
 
 async def test_pack_does_not_overtake_an_exclusive_that_waits() -> None:
-    bench, before, exclusive = Bench(), insert(A), drop(A)
+    bench = Bench()
+    before = insert(A)
+    exclusive = drop(A)
     tasks = [bench.start(before), bench.start(exclusive)]
     await settle()
     late = rows(A)
@@ -314,7 +341,9 @@ async def test_pack_does_not_overtake_an_exclusive_that_waits() -> None:
 
 
 GROUPS = st.lists(
-    st.tuples(st.booleans(), st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3, unique=True)),
+    st.tuples(
+        st.booleans(), st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3, unique=True)
+    ),
     min_size=1,
     max_size=25,
 )
@@ -355,7 +384,9 @@ async def run_schedule(seed: int, groups: list[tuple[bool, list[str]]]) -> None:
             rng.choice(tasks).cancel()
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     for outcome in outcomes:
-        assert outcome is None or isinstance(outcome, AlreadyExists | asyncio.CancelledError), outcome
+        assert outcome is None or isinstance(outcome, AlreadyExists | asyncio.CancelledError), (
+            outcome
+        )
     with pytest.raises(StopIteration):  # everything is free again
         lock.do_append(drop(A, B, C), at_once).send(None)
 
@@ -368,8 +399,10 @@ def test_random_schedules_never_meet_an_exclusive_nor_leak_a_lock(
 
 
 async def run_packed_schedule(seed: int, groups: list[tuple[bool, list[str]]]) -> None:
-    rng, appended = random.Random(seed), list[AppendGroup]()
-    lock, occupied = LockInterceptor(vchannels_of, lambda _vchannels, _tick: None), Occupancy(rng)
+    rng = random.Random(seed)
+    appended = list[AppendGroup]()
+    lock = LockInterceptor(vchannels_of, lambda _vchannels, _tick: None)
+    occupied = Occupancy(rng)
 
     async def end(pack: Pack) -> None:
         await occupied(pack)
@@ -397,7 +430,11 @@ async def run_packed_schedule(seed: int, groups: list[tuple[bool, list[str]]]) -
         await packer.drain()
     for group, task in written:
         assert task.done()
-        assert appended.count(group) == 1 if not (task.cancelled() or task.exception()) else appended.count(group) <= 1
+        assert (
+            appended.count(group) == 1
+            if not (task.cancelled() or task.exception())
+            else appended.count(group) <= 1
+        )
     with pytest.raises(StopIteration):  # everything is free again
         lock.do_append(drop(A, B, C), at_once).send(None)
 

@@ -49,7 +49,9 @@ ACTIONS = (
     "release",
 )
 Step = tuple[str, int, bool]
-"""What, of which collection and shard, and whether everything else comes to rest before the next."""
+"""What, of which collection and shard, and whether everything else comes to rest before the
+next.
+"""
 calm = st.sampled_from([True, True, False])
 steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), calm), max_size=25)
 
@@ -73,9 +75,12 @@ class Clients:
     async def begin(self) -> None:
         self.transactions.append(await self.channel.begin(60_000))
 
-    async def step(self, action: str, number: int, *, rests: bool) -> None:  # noqa: C901, PLR0912  # one arm for each action
-        channel, infos = self.channel, self.channel.shard.catalog.collections()
-        info, shard = infos[number % len(infos)], number // 2
+    # one arm for each action
+    async def step(self, action: str, number: int, *, rests: bool) -> None:  # noqa: C901, PLR0912
+        channel = self.channel
+        infos = self.channel.shard.catalog.collections()
+        info = infos[number % len(infos)]
+        shard = number // 2
         txn_id = self.transactions[number % len(self.transactions)] if self.transactions else 0
         match action:
             case "insert":
@@ -83,13 +88,18 @@ class Clients:
             case "upsert":
                 self.start(channel.transact(delete(info, shard=shard), insert(info, shard=shard)))
             case "pack":  # one group of each collection, some of which may be gone
-                groups = [group_of(delete(each), insert(each, 1 + number, shard=shard)) for each in self.known]
+                groups = [
+                    group_of(delete(each), insert(each, 1 + number, shard=shard))
+                    for each in self.known
+                ]
                 groups[0].is_transaction = True
                 self.running += channel.start(*groups)
             case "begin":
                 self.start(self.begin())
             case "body" if txn_id:
-                self.start(channel.append(insert_body(info, 1 + number, shard=shard, txn_id=txn_id)))
+                self.start(
+                    channel.append(insert_body(info, 1 + number, shard=shard, txn_id=txn_id))
+                )
             case "commit" if txn_id:
                 self.start(channel.commit(txn_id))
             case "rollback" if txn_id:
@@ -125,7 +135,9 @@ class Clients:
 
 
 async def entries_of_lives(lives: list[list[Step]]) -> list[LogEntry]:
-    """Let clients do the steps of each life on a channel that is recovered from the log before, and return that log."""
+    """Let clients do the steps of each life on a channel that is recovered from the log before, and
+    return that log.
+    """
     memory = await MemoryLogStore().open_log("p0")
     transactions: list[int] = []
     known: list[CollectionInfo] = []
@@ -159,9 +171,16 @@ DONE = ("insert", "begin", "body", "commit", "create partition", "insert", "cut"
         (MessageType.CUT, MessageType.CREATE_PARTITION, "which does not grow there"),
         (MessageType.CUT, MessageType.CREATE_SEGMENT, "growing are []"),
     ],
-    ids=["a schema change inside", "a segment made late", "a segment sealed early", "a cut too early"],
+    ids=[
+        "a schema change inside",
+        "a segment made late",
+        "a segment sealed early",
+        "a cut too early",
+    ],
 )
-def test_a_log_whose_entries_changed_places_is_found(moved: MessageType, to: MessageType, said: str) -> None:
+def test_a_log_whose_entries_changed_places_is_found(
+    moved: MessageType, to: MessageType, said: str
+) -> None:
     entries = asyncio.run(entries_of_lives([[(action, 0, True) for action in DONE]]))
     assert list(judge_entries(entries)) == []
     types = [messages_in(entry)[0].type for entry in entries]

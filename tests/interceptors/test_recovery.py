@@ -1,4 +1,6 @@
-"""One state, however it came about: live appends, a whole replay, or any checkpoint and the rest of the log."""
+"""One state, however it came about: live appends, a whole replay, or any checkpoint and the rest of
+the log.
+"""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -62,7 +64,9 @@ class History:
 
     def _checkpoint(self) -> None:
         state = self.channel.shard.state
-        self.checkpoints.append(Checkpoint(self.channel.resume_position, state.tick, state.snapshot()))
+        self.checkpoints.append(
+            Checkpoint(self.channel.resume_position, state.tick, state.snapshot())
+        )
 
     def _collection(self, number: int) -> CollectionInfo:
         live = self.channel.shard.catalog.collections()
@@ -74,7 +78,9 @@ class History:
         return recent[number % len(recent)] if recent else 0
 
     async def create(self, number: int) -> None:
-        self.collections.append(await self.channel.create_collection(f"c{number % 3}", shards=1 + number % 2))
+        self.collections.append(
+            await self.channel.create_collection(f"c{number % 3}", shards=1 + number % 2)
+        )
 
     async def drop(self, number: int) -> None:
         await self.channel.drop_collection(self._collection(number))
@@ -89,7 +95,9 @@ class History:
 
     async def insert(self, number: int) -> None:
         info = self._collection(number)
-        await self.channel.append(*(insert(info, 1 + number % 4, shard=shard) for shard in range(len(info.vchannels))))
+        await self.channel.append(
+            *(insert(info, 1 + number % 4, shard=shard) for shard in range(len(info.vchannels)))
+        )
 
     async def insert_into_partition(self, number: int) -> None:
         if self.partitions:
@@ -118,7 +126,8 @@ class History:
         self.transactions.append(await self.channel.begin())
 
     async def body(self, number: int) -> None:
-        info, txn_id = self._collection(number // 3), self._txn(number)
+        info = self._collection(number // 3)
+        txn_id = self._txn(number)
         if txn_id:
             rows = insert_body(info, 1 + number % 3, txn_id=txn_id)
             await self.channel.append(delete_body(info, txn_id=txn_id), rows)
@@ -149,7 +158,11 @@ class History:
             self.channel.log.refusal = lambda _: None
 
 
-STEPS = [name for name in vars(History) if not name.startswith("_") and name not in {"walk", *History.__annotations__}]
+STEPS = [
+    name
+    for name in vars(History)
+    if not name.startswith("_") and name not in {"walk", *History.__annotations__}
+]
 LIKELY = [*STEPS, *("insert", "pack", "begin", "body", "body", "commit") * 2]
 walks = st.lists(st.tuples(st.sampled_from(LIKELY), st.integers(0, 11)), min_size=1, max_size=40)
 
@@ -186,8 +199,12 @@ def test_any_checkpoint_and_the_rest_of_the_log_make_the_live_channel(
 @given(walks)
 def test_replay_of_any_prefix_makes_the_state_of_that_moment(steps: list[tuple[str, int]]) -> None:
     async def check(history: History) -> None:
-        expected = {ShardState.restore(saved.shard_state).position: saved.shard_state for saved in history.checkpoints}
-        replayed, buffer = ShardState(), TransactionBuffer()
+        expected = {
+            ShardState.restore(saved.shard_state).position: saved.shard_state
+            for saved in history.checkpoints
+        }
+        replayed = ShardState()
+        buffer = TransactionBuffer()
         for entry in await history.channel.entries():
             for message in buffer.observe(entry):
                 replayed.observe(message)
@@ -200,13 +217,19 @@ def test_replay_of_any_prefix_makes_the_state_of_that_moment(steps: list[tuple[s
 
 
 @given(walks)
-def test_offsets_segments_cuts_and_transactions_keep_their_promises(steps: list[tuple[str, int]]) -> None:
+def test_offsets_segments_cuts_and_transactions_keep_their_promises(
+    steps: list[tuple[str, int]],
+) -> None:
     async def check(history: History) -> None:
         visible = await history.channel.visible()
         _check_offsets_are_contiguous(visible)
         _check_rows_lie_between_creation_and_seal(visible)
         _check_no_transaction_spans_an_exclusive_message(visible)
-        numbers = [m.header.number for m in visible if isinstance(m, Message) and isinstance(m.header, CutHeader)]
+        numbers = [
+            m.header.number
+            for m in visible
+            if isinstance(m, Message) and isinstance(m.header, CutHeader)
+        ]
         assert numbers == list(range(1, len(numbers) + 1))
 
     run(steps, check)
@@ -246,7 +269,9 @@ def _check_rows_lie_between_creation_and_seal(visible: list[Message | Transactio
                     pass
 
 
-def _check_no_transaction_spans_an_exclusive_message(visible: list[Message | TransactionMessage]) -> None:
+def _check_no_transaction_spans_an_exclusive_message(
+    visible: list[Message | TransactionMessage],
+) -> None:
     fences: dict[str, int] = {}
     for message in visible:
         if message.type in DDL and isinstance(message, Message):
@@ -259,7 +284,8 @@ def _check_no_transaction_spans_an_exclusive_message(visible: list[Message | Tra
 async def test_commit_whose_begin_is_before_the_checkpoint_is_corrupt() -> None:
     async with LiveChannel.open() as channel:
         txn_id = await channel.begin()
-        position, tick = channel.memory.next_position, channel.ticks.last
+        position = channel.memory.next_position
+        tick = channel.ticks.last
         await channel.commit(await channel.begin())
         await channel.commit(txn_id)
         with pytest.raises(Corrupt, match="begins before"):
@@ -293,17 +319,30 @@ async def test_messages_of_an_unknown_collection_are_passed_over() -> None:
 async def test_commits_in_what_is_read_are_known_and_what_began_before_it_is_unknown() -> None:
     async with LiveChannel.open() as channel:
         info = await channel.create_collection("a")
-        early, spanning = await channel.begin(), await channel.begin()
+        early = await channel.begin()
+        spanning = await channel.begin()
         await channel.commit(early)
-        position, tick = channel.memory.next_position, channel.ticks.last
+        position = channel.memory.next_position
+        tick = channel.ticks.last
         await channel.commit(spanning)
-        late, given_up = await channel.begin(), await channel.begin()
+        late = await channel.begin()
+        given_up = await channel.begin()
         await channel.append(insert_body(info, txn_id=late))
         await channel.commit(late)
         await channel.rollback(given_up)
         whole = (await recover(channel.memory)).commits
         part = (await recover(channel.memory, position=position, tick=tick + 1000)).commits
-    assert [each in whole for each in (early, spanning, late, given_up)] == [True, True, True, False]
+    assert [each in whole for each in (early, spanning, late, given_up)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert whole.known_after == 0
-    assert [each in part for each in (early, spanning, late, given_up)] == [False, True, True, False]
+    assert [each in part for each in (early, spanning, late, given_up)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
     assert early < spanning <= part.known_after < late < given_up

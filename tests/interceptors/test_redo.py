@@ -128,7 +128,8 @@ async def test_time_bound_covers_all_waits_together() -> None:
 
 
 async def test_close_sends_waiters_away_and_later_ones_too() -> None:
-    redo, until = RedoInterceptor(), new_future()
+    redo = RedoInterceptor()
+    until = new_future()
     inner = Inner(until)
     append = asyncio.ensure_future(redo.do_append(alone(), inner))
     await settle()
@@ -145,7 +146,8 @@ async def test_close_sends_waiters_away_and_later_ones_too() -> None:
 
 
 async def test_cancelling_a_waiter_cancels_neither_the_shared_future_nor_other_waiters() -> None:
-    redo, until = RedoInterceptor(), new_future()
+    redo = RedoInterceptor()
+    until = new_future()
     first = asyncio.ensure_future(redo.do_append(alone(), Inner(until)))
     inner = Inner(until)
     second = asyncio.ensure_future(redo.do_append(alone(), inner))
@@ -158,14 +160,15 @@ async def test_cancelling_a_waiter_cancels_neither_the_shared_future_nor_other_w
     assert len(inner.appended) == 1
 
 
-# --- packs ------------------------------------------------------------------------------------------------------------
+# --- packs ----------------------------------------------------------------------------------------
 
 
 class SomeWait:
     """The rest of a chain: sends `waiting` back until `until` is done, and appends the others."""
 
     def __init__(self, *waiting: AppendGroup) -> None:
-        self.waiting, self.until = waiting, new_future()
+        self.waiting = waiting
+        self.until = new_future()
         self.appended: list[AppendGroup] = []
 
     async def __call__(self, pack: Pack) -> None:
@@ -175,8 +178,9 @@ class SomeWait:
         self.appended += pack.groups
 
 
-async def test_groups_that_wait_leave_and_come_again_in_their_order_and_the_others_go_on_at_once() -> None:
-    redo, came = RedoInterceptor(), list[AppendGroup]()
+async def test_groups_wait_leave_and_come_again_in_their_order_and_others_go_on_at_once() -> None:
+    redo = RedoInterceptor()
+    came = list[AppendGroup]()
     first, second, third, fourth = groups = [insert_group() for _ in range(4)]
     inner = SomeWait(first, third)
     pack = Pack(groups, come_again=lambda group: came.insert(0, group))
@@ -192,10 +196,13 @@ async def test_groups_that_wait_leave_and_come_again_in_their_order_and_the_othe
 
 
 async def test_pack_that_waits_as_a_whole_waits_in_place() -> None:
-    redo, came = RedoInterceptor(), list[AppendGroup]()
+    redo = RedoInterceptor()
+    came = list[AppendGroup]()
     groups = [insert_group() for _ in range(3)]
     inner = SomeWait(*groups)
-    appending = asyncio.ensure_future(redo.do_append(Pack(list(groups), come_again=came.append), inner))
+    appending = asyncio.ensure_future(
+        redo.do_append(Pack(list(groups), come_again=came.append), inner)
+    )
     await settle()
     assert not appending.done()
     inner.until.set_result(None)
@@ -204,12 +211,15 @@ async def test_pack_that_waits_as_a_whole_waits_in_place() -> None:
 
 
 async def test_groups_cancelled_while_their_pack_waits_are_not_appended() -> None:
-    redo, came = RedoInterceptor(), list[AppendGroup]()
+    redo = RedoInterceptor()
+    came = list[AppendGroup]()
     first, second = groups = [insert_group() for _ in range(2)]
     for group in groups:
         group.waiter = asyncio.get_running_loop().create_future()
     inner = SomeWait(*groups)
-    appending = asyncio.ensure_future(redo.do_append(Pack(list(groups), come_again=came.append), inner))
+    appending = asyncio.ensure_future(
+        redo.do_append(Pack(list(groups), come_again=came.append), inner)
+    )
     await settle()
     assert isinstance(first.waiter, asyncio.Future)
     first.waiter.cancel()
@@ -230,18 +240,29 @@ async def test_pack_that_nobody_wants_any_more_is_not_appended() -> None:
     assert inner.appended == []
 
 
-async def test_groups_whose_awaited_step_failed_come_again_because_the_term_may_have_ended() -> None:
-    redo, came = RedoInterceptor(), list[AppendGroup]()
-    waiting, other = insert_group(), insert_group()
+async def test_groups_whose_awaited_step_failed_come_again_because_the_term_may_have_ended() -> (
+    None
+):
+    redo = RedoInterceptor()
+    came = list[AppendGroup]()
+    waiting = insert_group()
+    other = insert_group()
     inner = SomeWait(waiting)
     await redo.do_append(Pack([waiting, other], come_again=came.append), inner)
     inner.until.set_exception(Overloaded("allocation stopped"))
     await settle()
-    assert (inner.appended, waiting.outcome, other.outcome, came) == ([other], None, None, [waiting])
+    assert (inner.appended, waiting.outcome, other.outcome, came) == (
+        [other],
+        None,
+        None,
+        [waiting],
+    )
 
 
 async def test_time_bound_of_a_group_covers_all_its_waits_in_packs_that_come_and_go() -> None:
-    redo, came, until = RedoInterceptor(wait_s_max=0.2), list[AppendGroup](), new_future()
+    redo = RedoInterceptor(wait_s_max=0.2)
+    came = list[AppendGroup]()
+    until = new_future()
     until.set_result(None)
     waiting = insert_group()
 
@@ -258,7 +279,8 @@ async def test_time_bound_of_a_group_covers_all_its_waits_in_packs_that_come_and
 
 
 async def test_groups_that_wait_when_the_chain_closes_come_again_for_the_next_one() -> None:
-    redo, came = RedoInterceptor(), list[AppendGroup]()
+    redo = RedoInterceptor()
+    came = list[AppendGroup]()
     waiting = insert_group()
     await redo.do_append(Pack([waiting, insert_group()], come_again=came.append), SomeWait(waiting))
     await settle()
@@ -267,8 +289,12 @@ async def test_groups_that_wait_when_the_chain_closes_come_again_for_the_next_on
     assert redo._tasks == set()
 
 
-async def test_only_the_groups_whose_time_is_over_give_up_a_wait_that_others_came_to_later() -> None:
-    early, late, until = insert_group(), insert_group(), new_future()
+async def test_only_the_groups_whose_time_is_over_give_up_a_wait_that_others_came_to_later() -> (
+    None
+):
+    early = insert_group()
+    late = insert_group()
+    until = new_future()
     early.waits_until_s = asyncio.get_running_loop().time()
     inner = Inner(until, new_future())
     redo = RedoInterceptor(wait_s_max=60)

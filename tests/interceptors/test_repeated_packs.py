@@ -1,4 +1,6 @@
-"""A pack whose outcome is open is repeated in the next term: no write of it is in the log twice, or when nobody wants it."""
+"""A pack whose outcome is open is repeated in the next term: no write of it is in the log twice, or
+when nobody wants it.
+"""
 
 import asyncio
 
@@ -35,7 +37,9 @@ async def rows_in(live: LiveWal) -> list[int]:
 
 
 @pytest.mark.parametrize("fails", [Fails.KEPT, Fails.LOST])
-async def test_groups_of_a_pack_that_failed_hear_one_result_each_and_are_in_the_log_once(fails: Fails) -> None:
+async def test_groups_of_a_pack_that_failed_hear_one_result_each_and_are_in_the_log_once(
+    fails: Fails,
+) -> None:
     async with LiveWal.open() as live:
         info = await created(live)
         await live.wal.append(group_of(insert(info, 10)))
@@ -47,16 +51,23 @@ async def test_groups_of_a_pack_that_failed_hear_one_result_each_and_are_in_the_
         assert [result.row_offsets for result in results] == [
             {info.vchannels[0]: (first, count)} for first, count in [(10, 1), (11, 2), (13, 3)]
         ]
-        ticks = [message.time_tick for message in await live.channel.messages() if message.type is MessageType.INSERT]
+        ticks = [
+            message.time_tick
+            for message in await live.channel.messages()
+            if message.type is MessageType.INSERT
+        ]
         assert [result.time_tick for result in results] == ticks[1:]
         assert live.wal.status.reopened == 1
 
 
-@pytest.mark.parametrize("given_up", [False, True], ids=["known when it is repeated", "given up before it is decided"])
+@pytest.mark.parametrize(
+    "given_up", [False, True], ids=["known when it is repeated", "given up before it is decided"]
+)
 async def test_results_of_a_pack_in_doubt_are_worked_out_once_and_not_for_each_of_its_groups(
     given_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, results_of = list[Pack](), Pack.results
+    made = list[Pack]()
+    results_of = Pack.results
 
     def count(pack: Pack) -> list[AppendResult]:
         made.append(pack)
@@ -86,9 +97,12 @@ async def test_results_of_a_pack_in_doubt_are_worked_out_once_and_not_for_each_o
         assert await rows_in(live) == [10] + [1] * 20
 
 
-async def test_write_that_is_still_repeated_when_its_client_was_told_of_it_otherwise_is_not_written_again() -> None:
+async def test_write_still_repeated_when_client_was_told_of_it_otherwise_not_written_again() -> (
+    None
+):
     async with LiveWal.open() as live:
-        info, stamp = await created(live), ProducerStamp(CLIENT_PRODUCER_IDS + 1, 1, 5)
+        info = await created(live)
+        stamp = ProducerStamp(CLIENT_PRODUCER_IDS + 1, 1, 5)
         await live.wal.append(group_of(insert(info, 10)))
         pack = Pack([group_of(insert(info, 1), producer=stamp)])
         live.fail_once(Fails.LOST)
@@ -108,10 +122,12 @@ class Script:
     """What becomes of the packs of rows that come to the log: each step is taken once, in order."""
 
     def __init__(self, live: LiveWal, *steps: Fails | str) -> None:
-        self.steps, self.until = list(steps), asyncio.get_running_loop().create_future()
+        self.steps = list(steps)
+        self.until = asyncio.get_running_loop().create_future()
         self.tries: list[list[AppendGroup]] = []
         self._live = live
-        live.log.refusal, live.log.fails = self._refuse, self._fail
+        live.log.refusal = self._refuse
+        live.log.fails = self._fail
 
     def _refuse(self, pack: Pack) -> Exception | None:
         """Send the second group back, as shards do that lack a segment."""
@@ -132,7 +148,9 @@ class Script:
 
 
 @pytest.mark.parametrize("fails", [Fails.KEPT, Fails.LOST])
-async def test_group_that_left_a_repeated_pack_is_not_repeated_with_it_once_more(fails: Fails) -> None:
+async def test_group_that_left_a_repeated_pack_is_not_repeated_with_it_once_more(
+    fails: Fails,
+) -> None:
     async with LiveWal.open() as live:
         info = await created(live)
         await live.wal.append(group_of(insert(info, 10)))
@@ -144,11 +162,12 @@ async def test_group_that_left_a_repeated_pack_is_not_repeated_with_it_once_more
         assert await rows_in(live) == [10, 1, 4, 2]
 
 
-async def test_group_whose_caller_gave_up_when_it_had_left_a_repeated_pack_is_not_written() -> None:
+async def test_group_whose_caller_gave_up_when_it_had_left_repeated_pack_is_not_written() -> None:
     async with LiveWal.open() as live:
         info = await created(live)
         await live.wal.append(group_of(insert(info, 10)))
-        script, group = Script(live, Fails.LOST, "the second leaves"), group_of(insert(info, 2))
+        script = Script(live, Fails.LOST, "the second leaves")
+        group = group_of(insert(info, 2))
         first, second = start(live, group_of(insert(info, 1)), group)
         await first
         assert not group.begun
@@ -162,7 +181,8 @@ async def test_group_that_comes_again_has_begun_once_the_log_may_have_it() -> No
     async with LiveWal.open() as live:
         info = await created(live)
         await live.wal.append(group_of(insert(info, 10)))
-        script, group = Script(live, Fails.LOST, "the second leaves"), group_of(insert(info, 2))
+        script = Script(live, Fails.LOST, "the second leaves")
+        group = group_of(insert(info, 2))
         first, second = start(live, group_of(insert(info, 1)), group)
         await first
         assert not group.begun
@@ -185,15 +205,19 @@ async def test_group_that_a_repeated_pack_finds_in_the_log_has_begun() -> None:
         assert group.begun, "a deadline that strikes now says that it may have happened"
 
 
-async def test_retry_in_a_pack_goes_on_in_the_next_term_with_the_first_try_that_it_joined() -> None:
+async def test_retry_in_a_pack_goes_on_in_next_term_with_the_first_try_that_it_joined() -> None:
     async with LiveWal.open() as live:
-        info, new = await created(live), await created(live, "new")
+        info = await created(live)
+        new = await created(live, "new")
         await live.wal.append(group_of(insert(info, 10)))
-        live.log.refusal, live.channel.allocator._sleep = refuse_segments, for_ever
+        live.log.refusal = refuse_segments
+        live.channel.allocator._sleep = for_ever
         stamp = ProducerStamp(FEED, 1, 5)
         (first,) = start(live, group_of(insert(new, 1), producer=stamp))
         await settle_tasks()  # it waits for a segment, alone, until the term ends
-        retry, other = start(live, group_of(insert(new, 1), producer=stamp), group_of(insert(info, 2)))
+        retry, other = start(
+            live, group_of(insert(new, 1), producer=stamp), group_of(insert(info, 2))
+        )
         assert (await other).row_offsets == {info.vchannels[0]: (10, 2)}
         live.fail_once(Fails.LOST)
         (last,) = start(live, group_of(insert(info, 4)))

@@ -1,4 +1,6 @@
-"""Room is waited for behind the window of retries and before redo, and never by what others wait for."""
+"""Room is waited for behind the window of retries and before redo, and never by what others wait
+for.
+"""
 
 import asyncio
 
@@ -12,7 +14,15 @@ from tests.interceptors.idempotency.test_window import result_at
 from tests.wal.packed import FakeTarget, piece, rows_group, transaction_group
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import OnShutdown, StorageFull, TooLarge
-from wal.headers import DML, BeginTxnHeader, CommitTxnHeader, CreateSegmentHeader, Header, InsertHeader, MessageType
+from wal.headers import (
+    DML,
+    BeginTxnHeader,
+    CommitTxnHeader,
+    CreateSegmentHeader,
+    Header,
+    InsertHeader,
+    MessageType,
+)
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
 from wal.queue import Budget
@@ -29,7 +39,13 @@ def rows(size_bytes: int, stamp: ProducerStamp | None = None) -> AppendGroup:
 
 
 def bodies(size_bytes: int) -> AppendGroup:
-    return AppendGroup([MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 3, 1), "p0_1v0", b"x" * size_bytes, 5)])
+    return AppendGroup(
+        [
+            MutableMessage(
+                MessageType.INSERT, InsertHeader(1, 2, 3, 1), "p0_1v0", b"x" * size_bytes, 5
+            )
+        ]
+    )
 
 
 def control(kind: MessageType, header: Header) -> AppendGroup:
@@ -37,10 +53,14 @@ def control(kind: MessageType, header: Header) -> AppendGroup:
 
 
 class Path:
-    """Idempotency, room and redo in front of a log that is full when told, and of appends that are sent back once."""
+    """Idempotency, room and redo in front of a log that is full when told, and of appends that are
+    sent back once.
+    """
 
     def __init__(self, memory: Budget) -> None:
-        self.memory, self.full, self.appended = memory, False, list[Pack]()
+        self.memory = memory
+        self.full = False
+        self.appended = list[Pack]()
         self.until: asyncio.Future[None] | None = None
         window = Window()
         window.fence(7, 1)
@@ -85,14 +105,16 @@ async def test_append_that_waits_in_redo_counts_and_the_next_one_waits_for_its_r
     first, second = [asyncio.ensure_future(path.append(bodies(1000))) for _ in range(2)]
     await anyio.wait_all_tasks_blocked()
     assert path.memory.held_bytes == size_of(bodies(1000))
-    created = await path.append(control(MessageType.CREATE_SEGMENT, CreateSegmentHeader(1, 2, 3, 4, 5, 6)))
+    created = await path.append(
+        control(MessageType.CREATE_SEGMENT, CreateSegmentHeader(1, 2, 3, 4, 5, 6))
+    )
     assert created, "what the first one waits for finds its way past both"
     path.until.set_result(None)
     await asyncio.gather(first, second)
     assert path.memory.held_bytes == 0
 
 
-async def test_bodies_count_and_neither_the_end_of_their_transaction_nor_rows_that_hold_their_own() -> None:
+async def test_bodies_count_and_neither_end_of_their_transaction_nor_rows_hold_their_own() -> None:
     path = Path(Budget(300))
     with pytest.raises(TooLarge, match="pending_bytes_max"):
         await path.append(bodies(1000))

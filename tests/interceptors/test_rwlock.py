@@ -49,7 +49,9 @@ async def test_lock_is_handed_over_at_release_so_that_nobody_slips_in_between() 
     waiter = asyncio.ensure_future(lock.acquire(exclusive=True))
     await settle()
     lock.release()
-    assert not lock.try_acquire(exclusive=False), "the waiter has it already, though its task has not run"
+    assert not lock.try_acquire(exclusive=False), (
+        "the waiter has it already, though its task has not run"
+    )
     await waiter
 
 
@@ -87,7 +89,9 @@ async def test_release_of_what_nobody_holds_is_a_bug() -> None:
 
 
 class Model:
-    """Holders as the tasks see them; checks exclusion at every step and notes the order of arrivals and grants."""
+    """Holders as the tasks see them; checks exclusion at every step and notes the order of arrivals
+    and grants.
+    """
 
     def __init__(self) -> None:
         self.lock = RWLock()
@@ -139,16 +143,25 @@ async def run_schedule(seed: int, kinds: list[bool]) -> Model:
         if rng.random() < 0.3:
             rng.choice(tasks).cancel()
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
-    bugs = [o for o in outcomes if isinstance(o, BaseException) and not isinstance(o, asyncio.CancelledError)]
+    bugs = [
+        o
+        for o in outcomes
+        if isinstance(o, BaseException) and not isinstance(o, asyncio.CancelledError)
+    ]
     assert not bugs
     return model
 
 
 @given(seed=st.integers(0, 2**32), kinds=st.lists(st.booleans(), min_size=1, max_size=30))
-def test_random_schedules_exclude_keep_the_order_and_leave_nothing(seed: int, kinds: list[bool]) -> None:
+def test_random_schedules_exclude_keep_the_order_and_leave_nothing(
+    seed: int, kinds: list[bool]
+) -> None:
     model = asyncio.run(run_schedule(seed, kinds))
-    for at, number in enumerate(model.granted):  # two sharers may start in any order: neither keeps the other waiting
+    # two sharers may start in any order: neither keeps the other waiting
+    for at, number in enumerate(model.granted):
         overtaken = [earlier for earlier in model.granted[at + 1 :] if earlier < number]
-        assert all(not kinds[number] and not kinds[earlier] for earlier in overtaken), "first come, first served"
+        assert all(not kinds[number] and not kinds[earlier] for earlier in overtaken), (
+            "first come, first served"
+        )
     assert model.lock.idle
     assert set(model.granted).isdisjoint(model.cancelled)

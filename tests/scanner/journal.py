@@ -1,7 +1,8 @@
 """A log with a live tail, written the way a node writes it, and what readers of it should see.
 
-`Journal` stamps ticks and last-confirmed positions and publishes to the tail; `visible` is the model: for each tick, the
-payloads a reader gets, written down at append time without any of the code under test.
+`Journal` stamps ticks and last-confirmed positions and publishes to the tail; `visible` is the
+model: for each tick, the payloads a reader gets, written down at append time without any of the
+code under test.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,9 @@ from wal.rows import encode_pieces, lay_out
 
 V0, V1 = VCHANNELS = "p0_1v0", "p0_1v1"
 ROW_END = b"\n"
-"""Behind each packed row, so that the rows of a message can be told from those of others in its payload."""
+"""Behind each packed row, so that the rows of a message can be told from those of others in its
+payload.
+"""
 
 
 class Bounds(TypedDict, total=False):
@@ -93,8 +96,16 @@ def put(*payloads: bytes, vchannel: str = V0, is_transaction: bool = False) -> P
 
 
 def assorted(payload: bytes, number: int) -> list[Put]:
-    """Return one to five writes for a pack: plain ones and transactions, on one vchannel or both."""
-    both = Put((PutPiece(((0, payload), (1, payload + b"1"))), PutPiece(((1, payload),), MessageType.DELETE)), True)
+    """Return one to five writes for a pack: plain ones and transactions, on one vchannel or
+    both.
+    """
+    both = Put(
+        (
+            PutPiece(((0, payload), (1, payload + b"1"))),
+            PutPiece(((1, payload),), MessageType.DELETE),
+        ),
+        True,
+    )
     kinds = (
         put(payload),
         put(payload, payload + b"'", is_transaction=True),
@@ -129,7 +140,9 @@ def rollback(txn_id: int) -> MutableMessage:
     return MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader("test"), txn_id=txn_id)
 
 
-def frozen(messages: list[MutableMessage], tick: int, position: int, *, size_bytes: int = 100) -> LogEntry:
+def frozen(
+    messages: list[MutableMessage], tick: int, position: int, *, size_bytes: int = 100
+) -> LogEntry:
     """Return messages as an entry that is in no log."""
     pack = pack_of(AppendGroup(messages))
     pack.stamp(tick, None)
@@ -157,12 +170,15 @@ class Journal:
         self._last_ticket: AppendTicket | None = None
         self._open: dict[int, tuple[int, list[MutableMessage]]] = {}
         self._targets = {
-            kind: FakeTarget(kind, vchannels=VCHANNELS) for kind in (MessageType.INSERT, MessageType.DELETE)
+            kind: FakeTarget(kind, vchannels=VCHANNELS)
+            for kind in (MessageType.INSERT, MessageType.DELETE)
         }
         self._next_offsets = dict.fromkeys(VCHANNELS, 0)
 
     @classmethod
-    async def create(cls, *, tail: LiveTail | None = None, store: LogStore | None = None) -> "Journal":
+    async def create(
+        cls, *, tail: LiveTail | None = None, store: LogStore | None = None
+    ) -> "Journal":
         log = await (store or MemoryLogStore()).open_log("p0")
         if tail is not None:
             tail.start(next_position=log.next_position, confirmed_tick=log.last_tick)
@@ -198,7 +214,9 @@ class Journal:
         return self._append(AppendGroup([drop()]))
 
     def time_tick(self) -> LogEntry:
-        return self._append(AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader("node"))]))
+        return self._append(
+            AppendGroup([MutableMessage(MessageType.TIME_TICK, TimeTickHeader("node"))])
+        )
 
     def begin(self) -> int:
         txn_id = self.tick + 1
@@ -270,10 +288,14 @@ class Journal:
     def _lay_out(self, pack: Pack) -> None:
         pieces = [group.pieces for group in pack.groups]
         transactions = [group.is_transaction for group in pack.groups]
-        laid_out = lay_out(pieces, transactions, encode_pieces(pieces), next_offsets=self._next_offsets)
+        laid_out = lay_out(
+            pieces, transactions, encode_pieces(pieces), next_offsets=self._next_offsets
+        )
         pack.take_rows(laid_out)
         for of_group in laid_out.row_offsets:
-            self._next_offsets |= {vchannel: first + count for vchannel, (first, count) in of_group.items()}
+            self._next_offsets |= {
+                vchannel: first + count for vchannel, (first, count) in of_group.items()
+            }
 
 
 def payload_of(message: Message) -> bytes:
@@ -308,7 +330,9 @@ def messages_in(batch: ScanBatch) -> list[AnyMessage]:
 
 async def read_until(scanner: Scanner, tick: int) -> list[AnyMessage]:
     """Return what a scanner delivers until it confirms `tick`."""
-    return [message for batch in await batches_until(scanner, tick) for message in messages_in(batch)]
+    return [
+        message for batch in await batches_until(scanner, tick) for message in messages_in(batch)
+    ]
 
 
 async def batches_until(scanner: Scanner, tick: int) -> list[ScanBatch]:

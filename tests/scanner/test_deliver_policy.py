@@ -10,7 +10,9 @@ from wal.position import MemoryMessageId
 
 
 def test_start_after_takes_a_message_id_or_a_tick() -> None:
-    assert DeliverPolicy.start_after(MemoryMessageId(7)) == DeliverPolicy(Start.AFTER, MemoryMessageId(7))
+    assert DeliverPolicy.start_after(MemoryMessageId(7)) == DeliverPolicy(
+        Start.AFTER, MemoryMessageId(7)
+    )
     assert DeliverPolicy.start_after(7) == DeliverPolicy(Start.AFTER_TICK, 7)
 
 
@@ -26,7 +28,9 @@ def test_start_from_refuses_what_is_no_message_id(message_id: object) -> None:
         DeliverPolicy.start_from(message_id)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [("latest",), (Start.FROM,), (Start.AFTER_TICK, "1"), (Start.ALL, 1), ([],)])
+@pytest.mark.parametrize(
+    "given", [("latest",), (Start.FROM,), (Start.AFTER_TICK, "1"), (Start.ALL, 1), ([],)]
+)
 def test_policy_that_starts_nowhere_is_refused(given: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidArgument, match="DeliverPolicy"):
         DeliverPolicy(*given)

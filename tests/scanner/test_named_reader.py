@@ -158,7 +158,8 @@ async def test_acks_during_a_write_share_the_next_one_and_return_when_durable() 
 
 
 async def test_write_that_fails_when_nobody_waits_for_it_any_more_leaves_no_traceback() -> None:
-    store, unheard = SlowStore(), list[dict[str, object]]()
+    store = SlowStore()
+    unheard = list[dict[str, object]]()
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: unheard.append(context))
     readers = NamedReaders(store, live)
     store.gate.set()
@@ -263,7 +264,9 @@ async def test_a_dropped_collection_takes_its_readers_along() -> None:
     names = {1: "one", 11: "eleven"}
     readers = NamedReaders(MemoryLogStore(), lambda: names)
     for collection_id in names:
-        await readers.open({collection_id}, "billing", start=ReaderPosition("p0", "memory", collection_id, 0))
+        await readers.open(
+            {collection_id}, "billing", start=ReaderPosition("p0", "memory", collection_id, 0)
+        )
     assert readers.lease("p0") == 1
     del names[1]
     assert readers.lease("p0") == 11, "nobody can open the others again"
@@ -280,7 +283,9 @@ async def test_a_damaged_position_is_corrupt() -> None:
         await NamedReaders(store, live).load()
 
 
-async def test_a_new_reader_holds_the_log_while_its_first_position_is_written_and_when_that_is_cut_short() -> None:
+async def test_new_reader_holds_log_while_its_first_position_written_and_when_is_cut_short() -> (
+    None
+):
     store = SlowStore()
     readers = NamedReaders(store, live)
     opening = asyncio.get_running_loop().create_task(readers.open({1}, "billing", start=START))
@@ -309,7 +314,9 @@ async def reader_of(store: SlowStore) -> NamedReaders:
     return readers
 
 
-async def test_a_deletion_whose_caller_is_cancelled_takes_place_and_the_next_opening_is_durable() -> None:
+async def test_a_deletion_whose_caller_is_cancelled_takes_place_and_next_opening_is_durable() -> (
+    None
+):
     store = SlowStore()
     readers = await reader_of(store)
     deleting = asyncio.ensure_future(readers.delete_reader(1, "r"))
@@ -327,7 +334,9 @@ async def test_a_deletion_whose_caller_is_cancelled_takes_place_and_the_next_ope
 
 
 @pytest.mark.parametrize("cut_short", ["cancelled", "failed"])
-async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_when_it_is_opened(cut_short: str) -> None:
+async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_when_it_is_opened(
+    cut_short: str,
+) -> None:
     store = SlowStore()
     readers = NamedReaders(store, live)
     opening = asyncio.ensure_future(readers.open({1}, "r", start=START))
@@ -345,7 +354,9 @@ async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_whe
     assert await store.get_meta("reader/1/r") is not None
 
 
-async def test_a_reader_whose_deletion_is_in_doubt_holds_the_log_and_is_stored_again_when_it_is_opened() -> None:
+async def test_reader_whose_deletion_in_doubt_holds_log_and_stored_again_when_it_is_opened() -> (
+    None
+):
     store = SlowStore()
     readers = await reader_of(store)
     store.failures.append(Indeterminate("nobody knows"))
@@ -358,7 +369,7 @@ async def test_a_reader_whose_deletion_is_in_doubt_holds_the_log_and_is_stored_a
     assert len(store.writes) == written + 1
 
 
-# --- moved by somebody else -------------------------------------------------------------------------------------------
+# --- moved by somebody else -----------------------------------------------------------------------
 
 
 def known(readers: NamedReaders) -> KnownReader:
@@ -376,7 +387,9 @@ async def test_a_move_holds_the_lower_place_until_the_store_has_the_new_one(to: 
     await reader.ack(5, 5)
     await reader.close()
     store.gate.clear()
-    moving = asyncio.create_task(readers.move(1, "billing", ReaderPosition("p0", START.wal_name, to, to)))
+    moving = asyncio.create_task(
+        readers.move(1, "billing", ReaderPosition("p0", START.wal_name, to, to))
+    )
     await turns()
     assert readers.lease("p0") == min(5, to)
     assert known(readers).is_open, "nobody opens it meanwhile"
@@ -401,11 +414,15 @@ async def test_a_move_that_failed_leaves_the_reader_where_it_was() -> None:
     store.failures = [Indeterminate("who knows")]
     with pytest.raises(Indeterminate):
         await readers.move(1, "billing", to)
-    assert readers.lease("p0") == START.position, "it may be in the store, or not: the lower place is held"
+    assert readers.lease("p0") == START.position, (
+        "it may be in the store, or not: the lower place is held"
+    )
     store.failures = [StorageFailed("no")]
     with pytest.raises(StorageFailed):
         await readers.move(1, "billing", ReaderPosition("p0", START.wal_name, 0, 0))
-    assert known(readers).position == START, "a move that was refused for certain takes no effect, whatever is in doubt"
+    assert known(readers).position == START, (
+        "a move that was refused for certain takes no effect, whatever is in doubt"
+    )
     store.writes.clear()
     await readers.open({1}, "billing", start=START)
     assert store.writes, "and written again before it is used"

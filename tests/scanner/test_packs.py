@@ -1,4 +1,6 @@
-"""Entries that hold the writes of many callers: a reader starts, resumes and filters by write, never by entry."""
+"""Entries that hold the writes of many callers: a reader starts, resumes and filters by write,
+never by entry.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -40,15 +42,26 @@ from wal.position import MemoryMessageId
 pytestmark = pytest.mark.anyio
 
 Shape = tuple[bool, list[tuple[bool, list[int]]]]
-"""Of a write: whether it is a transaction; of its pieces: whether they delete, and the shard of each row."""
+"""Of a write: whether it is a transaction; of its pieces: whether they delete, and the shard of
+each row.
+"""
 
-PIECES = st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 1), min_size=1, max_size=3)), min_size=1, max_size=3)
-PACKS = st.lists(st.lists(st.tuples(st.booleans(), PIECES), min_size=1, max_size=6), min_size=1, max_size=6)
+PIECES = st.lists(
+    st.tuples(st.booleans(), st.lists(st.integers(0, 1), min_size=1, max_size=3)),
+    min_size=1,
+    max_size=3,
+)
+PACKS = st.lists(
+    st.lists(st.tuples(st.booleans(), PIECES), min_size=1, max_size=6), min_size=1, max_size=6
+)
 
 
 def writes_of(shapes: Sequence[Shape], first: int) -> list[Put]:
-    """Return writes of these shapes, whose rows are numbered. Rows outside transactions are of one kind."""
-    number, puts = first, []
+    """Return writes of these shapes, whose rows are numbered. Rows outside transactions are of one
+    kind.
+    """
+    number = first
+    puts = []
     for is_transaction, pieces in shapes:
         made = []
         for is_delete, shards in pieces:
@@ -61,7 +74,9 @@ def writes_of(shapes: Sequence[Shape], first: int) -> list[Put]:
 
 
 def append(journal: Journal, packs: Sequence[Sequence[Shape]]) -> None:
-    """Append packs, and between them what holds the last-confirmed position back, or has no rows."""
+    """Append packs, and between them what holds the last-confirmed position back, or has no
+    rows.
+    """
     for number, shapes in enumerate(packs):
         journal.pack(*writes_of(shapes, 1000 * number))
         if number == 0:
@@ -75,20 +90,25 @@ def append(journal: Journal, packs: Sequence[Sequence[Shape]]) -> None:
 
 
 def group_positions(entry: LogEntry) -> dict[int, range]:
-    """The positions of each group of an entry, by its tick, counted from what was written: begin and commit count."""
+    """The positions of each group of an entry, by its tick, counted from what was written: begin
+    and commit count.
+    """
     assert entry.rows is not None
-    found, position = {}, entry.first_position
+    found = {}
+    position = entry.first_position
     for tick, count in zip(entry.rows.ticks.tolist(), entry.rows.counts.tolist(), strict=True):
         found[tick] = range(position, position + count)
         position += count
     return found
 
 
-# --- where a reader starts --------------------------------------------------------------------------------------------
+# --- where a reader starts ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tailed", [True, False])
-async def test_a_reader_starts_with_or_after_exactly_the_write_whose_id_it_is_given(tailed: bool) -> None:
+async def test_a_reader_starts_with_or_after_exactly_the_write_whose_id_it_is_given(
+    tailed: bool,
+) -> None:
     journal = await (tailed_journal() if tailed else Journal.create())
     journal.insert(b"before")
     entry = journal.pack(put(b"a"), put(b"b", b"b'"), put(b"c", is_transaction=True), put(b"d"))
@@ -105,7 +125,9 @@ async def test_a_reader_starts_with_or_after_exactly_the_write_whose_id_it_is_gi
 
 
 @given(PACKS)
-async def test_every_position_of_every_pack_starts_the_write_that_holds_it(packs: list[list[Shape]]) -> None:
+async def test_every_position_of_every_pack_starts_the_write_that_holds_it(
+    packs: list[list[Shape]],
+) -> None:
     journal = await tailed_journal()
     append(journal, packs)
     end = journal.insert(b"end").time_tick
@@ -130,7 +152,7 @@ async def test_the_ids_of_packed_messages_are_where_the_log_has_them() -> None:
     assert [message.txn_id for message in messages] == [0, 2, 0, 0]
 
 
-# --- where it goes on -------------------------------------------------------------------------------------------------
+# --- where it goes on -----------------------------------------------------------------------------
 
 
 @given(PACKS, st.integers(0, 1 << 32).map(random.Random), st.integers(200, 3000))
@@ -141,22 +163,28 @@ async def test_resuming_after_any_write_of_any_pack_misses_nothing_and_repeats_n
     append(journal, packs)
     end = journal.insert(b"end").time_tick
     limits = Bounds(batch_bytes=rng.choice([1, 500, 5000]), batch_messages=rng.choice([1, 4, 100]))
-    messages = await read_until(Scanner(journal.log, journal.tail, DeliverPolicy.all(), **limits), end)
+    messages = await read_until(
+        Scanner(journal.log, journal.tail, DeliverPolicy.all(), **limits), end
+    )
     assert seen(messages) == journal.visible
     for message in rng.sample(messages, min(8, len(messages))):
         tick = message.time_tick
         ways = [
-            Scanner(journal.log, tail, StartingPoint(message.last_confirmed_position, tick), **limits)
+            Scanner(
+                journal.log, tail, StartingPoint(message.last_confirmed_position, tick), **limits
+            )
             for tail in (journal.tail, None)
         ]
-        ways += [scan(journal, DeliverPolicy.start_after(after)) for after in (message.message_id, tick)]
+        ways += [
+            scan(journal, DeliverPolicy.start_after(after)) for after in (message.message_id, tick)
+        ]
         for scanner in ways:
             rest = seen(await read_until(scanner, end)) if tick < end else []
             assert rest == later_than(journal, tick)
             await scanner.close()
 
 
-async def test_a_named_reader_that_acknowledged_half_a_pack_goes_on_with_the_other_half_after_a_restart() -> None:
+async def test_named_reader_acknowledged_half_pack_goes_on_with_other_half_after_restart() -> None:
     store = MemoryLogStore()
     journal = await Journal.create(tail=LiveTail(), store=store)
     journal.insert(b"before")
@@ -174,7 +202,7 @@ async def test_a_named_reader_that_acknowledged_half_a_pack_goes_on_with_the_oth
     assert seen(await read_until(scanner, journal.tick)) == journal.visible[3:]
 
 
-# --- what is left of a truncated log ----------------------------------------------------------------------------------
+# --- what is left of a truncated log --------------------------------------------------------------
 
 
 async def test_truncation_within_a_pack_keeps_all_of_it() -> None:
@@ -190,14 +218,18 @@ async def test_truncation_within_a_pack_keeps_all_of_it() -> None:
         (DeliverPolicy.start_after(id_of(entry)), 2),
         (DeliverPolicy.start_after(2), 2),
     ):
-        assert seen(await read_until(scan(journal, policy), journal.tick)) == later_than(journal, tick)
+        assert seen(await read_until(scan(journal, policy), journal.tick)) == later_than(
+            journal, tick
+        )
     with pytest.raises(Truncated):
         await scan(journal, DeliverPolicy.start_from(MemoryMessageId(1))).open()
     with pytest.raises(Truncated):  # something above the tick may be gone
         await scan(journal, DeliverPolicy.start_after(1)).open()
 
 
-async def test_all_that_is_kept_begins_with_the_first_write_of_a_pack_behind_a_lost_transaction() -> None:
+async def test_all_that_is_kept_begins_with_first_write_of_a_pack_behind_a_lost_transaction() -> (
+    None
+):
     journal = await tailed_journal(capacity_bytes=1)
     txn_id = journal.begin()
     journal.pack(put(b"between"), put(b"too early"))
@@ -208,7 +240,7 @@ async def test_all_that_is_kept_begins_with_the_first_write_of_a_pack_behind_a_l
     assert seen(messages) == journal.visible[-2:]
 
 
-# --- batches and filters ----------------------------------------------------------------------------------------------
+# --- batches and filters --------------------------------------------------------------------------
 
 
 async def test_a_pack_comes_in_one_batch_even_over_the_bounds_and_counts_its_messages() -> None:
@@ -229,7 +261,10 @@ async def test_a_pack_comes_in_one_batch_even_over_the_bounds_and_counts_its_mes
     st.integers(0, 10),
 )
 async def test_a_filter_lets_transactions_pass_whole_and_of_other_writes_what_is_wanted(
-    packs: list[list[Shape]], vchannels: set[str] | None, types: set[MessageType] | None, after_tick: int
+    packs: list[list[Shape]],
+    vchannels: set[str] | None,
+    types: set[MessageType] | None,
+    after_tick: int,
 ) -> None:
     journal = await tailed_journal()
     for number, shapes in enumerate(packs):
@@ -256,7 +291,10 @@ async def test_a_filter_lets_transactions_pass_whole_and_of_other_writes_what_is
         messages = await read_until(scanner, journal.tick) if after_tick < journal.tick else []
         assert seen(messages) == expected
         for message in messages:
-            assert isinstance(message, TransactionMessage) == journal.puts[message.time_tick].is_transaction
+            assert (
+                isinstance(message, TransactionMessage)
+                == journal.puts[message.time_tick].is_transaction
+            )
         await scanner.close()
 
 
@@ -265,13 +303,29 @@ async def test_one_vchannel_of_a_pack_comes_without_the_writes_of_the_other(numb
     journal = await tailed_journal()
     both = Put((PutPiece(((0, b"mine"), (1, b"not mine"))),))
     whole = Put((PutPiece(((1, b"theirs"),)), PutPiece(((0, b"mine"),))), is_transaction=True)
-    journal.pack(put(b"a"), put(b"b", vchannel=V1), both, whole, put(b"c", vchannel=V1, is_transaction=True), put(b"d"))
-    expected = [Seen(1, (b"a",)), Seen(3, (b"mine",)), Seen(4, (b"theirs", b"mine")), Seen(6, (b"d",))]
-    scanner = Scanner(journal.log, journal.tail, StartingPoint(1, number), vchannels=frozenset({V0}))
+    journal.pack(
+        put(b"a"),
+        put(b"b", vchannel=V1),
+        both,
+        whole,
+        put(b"c", vchannel=V1, is_transaction=True),
+        put(b"d"),
+    )
+    expected = [
+        Seen(1, (b"a",)),
+        Seen(3, (b"mine",)),
+        Seen(4, (b"theirs", b"mine")),
+        Seen(6, (b"d",)),
+    ]
+    scanner = Scanner(
+        journal.log, journal.tail, StartingPoint(1, number), vchannels=frozenset({V0})
+    )
     assert seen(await read_until(scanner, 6)) == [each for each in expected if each.tick > number]
 
 
-@pytest.mark.parametrize("make", [DeliverPolicy.start_from, DeliverPolicy.start_after], ids=["from", "after"])
+@pytest.mark.parametrize(
+    "make", [DeliverPolicy.start_from, DeliverPolicy.start_after], ids=["from", "after"]
+)
 async def test_a_pack_that_is_not_published_yet_is_found_by_the_ids_in_it(
     make: Callable[[MemoryMessageId], DeliverPolicy],
 ) -> None:

@@ -19,12 +19,15 @@ pytestmark = pytest.mark.anyio
 async def test_scanners_get_different_names() -> None:
     journal = await Journal.create()
     registry = ScannerRegistry(journal.log, None)
-    first, second = registry.open(DeliverPolicy.all()), registry.open(DeliverPolicy.all())
+    first = registry.open(DeliverPolicy.all())
+    second = registry.open(DeliverPolicy.all())
     assert first.name != second.name
     assert [each.name for each in registry.statistics()] == [first.name, second.name]
 
 
-async def test_more_scanners_than_the_bound_are_refused_until_one_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_scanners_than_the_bound_are_refused_until_one_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     journal = await Journal.create()
     monkeypatch.setattr(scanner, "SCANNERS_MAX", 1)
     registry = ScannerRegistry(journal.log, None)

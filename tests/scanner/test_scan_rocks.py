@@ -49,7 +49,7 @@ async def follow(scanner: Scanner, messages: list[AnyMessage], tick: int) -> Non
     messages.extend(await read_until(scanner, tick))
 
 
-async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_path: Path) -> None:
+async def test_scans_of_disk_and_of_the_tail_agree_while_it_is_written(tmp_path: Path) -> None:
     rng = random.Random(20240611)
     store = await open_rocks_store(tmp_path / "data")
     journal = await Journal.create(tail=LiveTail(capacity_bytes=8000), store=store)
@@ -78,7 +78,9 @@ async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_p
     await store.close()
 
 
-async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopened(tmp_path: Path) -> None:
+async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopened(
+    tmp_path: Path,
+) -> None:
     store = await open_rocks_store(tmp_path / "data")
     journal = await Journal.create(store=store)
     readers = NamedReaders(store, lambda: {1: "one"})

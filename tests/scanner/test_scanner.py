@@ -28,7 +28,7 @@ from wal.message import TransactionMessage
 pytestmark = pytest.mark.anyio
 
 
-# --- what it delivers -------------------------------------------------------------------------------------------------
+# --- what it delivers -----------------------------------------------------------------------------
 
 
 async def test_messages_of_one_entry_come_in_one_batch_even_over_the_bound() -> None:
@@ -113,7 +113,7 @@ async def test_a_system_type_cannot_be_filtered_by() -> None:
         Scanner(journal.log, None, DeliverPolicy.all(), types=frozenset({MessageType.COMMIT_TXN}))
 
 
-# --- where it reads from ----------------------------------------------------------------------------------------------
+# --- where it reads from --------------------------------------------------------------------------
 
 
 async def test_a_batch_resumes_at_the_begin_of_the_oldest_open_transaction() -> None:
@@ -160,7 +160,9 @@ async def test_a_scan_that_always_finds_something_leaves_others_their_turn() -> 
     journal = await tailed_journal()
     for _ in range(100):
         journal.insert(b"row")
-    scanner = Scanner(journal.log, journal.tail, DeliverPolicy.all(), batch_messages=1, batch_bytes=1)
+    scanner = Scanner(
+        journal.log, journal.tail, DeliverPolicy.all(), batch_messages=1, batch_bytes=1
+    )
     await batches_until(scanner, 5)
     other = asyncio.create_task(asyncio.sleep(0))
     await batches_until(scanner, 10)

@@ -1,4 +1,6 @@
-"""Faults of the log, cancelled callers and closed scanners: nothing lost, nothing twice, nobody left waiting."""
+"""Faults of the log, cancelled callers and closed scanners: nothing lost, nothing twice, nobody
+left waiting.
+"""
 
 import asyncio
 import random
@@ -12,18 +14,29 @@ from scanner.deliver_policy import DeliverPolicy
 from scanner.scanner import Scanner
 from scanner.source import READ_TRIES_MAX
 from tests.scanner.faulty_log import Doors, FaultyLog, Pauses
-from tests.scanner.journal import SMALL, Journal, messages_in, read_until, scan, seen, tailed_journal
+from tests.scanner.journal import (
+    SMALL,
+    Journal,
+    messages_in,
+    read_until,
+    scan,
+    seen,
+    tailed_journal,
+)
 from wal.errors import Corrupt, OnShutdown, StorageFailed
 from wal.message import AnyMessage
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_passing_storage_fault_is_retried_from_the_position_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_passing_storage_fault_is_retried_from_the_position_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     journal = await Journal.create()
     for _ in range(20):
         journal.insert(b"row")
-    log, pauses = FaultyLog(journal.log), Pauses()
+    log = FaultyLog(journal.log)
+    pauses = Pauses()
     scanner = Scanner(log.as_log, None, DeliverPolicy.all(), batch_bytes=300)
     messages = messages_in(await scanner.next_batch())
     monkeypatch.setattr("asyncio.sleep", pauses)
@@ -33,10 +46,13 @@ async def test_a_passing_storage_fault_is_retried_from_the_position_reached(monk
     assert pauses == [0.1, 0.2]
 
 
-async def test_a_lasting_storage_fault_reaches_the_caller_who_may_go_on_later(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lasting_storage_fault_reaches_the_caller_who_may_go_on_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     journal = await Journal.create()
     journal.insert(b"row")
-    log, pauses = FaultyLog(journal.log), Pauses()
+    log = FaultyLog(journal.log)
+    pauses = Pauses()
     scanner = Scanner(log.as_log, None, DeliverPolicy.all())
     log.failures = [StorageFailed("reads fail")] * READ_TRIES_MAX
     monkeypatch.setattr("asyncio.sleep", pauses)
@@ -79,7 +95,8 @@ async def test_a_cancelled_next_batch_is_returned_by_the_next_call() -> None:
     journal = await Journal.create()
     for _ in range(20):
         journal.insert(b"row")
-    log, doors = FaultyLog(journal.log), Doors()
+    log = FaultyLog(journal.log)
+    doors = Doors()
     log.gate = doors
     scanner = Scanner(log.as_log, None, DeliverPolicy.all(), **SMALL)
     messages: list[AnyMessage] = []

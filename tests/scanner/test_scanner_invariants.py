@@ -26,7 +26,9 @@ pytestmark = pytest.mark.anyio
 PACKED = ["insert", "group", "transaction", "pack", "pack", "late", "late pack"]
 APPENDS = [*PACKED, "begin", "body", "body", "commit", "rollback", "drop", "time_tick", "idle"]
 STEPS = st.sampled_from([*APPENDS, "read", "read", "read"])
-SCHEDULES = st.integers(0, 80).flatmap(lambda count: st.lists(STEPS, min_size=count, max_size=count))
+SCHEDULES = st.integers(0, 80).flatmap(
+    lambda count: st.lists(STEPS, min_size=count, max_size=count)
+)
 
 
 @settings(max_examples=60)
@@ -58,16 +60,24 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
     confirmed = 0
     for batch in batches:
         assert batch.confirmed_tick > confirmed
-        assert all(confirmed < message.time_tick <= batch.confirmed_tick for message in messages_in(batch)), "I2"
+        assert all(
+            confirmed < message.time_tick <= batch.confirmed_tick for message in messages_in(batch)
+        ), "I2"
         confirmed = batch.confirmed_tick
 
     catching_up = Scanner(journal.log, None, DeliverPolicy.all(), **limits)
-    assert await read_until(catching_up, end.time_tick) == messages, "the log and the tail hold the same"
+    assert await read_until(catching_up, end.time_tick) == messages, (
+        "the log and the tail hold the same"
+    )
     await catching_up.close()
 
     for message in messages[::3]:
         resumed = scan(journal, StartingPoint(message.last_confirmed.position, message.time_tick))
-        rest = seen(await read_until(resumed, end.time_tick)) if message.time_tick < end.time_tick else []
+        rest = (
+            seen(await read_until(resumed, end.time_tick))
+            if message.time_tick < end.time_tick
+            else []
+        )
         assert rest == [each for each in journal.visible if each.tick > message.time_tick], "I3"
         await resumed.close()
     begun_at: dict[int, int] = {}  # a transaction's id is that tick
@@ -80,8 +90,12 @@ async def check_invariants(journal: Journal, steps: list[str], batch_bytes: int)
         )
     for batch in batches:
         later = [message for message in messages if message.time_tick > batch.confirmed_tick]
-        begins = [begun_at[message.txn_id] for message in later if isinstance(message, TransactionMessage)]
-        assert batch.resume_position <= min(begins, default=batch.resume_position), "a lease there keeps all it needs"
+        begins = [
+            begun_at[message.txn_id] for message in later if isinstance(message, TransactionMessage)
+        ]
+        assert batch.resume_position <= min(begins, default=batch.resume_position), (
+            "a lease there keeps all it needs"
+        )
     for batch in batches[:-1]:
         resumed = scan(journal, StartingPoint(batch.resume_position, batch.confirmed_tick))
         rest = seen(await read_until(resumed, end.time_tick))
@@ -107,7 +121,12 @@ def apply(journal: Journal, step: str, number: int) -> None:  # noqa: C901  # on
         case "begin":
             journal.begin()
         case "body" | "commit" | "rollback" if journal.open_transactions:
-            go_on(journal, step, journal.open_transactions[number % len(journal.open_transactions)], payload)
+            go_on(
+                journal,
+                step,
+                journal.open_transactions[number % len(journal.open_transactions)],
+                payload,
+            )
         case "time_tick":
             journal.time_tick()
         case "idle":

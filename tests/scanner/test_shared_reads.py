@@ -1,4 +1,6 @@
-"""Readers that catch up near each other read the log once for all of them, and each gets what it would have read alone."""
+"""Readers that catch up near each other read the log once for all of them, and each gets what it
+would have read alone.
+"""
 
 import asyncio
 import random
@@ -11,7 +13,15 @@ from scanner.deliver_policy import DeliverPolicy, StartingPoint
 from scanner.scanner import Scanner
 from scanner.source import LogReads
 from tests.scanner.faulty_log import Doors, FaultyLog
-from tests.scanner.journal import Bounds, Journal, later_than, messages_in, read_until, seen, tailed_journal
+from tests.scanner.journal import (
+    Bounds,
+    Journal,
+    later_than,
+    messages_in,
+    read_until,
+    seen,
+    tailed_journal,
+)
 from wal import live_tail
 from wal.errors import Corrupt, OnShutdown, Truncated
 from wal.message import AnyMessage
@@ -46,7 +56,8 @@ async def test_many_readers_that_catch_up_together_read_the_log_as_often_as_one(
     alone = scanner_of(journal, log)
     await read_until(alone, journal.tick)
     await alone.close()
-    once, log.reads = log.reads, 0
+    once = log.reads
+    log.reads = 0
     readers = [scanner_of(journal, log) for _ in range(20)]
     found = await asyncio.gather(*[read_until(reader, journal.tick) for reader in readers])
     assert all(seen(messages) == journal.visible for messages in found)
@@ -60,7 +71,8 @@ async def test_what_somebody_else_has_read_is_delivered_although_more_of_it_is_p
     None
 ):
     journal, log = await filled()
-    (await shared(journal, log)).shared.keep(await journal.log.read(1, bytes_max=1 << 20))  # which is all there is
+    # which is all there is
+    (await shared(journal, log)).shared.keep(await journal.log.read(1, bytes_max=1 << 20))
     until = journal.entries[-2].time_tick
     resumed = Scanner(log.as_log, journal.tail, StartingPoint(1, until), **SMALL)
     async with asyncio.timeout(PATIENCE_S):  # nothing comes any more that could wake it
@@ -74,9 +86,15 @@ Reader = tuple[Scanner, int, list[AnyMessage]]
 
 
 async def read_some(readers: list[Reader], journal: Journal, *, count: int = 5) -> list[Reader]:
-    """Let some readers read one batch at the same time; return those for which nothing was truncated away."""
-    behind = [each for each in readers[:count] if not each[2] or each[2][-1].time_tick < journal.tick]
-    batches = await asyncio.gather(*[reader.next_batch() for reader, _, _ in behind], return_exceptions=True)
+    """Let some readers read one batch at the same time; return those for which nothing was
+    truncated away.
+    """
+    behind = [
+        each for each in readers[:count] if not each[2] or each[2][-1].time_tick < journal.tick
+    ]
+    batches = await asyncio.gather(
+        *[reader.next_batch() for reader, _, _ in behind], return_exceptions=True
+    )
     for each, batch in zip(behind, batches, strict=True):
         if isinstance(batch, Truncated):
             readers = [other for other in readers if other is not each]
@@ -88,7 +106,9 @@ async def read_some(readers: list[Reader], journal: Journal, *, count: int = 5) 
 
 
 @given(rng=st.integers(0, 1 << 32).map(random.Random), shared_bytes=st.sampled_from([1, 700, 5000]))
-async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random, shared_bytes: int) -> None:
+async def test_each_reader_gets_what_it_would_have_read_alone(
+    rng: random.Random, shared_bytes: int
+) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(live_tail, "SHARED_BYTES", shared_bytes)
         journal, log = await filled(30)
@@ -98,7 +118,9 @@ async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random
             match rng.choice(["open", "read", "read", "read", "append", "truncate", "term"]):
                 case "open":
                     tick = rng.randrange(journal.log.first_position - 1, journal.tick)
-                    readers.append((scanner_of(journal, log, DeliverPolicy.start_after(tick)), tick, []))
+                    readers.append(
+                        (scanner_of(journal, log, DeliverPolicy.start_after(tick)), tick, [])
+                    )
                 case "read":
                     at = rng.randrange(len(readers) + 1)
                     readers = await read_some(readers[at:] + readers[:at], journal)
@@ -109,7 +131,10 @@ async def test_each_reader_gets_what_it_would_have_read_alone(rng: random.Random
                 case _:
                     journal.tail.behind.clear()
             kept = [entries for _, entries in journal.tail.behind._ranges]
-            assert sum(entry.size_bytes for entries in kept for entry in entries) <= shared_bytes or len(kept) == 1
+            assert (
+                sum(entry.size_bytes for entries in kept for entry in entries) <= shared_bytes
+                or len(kept) == 1
+            )
         for _ in range(journal.tick):
             readers = await read_some(readers, journal, count=len(readers))
         for reader, tick, messages in readers:
@@ -145,12 +170,14 @@ async def test_damage_is_told_to_each_reader_and_kept_for_none() -> None:
         log.failures.append(Corrupt(f"damaged, found by reader {number}"))
         doors.open_next()
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert sorted(str(outcome)[:26] for outcome in outcomes) == [f"damaged, found by reader {n}" for n in range(3)]
+    assert sorted(str(outcome)[:26] for outcome in outcomes) == [
+        f"damaged, found by reader {n}" for n in range(3)
+    ]
     log.gate = None
     assert seen(await read_until(scanner_of(journal, log), journal.tick)) == journal.visible
 
 
-async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_the_read_to_them() -> None:
+async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_read_to_them() -> None:
     journal, log = await filled()
     may_read = asyncio.Event()
 
@@ -158,7 +185,8 @@ async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_the_read
         await may_read.wait()
 
     log.gate = gate
-    first, second = scanner_of(journal, log), scanner_of(journal, log)
+    first = scanner_of(journal, log)
+    second = scanner_of(journal, log)
     waiting = [asyncio.create_task(reader.next_batch()) for reader in (first, second)]
     for _ in range(5):
         await asyncio.sleep(0)
@@ -217,7 +245,8 @@ async def test_what_was_used_last_is_kept_longest(monkeypatch: pytest.MonkeyPatc
     reads = await shared(journal, log)
     (entry,) = await reads.read(1, bytes_max=2)
     monkeypatch.setattr(live_tail, "SHARED_BYTES", 2 * entry.size_bytes)
-    for position in (2, 1, 3):  # 2 has not been used for the longest time when there is no room for it
+    # 2 has not been used for the longest time when there is no room for it
+    for position in (2, 1, 3):
         await reads.read(position, bytes_max=2)
     before = log.reads
     await reads.read(1, bytes_max=2)

@@ -1,4 +1,6 @@
-"""Where a scan starts: each deliver policy, on logs that were truncated, are empty, or grow meanwhile."""
+"""Where a scan starts: each deliver policy, on logs that were truncated, are empty, or grow
+meanwhile.
+"""
 
 from collections.abc import Callable
 
@@ -37,7 +39,7 @@ async def test_all_starts_at_the_earliest_entry_kept() -> None:
     assert seen(await read_until(scanner, 5)) == journal.visible[2:]
 
 
-async def test_all_goes_on_at_the_earliest_entry_when_it_is_truncated_away_before_the_first_read() -> None:
+async def test_all_goes_on_at_earliest_entry_when_it_is_truncated_away_before_first_read() -> None:
     journal = await tailed_journal(capacity_bytes=1)
     for _ in range(5):
         journal.insert(b"row")
@@ -76,8 +78,14 @@ async def test_latest_delivers_a_transaction_that_was_open_when_it_started() -> 
 async def test_start_from_includes_the_message_and_start_after_does_not() -> None:
     journal = await tailed_journal()
     ids = [id_of(journal.insert(b"row")) for _ in range(4)]
-    assert seen(await read_until(scan(journal, DeliverPolicy.start_from(ids[2])), 4)) == journal.visible[2:]
-    assert seen(await read_until(scan(journal, DeliverPolicy.start_after(ids[2])), 4)) == journal.visible[3:]
+    assert (
+        seen(await read_until(scan(journal, DeliverPolicy.start_from(ids[2])), 4))
+        == journal.visible[2:]
+    )
+    assert (
+        seen(await read_until(scan(journal, DeliverPolicy.start_after(ids[2])), 4))
+        == journal.visible[3:]
+    )
 
 
 async def test_start_from_the_id_of_a_streamed_transaction_delivers_it_whole() -> None:
@@ -100,7 +108,9 @@ async def test_start_after_a_message_delivers_a_transaction_begun_before_it() ->
 
 
 @given(st.integers(0, 12), st.booleans())
-async def test_start_after_a_tick_delivers_everything_above_it(tick: int, transaction: bool) -> None:
+async def test_start_after_a_tick_delivers_everything_above_it(
+    tick: int, transaction: bool
+) -> None:
     journal = await tailed_journal()
     txn_id = journal.begin() if transaction else 0
     for _ in range(8):
@@ -135,7 +145,9 @@ async def test_a_tick_in_the_future_delivers_what_is_above_it() -> None:
     assert seen(await read_until(scanner, 3)) == [Seen(3, (b"above",))]
 
 
-@pytest.mark.parametrize("make", [DeliverPolicy.start_from, DeliverPolicy.start_after], ids=["from", "after"])
+@pytest.mark.parametrize(
+    "make", [DeliverPolicy.start_from, DeliverPolicy.start_after], ids=["from", "after"]
+)
 async def test_a_position_below_the_earliest_is_truncated_and_names_it(
     make: Callable[[MemoryMessageId], DeliverPolicy],
 ) -> None:
@@ -256,7 +268,7 @@ async def test_start_from_the_next_position_delivers_what_comes(count: int) -> N
     assert seen(await read_until(scanner, count + 1)) == [Seen(count + 1, (b"next",))]
 
 
-async def test_a_transaction_begun_before_what_is_kept_is_dropped_by_all_and_truncated_for_the_rest() -> None:
+async def test_transaction_begun_before_what_is_kept_is_dropped_by_and_truncated_for_rest() -> None:
     journal = await tailed_journal(capacity_bytes=1)
     txn_id = journal.begin()
     kept = journal.body(txn_id, b"one")
@@ -273,7 +285,7 @@ async def test_a_transaction_begun_before_what_is_kept_is_dropped_by_all_and_tru
     assert seen(await read_until(past_it, 4)) == [Seen(4, (b"plain",))]
 
 
-async def test_all_starts_behind_a_transaction_whose_begin_is_gone_so_that_no_history_has_a_hole() -> None:
+async def test_starts_behind_transaction_whose_begin_is_gone_so_that_no_history_has_hole() -> None:
     journal = await tailed_journal(capacity_bytes=1)
     gone = journal.begin()
     journal.body(gone, b"gone")
@@ -289,7 +301,7 @@ async def test_all_starts_behind_a_transaction_whose_begin_is_gone_so_that_no_hi
     assert [each.payloads for each in journal.visible[2:]] == [(b"after",), (b"kept",)]
 
 
-async def test_a_resumed_scan_reads_nothing_before_its_position_which_may_be_given_up_meanwhile() -> None:
+async def test_resumed_scan_reads_nothing_before_position_which_may_be_given_up_meanwhile() -> None:
     journal = await tailed_journal(capacity_bytes=1)
     txn_id = journal.begin()
     journal.body(txn_id, b"whole")

@@ -28,7 +28,9 @@ async def held(_path: Path) -> None:
 
 async def page(path: Path) -> None:
     ends = "group gone and node opened again"
-    await test_retention.test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(path, ends)
+    await test_retention.test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(
+        path, ends
+    )
 
 
 async def order(_path: Path) -> None:
@@ -52,7 +54,9 @@ async def letter(path: Path) -> None:
     ],
     ids=lambda each: each.name if isinstance(each, SeededBug) else "",
 )
-async def test_a_bug_of_one_line_is_found_by_its_test(bug: SeededBug, rule: Rule, tmp_path: Path) -> None:
+async def test_a_bug_of_one_line_is_found_by_its_test(
+    bug: SeededBug, rule: Rule, tmp_path: Path
+) -> None:
     await rule(tmp_path / "right")
     with seeded(bug), pytest.raises((AssertionError, pytest.fail.Exception)):
         await rule(tmp_path / "wrong")

@@ -1,4 +1,6 @@
-"""Whole nodes in virtual time: a few seeds with every test run, two thousand with each commit, and the same twice."""
+"""Whole nodes in virtual time: a few seeds with every test run, two thousand with each commit, and
+the same twice.
+"""
 
 import asyncio
 import random
@@ -34,7 +36,9 @@ def loop() -> Iterator[VirtualLoop]:
 class TestSimulatedLog(LogContract):
     @pytest.fixture
     async def store(self, syncs_late: bool) -> AsyncIterator[SimulatedStore]:
-        store = SimulatedStore(Disk(), random.Random(1), faults=StoreFaults(), node_id="n", syncs_late=syncs_late)
+        store = SimulatedStore(
+            Disk(), random.Random(1), faults=StoreFaults(), node_id="n", syncs_late=syncs_late
+        )
         await store.open()
         yield store
         await store.close()
@@ -52,7 +56,9 @@ report_of = cache(run_seed)
 
 @pytest.mark.parametrize("seed", range(FEW))
 def test_no_seed_breaks_a_promise(seed: int) -> None:
-    assert not report_of(seed).problems, f"again: python -m tests.chaos simulation --count 1 --seed {seed}"
+    assert not report_of(seed).problems, (
+        f"again: python -m tests.chaos simulation --count 1 --seed {seed}"
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -74,7 +80,8 @@ def test_every_seeded_bug_has_its_place_in_the_product() -> None:
     assert not [bug.name for bug in BUGS if not callable(getattr(bug.owner, bug.attribute, None))]
 
 
-SOON_FOUND = [bug for bug in BUGS[:3] if bug.name != "window not persisted"]  # which takes some 20 s: the gate has it
+# which takes some 20 s: the gate has it
+SOON_FOUND = [bug for bug in BUGS[:3] if bug.name != "window not persisted"]
 
 
 @pytest.mark.parametrize("bug", SOON_FOUND, ids=lambda bug: bug.name)

@@ -22,7 +22,9 @@ STEPS = tuple(
         *("finished", "leased", "released", "retired"),
     )
 )
-"""The failpoints of an ingest between two effects on disk: a job killed at each leaves a different disk behind."""
+"""The failpoints of an ingest between two effects on disk: a job killed at each leaves a different
+disk behind.
+"""
 
 
 @contextmanager

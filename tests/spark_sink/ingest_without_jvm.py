@@ -1,8 +1,10 @@
-"""An ingest in a process of its own whose JVM is killed with SIGKILL, from outside it, at a named moment.
+"""An ingest in a process of its own whose JVM is killed with SIGKILL, from outside it, at a named
+moment.
 
-Run as `python -m tests.spark_sink.ingest_without_jvm <node> <tables> <moment>`; a moment is a failpoint, `writing`
-for as soon as Spark has begun to write files, or `both`, where driver and JVM die together then. Exits with 3 when ingest
-raised what it says for a Spark that is gone.
+Run as `python -m tests.spark_sink.ingest_without_jvm <node> <tables>
+<moment>`; a moment is a failpoint, `writing` for as soon as Spark has begun to write files, or `both`,
+where driver and JVM die together then. Exits with 3 when ingest raised what it says for a Spark
+that is gone.
 """
 
 import os
@@ -53,7 +55,9 @@ def main(node: str, tables: str, moment: str) -> None:
     spark = spark_sink.session(**{"spark.master": "local[2]", "spark.driver.memory": "512m"})
     killer = Killer(spark, Path(tables))
     if moment in MID_WRITE:
-        failpoint.arm("ingest.intended", partial(killer.kill_while_writing, driver_too=moment == "both"))
+        failpoint.arm(
+            "ingest.intended", partial(killer.kill_while_writing, driver_too=moment == "both")
+        )
     else:
         failpoint.arm(moment, killer.kill)
     job = IngestJob(spark, Path(node), Path(tables), progress=lambda *_: None)

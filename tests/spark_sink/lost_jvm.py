@@ -1,4 +1,5 @@
-"""An ingest with a Spark session of its own making, whose JVM is killed with SIGKILL under it so often.
+"""An ingest with a Spark session of its own making, whose JVM is killed with SIGKILL under it so
+often.
 
 Run as `python -m tests.spark_sink.lost_jvm <node> <tables> <losses>`. Exits with 3 when it gave up.
 """
@@ -18,7 +19,8 @@ GAVE_UP = 3
 
 
 def main(node: str, tables: str, losses: int) -> None:
-    sessions, lost = LazySession(pause=lambda _: None), [0]
+    sessions = LazySession(pause=lambda _: None)
+    lost = [0]
 
     def write_without_jvm(parts: object, directory: Path) -> None:
         if lost[0] < losses:

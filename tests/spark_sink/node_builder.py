@@ -1,4 +1,6 @@
-"""A node directory made by hand and the model of what its tables must hold: the other side of the contract."""
+"""A node directory made by hand and the model of what its tables must hold: the other side of the
+contract.
+"""
 
 import shutil
 import zlib
@@ -82,7 +84,9 @@ class Collection:
 
 
 class NodeBuilder:
-    """Writes cuts as the contract in `flusher/manifest.py` says; `expected` is the state at the newest cut."""
+    """Writes cuts as the contract in `flusher/manifest.py` says; `expected` is the state at the
+    newest cut.
+    """
 
     def __init__(self, path: Path, node_id: str = "node-1") -> None:
         self.path = path
@@ -98,8 +102,11 @@ class NodeBuilder:
         self._expected: dict[str, list[dict[str, Value]]] = {}
         self.history: dict[int, dict[str, list[dict[str, Value]]]] = {}
 
-    def create(self, name: str = "orders", schema: pa.Schema = ORDERS, key: str = "id", shards: int = 2) -> Collection:
-        number, tick = self._id(), self._now()
+    def create(
+        self, name: str = "orders", schema: pa.Schema = ORDERS, key: str = "id", shards: int = 2
+    ) -> Collection:
+        number = self._id()
+        tick = self._now()
         vchannels = tuple(f"p0_{number}v{shard}" for shard in range(shards))
         default = PartitionEntry(partition_id=self._id(), name="_default")
         made = Collection(number, name, schema, key, vchannels, tick, {"_default": default})
@@ -108,12 +115,16 @@ class NodeBuilder:
 
     def create_partition(self, collection: str, name: str) -> None:
         self._now()
-        self.collections[collection].partitions[name] = PartitionEntry(partition_id=self._id(), name=name)
+        self.collections[collection].partitions[name] = PartitionEntry(
+            partition_id=self._id(), name=name
+        )
 
     def drop_partition(self, collection: str, name: str) -> None:
         target = self.collections[collection]
         old = target.partitions.pop(name)
-        target.gone.append(PartitionEntry(partition_id=old.partition_id, name=name, dropped_tick=self._now()))
+        target.gone.append(
+            PartitionEntry(partition_id=old.partition_id, name=name, dropped_tick=self._now())
+        )
         target.rows = [row for row in target.rows if row.partition_id != old.partition_id]
 
     def drop(self, name: str) -> None:
@@ -122,7 +133,8 @@ class NodeBuilder:
         self._ended.append(dropped)
 
     def insert(self, collection: str, rows: Iterable[Row], partition: str = "_default") -> None:
-        target, tick = self.collections[collection], self._now()
+        target = self.collections[collection]
+        tick = self._now()
         number = target.partitions[partition].partition_id
         for row in rows:
             vchannel = self._vchannel(target, row[target.key])
@@ -133,14 +145,17 @@ class NodeBuilder:
             target.new.setdefault((vchannel, number), [[]])[-1].append(made)
 
     def delete(self, collection: str, keys: Iterable[Value]) -> None:
-        target, tick = self.collections[collection], self._now()
+        target = self.collections[collection]
+        tick = self._now()
         for key in keys:
             vchannel = self._vchannel(target, key)
             below = target.offsets.get(vchannel, 0)
             target.deletes.setdefault(vchannel, []).append(
                 {target.key: key, "_tick": tick, "_offset": below, "_vchannel": vchannel}
             )
-            target.rows = [row for row in target.rows if row.row[target.key] != key or row.offset >= below]
+            target.rows = [
+                row for row in target.rows if row.row[target.key] != key or row.offset >= below
+            ]
 
     def upsert(self, collection: str, rows: Sequence[Row], partition: str = "_default") -> None:
         key = self.collections[collection].key
@@ -168,7 +183,9 @@ class NodeBuilder:
             created_ms=tick // MS,
             collections=tuple(self._entry(collection) for collection in shown),
             vchannels=tuple(
-                VChannelEntry(name=name, complete_to=tick, next_offset=collection.offsets.get(name, 0))
+                VChannelEntry(
+                    name=name, complete_to=tick, next_offset=collection.offsets.get(name, 0)
+                )
                 for collection in shown
                 for name in collection.vchannels
             ),
@@ -177,10 +194,12 @@ class NodeBuilder:
         )
         content = encode_manifest(manifest)
         (self.path / manifest_path(self.number)).write_bytes(content)
-        self.crc, self.cut_tick = manifest_crc32c(content), tick
+        self.crc = manifest_crc32c(content)
+        self.cut_tick = tick
         self._ended.clear()
         self._expected = {
-            name: [row.flat() for row in collection.rows] for name, collection in self.collections.items()
+            name: [row.flat() for row in collection.rows]
+            for name, collection in self.collections.items()
         }
         self.history[self.number] = self._expected
         return self.number
@@ -212,10 +231,17 @@ class NodeBuilder:
         for (vchannel, partition), parts in collection.new.items():
             for rows in filter(None, parts):
                 number = self._id()
-                flat = [{name: value for name, value in row.flat().items() if name != "_partition"} for row in rows]
+                flat = [
+                    {name: value for name, value in row.flat().items() if name != "_partition"}
+                    for row in rows
+                ]
                 table = pa.Table.from_pylist(flat, schema=pa.schema([*collection.schema, *SYSTEM]))
-                described = self._write(segment_path(collection.id, number), table, collection, vchannel)
-                yield SegmentFile(segment_id=number, partition_id=partition, **msgspec.structs.asdict(described))
+                described = self._write(
+                    segment_path(collection.id, number), table, collection, vchannel
+                )
+                yield SegmentFile(
+                    segment_id=number, partition_id=partition, **msgspec.structs.asdict(described)
+                )
         collection.new = {}
 
     def _deletes(self, collection: Collection) -> Iterable[DeleteFile]:
@@ -223,13 +249,18 @@ class NodeBuilder:
             schema = pa.schema([collection.schema.field(collection.key), *SYSTEM])
             table = pa.Table.from_pylist(rows, schema=schema)
             path = delete_path(collection.id, self.number, vchannel)
-            yield DeleteFile(**msgspec.structs.asdict(self._write(path, table, collection, vchannel)))
+            yield DeleteFile(
+                **msgspec.structs.asdict(self._write(path, table, collection, vchannel))
+            )
         collection.deletes = {}
 
-    def _write(self, relative: str, table: pa.Table, collection: Collection, vchannel: str) -> DataFile:
+    def _write(
+        self, relative: str, table: pa.Table, collection: Collection, vchannel: str
+    ) -> DataFile:
         path = self.path / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, path, compression="zstd", write_page_checksum=True)  # as a flusher does
+        # as a flusher does
+        pq.write_table(table, path, compression="zstd", write_page_checksum=True)
         content = path.read_bytes()
         keys = table[collection.key].to_pylist()
         exact = all(isinstance(key, int | str) for key in keys)
@@ -262,7 +293,10 @@ class NodeBuilder:
 
 def ordered(rows: Iterable[Mapping[str, Value]]) -> list[dict[str, Value]]:
     """Return rows by vchannel and offset, which is the order a collection has."""
-    return sorted((dict(row) for row in rows), key=lambda row: (str(row["_vchannel"]), int(str(row["_offset"]))))
+    return sorted(
+        (dict(row) for row in rows),
+        key=lambda row: (str(row["_vchannel"]), int(str(row["_offset"]))),
+    )
 
 
 def extreme(table: pa.Table, column: str, choose: Callable[[list[int]], int]) -> int:

@@ -19,7 +19,9 @@ from tests.spark_sink.node_builder import MS, NodeBuilder
 from wal.errors import Corrupt, Truncated
 
 
-def delete(offset: int, *, vchannel: str = "v0", low: int | str | None = 0, high: int | str | None = 99) -> DeleteFile:
+def delete(
+    offset: int, *, vchannel: str = "v0", low: int | str | None = 0, high: int | str | None = 99
+) -> DeleteFile:
     return DeleteFile(
         path="d",
         bytes=1,
@@ -65,7 +67,9 @@ def segment(first: int, *, vchannel: str = "v0", low: int = 0, high: int = 99) -
     ],
     ids=["older", "newer", "other vchannel", "other keys"],
 )
-def test_a_delete_reaches_older_rows_of_its_keys_and_vchannel(given: SegmentFile, hit: bool) -> None:
+def test_a_delete_reaches_older_rows_of_its_keys_and_vchannel(
+    given: SegmentFile, hit: bool
+) -> None:
     assert split_by_delete([given], [delete(10)]) == (([given], []) if hit else ([], [given]))
 
 
@@ -124,11 +128,22 @@ def test_a_dropped_partition_takes_its_segments_along(tmp_path: Path) -> None:
     cuts = CutLog(tmp_path).span(1, 2)
     entry = cuts[0].manifest.collections[0]
     both = changes_of(entry, cuts, after_tick=0)
-    assert (both.segments, both.dropped_names, both.changed) == ((), frozenset({"eu"}), (inserted, dropped))
+    assert (both.segments, both.dropped_names, both.changed) == (
+        (),
+        frozenset({"eu"}),
+        (inserted, dropped),
+    )
     first = changes_of(entry, cuts[:1], after_tick=0)
-    assert (len(first.segments), first.dropped_names, first.changed) == (1, frozenset(), (inserted, inserted))
+    assert (len(first.segments), first.dropped_names, first.changed) == (
+        1,
+        frozenset(),
+        (inserted, inserted),
+    )
     second = changes_of(entry, cuts[1:], after_tick=cuts[0].tick)
-    assert (second.dropped_names, second.changed) == (frozenset({"eu"}), (cuts[0].tick + 1, dropped))
+    assert (second.dropped_names, second.changed) == (
+        frozenset({"eu"}),
+        (cuts[0].tick + 1, dropped),
+    )
 
 
 def test_rows_that_no_cut_took_may_have_come_at_once_before_their_drop(tmp_path: Path) -> None:
@@ -144,8 +159,13 @@ def test_rows_that_no_cut_took_may_have_come_at_once_before_their_drop(tmp_path:
     ended = node.tick
     node.cut()
     cuts = CutLog(tmp_path).span(1, 2)
-    for entry, last in zip(cuts[1].manifest.collections[::-1], (partition_dropped, ended), strict=True):
-        assert changes_of(entry, cuts[1:], after_tick=cuts[0].tick).changed == (cuts[0].tick + 1, last)
+    for entry, last in zip(
+        cuts[1].manifest.collections[::-1], (partition_dropped, ended), strict=True
+    ):
+        assert changes_of(entry, cuts[1:], after_tick=cuts[0].tick).changed == (
+            cuts[0].tick + 1,
+            last,
+        )
         assert changes_of(entry, cuts[:1], after_tick=0).changed[1] <= cuts[0].tick
         assert changes_of(entry, cuts, after_tick=0).changed[1] == last
 
@@ -159,7 +179,11 @@ def test_cuts_without_files_of_a_collection_do_not_change_it(tmp_path: Path) -> 
     cuts = CutLog(tmp_path).span(1, 1)
     entry = next(found for found in cuts[0].manifest.collections if found.name == "orders")
     changes = changes_of(entry, cuts, after_tick=0)
-    assert (changes.segments, changes.deletes, changes.changed) == ((), (), (cuts[0].tick, cuts[0].tick))
+    assert (changes.segments, changes.deletes, changes.changed) == (
+        (),
+        (),
+        (cuts[0].tick, cuts[0].tick),
+    )
 
 
 def test_a_segment_of_an_unknown_partition_is_corrupt(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def test_an_open_node_makes_the_cut_that_an_ingest_asks_for(tmp_path: Path) -> N
         assert len(CutLog(tmp_path / "data").numbers) == 2
 
 
-def test_a_running_node_without_clients_tells_nothing_of_its_cuts_to_who_asks_from_outside(tmp_path: Path) -> None:
+def test_a_running_node_without_clients_tells_nothing_of_its_cuts_to_who_asks_from_outside(
+    tmp_path: Path,
+) -> None:
     with sn.sync.open_node(tmp_path / "data", listen=False):
         assert request_cut(tmp_path / "data") == (None, True)
 
@@ -40,7 +42,9 @@ def test_a_running_node_without_clients_tells_nothing_of_its_cuts_to_who_asks_fr
 def test_a_node_on_an_event_loop_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async def ask() -> None:
         async with sn.open_node(tmp_path / "data") as node:
-            with pytest.raises(InvalidArgument, match=r"`await node.flush\(\)`, then `await asyncio.to_thread"):
+            with pytest.raises(
+                InvalidArgument, match=r"`await node.flush\(\)`, then `await asyncio.to_thread"
+            ):
                 node_directory(node, request_cut=True)
             assert node_directory(node, request_cut=False) == tmp_path / "data"
 
@@ -55,5 +59,7 @@ def test_what_is_no_node_on_disk_cannot_be_ingested(tmp_path: Path) -> None:
 
 
 def test_a_cut_that_is_not_made_is_told_in_the_words_of_the_node(tmp_path: Path) -> None:
-    with pytest.raises(StorageFailed, match=r"ended with 2 and said: INVALID_ARGUMENT.* — run: streamingnode flush"):
+    with pytest.raises(
+        StorageFailed, match=r"ended with 2 and said: INVALID_ARGUMENT.* — run: streamingnode flush"
+    ):
         request_cut(tmp_path / "nowhere")

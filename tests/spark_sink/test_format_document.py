@@ -10,7 +10,11 @@ from deltalake import DeltaTable
 from spark_sink.columns import stored_type
 from spark_sink.table import CommitNote, NewFile, OpenTable, TableIdentity, Watermark
 
-SECTION = (Path(__file__).parents[2] / "docs" / "format.md").read_text("utf-8").partition("\n## Tables\n")[2]
+SECTION = (
+    (Path(__file__).parents[2] / "docs" / "format.md")
+    .read_text("utf-8")
+    .partition("\n## Tables\n")[2]
+)
 IDENTITY = TableIdentity("n1", 1, "t")
 STATS = '{"numRecords":2}'
 
@@ -34,7 +38,11 @@ def test_the_documented_columns_are_those_of_a_table(delta: DeltaTable) -> None:
 
 def test_the_documented_properties_are_those_of_a_table(delta: DeltaTable) -> None:
     documented = re.findall(r"^\| `(streamingnode\.\w+)` \|", SECTION, re.MULTILINE)
-    ours = {name: value for name, value in delta.metadata().configuration.items() if name.startswith("streamingnode")}
+    ours = {
+        name: value
+        for name, value in delta.metadata().configuration.items()
+        if name.startswith("streamingnode")
+    }
     assert ours == dict(zip(documented, ["n1", "1", "t"], strict=True))
 
 
@@ -65,5 +73,7 @@ def test_the_documented_commit_info_is_that_of_every_commit(delta: DeltaTable) -
     ],
     ids=str,
 )
-def test_a_type_that_spark_lacks_becomes_the_documented_one(given: pa.DataType, stored: pa.DataType) -> None:
+def test_a_type_that_spark_lacks_becomes_the_documented_one(
+    given: pa.DataType, stored: pa.DataType
+) -> None:
     assert stored_type(given) == stored

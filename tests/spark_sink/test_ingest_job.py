@@ -49,7 +49,12 @@ def test_every_version_of_every_table_is_the_model_at_its_cut(
                 assert rows_of(tables / name, entry["version"]) == ordered(expected)
         frame = spark_sink.read_table(spark, tables / name)
         assert ordered(row.asDict() for row in frame.collect()) == node.expected(name)
-        source = spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", name).load()
+        source = (
+            spark.read.format("streamingnode")
+            .option("node", str(node.path))
+            .option("subscribe", name)
+            .load()
+        )
         assert source.schema.simpleString() == frame.schema.simpleString()
         assert ordered(row.asDict() for row in source.collect()) == node.expected(name)
 
@@ -70,10 +75,16 @@ def test_a_table_without_a_lease_ends_when_its_dropped_collection_has_lost_files
     node.drop("orders")
     node.create("stock")
     node.cut()
-    shutil.rmtree(node.path / "segments")  # as retention does: no lease says that a table waits for them
+    # as retention does: no lease says that a table waits for them
+    shutil.rmtree(node.path / "segments")
     report = ingest(every_cut=True)
-    assert [(table.table, table.dropped) for table in report.tables] == [("orders", True), ("stock", False)]
-    assert ingest(into=tables.with_name("later")).tables[0].table == "stock", "no table is begun for what is gone"
+    assert [(table.table, table.dropped) for table in report.tables] == [
+        ("orders", True),
+        ("stock", False),
+    ]
+    assert ingest(into=tables.with_name("later")).tables[0].table == "stock", (
+        "no table is begun for what is gone"
+    )
 
 
 def act_at_random(node: NodeBuilder, chance: random.Random) -> None:
@@ -125,18 +136,26 @@ def test_report_counts_rows_and_cuts(node: NodeBuilder, ingest: Ingest) -> None:
     node.cut()
     node.cut()
     second = ingest().tables[0]
-    assert (second.first_cut, second.last_cut, second.rows_added, second.rows_deleted) == (2, 3, 0, 1)
+    assert (second.first_cut, second.last_cut, second.rows_added, second.rows_deleted) == (
+        2,
+        3,
+        0,
+        1,
+    )
     assert second.tick == node.cut_tick
 
 
-def test_only_files_that_hold_a_deleted_row_are_rewritten(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_only_files_that_hold_a_deleted_row_are_rewritten(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     node.create(shards=1)
     for numbers in ([1, 9], [2, 8], [3, 7]):
         node.insert("orders", orders(*numbers))
         node.cut()
         ingest()
     before = set(DeltaTable(str(tables / "orders")).file_uris())
-    node.delete("orders", [8, 5])  # 5 lies within the key range of all three files and in none of them
+    # 5 lies within the key range of all three files and in none of them
+    node.delete("orders", [8, 5])
     node.cut()
     ingest()
     after = set(DeltaTable(str(tables / "orders")).file_uris())
@@ -182,14 +201,22 @@ def test_keys_that_are_changed_while_they_are_new_do_not_have_the_whole_table_re
 
 
 def test_grown_files_are_rewritten_alone_and_many_of_them_together() -> None:
-    grown = [TableFile(str(number), 1, commit.GROWN_ROWS, "_default") for number in range(commit.APART_MAX + 1)]
+    grown = [
+        TableFile(str(number), 1, commit.GROWN_ROWS, "_default")
+        for number in range(commit.APART_MAX + 1)
+    ]
     small = [TableFile("small", commit.GROWN_BYTES - 1, commit.GROWN_ROWS - 1, "_default")]
     large = TableFile("large", commit.GROWN_BYTES, None, "_default")
-    assert commit.split_by_size([*small, large, *grown[:-2]]) == ([[large], *[[file] for file in grown[:-2]]], small)
+    assert commit.split_by_size([*small, large, *grown[:-2]]) == (
+        [[large], *[[file] for file in grown[:-2]]],
+        small,
+    )
     assert commit.split_by_size([*grown, *small]) == ([grown], small)
 
 
-def test_a_recreated_partition_keeps_only_its_new_rows(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_a_recreated_partition_keeps_only_its_new_rows(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     node.create()
     node.create_partition("orders", "eu")
     node.insert("orders", orders(1, 2), "eu")
@@ -208,7 +235,9 @@ def test_a_recreated_partition_keeps_only_its_new_rows(node: NodeBuilder, tables
     assert report.rows_deleted == 2
 
 
-def test_a_recreated_collection_gets_a_table_of_its_own(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_a_recreated_collection_gets_a_table_of_its_own(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     old = node.create()
     node.insert("orders", orders(1, 2))
     node.cut()
@@ -227,7 +256,9 @@ def test_a_recreated_collection_gets_a_table_of_its_own(node: NodeBuilder, table
     ]
 
 
-def test_a_dropped_collection_gives_up_its_lease(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_a_dropped_collection_gives_up_its_lease(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     node.create()
     node.cut()
     ingest()
@@ -238,7 +269,9 @@ def test_a_dropped_collection_gives_up_its_lease(node: NodeBuilder, tables: Path
     assert not lease_path(node.path, tables / "orders").exists()
 
 
-def test_an_ingest_goes_on_after_it_has_retired_a_table(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_an_ingest_goes_on_after_it_has_retired_a_table(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     for name in ("orders", "old"):
         node.create(name)
         node.insert(name, orders(1))
@@ -251,7 +284,9 @@ def test_an_ingest_goes_on_after_it_has_retired_a_table(node: NodeBuilder, table
         node.cut()
     ingest(commit_bytes_max=1)
     assert rows_of(tables / "orders") == node.expected("orders")
-    assert sorted(path.name.partition("@")[0] for path in tables.iterdir() if path.name[0] != ".") == ["old", "orders"]
+    assert sorted(
+        path.name.partition("@")[0] for path in tables.iterdir() if path.name[0] != "."
+    ) == ["old", "orders"]
 
 
 def test_a_table_that_took_the_drop_is_retired_although_later_cuts_know_nothing_of_it(
@@ -309,13 +344,19 @@ def test_a_collection_born_and_dropped_between_ingests_leaves_no_table(
     assert not (tables / "orders").exists()
 
 
-def test_lease_says_what_the_table_has_taken(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_lease_says_what_the_table_has_taken(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     collection = node.create()
     node.cut()
     node.cut()
     ingest()
     assert lease_of(node, tables / "orders") == Lease(
-        table=str(tables / "orders"), node_id="node-1", collection_id=collection.id, cut=2, tick=node.cut_tick
+        table=str(tables / "orders"),
+        node_id="node-1",
+        collection_id=collection.id,
+        cut=2,
+        tick=node.cut_tick,
     )
 
 
@@ -345,7 +386,9 @@ def test_taken_cuts_may_be_deleted(node: NodeBuilder, tables: Path, ingest: Inge
     assert rows_of(tables / "orders") == node.expected("orders")
 
 
-def test_a_job_that_loses_the_commit_finds_its_cuts_taken(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_a_job_that_loses_the_commit_finds_its_cuts_taken(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     node.create()
     node.insert("orders", orders(1, 2, 3))
     node.cut()
@@ -383,7 +426,9 @@ def test_a_cut_taken_by_a_faster_job_after_the_listing_is_no_restored_node(
     assert rows_of(tables / "orders") == node.expected("orders")
 
 
-def test_what_a_failed_attempt_left_goes_once_it_is_old(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_what_a_failed_attempt_left_goes_once_it_is_old(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     node.create()
     node.insert("orders", orders(1))
     node.cut()
@@ -461,7 +506,8 @@ def test_rows_that_spark_wrote_elsewhere_are_no_commit(
 
 
 @pytest.mark.parametrize(
-    "step", ["ingest.intended", "ingest.written", "ingest.sealed", "ingest.committed", "ingest.finished"]
+    "step",
+    ["ingest.intended", "ingest.written", "ingest.sealed", "ingest.committed", "ingest.finished"],
 )
 def test_a_disk_that_is_full_is_typed_and_the_next_ingest_goes_on(
     step: str, node: NodeBuilder, tables: Path, ingest: Ingest

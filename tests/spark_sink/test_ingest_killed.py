@@ -1,6 +1,8 @@
-"""An ingest killed with SIGKILL at each of its steps, then run again: every row once, nothing left over that is not known.
+"""An ingest killed with SIGKILL at each of its steps, then run again: every row once, nothing left
+over that is not known.
 
-Where only the driver dies it borrows the JVM of the test session, which saves a start; a JVM that dies is its own.
+Where only the driver dies it borrows the JVM of the test session, which saves a start; a JVM that
+dies is its own.
 """
 
 import copy
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(spark: SparkSession, node: NodeBuilder, tables: Path, *, failpoints: str = "") -> "subprocess.Popen[bytes]":
+def start(
+    spark: SparkSession, node: NodeBuilder, tables: Path, *, failpoints: str = ""
+) -> "subprocess.Popen[bytes]":
     arguments = [str(node.path), str(tables), str(COMMIT_BYTES_MAX)]
     command = [sys.executable, "-m", "tests.chaos.borrowed_spark", *arguments]
     return subprocess.Popen(command, env=environment(spark, failpoints), cwd=ROOT)
@@ -36,7 +40,9 @@ def start(spark: SparkSession, node: NodeBuilder, tables: Path, *, failpoints: s
 
 @pytest.fixture(scope="module")
 def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> NodeBuilder:
-    """A node with a table beside it, and cuts to take that add, delete, drop a partition and end a collection."""
+    """A node with a table beside it, and cuts to take that add, delete, drop a partition and end a
+    collection.
+    """
     root = tmp_path_factory.mktemp("prepared")
     node = NodeBuilder(root / "data")
     node.create()
@@ -60,8 +66,12 @@ def prepared(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> N
 
 @pytest.fixture
 def node(prepared: NodeBuilder, tmp_path: Path) -> NodeBuilder:
-    """A copy of the prepared node and its tables; leases name places, so they are left behind and lag."""
-    shutil.copytree(prepared.path.parent, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("leases"))
+    """A copy of the prepared node and its tables; leases name places, so they are left behind and
+    lag.
+    """
+    shutil.copytree(
+        prepared.path.parent, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("leases")
+    )
     mine = copy.copy(prepared)
     mine.path = tmp_path / "data"
     return mine
@@ -93,7 +103,9 @@ def check(node: NodeBuilder, tables: Path) -> None:
     for name in ("orders", "young"):
         assert rows_of(tables / name) == node.expected(name)
         assert lease_of(node, tables / name).cut == 3
-        versions = [entry["streamingnode"]["cut"] for entry in DeltaTable(str(tables / name)).history()]
+        versions = [
+            entry["streamingnode"]["cut"] for entry in DeltaTable(str(tables / name)).history()
+        ]
         assert versions == sorted(set(versions), reverse=True)
     assert not (tables / "old").exists()
     assert not list((node.path / "leases").glob("old-*"))
@@ -102,10 +114,13 @@ def check(node: NodeBuilder, tables: Path) -> None:
 @pytest.mark.parametrize(
     "moment, ended",
     [
-        pytest.param("writing", LOST, id="while it writes", marks=pytest.mark.crash),  # each starts a Spark of its own
+        # each starts a Spark of its own
+        pytest.param("writing", LOST, id="while it writes", marks=pytest.mark.crash),
         # What is left is copied, and needs no Spark.
         pytest.param("ingest.written", 0, id="after it has written", marks=pytest.mark.crash),
-        pytest.param("both", -signal.SIGKILL, id="together with its driver", marks=pytest.mark.crash),
+        pytest.param(
+            "both", -signal.SIGKILL, id="together with its driver", marks=pytest.mark.crash
+        ),
     ],
 )
 def test_spark_killed_under_its_driver_every_row_is_there_once(
@@ -120,13 +135,18 @@ def test_spark_killed_under_its_driver_every_row_is_there_once(
         moment,
     ]
     assert (
-        subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=False).returncode == ended
+        subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT, check=False
+        ).returncode
+        == ended
     )
     ingest()
     check(node, tables)
 
 
-def test_two_jobs_at_once_take_every_cut_once(spark: SparkSession, node: NodeBuilder, tables: Path) -> None:
+def test_two_jobs_at_once_take_every_cut_once(
+    spark: SparkSession, node: NodeBuilder, tables: Path
+) -> None:
     jobs = [start(spark, node, tables) for _ in range(2)]
     assert [job.wait() for job in jobs] == [0, 0]
     for name in ("orders", "young"):

@@ -1,4 +1,6 @@
-"""An ingest whose machine loses power at each of its steps: every table reads, and no lease is ahead of its table."""
+"""An ingest whose machine loses power at each of its steps: every table reads, and no lease is
+ahead of its table.
+"""
 
 import copy
 import os
@@ -28,12 +30,16 @@ from tests.synced_disk import PowerCut, SyncedDisk, synced_disk
 pytestmark = pytest.mark.spark
 
 _BESIDE_THE_POINT = re.compile(r"\.crc$|\.locks|/cut-[^/]+/.")
-"""Hadoop's side files, locks, and what is inside an attempt: only all of that together is of use."""
+"""Hadoop's side files, locks, and what is inside an attempt: only all of that together is of
+use.
+"""
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> NodeBuilder:
-    """A node on a disk of its own, the tables beside it in a directory that an ingest has to make."""
+    """A node on a disk of its own, the tables beside it in a directory that an ingest has to
+    make.
+    """
     return NodeBuilder(tmp_path / "disk" / "data")
 
 
@@ -52,12 +58,16 @@ class Lefts:
     """What power cuts leave at each step of an ingest, checked one by one."""
 
     def __init__(self, disk: SyncedDisk, node: NodeBuilder, target: Path) -> None:
-        self._disk, self._node, self._target = disk, node, target
+        self._disk = disk
+        self._node = node
+        self._target = target
         self.checked = 0
         self.steps: set[str] = set()
 
     def at_step(self, step: str) -> None:
-        """Check what is left by a power cut now: of the names not synced none, all, and each alone."""
+        """Check what is left by a power cut now: of the names not synced none, all, and each
+        alone.
+        """
         self.steps.add(step)
         self.check(lambda _: False)
         self.check(lambda _: True)
@@ -69,12 +79,16 @@ class Lefts:
         self.checked += 1
         left = self._disk.lose_power(self._target / str(self.checked), lucky=lucky)
         tables = {
-            path.name: path for path in (left / "made" / "tables").glob("[!.]*") if (path / "_delta_log").is_dir()
+            path.name: path
+            for path in (left / "made" / "tables").glob("[!.]*")
+            if (path / "_delta_log").is_dir()
         }
         marks = {name: self._check_table(name, path) for name, path in tables.items()}
         for path in (left / "data" / "leases").glob("*.json"):
             lease = msgspec.json.decode(path.read_bytes(), type=Lease)
-            assert lease.cut <= marks[Path(lease.table).name], "a lease ahead of its table gives up rows"
+            assert lease.cut <= marks[Path(lease.table).name], (
+                "a lease ahead of its table gives up rows"
+            )
         return left
 
     def _check_table(self, name: str, path: Path) -> int:
@@ -82,9 +96,11 @@ class Lefts:
         table = OpenTable.load(path)
         if table is None:
             return -1
-        cut, bare = table.watermark.cut, name.partition("@")[0]
+        cut = table.watermark.cut
+        bare = name.partition("@")[0]
         states = [state for number, state in sorted(self._node.history.items()) if number <= cut]
-        expected = next((state[bare] for state in reversed(states) if bare in state), [])  # dropped, it stays as it was
+        # dropped, it stays as it was
+        expected = next((state[bare] for state in reversed(states) if bare in state), [])
         assert rows_of(path) == ordered(expected)
         for attempt in path.glob("cut-*"):
             known = (path / INTENTS / attempt.name).exists() or attempt.name in table.attempts()
@@ -108,10 +124,15 @@ def test_a_power_cut_at_any_step_leaves_tables_that_read_and_leases_that_lag(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_no_sync_of_an_ingest_can_be_left_out(node: NodeBuilder, tmp_path: Path, ingest: Ingest) -> None:
+def test_no_sync_of_an_ingest_can_be_left_out(
+    node: NodeBuilder, tmp_path: Path, ingest: Ingest
+) -> None:
     """Each in turn does nothing, and the test above has to see it."""
-    root, start = tmp_path / "disk", copy.deepcopy(node)
-    unnoticed, sites, tried = set[str](), [""], set[str]()
+    root = tmp_path / "disk"
+    start = copy.deepcopy(node)
+    unnoticed = set[str]()
+    sites = [""]
+    tried = set[str]()
     while sites:
         shutil.rmtree(root)
         node = copy.deepcopy(start)
@@ -134,7 +155,8 @@ def test_no_sync_of_an_ingest_can_be_left_out(node: NodeBuilder, tmp_path: Path,
 def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Lefts:
     """Ingest three times, and check what power cuts leave of the first and the last.
 
-    The second dies after its commit, and so does a job of another machine beside the last: before its lease is written.
+    The second dies after its commit, and so does a job of another machine beside the last: before
+    its lease is written.
     """
     target.mkdir()
     lefts = Lefts(disk, node, target)
@@ -162,7 +184,8 @@ def run(disk: SyncedDisk, node: NodeBuilder, target: Path, ingest: Ingest) -> Le
     def another_job_commits(step: str) -> None:
         lefts.at_step(step)
         if step == "ingest.finished" and node.number == 3:
-            shutil.rmtree(node.path.parent / "made" / "tables" / LOCKS)  # as on a machine whose locks we do not see
+            # as on a machine whose locks we do not see
+            shutil.rmtree(node.path.parent / "made" / "tables" / LOCKS)
             node.insert("orders", orders(8))
             make_cut(disk, node)
             with pytest.raises(PowerCut):
@@ -182,10 +205,15 @@ def make_cut(disk: SyncedDisk, node: NodeBuilder) -> None:
 def check_end(lefts: Lefts, cuts: dict[str, int]) -> None:
     """Fail unless all that an ingest told is left of it by a power cut after its end."""
     left = lefts.check(lambda _: False)
-    leases = [msgspec.json.decode(path.read_bytes(), type=Lease) for path in (left / "data" / "leases").glob("*.json")]
+    leases = [
+        msgspec.json.decode(path.read_bytes(), type=Lease)
+        for path in (left / "data" / "leases").glob("*.json")
+    ]
     assert {Path(lease.table).name: lease.cut for lease in leases} == cuts
     found = {path.name: OpenTable.load(path) for path in (left / "made" / "tables").glob("[!.]*")}
-    assert {name: table and table.watermark.cut for name, table in found.items() if "@" not in name} == cuts
+    assert {
+        name: table and table.watermark.cut for name, table in found.items() if "@" not in name
+    } == cuts
 
 
 @pytest.fixture
@@ -213,7 +241,11 @@ def take(disk: SyncedDisk, node: NodeBuilder, tables: Path, *numbers: int) -> No
 
 
 def test_a_power_cut_of_a_compaction_takes_and_doubles_no_row(
-    disk: SyncedDisk, node: NodeBuilder, tables: Path, at_every_sync: Lefts, monkeypatch: pytest.MonkeyPatch
+    disk: SyncedDisk,
+    node: NodeBuilder,
+    tables: Path,
+    at_every_sync: Lefts,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(upkeep, "SMALL_FILES_MAX", 3)
     monkeypatch.setattr(upkeep, "NEWEST_FILES", 0)
@@ -228,8 +260,12 @@ def test_a_power_cut_of_a_compaction_takes_and_doubles_no_row(
     assert len(DeltaTable(str(left)).file_uris()) == 1
 
 
-def test_a_power_cut_while_a_log_gets_its_checkpoint_and_gives_up_commits_leaves_a_table_that_reads(
-    disk: SyncedDisk, node: NodeBuilder, tables: Path, at_every_sync: Lefts, monkeypatch: pytest.MonkeyPatch
+def test_power_cut_while_a_log_gets_its_checkpoint_and_gives_up_commits_leaves_a_table_that_reads(
+    disk: SyncedDisk,
+    node: NodeBuilder,
+    tables: Path,
+    at_every_sync: Lefts,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(table_module, "CHECKPOINT_COMMITS", 3)
     node.create(shards=1)

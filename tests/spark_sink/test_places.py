@@ -1,4 +1,6 @@
-"""What an ingest finds where it is sent: tables of others, links, what is left of a dropped collection, a backup."""
+"""What an ingest finds where it is sent: tables of others, links, what is left of a dropped
+collection, a backup.
+"""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,7 +41,9 @@ def test_a_table_of_somebody_else_holds_no_ingest_up_whatever_features_it_has(
     assert ingest(one_row.path, tables).rows_added == 1
 
 
-def test_the_lease_of_a_table_behind_a_link_goes_with_its_collection(one_row: NodeBuilder, tables: Path) -> None:
+def test_the_lease_of_a_table_behind_a_link_goes_with_its_collection(
+    one_row: NodeBuilder, tables: Path
+) -> None:
     large = tables.with_name("large")
     large.mkdir()
     tables.mkdir()
@@ -74,14 +78,21 @@ TAKES_A_PLACE: Mapping[str, Callable[[SparkSession, NodeBuilder, str], object]] 
     "node of ingest_every": lambda _, __, place: spark_sink.ingest_every(place),
     "read_table": lambda spark, _, place: spark_sink.read_table(spark, place),
     "read_tables": lambda spark, _, place: spark_sink.read_tables(spark, place, ["orders"]),
-    "data source": lambda _, __, place: StreamingNodeSource({"node": place, "subscribe": "orders"}).schema(),
+    "data source": lambda _, __, place: StreamingNodeSource(
+        {"node": place, "subscribe": "orders"}
+    ).schema(),
 }
 
 
 @pytest.mark.parametrize("place", ["s3a://bucket/tables", "file:///srv/tables", "hdfs:/tables", ""])
 @pytest.mark.parametrize("name", TAKES_A_PLACE)
 def test_what_is_no_path_is_refused_and_nothing_is_made_of_its_name(
-    spark: SparkSession, one_row: NodeBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, place: str
+    spark: SparkSession,
+    one_row: NodeBuilder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    place: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
@@ -91,14 +102,20 @@ def test_what_is_no_path_is_refused_and_nothing_is_made_of_its_name(
 
 
 @pytest.mark.parametrize("name", ["of%20monday", "a\\b", "a\tb"])
-def test_a_path_that_delta_takes_for_another_is_refused_at_once(one_row: NodeBuilder, tables: Path, name: str) -> None:
+def test_a_path_that_delta_takes_for_another_is_refused_at_once(
+    one_row: NodeBuilder, tables: Path, name: str
+) -> None:
     with pytest.raises(InvalidArgument, match="in a path for another — name another directory"):
         ingest(one_row.path, tables / name)
     assert not tables.exists()
 
 
-def test_a_backup_is_refused_because_a_lease_would_change_it(one_row: NodeBuilder, tables: Path) -> None:
+def test_a_backup_is_refused_because_a_lease_would_change_it(
+    one_row: NodeBuilder, tables: Path
+) -> None:
     (one_row.path / "backup.json").touch()
-    with pytest.raises(InvalidArgument, match="is a backup, which stays as it was made — restore it"):
+    with pytest.raises(
+        InvalidArgument, match="is a backup, which stays as it was made — restore it"
+    ):
         ingest(one_row.path, tables)
     assert not (one_row.path / "leases").exists()

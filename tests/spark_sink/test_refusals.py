@@ -40,7 +40,9 @@ def test_a_node_older_than_its_table_is_refused(
     assert len(rows_of(tables / "orders")) == 1
 
 
-def test_a_restored_node_that_went_on_is_refused(node: NodeBuilder, tmp_path: Path, ingest: Ingest) -> None:
+def test_a_restored_node_that_went_on_is_refused(
+    node: NodeBuilder, tmp_path: Path, ingest: Ingest
+) -> None:
     node.create()
     node.cut()
     other = tmp_path / "other"
@@ -51,7 +53,9 @@ def test_a_restored_node_that_went_on_is_refused(node: NodeBuilder, tmp_path: Pa
     shutil.rmtree(node.path)
     shutil.copytree(other, node.path)
     first = CutLog(node.path).read(1)
-    node.number, node.crc, node.cut_tick = 1, first.crc32c, first.tick
+    node.number = 1
+    node.crc = first.crc32c
+    node.cut_tick = first.tick
     node.insert("orders", orders(2))
     node.cut()
     node.cut()
@@ -71,7 +75,9 @@ def test_a_table_of_another_node_is_refused(
         spark_sink.ingest(spark, tmp_path / "node-2", tables, request_cut=False)
 
 
-def test_a_directory_that_is_no_table_is_refused(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_a_directory_that_is_no_table_is_refused(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     node.create()
     node.cut()
     (tables / "orders").mkdir(parents=True)
@@ -130,7 +136,7 @@ def test_a_missing_cut_is_refused(node: NodeBuilder, ingest: Ingest) -> None:
         ingest()
 
 
-def test_cuts_that_retention_took_too_early_are_refused(node: NodeBuilder, ingest: Ingest) -> None:
+def test_cuts_retention_took_too_early_are_refused(node: NodeBuilder, ingest: Ingest) -> None:
     node.create()
     node.cut()
     ingest()
@@ -175,10 +181,16 @@ def test_a_pipe_or_a_file_of_holes_in_place_of_a_segment_is_refused_at_once(
 
 
 def test_of_an_error_of_java_all_is_told_but_its_stack() -> None:
-    said = "calling o3.parquet.\n: SparkException: reading a file\n\tat a.b\n\t... 2 more\nCaused by: overflow\n\tat d"
+    said = (
+        "calling o3.parquet.\n: SparkException: reading a file\n\tat a.b\n\t... 2 more\nCaused "
+        "by: overflow\n\tat d"
+    )
     told = str(typed(RuntimeError(said), "table t"))
-    assert told.startswith("table t: calling o3.parquet. : SparkException: reading a file Caused by: overflow — ")
+    assert told.startswith(
+        "table t: calling o3.parquet. : SparkException: reading a file Caused by: overflow — "
+    )
     of_connect = typed(
-        RuntimeError("[FAILED] reading\n\nJVM stacktrace:\norg.apache.SparkException\n\tat a.b"), "table t"
+        RuntimeError("[FAILED] reading\n\nJVM stacktrace:\norg.apache.SparkException\n\tat a.b"),
+        "table t",
     )
     assert str(of_connect).startswith("table t: [FAILED] reading — ")

@@ -1,4 +1,6 @@
-"""The ingest that stays: what it does without Spark, what one failing table takes from the others, and how it ends."""
+"""The ingest that stays: what it does without Spark, what one failing table takes from the others,
+and how it ends.
+"""
 
 import os
 import random
@@ -37,7 +39,16 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).resolve().parents[2]
 SOON_S = 0.001
 INSERT_STEPS = (
-    *("created", "intended", "file_synced", "written", "sealed", "committed", "log_syncing", "finished"),
+    *(
+        "created",
+        "intended",
+        "file_synced",
+        "written",
+        "sealed",
+        "committed",
+        "log_syncing",
+        "finished",
+    ),
     *("lease_written", "lease_renamed", "leased"),
 )
 
@@ -50,7 +61,9 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "session", start)
 
 
-def test_cuts_of_inserts_reach_their_tables_without_spark(no_spark: None, node: NodeBuilder, tables: Path) -> None:
+def test_cuts_of_inserts_reach_their_tables_without_spark(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
     node.create()
     node.create_partition("orders", "eu")
     rounds = spark_sink.ingest_every(node.path, tables, every_s=SOON_S, request_cut=False)
@@ -84,13 +97,20 @@ def test_upserts_of_new_keys_and_deletes_of_keys_that_never_were_need_no_spark(
     assert rows_of(tables / "orders") == node.expected("orders")
 
 
-def test_a_copied_file_has_the_ranges_that_readers_skip_by(no_spark: None, node: NodeBuilder, tables: Path) -> None:
+def test_a_copied_file_has_the_ranges_that_readers_skip_by(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
     node.create(shards=1)
     node.insert("orders", orders(3, 7))
     node.cut()
     spark_sink.ingest(None, node.path, tables, request_cut=False)
     [stats] = pa.table(DeltaTable(str(tables / "orders")).get_add_actions()).to_pylist()
-    assert (stats["num_records"], stats["min"]["id"], stats["max"]["id"], stats["null_count"]["id"]) == (2, 3, 7, 0)
+    assert (
+        stats["num_records"],
+        stats["min"]["id"],
+        stats["max"]["id"],
+        stats["null_count"]["id"],
+    ) == (2, 3, 7, 0)
 
 
 @pytest.mark.parametrize("column", range(6))
@@ -125,8 +145,13 @@ def test_a_file_is_shared_with_the_node_only_when_that_is_asked_for(
     assert copy.read_bytes() == source.read_bytes()
 
 
-def test_times_that_spark_does_not_have_go_through_spark(spark: SparkSession, node: NodeBuilder, tables: Path) -> None:
-    fields: list[tuple[str, pa.DataType]] = [("id", pa.int64()), ("at", pa.timestamp("ms", tz="UTC"))]
+def test_times_that_spark_does_not_have_go_through_spark(
+    spark: SparkSession, node: NodeBuilder, tables: Path
+) -> None:
+    fields: list[tuple[str, pa.DataType]] = [
+        ("id", pa.int64()),
+        ("at", pa.timestamp("ms", tz="UTC")),
+    ]
     node.create("times", schema=pa.schema(fields))
     node.insert("times", [{"id": 1, "at": 5}])
     node.cut()
@@ -146,7 +171,9 @@ def test_a_damaged_segment_fails_its_table_and_no_other(
     path = next((node.path / "segments" / str(node.collections["orders"].id)).iterdir())
     content = path.read_bytes()
     path.write_bytes(content[:10] + bytes([content[10] ^ 1]) + content[11:])
-    rounds = spark_sink.ingest_every(node.path, tables, every_s=SOON_S, request_cut=False, link=link)
+    rounds = spark_sink.ingest_every(
+        node.path, tables, every_s=SOON_S, request_cut=False, link=link
+    )
     told = next(rounds)
     assert [(each.table, each.code) for each in told.failures] == [("orders", "CORRUPT")]
     assert rows_of(tables / "stock") == node.expected("stock")
@@ -190,7 +217,9 @@ def insert_and_cut(node: NodeBuilder, number: int) -> None:
     node.cut()
 
 
-def test_a_table_that_another_ingest_has_retired_lags_no_more(no_spark: None, node: NodeBuilder, tables: Path) -> None:
+def test_a_table_that_another_ingest_has_retired_lags_no_more(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
     for name in ("gone", "orders"):
         node.create(name)
         node.insert(name, orders(1))
@@ -206,7 +235,9 @@ def test_a_table_that_another_ingest_has_retired_lags_no_more(no_spark: None, no
     assert (told.cut, told.lag_cuts, told.lag_ticks, told.failures) == (3, 0, 0, ())
 
 
-def test_a_table_whose_next_cut_is_gone_fails_alone(no_spark: None, node: NodeBuilder, tables: Path) -> None:
+def test_a_table_whose_next_cut_is_gone_fails_alone(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
     for name in ("orders", "stock"):
         node.create(name)
     for number in range(3):
@@ -267,7 +298,9 @@ def test_what_is_left_of_another_node_takes_no_collection_for_a_dropped_one(
     assert left == {f"orders@{dropped}": 1, f"orders@{dropped}@node-2": 1}
 
 
-@pytest.mark.parametrize("kind, value", [(pa.date32(), 10_000_000), (pa.timestamp("us"), 1 << 61)], ids=str)
+@pytest.mark.parametrize(
+    "kind, value", [(pa.date32(), 10_000_000), (pa.timestamp("us"), 1 << 61)], ids=str
+)
 def test_days_and_times_beyond_those_of_python_are_in_their_table(
     kind: pa.DataType, value: int, no_spark: None, node: NodeBuilder, tables: Path
 ) -> None:
@@ -319,7 +352,9 @@ def test_a_node_that_does_not_answer_or_is_gone_is_told_and_waited_for(
     assert next(rounds).rows_added == 1
 
 
-def test_it_ends_after_the_round_in_which_it_is_told_to(no_spark: None, node: NodeBuilder, tables: Path) -> None:
+def test_it_ends_after_the_round_in_which_it_is_told_to(
+    no_spark: None, node: NodeBuilder, tables: Path
+) -> None:
     node.create()
     node.cut()
     stop = threading.Event()
@@ -330,7 +365,9 @@ def test_it_ends_after_the_round_in_which_it_is_told_to(no_spark: None, node: No
 
 
 @pytest.mark.parametrize("given", [{"every_s": 0}, {"every_s": float("inf")}, {"keep_s": 59}])
-def test_numbers_out_of_range_are_refused_at_once(given: dict[str, float], node: NodeBuilder, tables: Path) -> None:
+def test_numbers_out_of_range_are_refused_at_once(
+    given: dict[str, float], node: NodeBuilder, tables: Path
+) -> None:
     with pytest.raises(InvalidArgument, match="out of range"):
         spark_sink.ingest_every(node.path, tables, **given)  # type: ignore[arg-type]
 
@@ -344,8 +381,11 @@ def test_tables_equal_the_model_over_both_roads_and_while_they_are_compacted(
     chance = random.Random(seed)
     for name in ("orders", "stock"):
         node.create(name, shards=1)
-    rounds = spark_sink.ingest_every(node.path, tables, every_s=SOON_S, spark=spark, request_cut=False)
-    roads, compacted = set[str](), 0
+    rounds = spark_sink.ingest_every(
+        node.path, tables, every_s=SOON_S, spark=spark, request_cut=False
+    )
+    roads = set[str]()
+    compacted = 0
     for number in range(14):
         if number % 3:
             node.insert(chance.choice(sorted(node.collections)), orders(1000 + number))
@@ -366,9 +406,19 @@ def test_tables_equal_the_model_over_both_roads_and_while_they_are_compacted(
 
 
 def start(node: NodeBuilder, tables: Path, *, failpoints: str = "") -> "subprocess.Popen[bytes]":
-    program = "import sys, spark_sink; spark_sink.ingest(None, sys.argv[1], sys.argv[2], request_cut=False)"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), ENVIRONMENT_VARIABLE: failpoints, "JAVA_HOME": "/nowhere"}
-    return subprocess.Popen([sys.executable, "-c", program, str(node.path), str(tables)], env=environment)
+    program = (
+        "import sys, spark_sink; spark_sink.ingest(None, sys.argv[1], sys.argv[2], "
+        "request_cut=False)"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        ENVIRONMENT_VARIABLE: failpoints,
+        "JAVA_HOME": "/nowhere",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", program, str(node.path), str(tables)], env=environment
+    )
 
 
 def filled(node: NodeBuilder) -> None:
@@ -389,7 +439,9 @@ def test_killed_at_any_step_of_copying_every_row_is_there_once(
     spark_sink.ingest(None, node.path, tables, request_cut=False)
     assert rows_of(tables / "orders") == node.expected("orders")
     assert lease_of(node, tables / "orders").cut == 2
-    assert len(list((tables / "orders").glob("cut-*"))) == 1, "what the killed one wrote is gone, or is the table's"
+    assert len(list((tables / "orders").glob("cut-*"))) == 1, (
+        "what the killed one wrote is gone, or is the table's"
+    )
     assert not list((tables / "orders" / "_attempts").iterdir())
 
 
@@ -402,11 +454,20 @@ def test_a_lost_jvm_is_made_anew_a_bounded_number_of_times(
     for amount in (1.0, 2.0):
         node.upsert("orders", orders(1, amount=amount))
     node.cut()
-    command = [sys.executable, "-m", "tests.spark_sink.lost_jvm", str(node.path), str(tables), str(losses)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.spark_sink.lost_jvm",
+        str(node.path),
+        str(tables),
+        str(losses),
+    ]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == ended
     assert rows_of(tables / "orders") == (node.expected("orders") if ended == 0 else [])
     left = [path.name for path in (tables / "orders").glob("cut-*")]
-    assert len(left) == (1 if ended == 0 else 0), "what a JVM that is gone has written takes no room"
+    assert len(left) == (1 if ended == 0 else 0), (
+        "what a JVM that is gone has written takes no room"
+    )
 
 
 def test_two_at_once_take_every_cut_once(node: NodeBuilder, tables: Path) -> None:
@@ -418,8 +479,11 @@ def test_two_at_once_take_every_cut_once(node: NodeBuilder, tables: Path) -> Non
 
 @pytest.mark.usefixtures("default_interrupt")
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_the_command_follows_a_node_and_ends_in_order_at_a_signal(ending: signal.Signals, tmp_path: Path) -> None:
-    data, tables = tmp_path / "data", tmp_path / "tables"
+def test_the_command_follows_a_node_and_ends_in_order_at_a_signal(
+    ending: signal.Signals, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    tables = tmp_path / "tables"
     with sn.sync.open_node(data) as node:
         node.create_collection("orders", pa.schema([("id", pa.int64())]), primary_key="id")
         node.insert("orders", [{"id": 1}])
@@ -431,7 +495,9 @@ def test_the_command_follows_a_node_and_ends_in_order_at_a_signal(ending: signal
             first = msgspec.json.decode(job.stdout.readline())
             assert (first["rows_added"], first["failures"], first["lag_cuts"]) == (1, [], 0)
             node.insert("orders", [{"id": 2}])
-            added = next(told for line in job.stdout if (told := msgspec.json.decode(line))["rows_added"])
+            added = next(
+                told for line in job.stdout if (told := msgspec.json.decode(line))["rows_added"]
+            )
             assert added["cut"] == first["cut"] + 1
             job.send_signal(ending)
             job.stdout.read()
@@ -439,7 +505,9 @@ def test_the_command_follows_a_node_and_ends_in_order_at_a_signal(ending: signal
     assert sorted(row["id"] for row in rows_of(tables / "orders")) == [1, 2]  # type: ignore[type-var]
 
 
-def test_a_session_that_was_there_is_used_and_goes_on(spark: SparkSession, node: NodeBuilder, tables: Path) -> None:
+def test_a_session_that_was_there_is_used_and_goes_on(
+    spark: SparkSession, node: NodeBuilder, tables: Path
+) -> None:
     node.create()
     node.insert("orders", orders(1, 2))
     node.cut()
@@ -476,28 +544,46 @@ def test_once_stopped_no_further_table_is_begun_and_what_fails_then_is_no_failur
             stop.set()
 
     stop.clear()
-    report = spark_sink.ingest(None, node.path, tables, progress=cut_off, request_cut=False, stop=stop)
+    report = spark_sink.ingest(
+        None, node.path, tables, progress=cut_off, request_cut=False, stop=stop
+    )
     assert report.tables == ()
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize("every", [True, False])
-def test_a_signal_to_all_processes_of_an_ingest_ends_it_behind_its_commit(every: bool, tmp_path: Path) -> None:
+def test_a_signal_to_all_processes_of_an_ingest_ends_it_behind_its_commit(
+    every: bool, tmp_path: Path
+) -> None:
     """As systemd and a terminal send it: Java gets it, too."""
-    data, tables = tmp_path / "data", tmp_path / "tables"
+    data = tmp_path / "data"
+    tables = tmp_path / "tables"
     with sn.sync.open_node(data) as filled:
         filled.create_collection("orders", pa.schema([("id", pa.int64())]), primary_key="id")
         for _ in range(2):
             filled.upsert("orders", pa.table({"id": range(50_000)}))
         filled.flush()
-    arguments = ["ingest", str(data), "--tables", str(tables), *(["--every", "1s"] if every else [])]
+    arguments = [
+        "ingest",
+        str(data),
+        "--tables",
+        str(tables),
+        *(["--every", "1s"] if every else []),
+    ]
     command = [sys.executable, "-m", "streamingnode", *arguments]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as job:
         while not [*tables.glob("orders/cut-*/*/*")]:
             assert job.poll() is None, "it has not ended before Spark writes"
         os.killpg(job.pid, signal.SIGTERM)
         _, said = job.communicate()
-    assert (job.returncode, said) == ((0, "") if every else (143, "terminated: run it again for what is left\n"))
+    assert (job.returncode, said) == (
+        (0, "") if every else (143, "terminated: run it again for what is left\n")
+    )
     assert len(rows_of(tables / "orders")) == 50_000

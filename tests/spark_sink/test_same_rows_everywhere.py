@@ -19,7 +19,9 @@ from tests.spark_sink.node_builder import ORDERS, NodeBuilder, ordered, orders
 pytestmark = pytest.mark.spark
 
 
-def test_duckdb_reads_the_active_files_as_they_are(node: NodeBuilder, tables: Path, ingest: Ingest) -> None:
+def test_duckdb_reads_the_active_files_as_they_are(
+    node: NodeBuilder, tables: Path, ingest: Ingest
+) -> None:
     node.create()
     node.create_partition("orders", "eu")
     node.insert("orders", orders(*range(50)))
@@ -39,7 +41,8 @@ TYPES: Mapping[str, tuple[pa.DataType, Any]] = {
     "ratio": (pa.float32(), 0.5),
     "price": (pa.decimal128(10, 2), Decimal("12.34")),
     "day": (pa.date32(), date(2024, 2, 29)),
-    "seen": (pa.timestamp("ms"), datetime(2024, 2, 29, 12, 30, 1, 5000)),  # noqa: DTZ001 - the column has no zone
+    # the column has no zone
+    "seen": (pa.timestamp("ms"), datetime(2024, 2, 29, 12, 30, 1, 5000)),  # noqa: DTZ001
     "text": (pa.large_string(), "naïve"),
     "blob": (pa.binary(), b"\x00\xff"),
     "digest": (pa.large_binary(), b"abcd"),
@@ -52,14 +55,23 @@ TYPES: Mapping[str, tuple[pa.DataType, Any]] = {
 def test_every_supported_type_survives_table_and_data_source(
     spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
 ) -> None:
-    node.create(schema=pa.schema([ORDERS.field("id"), *(pa.field(name, kind) for name, (kind, _) in TYPES.items())]))
+    node.create(
+        schema=pa.schema(
+            [ORDERS.field("id"), *(pa.field(name, kind) for name, (kind, _) in TYPES.items())]
+        )
+    )
     row: dict[str, Any] = {"id": 1, **{name: value for name, (_, value) in TYPES.items()}}
     node.insert("orders", [row, {"id": 2, **dict.fromkeys(TYPES)}])
     node.delete("orders", [7])
     node.cut()
     ingest()
     frame = spark_sink.read_table(spark, tables / "orders")
-    source = spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders").load()
+    source = (
+        spark.read.format("streamingnode")
+        .option("node", str(node.path))
+        .option("subscribe", "orders")
+        .load()
+    )
     assert source.schema.simpleString() == frame.schema.simpleString()
     for found in (frame, source):
         first, second = (each.asDict(recursive=True) for each in found.orderBy("id").collect())

@@ -1,4 +1,6 @@
-"""Rows are those of the collection whatever a Spark session is set to, which may be for other files."""
+"""Rows are those of the collection whatever a Spark session is set to, which may be for other
+files.
+"""
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
@@ -111,7 +113,8 @@ CONFIGURED: Mapping[str, Mapping[str, str]] = {
 
 
 def row(number: int, day: dt.date) -> dict[str, Any]:
-    at = dt.datetime(day.year, day.month, day.day, 12, 30, 1, 5001)  # noqa: DTZ001 - the column has no zone
+    # the column has no zone
+    at = dt.datetime(day.year, day.month, day.day, 12, 30, 1, 5001)  # noqa: DTZ001
     return {
         "id": number,
         "day": day,
@@ -126,7 +129,9 @@ def row(number: int, day: dt.date) -> dict[str, Any]:
 
 
 def two_cuts(path: Path) -> NodeBuilder:
-    """Return a node whose first cut fills two partitions; its second changes rows of one of them."""
+    """Return a node whose first cut fills two partitions; its second changes rows of one of
+    them.
+    """
     node = NodeBuilder(path)
     node.create(schema=SCHEMA, shards=1)
     node.create_partition("orders", "eu")
@@ -147,7 +152,13 @@ def as_expected(rows: list[dict[str, Value]]) -> pa.Table:
 
 
 def read(frame: DataFrame, like: pa.Table) -> pa.Table:
-    return frame.toArrow().select(like.column_names).cast(like.schema).combine_chunks().sort_by("_offset")
+    return (
+        frame.toArrow()
+        .select(like.column_names)
+        .cast(like.schema)
+        .combine_chunks()
+        .sort_by("_offset")
+    )
 
 
 def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
@@ -159,7 +170,9 @@ def with_settings(spark: SparkSession, settings: Mapping[str, str]) -> SparkSess
 
 
 @pytest.fixture(scope="module")
-def filled(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[NodeBuilder, Path]:
+def filled(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[NodeBuilder, Path]:
     """Return a node and its table, of whose files one is the node's and one Spark's."""
     where = tmp_path_factory.mktemp("settings")
     node = two_cuts(where / "data")
@@ -177,7 +190,11 @@ def test_rows_are_the_collections_whatever_the_session_of_the_reader_says(
     expected = as_expected(node.expected("orders"))
     of_caller = with_settings(spark, settings)
     frame = spark_sink.read_table(of_caller, table)
-    source = of_caller.read.format("streamingnode").options(node=str(node.path), subscribe="orders").load()
+    source = (
+        of_caller.read.format("streamingnode")
+        .options(node=str(node.path), subscribe="orders")
+        .load()
+    )
     assert read(frame, expected).equals(expected)
     assert read(source, expected).equals(expected)
     assert frame.where("day = date'1500-03-01'").count() == 1
@@ -189,7 +206,8 @@ def test_a_changed_or_emptied_or_missing_file_is_an_error_also_where_the_session
 ) -> None:
     node = two_cuts(tmp_path / "data")
     IngestJob(spark, node.path, tmp_path / "tables").run()
-    table, of_caller = tmp_path / "tables" / "orders", with_settings(spark, IGNORED)
+    table = tmp_path / "tables" / "orders"
+    of_caller = with_settings(spark, IGNORED)
     file = next(table.rglob("_partition=eu/*.parquet"))
     whole = file.read_bytes()
     group = pq.read_metadata(file).row_group(0)
@@ -216,7 +234,8 @@ def test_a_changed_or_emptied_or_missing_file_is_an_error_also_where_the_session
 def configured(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     """Give Spark a configuration as `spark-defaults.conf` does: new sessions begin with it."""
     context = spark.sparkContext._jsc.sc()
-    of_spark, of_hadoop = context.conf(), context.hadoopConfiguration()
+    of_spark = context.conf()
+    of_hadoop = context.hadoopConfiguration()
     before = {name: of_hadoop.get(name) for name in settings if not name.startswith("spark.")}
     for name, value in settings.items():
         (of_hadoop if name in before else of_spark).set(name, value)
@@ -237,11 +256,17 @@ def shapes(table: Path) -> list[object]:
     found = []
     for uri in DeltaTable(str(table)).file_uris():
         path = uri.removeprefix("file://")
-        footer, first = pq.read_metadata(path), pq.read_table(path)
+        footer = pq.read_metadata(path)
+        first = pq.read_table(path)
         group = footer.row_group(0)
         columns = [group.column(index) for index in range(group.num_columns)]
-        stored = [(each.path_in_schema, each.physical_type, each.compression, each.encodings) for each in columns]
-        found.append((extreme(first, "id", min), footer.num_rows, sorted(footer.metadata or {}), stored))
+        stored = [
+            (each.path_in_schema, each.physical_type, each.compression, each.encodings)
+            for each in columns
+        ]
+        found.append(
+            (extreme(first, "id", min), footer.num_rows, sorted(footer.metadata or {}), stored)
+        )
     return sorted(found, key=str)
 
 
@@ -249,7 +274,8 @@ def shapes(table: Path) -> list[object]:
 def test_an_ingest_reads_and_writes_the_same_files_whatever_sparks_configuration_says(
     spark: SparkSession, filled: tuple[NodeBuilder, Path], tmp_path: Path, name: str
 ) -> None:
-    node, (_, usual) = two_cuts(tmp_path / "data"), filled
+    node = two_cuts(tmp_path / "data")
+    (_, usual) = filled
     IngestJob(spark, node.path, tmp_path / "tables").run()
     change(node)
     with configured(spark, CONFIGURED[name]):
@@ -257,5 +283,10 @@ def test_an_ingest_reads_and_writes_the_same_files_whatever_sparks_configuration
     table = tmp_path / "tables" / "orders"
     expected = as_expected(node.expected("orders"))
     written = DeltaTable(str(table)).to_pyarrow_table()
-    assert written.select(expected.column_names).cast(expected.schema).sort_by("_offset").equals(expected)
+    assert (
+        written.select(expected.column_names)
+        .cast(expected.schema)
+        .sort_by("_offset")
+        .equals(expected)
+    )
     assert shapes(table) == shapes(usual)

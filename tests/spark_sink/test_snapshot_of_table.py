@@ -1,4 +1,6 @@
-"""A snapshot reads what a table has taken from the table: the same rows, of every type, whatever the node still keeps."""
+"""A snapshot reads what a table has taken from the table: the same rows, of every type, whatever
+the node still keeps.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -24,7 +26,11 @@ from wal.errors import Corrupt, StorageFailed, Truncated
 
 pytestmark = pytest.mark.spark
 
-THRIFTY: dict[str, Any] = {"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.01}
+THRIFTY: dict[str, Any] = {
+    "cut_interval_s": None,
+    "retention_s": 0,
+    "flush.retention.interval_s": 0.01,
+}
 KEEPING: dict[str, Any] = {"cut_interval_s": None}
 COLUMNS: dict[str, pa.DataType] = {"id": pa.int64(), "item": pa.string()}
 PLAIN = pa.schema(COLUMNS)
@@ -41,13 +47,19 @@ TYPES: dict[str, tuple[pa.DataType, Any]] = {
     "blob": (pa.large_binary(), b"\x00\xff"),
     "raw": (pa.binary(), b""),
     "day": (pa.date32(), date(1, 1, 1)),
-    "seen": (pa.timestamp("ms"), datetime(1500, 2, 28, 12, 30, 1, 5000)),  # noqa: DTZ001 - the column has no zone
-    "heard": (pa.timestamp("us", "Europe/Berlin"), datetime(2024, 2, 29, 12, 30, 1, 5001, tzinfo=UTC)),
+    # the column has no zone
+    "seen": (pa.timestamp("ms"), datetime(1500, 2, 28, 12, 30, 1, 5000)),  # noqa: DTZ001
+    "heard": (
+        pa.timestamp("us", "Europe/Berlin"),
+        datetime(2024, 2, 29, 12, 30, 1, 5001, tzinfo=UTC),
+    ),
     "told": (pa.timestamp("ms", "UTC"), datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
     "tags": (pa.large_list(pa.large_string()), ["a", None, ""]),
     "pair": (pa.list_(pa.float32(), 2), [0.5, None]),
     "point": (
-        pa.struct([("x", pa.timestamp("ms")), ("inner", pa.list_(pa.struct([("y", pa.large_binary())])))]),
+        pa.struct(
+            [("x", pa.timestamp("ms")), ("inner", pa.list_(pa.struct([("y", pa.large_binary())])))]
+        ),
         {"x": datetime(2024, 1, 1), "inner": [{"y": b"1"}, None, {"y": None}]},  # noqa: DTZ001
     ),
 }
@@ -69,11 +81,18 @@ def given_up(place: Path, earliest: int) -> None:
             node.consistent_tick()
 
 
-def test_every_value_comes_back_equal_from_the_table_alone(spark: SparkSession, place: Path, tables: Path) -> None:
-    schema = pa.schema([pa.field("id", pa.int64()), *(pa.field(name, kind) for name, (kind, _) in TYPES.items())])
+def test_every_value_comes_back_equal_from_the_table_alone(
+    spark: SparkSession, place: Path, tables: Path
+) -> None:
+    schema = pa.schema(
+        [pa.field("id", pa.int64()), *(pa.field(name, kind) for name, (kind, _) in TYPES.items())]
+    )
     with sn.sync.open_node(place, **KEEPING) as node:
         node.create_collection("orders", schema, primary_key="id", shards=2)
-        rows = [{"id": 1, **{name: value for name, (_, value) in TYPES.items()}}, {"id": 2, **dict.fromkeys(TYPES)}]
+        rows = [
+            {"id": 1, **{name: value for name, (_, value) in TYPES.items()}},
+            {"id": 2, **dict.fromkeys(TYPES)},
+        ]
         node.insert("orders", pa.Table.from_pylist(rows, schema=schema))
         before = node.snapshot("orders")
         spark_sink.ingest(spark, node, tables)
@@ -94,10 +113,14 @@ def test_columns_and_keys_are_chosen_of_table_files_and_log_alike(
         node.create_collection("orders", PLAIN, primary_key="id", shards=2, partitions=["eu"])
         for first in (0, 100):
             node.insert("orders", [{"id": first + n, "item": f"{n}"} for n in range(40)])
-            node.insert("orders", [{"id": first + n, "item": "eu"} for n in range(50, 60)], partition="eu")
+            node.insert(
+                "orders", [{"id": first + n, "item": "eu"} for n in range(50, 60)], partition="eu"
+            )
             node.flush()
             spark_sink.ingest(spark, node, tables)
-        inside = node.upsert("orders", [{"id": 1, "item": "new"}, {"id": 300, "item": "new"}]).time_tick
+        inside = node.upsert(
+            "orders", [{"id": 1, "item": "new"}, {"id": 300, "item": "new"}]
+        ).time_tick
         node.delete("orders", [2, 102, 155])
         node.flush()
         node.upsert("orders", [{"id": 3, "item": "newest"}])
@@ -114,14 +137,18 @@ def test_columns_and_keys_are_chosen_of_table_files_and_log_alike(
             whole = node.snapshot("orders", as_of=as_of)
             chosen = whole.filter(pc.is_in(whole["id"], value_set=keys))
             assert node.snapshot("orders", as_of=as_of, keys=keys).equals(chosen)
-            assert node.snapshot("orders", as_of=as_of, keys=keys, columns=["item"]).equals(chosen.select(["item"]))
+            assert node.snapshot("orders", as_of=as_of, keys=keys, columns=["item"]).equals(
+                chosen.select(["item"])
+            )
         in_all = len(read) // 9
         read.clear()
         assert node.snapshot("orders", columns=["item"], keys=[5]).to_pydict() == {"item": ["5"]}
         assert 0 < len(read) < in_all
 
 
-def test_a_snapshot_goes_on_after_cuts_were_given_up(spark: SparkSession, place: Path, tables: Path) -> None:
+def test_a_snapshot_goes_on_after_cuts_were_given_up(
+    spark: SparkSession, place: Path, tables: Path
+) -> None:
     ticks: dict[int, list[int]] = {}
     with sn.sync.open_node(place, **KEEPING) as node:
         node.create_collection("orders", PLAIN, primary_key="id", partitions=["eu", "us"])
@@ -131,7 +158,9 @@ def test_a_snapshot_goes_on_after_cuts_were_given_up(spark: SparkSession, place:
 
         for number in range(4):
             note(node.insert("orders", [{"id": number, "item": "a"}], partition="us").time_tick)
-            note(node.insert("orders", [{"id": 10 + number, "item": "b"}], partition="eu").time_tick)
+            note(
+                node.insert("orders", [{"id": 10 + number, "item": "b"}], partition="eu").time_tick
+            )
             node.flush()
             if number == 1:
                 spark_sink.ingest(spark, node, tables)
@@ -175,7 +204,11 @@ def taken(spark: SparkSession, place: Path, tables: Path) -> Iterator[sn.sync.Sy
 
 
 def test_a_table_that_cannot_be_used_is_named_with_what_to_do(
-    taken: sn.sync.SyncNode, spark: SparkSession, place: Path, tables: Path, monkeypatch: pytest.MonkeyPatch
+    taken: sn.sync.SyncNode,
+    spark: SparkSession,
+    place: Path,
+    tables: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert ids(taken.snapshot("orders")) == [0, 1, 2]
     with monkeypatch.context() as patched:
@@ -184,7 +217,10 @@ def test_a_table_that_cannot_be_used_is_named_with_what_to_do(
             taken.snapshot("orders")
     elsewhere = tables.with_name("elsewhere")
     tables.rename(elsewhere)
-    with pytest.raises(StorageFailed, match=f"are in table {tables}/orders, which is not there — put it back, or run"):
+    with pytest.raises(
+        StorageFailed,
+        match=f"are in table {tables}/orders, which is not there — put it back, or run",
+    ):
         taken.snapshot("orders")
     spark_sink.ingest(spark, taken, elsewhere)
     assert ids(taken.snapshot("orders")) == [0, 1, 2]
@@ -233,7 +269,8 @@ def test_a_dropped_collection_gives_its_disk_back_and_nobody_minds(
         assert ids(node.snapshot("kept")) == [1]
         with pytest.raises(Truncated, match="of a collection that was dropped, is no longer kept"):
             verify_files(place, CutLog(place).read(1).manifest.segments)
-        report = spark_sink.ingest(spark, node, tables)  # from now on retention may take the first cut
+        # from now on retention may take the first cut
+        report = spark_sink.ingest(spark, node, tables)
         assert [table.table for table in report.tables] == ["kept"]
 
 

@@ -22,7 +22,12 @@ pytestmark = pytest.mark.spark
 
 
 def source(spark: SparkSession, node: Path, name: str = "orders") -> DataFrame:
-    return spark.read.format("streamingnode").option("node", str(node)).option("subscribe", name).load()
+    return (
+        spark.read.format("streamingnode")
+        .option("node", str(node))
+        .option("subscribe", name)
+        .load()
+    )
 
 
 def found(frame: DataFrame) -> list[dict[str, Any]]:
@@ -100,7 +105,9 @@ def test_what_is_wrong_with_the_table_is_the_error(
     assert found(frame) == node.expected("orders")
     elsewhere = tables.with_name("elsewhere")
     tables.rename(elsewhere)
-    with pytest.raises(AnalysisException, match=r"which is not there — put it back, or run an ingest"):
+    with pytest.raises(
+        AnalysisException, match=r"which is not there — put it back, or run an ingest"
+    ):
         source(spark, node.path)
     with pytest.raises(PythonException, match=r"is missing from its table — read again"):
         frame.count()

@@ -1,4 +1,6 @@
-"""The page on Spark, run as a reader would: block after block in one session, printing what the page shows."""
+"""The page on Spark, run as a reader would: block after block in one session, printing what the
+page shows.
+"""
 
 from pathlib import Path
 

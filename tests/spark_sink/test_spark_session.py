@@ -1,4 +1,6 @@
-"""The session as a stranger's machine starts it, under `spark-submit` and beside Spark Connect, too."""
+"""The session as a stranger's machine starts it, under `spark-submit` and beside Spark Connect,
+too.
+"""
 
 import json
 import os
@@ -42,7 +44,11 @@ except Exception as error:
 @pytest.mark.parametrize("package", ["pyspark", "deltalake"])
 def test_what_needs_a_package_that_is_not_installed_names_it(package: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT, package], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT, package],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.stdout, done.stderr) == (f"PACKAGE_MISSING {package}\n", "")
 
@@ -51,8 +57,11 @@ def test_a_session_listens_to_this_machine_alone(spark: SparkSession) -> None:
     assert spark.sparkContext.getConf().get("spark.driver.host") == "127.0.0.1"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forking beside threads: that is what it is about
-def test_a_forked_child_does_not_talk_over_the_sockets_of_its_parents_session(spark: SparkSession) -> None:
+# of forking beside threads: that is what it is about
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_does_not_talk_over_the_sockets_of_its_parents_session(
+    spark: SparkSession,
+) -> None:
     pid = os.fork()
     if not pid:
         refused = 0
@@ -71,14 +80,18 @@ def test_what_an_executor_imports_loads_neither_store_nor_event_loop(module: str
     forbidden = ["rocksdict", "anyio", "deltalake", "streamingnode"]
     program = f"import sys, {module}; print([name for name in {forbidden} if name in sys.modules])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     assert said.stdout == "[]\n"
 
 
 def test_importing_the_package_does_not_load_spark() -> None:
     program = "import sys, spark_sink; print('pyspark' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
     assert said.stdout == "False\n"
 
 
@@ -93,13 +106,20 @@ print(json.dumps([dict(context.getConf().getAll()), worker, spark is spark_sink.
 
 def without_spark(**more: str) -> dict[str, str]:
     """Return the environment of a process that has nothing of this one's Spark."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SPARK_", "PYSPARK_"))
+    }
     return {**kept, "PYTHONPATH": str(ROOT), **more}
 
 
 @pytest.mark.spark
-def test_a_submitted_program_has_what_it_was_submitted_with_and_the_python_it_asks_for(tmp_path: Path) -> None:
-    program, python = tmp_path / "program.py", tmp_path / "python"
+def test_a_submitted_program_has_what_it_was_submitted_with_and_the_python_it_asks_for(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program.py"
+    python = tmp_path / "python"
     program.write_text(SUBMITTED)
     python.symlink_to(sys.executable)
     given = {
@@ -125,12 +145,19 @@ def test_a_submitted_program_has_what_it_was_submitted_with_and_the_python_it_as
 
 @pytest.mark.spark
 def test_only_a_local_master_gets_settings_of_one_machine(spark: SparkSession) -> None:
-    local, cluster = (_completed({"spark.master": master}) for master in ("local[2]", "spark://10.0.0.1:7077"))
+    local, cluster = (
+        _completed({"spark.master": master}) for master in ("local[2]", "spark://10.0.0.1:7077")
+    )
     of_one_machine = {*LOCAL_SETTINGS, *LOOPBACK, WORKER_PATH}
     assert local.keys() - cluster.keys() == of_one_machine
     assert cluster["spark.sql.session.timeZone"] == "UTC"
-    elsewhere = _completed({"spark.master": "local[2]", "spark.driver.host": "10.0.0.2", "spark.ui.enabled": "true"})
-    assert (elsewhere.get("spark.driver.bindAddress"), elsewhere["spark.ui.enabled"]) == (None, "true")
+    elsewhere = _completed(
+        {"spark.master": "local[2]", "spark.driver.host": "10.0.0.2", "spark.ui.enabled": "true"}
+    )
+    assert (elsewhere.get("spark.driver.bindAddress"), elsewhere["spark.ui.enabled"]) == (
+        None,
+        "true",
+    )
 
 
 @pytest.mark.spark
@@ -189,7 +216,9 @@ def connect_server(spark: SparkSession) -> Iterator[str]:
     """A server of Spark Connect in the Java process of the suite."""
     jvm: Any = spark._jvm
     context = spark.sparkContext._jsc.sc()
-    service = getattr(getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
+    service = getattr(
+        getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$"
+    )
     context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
     context.conf().set("spark.connect.grpc.binding.port", "0")
     service.start(context)

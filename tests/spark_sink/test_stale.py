@@ -25,7 +25,8 @@ def deaf(tmp_path: Path) -> Iterator[Path]:
     """A node that takes no clients, with a row in a cut and one behind it."""
     place = tmp_path / "data"
     with sn.sync.open_node(place, listen=False, cut_interval_s=None) as node:
-        os.utime(place / LOCK_NAME, (0, 0))  # as one that was opened long ago: nobody waits for it to listen
+        # as one that was opened long ago: nobody waits for it to listen
+        os.utime(place / LOCK_NAME, (0, 0))
         node.create_collection("orders", pa.schema([("id", pa.int64())]), primary_key="id")
         node.insert("orders", [{"id": 1}])
         node.flush()
@@ -45,8 +46,13 @@ def test_the_command_ends_as_flush_does_and_tells_the_age_of_the_newest_cut(
     assert report["stale"]
     assert before_s - cut_s <= report["cut_age_s"] <= time.time() - cut_s
     age = f"{report['cut_age_s']:.1f}"
-    assert f"stale: the running node could not be asked for a cut, the newest is {age} s old" in printed.err
-    assert [row["id"] for row in rows_of(tables / "orders")] == [1], "the cut that was there is taken"
+    assert (
+        f"stale: the running node could not be asked for a cut, the newest is {age} s old"
+        in printed.err
+    )
+    assert [row["id"] for row in rows_of(tables / "orders")] == [1], (
+        "the cut that was there is taken"
+    )
     assert main([*arguments, "--no-cut"]) == 0, "nobody wanted a cut"
     assert "stale" not in capsys.readouterr().out
 

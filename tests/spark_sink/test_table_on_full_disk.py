@@ -1,4 +1,6 @@
-"""Tables on a real disk that is full at each step of a commit, of its checkpoint and of a compaction."""
+"""Tables on a real disk that is full at each step of a commit, of its checkpoint and of a
+compaction.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +61,9 @@ def test_a_disk_that_is_full_before_a_commit_is_told_at_once_and_has_its_room_ba
         spark_sink.ingest(None, node.path, tables, request_cut=False)
     assert not list((tables / "orders").glob("cut-*"))
     rounds = spark_sink.ingest_every(node.path, tables, every_s=0.001, request_cut=False)
-    assert [(each.table, each.code) for each in next(rounds).failures] == [("orders", "STORAGE_FAILED")]
+    assert [(each.table, each.code) for each in next(rounds).failures] == [
+        ("orders", "STORAGE_FAILED")
+    ]
     disk.free()
     assert next(told for told in rounds if not told.failures).rows_added == 1000
     check(node, tables)

@@ -26,7 +26,13 @@ from wal.timetick import tick_to_time
 
 def version(number: int, cut: int, first_tick: int, last_tick: int) -> TableVersion:
     note = CommitNote(
-        node_id="n", collection_id=1, cut=cut, tick=cut * 10, crc32c=0, first_tick=first_tick, last_tick=last_tick
+        node_id="n",
+        collection_id=1,
+        cut=cut,
+        tick=cut * 10,
+        crc32c=0,
+        first_tick=first_tick,
+        last_tick=last_tick,
     )
     return TableVersion(number, note)
 
@@ -40,9 +46,23 @@ STOCK = [version(3, 5, 50, 50), version(2, 4, 31, 38), version(1, 3, 30, 30), ve
 
 @pytest.mark.parametrize(
     "tick, number",
-    [(0, 0), (3, 0), (4, None), (15, None), (16, 1), (22, 1), (23, None), (46, None), (47, 2), (50, 2), (51, None)],
+    [
+        (0, 0),
+        (3, 0),
+        (4, None),
+        (15, None),
+        (16, 1),
+        (22, 1),
+        (23, None),
+        (46, None),
+        (47, 2),
+        (50, 2),
+        (51, None),
+    ],
 )
-def test_a_version_is_the_state_from_its_last_change_to_the_next(tick: int, number: int | None) -> None:
+def test_a_version_is_the_state_from_its_last_change_to_the_next(
+    tick: int, number: int | None
+) -> None:
     state = state_at(ORDERS, tick)
     assert (None if state is None else state.version) == number
 
@@ -51,17 +71,23 @@ def test_a_version_is_the_state_from_its_last_change_to_the_next(tick: int, numb
     "tick, nearest",
     [(4, (3, 16)), (46, (22, 47)), (60, (50, None)), (-1, (None, 0)), (35, (22, 47))],
 )
-def test_the_nearest_states_are_those_that_every_table_has(tick: int, nearest: tuple[int | None, int | None]) -> None:
+def test_the_nearest_states_are_those_that_every_table_has(
+    tick: int, nearest: tuple[int | None, int | None]
+) -> None:
     assert nearest_states([ORDERS, STOCK], tick) == nearest
 
 
 def test_tables_meet_at_the_newest_cut_all_have() -> None:
     assert newest_common({"orders": ORDERS, "stock": STOCK}) == 50
-    assert newest_common({"orders": ORDERS[1:], "stock": STOCK}) == 20  # one that lags holds the others back
-    assert newest_common({"orders": ORDERS[:1], "stock": STOCK[2:]}) is None  # the states of 3 and 4 are hidden
+    # one that lags holds the others back
+    assert newest_common({"orders": ORDERS[1:], "stock": STOCK}) == 20
+    # the states of 3 and 4 are hidden
+    assert newest_common({"orders": ORDERS[:1], "stock": STOCK[2:]}) is None
 
 
-def test_ticks_that_a_lagging_table_has_not_taken_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_that_a_lagging_table_has_not_taken_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tried: list[int] = []
 
     def noted(history: Sequence[TableVersion], tick: int) -> TableVersion | None:
@@ -107,11 +133,15 @@ def test_tables_show_the_state_at_a_tick_and_the_source_the_newest(
     spark: SparkSession, node: NodeBuilder, tables: Path, three_cuts: list[int]
 ) -> None:
     expected = ordered(node.history[2]["orders"])
-    assert found(spark_sink.read_table(spark, tables / "orders", as_of_tick=three_cuts[1])) == expected
+    assert (
+        found(spark_sink.read_table(spark, tables / "orders", as_of_tick=three_cuts[1])) == expected
+    )
     together = spark_sink.read_tables(spark, tables, ["orders", "stock"], as_of_tick=three_cuts[1])
     assert (together.cut, together.tick, found(together["orders"])) == (2, three_cuts[1], expected)
     assert found(source(spark, node).load()) == ordered(node.history[3]["orders"])
-    at_moment = spark_sink.read_table(spark, tables / "orders", as_of_tick=tick_to_time(three_cuts[1]))
+    at_moment = spark_sink.read_table(
+        spark, tables / "orders", as_of_tick=tick_to_time(three_cuts[1])
+    )
     assert found(at_moment) == expected
     with pytest.raises(InvalidArgument, match="is no table"):
         spark_sink.read_table(spark, tables / "nothing")
@@ -136,20 +166,25 @@ def test_a_state_hidden_in_one_commit_is_refused_with_its_neighbours(
     spark: SparkSession, node: NodeBuilder, tables: Path, ingest: Ingest
 ) -> None:
     node.create(shards=1)
-    inserted, ticks = [], []
+    inserted = []
+    ticks = []
     for number in range(3):
         node.insert("orders", orders(number))
         inserted.append(node.tick)
         node.cut()
         ticks.append(node.cut_tick)
     ingest()
-    together, apart = tables / "orders", tables.with_name("apart")
+    together = tables / "orders"
+    apart = tables.with_name("apart")
     for tick in (inserted[0], ticks[0], ticks[1], inserted[2] - 1):
         with pytest.raises(
-            InvalidArgument, match=f"nearest are {inserted[0] - 1} .* or {inserted[2]} .*every_cut=True"
+            InvalidArgument,
+            match=f"nearest are {inserted[0] - 1} .* or {inserted[2]} .*every_cut=True",
         ):
             spark_sink.read_table(spark, together, as_of_tick=tick)
-        with pytest.raises(InvalidArgument, match=f"nearest are {inserted[0] - 1} .* or {inserted[2]} "):
+        with pytest.raises(
+            InvalidArgument, match=f"nearest are {inserted[0] - 1} .* or {inserted[2]} "
+        ):
             spark_sink.read_tables(spark, tables, ["orders"], as_of_tick=tick)
     with pytest.raises(InvalidArgument, match=f"past what .* has taken, up to {ticks[2]} "):
         spark_sink.read_table(spark, together, as_of_tick=ticks[2] + 1)
@@ -165,11 +200,16 @@ def test_a_state_hidden_in_one_commit_is_refused_with_its_neighbours(
         (3, ticks[2]),
     ]:
         assert spark_sink.read_table(spark, apart / "orders", as_of_tick=tick).count() == rows
-        assert spark_sink.read_tables(spark, apart, ["orders"], as_of_tick=tick)["orders"].count() == rows
+        assert (
+            spark_sink.read_tables(spark, apart, ["orders"], as_of_tick=tick)["orders"].count()
+            == rows
+        )
 
 
 @pytest.mark.spark
-def test_the_source_leaves_out_what_was_deleted_or_dropped(spark: SparkSession, node: NodeBuilder) -> None:
+def test_the_source_leaves_out_what_was_deleted_or_dropped(
+    spark: SparkSession, node: NodeBuilder
+) -> None:
     node.create(shards=1)
     node.create_partition("orders", "eu")
     node.insert("orders", orders(1, 2))
@@ -196,7 +236,12 @@ def test_a_key_whose_name_could_be_a_path_is_deleted_by_in_table_and_source(
     node.cut()
     ingest()
     assert rows_of(tables / "orders") == node.expected("orders")
-    source = spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders").load()
+    source = (
+        spark.read.format("streamingnode")
+        .option("node", str(node.path))
+        .option("subscribe", "orders")
+        .load()
+    )
     assert ordered(row.asDict() for row in source.collect()) == node.expected("orders")
 
 
@@ -206,30 +251,47 @@ def test_the_source_says_when_there_is_no_cut_yet(spark: SparkSession, node: Nod
 
 
 @pytest.mark.spark
-def test_the_source_refuses_streams_and_what_it_does_not_know(spark: SparkSession, node: NodeBuilder) -> None:
+def test_the_source_refuses_streams_and_what_it_does_not_know(
+    spark: SparkSession, node: NodeBuilder
+) -> None:
     node.create(shards=1)
     node.insert("orders", orders(1))
     node.cut()
-    with pytest.raises(AnalysisException, match=r"no option 'asoftick'.* there are: node, subscribe"):
+    with pytest.raises(
+        AnalysisException, match=r"no option 'asoftick'.* there are: node, subscribe"
+    ):
         source(spark, node).option("asOfTick", 3).load()
-    stream = spark.readStream.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders")
+    stream = (
+        spark.readStream.format("streamingnode")
+        .option("node", str(node.path))
+        .option("subscribe", "orders")
+    )
     with pytest.raises(StreamingQueryException, match="not implemented"):
         stream.load().writeStream.format("noop").start().processAllAvailable()
 
 
 @pytest.mark.spark
-def test_source_reads_only_the_columns_asked_for(spark: SparkSession, node: NodeBuilder, three_cuts: list[int]) -> None:
+def test_source_reads_only_the_columns_asked_for(
+    spark: SparkSession, node: NodeBuilder, three_cuts: list[int]
+) -> None:
     narrow = source(spark, node).schema("amount double, _offset bigint").load()
     assert narrow.columns == ["amount", "_offset"]
     assert narrow.count() == len(node.expected("orders"))
 
 
-@pytest.mark.parametrize("column", [StructField("amuont", DoubleType()), StructField("amount", LongType())])
-def test_a_column_that_the_collection_has_not_is_no_damage_of_its_files(node: NodeBuilder, column: StructField) -> None:
+@pytest.mark.parametrize(
+    "column", [StructField("amuont", DoubleType()), StructField("amount", LongType())]
+)
+def test_a_column_that_the_collection_has_not_is_no_damage_of_its_files(
+    node: NodeBuilder, column: StructField
+) -> None:
     node.create()
     node.cut()
     asked = StreamingNodeSource({"node": str(node.path), "subscribe": "orders"})
-    with pytest.raises(InvalidArgument, match=r"no column 'am.*' — choose of id:bigint, item:string, amount:double, "):
+    with pytest.raises(
+        InvalidArgument,
+        match=r"no column 'am.*' — choose of id:bigint, item:string, amount:double, ",
+    ):
         asked.reader(StructType([column]))
 
 
@@ -254,7 +316,8 @@ def test_a_segment_that_is_gone_or_damaged_fails_the_read(
     path.unlink()
     with pytest.raises(PythonException, match=f"{path.name} is missing, and cut . names it"):
         frame.count()
-    for manifest in sorted((node.path / "cuts").iterdir()):  # as retention does: oldest first, manifests before files
+    # as retention does: oldest first, manifests before files
+    for manifest in sorted((node.path / "cuts").iterdir()):
         named = path.name in manifest.read_text("utf-8")
         manifest.unlink()
         if named:
@@ -264,7 +327,9 @@ def test_a_segment_that_is_gone_or_damaged_fails_the_read(
 
 
 @pytest.mark.spark
-def test_source_names_what_is_wrong(spark: SparkSession, node: NodeBuilder, three_cuts: list[int]) -> None:
+def test_source_names_what_is_wrong(
+    spark: SparkSession, node: NodeBuilder, three_cuts: list[int]
+) -> None:
     for bad, message in (
         (source(spark, node).option("subscribe", "nothing"), "no collection 'nothing'"),
         (source(spark, node).option("node", str(node.path / "none")), "no node directory"),
@@ -274,10 +339,16 @@ def test_source_names_what_is_wrong(spark: SparkSession, node: NodeBuilder, thre
 
 
 def source(spark: SparkSession, node: NodeBuilder) -> DataFrameReader:
-    return spark.read.format("streamingnode").option("node", str(node.path)).option("subscribe", "orders")
+    return (
+        spark.read.format("streamingnode")
+        .option("node", str(node.path))
+        .option("subscribe", "orders")
+    )
 
 
-def test_a_directory_may_have_a_name_that_would_be_a_pattern(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_directory_may_have_a_name_that_would_be_a_pattern(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     node = NodeBuilder(tmp_path / "a[b]{c,d}" / "data")
     tables = node.path.with_name("tables")
     node.create(shards=1)
@@ -290,19 +361,26 @@ def test_a_directory_may_have_a_name_that_would_be_a_pattern(spark: SparkSession
     assert found(spark_sink.read_table(spark, tables / "orders")) == node.expected("orders")
 
 
-def test_the_files_of_a_table_are_looked_at_without_a_job_for_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_files_of_a_table_are_looked_at_without_a_job_for_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     paths = [tmp_path / f"{number}.parquet" for number in range(40)]
     for path in paths:
         pq.write_table(pa.table({"id": [1]}), path)
-    tracker, schema = spark.sparkContext.statusTracker(), StructType([StructField("id", LongType())])
+    tracker = spark.sparkContext.statusTracker()
+    schema = StructType([StructField("id", LongType())])
     before = len(tracker.getJobIdsForGroup())
     assert len(read_rows(spark, schema, {"_default": paths}).columns) == 1
     assert len(tracker.getJobIdsForGroup()) == before
 
 
-def test_a_bit_that_rots_in_a_file_fails_the_read_and_changes_no_value(spark: SparkSession, tmp_path: Path) -> None:
-    path, key = tmp_path / "rotten.parquet", 0x0123_4567_89AB_CDEF
-    rows = pa.table({"id": [1, key, 1 << 60], "_offset": [0, 1, 2]})  # in the page alone, and in no range of it
+def test_a_bit_that_rots_in_a_file_fails_the_read_and_changes_no_value(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "rotten.parquet"
+    key = 0x0123_4567_89AB_CDEF
+    # in the page alone, and in no range of it
+    rows = pa.table({"id": [1, key, 1 << 60], "_offset": [0, 1, 2]})
     pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=True)
     content = bytearray(path.read_bytes())
     content[content.index(key.to_bytes(8, "little"))] ^= 1

@@ -1,4 +1,6 @@
-"""Real nodes, backups and tables: a table ahead of its node is refused, and `verify --tables` names what is wrong."""
+"""Real nodes, backups and tables: a table ahead of its node is refused, and `verify --tables` names
+what is wrong.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -35,8 +37,12 @@ def write(path: Path, first: int, last: int, *, delete: tuple[int, ...] = ()) ->
 
     async def run() -> None:
         async with sn.open_node(path, **SETTINGS) as node:
-            await node.create_collection("orders", SCHEMA, primary_key="id", shards=2, if_not_exists=True)
-            await node.insert("orders", [{"id": key, "item": f"item {key}"} for key in range(first, last)])
+            await node.create_collection(
+                "orders", SCHEMA, primary_key="id", shards=2, if_not_exists=True
+            )
+            await node.insert(
+                "orders", [{"id": key, "item": f"item {key}"} for key in range(first, last)]
+            )
             if delete:
                 await node.delete("orders", list(delete))
             await node.flush()
@@ -61,7 +67,9 @@ def says(report: Report, *texts: str) -> bool:
     )
 
 
-def test_a_node_and_its_table_are_sound_together(fed: Path, tables: Path, spark: SparkSession) -> None:
+def test_a_node_and_its_table_are_sound_together(
+    fed: Path, tables: Path, spark: SparkSession
+) -> None:
     report = verify_directory(fed, tables=tables)
     assert report.findings == []
     assert (report.counts["tables"], report.counts["table rows"]) == (1, 200)
@@ -81,7 +89,9 @@ def test_a_restored_node_older_than_its_table_is_refused_and_named(
     spark_sink.ingest(spark, fed, tables, request_cut=False)
     restored = tmp_path / "restored"
     restore_directory(tmp_path / "backup", restored)
-    assert says(verify_directory(restored, tables=tables), "restored from an older copy", "is an older copy")
+    assert says(
+        verify_directory(restored, tables=tables), "restored from an older copy", "is an older copy"
+    )
     before = rows_of(tables / "orders")
     with pytest.raises(TableAhead, match="the node was restored from an older copy — "):
         spark_sink.ingest(spark, restored, tables, request_cut=False)
@@ -149,7 +159,9 @@ def swap_rows(table: Path) -> None:
     pq.write_table(rows.slice(1), file)
     content = file.read_bytes()
     # Same length, so that only what is inside tells.
-    file.write_bytes(content[:size] if len(content) > size else content + b"\0" * (size - len(content)))
+    file.write_bytes(
+        content[:size] if len(content) > size else content + b"\0" * (size - len(content))
+    )
 
 
 def repeat_rows(table: Path) -> None:
@@ -165,7 +177,10 @@ TABLE_DAMAGE: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "file missing": (lose_file, ("is missing from its table",)),
     "file cut short": (cut_file, ("bytes, its table says",)),
     "file of other rows": (swap_rows, ("cannot be read", "rows, its table says")),
-    "files swapped": (swap_files, ("bytes, its table says", "rows, its table says", "more than once")),
+    "files swapped": (
+        swap_files,
+        ("bytes, its table says", "rows, its table says", "more than once"),
+    ),
     "rows twice": (repeat_rows, ("more than once", "which brought")),
 }
 
@@ -180,7 +195,9 @@ def test_damage_of_a_table_is_named(
     assert all(str(tables / "orders") in finding.place for finding in report.findings)
 
 
-def test_tables_of_others_are_warnings(fed: Path, tables: Path, spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_of_others_are_warnings(
+    fed: Path, tables: Path, spark: SparkSession, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     write(other, 0, 10)
     spark_sink.ingest(spark, other, tmp_path / "others", request_cut=False)
@@ -220,11 +237,15 @@ def test_an_older_copy_of_a_table_whose_cuts_were_given_up_is_named(
     spark_sink.ingest(spark, fed, tables, request_cut=False)
     shutil.rmtree(tables / "orders")
     shutil.copytree(tmp_path / "older", tables / "orders")
-    assert verify_directory(fed, tables=tables).findings == [], "the next ingest takes what it lacks"
+    assert verify_directory(fed, tables=tables).findings == [], (
+        "the next ingest takes what it lacks"
+    )
     for number in (1, 2, 3):  # as retention does: every table had taken them
         (fed / "cuts" / f"{number:016d}.json").unlink()
     found = [
-        each for each in verify_directory(fed, tables=tables).findings if each.place == f"table {tables / 'orders'}"
+        each
+        for each in verify_directory(fed, tables=tables).findings
+        if each.place == f"table {tables / 'orders'}"
     ]
     assert len(found) == 1
     assert "cuts 3 to 3 were given up since" in found[0].detail
@@ -243,7 +264,9 @@ def test_tables_that_were_swapped_are_named(fed: Path, tables: Path, spark: Spar
     spark_sink.ingest(spark, fed, tables, request_cut=False)
     assert verify_directory(fed, tables=tables).findings == []
     swap(tables / "orders", tables / "stock")
-    assert {each.detail.partition(":")[0] for each in verify_directory(fed, tables=tables).findings} == {
+    assert {
+        each.detail.partition(":")[0] for each in verify_directory(fed, tables=tables).findings
+    } == {
         "holds the collection 'stock'",
         "holds the collection 'orders'",
     }

@@ -1,4 +1,6 @@
-"""Tables of many cuts: their files stay few, their log short, and every version that is kept reads as before."""
+"""Tables of many cuts: their files stay few, their log short, and every version that is kept reads
+as before.
+"""
 
 import math
 import os
@@ -70,12 +72,15 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 def files(*sizes: int, partition: str = "_default") -> list[TableFile]:
     """Return files of these sizes, the oldest first."""
     return [
-        TableFile(f"{partition}/{number}", size, 1, partition, tick_min=number) for number, size in enumerate(sizes)
+        TableFile(f"{partition}/{number}", size, 1, partition, tick_min=number)
+        for number, size in enumerate(sizes)
     ]
 
 
 def test_few_small_files_and_large_ones_stay_as_they_are() -> None:
-    assert not list(small_files(files(*[1] * (SMALL_FILES_MAX + NEWEST_FILES - 1), *[SMALL_FILE_BYTES] * 100)))
+    assert not list(
+        small_files(files(*[1] * (SMALL_FILES_MAX + NEWEST_FILES - 1), *[SMALL_FILE_BYTES] * 100))
+    )
 
 
 def test_the_newest_files_whose_keys_change_most_stay_as_they_are() -> None:
@@ -86,24 +91,35 @@ def test_the_newest_files_whose_keys_change_most_stay_as_they_are() -> None:
 def test_small_files_of_each_partition_become_one() -> None:
     enough = SMALL_FILES_MAX + NEWEST_FILES
     of_two = files(*[1] * enough) + files(*[2] * enough, partition="eu")
-    assert [{file.partition for file in group} for group in small_files(of_two)] == [{"_default"}, {"eu"}]
+    assert [{file.partition for file in group} for group in small_files(of_two)] == [
+        {"_default"},
+        {"eu"},
+    ]
 
 
 @pytest.mark.parametrize("cuts", [4_320, pytest.param(43_200, marks=pytest.mark.long)])
 def test_files_stay_few_and_rows_are_copied_few_times_over_a_day_of_cuts(cuts: int) -> None:
-    sizes, copied, most = list[int](), 0, 0
+    sizes = list[int]()
+    copied = 0
+    most = 0
     for _ in range(cuts):
         sizes.append(1000)
         most = max(most, len(sizes))
         for group in small_files(files(*sizes)):
             copied += (merged := sum(file.bytes for file in group))
-            sizes = [size for number, size in enumerate(sizes) if number not in {int(f.path[9:]) for f in group}]
+            sizes = [
+                size
+                for number, size in enumerate(sizes)
+                if number not in {int(f.path[9:]) for f in group}
+            ]
             sizes.append(merged)
     assert most <= SMALL_FILES_MAX + NEWEST_FILES + 24
     assert copied <= 12 * 1000 * cuts
 
 
-def test_a_compacted_table_has_the_same_rows_at_every_version(node: NodeBuilder, tables: Path, few: None) -> None:
+def test_a_compacted_table_has_the_same_rows_at_every_version(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
     node.create(shards=1)
     take(node, tables, 1, 2, 3, 4)
     path = tables / "orders"
@@ -117,7 +133,9 @@ def test_a_compacted_table_has_the_same_rows_at_every_version(node: NodeBuilder,
     assert not list((path / INTENTS).iterdir())
     history = list(opened(path).history())
     at_four = next(found for found in history if found.note.cut == 4)
-    assert len(opened(path).at_version(at_four.version).files()) == 1, "the compacted version is the state at its cut"
+    assert len(opened(path).at_version(at_four.version).files()) == 1, (
+        "the compacted version is the state at its cut"
+    )
 
 
 def test_an_ingest_meanwhile_wins_or_is_kept(node: NodeBuilder, tables: Path, few: None) -> None:
@@ -128,7 +146,9 @@ def test_an_ingest_meanwhile_wins_or_is_kept(node: NodeBuilder, tables: Path, fe
     assert rows_of(tables / "orders") == node.expected("orders")
 
 
-def test_a_second_compaction_of_the_same_files_is_given_up(node: NodeBuilder, tables: Path, few: None) -> None:
+def test_a_second_compaction_of_the_same_files_is_given_up(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
     node.create(shards=1)
     take(node, tables, 1, 2, 3)
     path = tables / "orders"
@@ -161,7 +181,9 @@ def test_a_compaction_that_fails_at_any_step_takes_and_doubles_no_row(
     assert rows_of(tables / "orders") == node.expected("orders")
 
 
-def test_old_commits_and_files_go_and_what_is_kept_reads_as_before(node: NodeBuilder, tables: Path, few: None) -> None:
+def test_old_commits_and_files_go_and_what_is_kept_reads_as_before(
+    node: NodeBuilder, tables: Path, few: None
+) -> None:
     node.create(shards=1)
     path = tables / "orders"
     take(node, tables, 1, 2, 3)
@@ -220,7 +242,9 @@ def test_the_version_that_was_the_newest_until_now_stays_however_old_its_commit_
     node.drop_partition("orders", "eu")
     take(node, tables, 3)
     remove_unused(opened(path))
-    assert list((path / "_delta_log").glob("*.checkpoint.parquet")), "the log may give up what is before it"
+    assert list((path / "_delta_log").glob("*.checkpoint.parquet")), (
+        "the log may give up what is before it"
+    )
     assert all((path / file.path).exists() for file in until_now.files())
     assert [found.note.cut for found in opened(path).history()] == [2, 1, 0]
 
@@ -257,7 +281,8 @@ def test_files_of_an_attempt_under_way_stay(node: NodeBuilder, tables: Path) -> 
     node.create(shards=1)
     take(node, tables, 1)
     path = tables / "orders"
-    mine, nobodys = "cut-0000000000000009-aaaaaaaa", "cut-0000000000000009-bbbbbbbb"
+    mine = "cut-0000000000000009-aaaaaaaa"
+    nobodys = "cut-0000000000000009-bbbbbbbb"
     for name in (mine, nobodys):
         (path / name).mkdir()
         (path / name / "a.parquet").touch()
@@ -277,7 +302,9 @@ upkeep.compact(opened(Path(sys.argv[1])))
 """
 
 
-@pytest.mark.parametrize("step", ["compact.intended", "compact.written", "compact.committed", "ingest.file_synced"])
+@pytest.mark.parametrize(
+    "step", ["compact.intended", "compact.written", "compact.committed", "ingest.file_synced"]
+)
 def test_a_compaction_killed_at_any_step_while_ingests_go_on_takes_and_doubles_no_row(
     step: str, node: NodeBuilder, tables: Path, few: None
 ) -> None:
@@ -331,7 +358,9 @@ def test_an_ingest_killed_at_its_checkpoint_leaves_a_table_that_reads_and_is_che
     assert not (tables / "orders" / "_checkpoint").exists()
 
 
-def test_an_attempt_whose_commit_the_log_gave_up_is_not_taken_for_a_dead_one(node: NodeBuilder, tables: Path) -> None:
+def test_an_attempt_whose_commit_the_log_gave_up_is_not_taken_for_a_dead_one(
+    node: NodeBuilder, tables: Path
+) -> None:
     node.create(shards=1)
     path = tables / "orders"
     take(node, tables, 1)
@@ -356,7 +385,9 @@ def test_a_file_that_another_tool_removed_before_its_commit_is_not_committed(
     take(node, tables, 1, 2, 3)
 
     def vacuum() -> None:
-        removed = DeltaTable(str(path)).vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+        removed = DeltaTable(str(path)).vacuum(
+            0, enforce_retention_duration=False, dry_run=False, full=True
+        )
         assert len(removed) == 1
 
     failpoint.arm("ingest.sealed", vacuum)
@@ -384,7 +415,9 @@ def test_a_compacted_file_that_another_tool_removed_before_its_commit_takes_no_r
     assert rows_of(path) == node.expected("orders")
 
 
-def test_a_vacuum_of_another_tool_leaves_an_attempt_under_way_alone(node: NodeBuilder, tables: Path) -> None:
+def test_a_vacuum_of_another_tool_leaves_an_attempt_under_way_alone(
+    node: NodeBuilder, tables: Path
+) -> None:
     node.create(shards=1)
     path = tables / "orders"
     take(node, tables, 1)
@@ -410,7 +443,7 @@ def test_a_vacuum_of_another_tool_changes_no_row_of_the_newest_version(
     assert rows_of(path) == node.expected("orders")
 
 
-def test_two_that_keep_versions_for_different_times_go_on(node: NodeBuilder, tables: Path) -> None:
+def test_two_keep_versions_for_different_times_go_on(node: NodeBuilder, tables: Path) -> None:
     node.create(shards=1)
     both = [
         spark_sink.ingest_every(node.path, tables, every_s=0.001, request_cut=False, keep_s=keep_s)

@@ -1,4 +1,6 @@
-"""A log that is only its append: it numbers what it is given, can be held, and can be made to fail."""
+"""A log that is only its append: it numbers what it is given, can be held, and can be made to
+fail.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -26,13 +28,16 @@ from wal.rows import encode_pieces, lay_out
 
 PCHANNEL = "p0"
 COLLECTION_ID = 7
-DEFAULT_PARTITION_ID, EU_PARTITION_ID = 8, 9
+DEFAULT_PARTITION_ID = 8
+EU_PARTITION_ID = 9
 Logged = MutableMessage | Message
 """What an append double has of a group: its messages, or those that its rows are in an entry."""
 
 
 class AppendDouble:
-    """Ticks and positions from 1; row offsets for each vchannel. `hold` makes appends wait until `let_go`."""
+    """Ticks and positions from 1; row offsets for each vchannel. `hold` makes appends wait until
+    `let_go`.
+    """
 
     def __init__(self) -> None:
         self.groups: list[AppendGroup] = []
@@ -45,7 +50,8 @@ class AppendDouble:
         self._arrived = asyncio.Event()
         self._gate = asyncio.Event()
         self._gate.set()
-        self.config, self.pending = NodeConfig(), PendingBytes(1 << 30)
+        self.config = NodeConfig()
+        self.pending = PendingBytes(1 << 30)
 
     async def append(self, group: AppendGroup) -> AppendResult:
         error = self.error or self.refuse(group)
@@ -89,7 +95,8 @@ class AppendDouble:
         self.groups.append(group)
         self._tick += 1
         messages = messages_in(group, self._tick)
-        first, self._next_position = self._next_position, self._next_position + len(messages)
+        first = self._next_position
+        self._next_position = self._next_position + len(messages)
         offsets: dict[str, tuple[int, int]] = {}
         for message in messages:
             if isinstance(message.header, InsertHeader):
@@ -109,11 +116,17 @@ class AppendDouble:
 
 
 def messages_in(group: AppendGroup, tick: int = 1) -> list[Logged]:
-    """Return the messages of a group, rows encoded as in a log entry; a transaction has begin and commit."""
+    """Return the messages of a group, rows encoded as in a log entry; a transaction has begin and
+    commit.
+    """
     if group.messages:
         return list(group.messages)
-    no_rows = dict.fromkeys([vchannel for piece in group.pieces for vchannel in piece.target.vchannels], 0)
-    laid_out = lay_out([group.pieces], [group.is_transaction], encode_pieces([group.pieces]), next_offsets=no_rows)
+    no_rows = dict.fromkeys(
+        [vchannel for piece in group.pieces for vchannel in piece.target.vchannels], 0
+    )
+    laid_out = lay_out(
+        [group.pieces], [group.is_transaction], encode_pieces([group.pieces]), next_offsets=no_rows
+    )
     rows = PackedRows(
         wal_name=MemoryMessageId.wal_name,
         wal_term=1,
@@ -160,7 +173,10 @@ def collection_info(
         schema_version=1,
         primary_key=primary_key,
         vchannels=tuple(f"{PCHANNEL}_{COLLECTION_ID}v{shard}" for shard in range(shards)),
-        partitions=(PartitionInfo(DEFAULT_PARTITION_ID, "_default", 1), PartitionInfo(EU_PARTITION_ID, "eu", 1)),
+        partitions=(
+            PartitionInfo(DEFAULT_PARTITION_ID, "_default", 1),
+            PartitionInfo(EU_PARTITION_ID, "eu", 1),
+        ),
         created_tick=1,
     )
 
@@ -186,7 +202,8 @@ def writes_on(
         return known[name]
 
     limits = WalLimits(group_bytes_max=group_bytes_max, group_messages_max=group_messages_max)
-    log.config, log.pending = NodeConfig(wal=limits), pending or PendingBytes(1 << 30)
+    log.config = NodeConfig(wal=limits)
+    log.pending = pending or PendingBytes(1 << 30)
     return Writes(cast(Backend, log), find)
 
 

@@ -36,12 +36,15 @@ async def turns(count: int = 10) -> None:
 
 
 async def until(is_so: Callable[[], object]) -> None:
-    while not is_so():  # noqa: ASYNC110 - no other wait lets a test look inside without a hook in the product
+    # no other wait lets a test look inside without a hook in the product
+    while not is_so():  # noqa: ASYNC110
         await asyncio.sleep(0)
 
 
 class Inserts:
-    """Stands before a node's `insert`: notes each call, holds it while it is shut, and raises what a test says."""
+    """Stands before a node's `insert`: notes each call, holds it while it is shut, and raises what
+    a test says.
+    """
 
     def __init__(self, node: Node) -> None:
         self.ids: list[list[Any]] = []
@@ -69,11 +72,19 @@ class Inserts:
 async def ids_in(node: Node, collection: str = "orders") -> list[int]:
     """Return the ids in the order of the log."""
     async with node.read(collection, until=await node.consistent_tick()) as messages:
-        tables = [message.to_arrow() async for message in messages if message.type is sn.MessageType.INSERT]
+        tables = [
+            message.to_arrow()
+            async for message in messages
+            if message.type is sn.MessageType.INSERT
+        ]
     return [int(each["id"]) for table in tables if table is not None for each in table.to_pylist()]
 
 
-GOOD, BAD, CANCELLED, PAUSE, FLUSH = "good", "bad", "cancelled", "pause", "flush"
+GOOD = "good"
+BAD = "bad"
+CANCELLED = "cancelled"
+PAUSE = "pause"
+FLUSH = "flush"
 
 
 class Work:
@@ -119,7 +130,9 @@ def note_acks(reader: CollectionReader) -> list[int]:
     return acked
 
 
-async def until_now(node: Node, collection: str = "spread", name: str | None = "worker") -> CollectionReader:
+async def until_now(
+    node: Node, collection: str = "spread", name: str | None = "worker"
+) -> CollectionReader:
     types = [sn.MessageType.INSERT, sn.MessageType.DELETE]
     return node.read(collection, name=name, types=types, until=await node.consistent_tick())
 
@@ -144,7 +157,9 @@ async def insert_on_different_shards(node: Node, count: int) -> list[int]:
 
 
 class Interleaving:
-    """Work that ends in an order that a test draws, and that checks what may not be under way at the same time."""
+    """Work that ends in an order that a test draws, and that checks what may not be under way at
+    the same time.
+    """
 
     def __init__(self, keys: Callable[[ReadMessage], set[object]], fails: int | None) -> None:
         self.begun: list[ReadMessage] = []
@@ -152,14 +167,18 @@ class Interleaving:
         self.under_way: dict[int, tuple[asyncio.Future[None], set[object]]] = {}
         self.some = asyncio.Event()
         self.acked = 0
-        self._keys, self._fails = keys, fails
+        self._keys = keys
+        self._fails = fails
 
     async def __call__(self, message: ReadMessage) -> None:
-        keys, tick = self._keys(message), message.time_tick
+        keys = self._keys(message)
+        tick = message.time_tick
         for other, (_, others_keys) in self.under_way.items():
             assert not keys & others_keys, f"{other} and {tick} have a key in common"
         newer = [each for each in self.begun if each.time_tick > tick]
-        assert not any(keys & self._keys(each) for each in newer), "a newer message of its key was first"
+        assert not any(keys & self._keys(each) for each in newer), (
+            "a newer message of its key was first"
+        )
         self.begun.append(message)
         ending = asyncio.get_running_loop().create_future()
         self.under_way[tick] = ending, keys
@@ -174,9 +193,13 @@ class Interleaving:
             raise ZeroDivisionError
         self.done.add(tick)
 
-    async def ack(self, real: Callable[[ReadMessage], Awaitable[None]], ticks: list[int], message: ReadMessage) -> None:
+    async def ack(
+        self, real: Callable[[ReadMessage], Awaitable[None]], ticks: list[int], message: ReadMessage
+    ) -> None:
         assert message.time_tick >= self.acked, "progress goes back"
-        assert {tick for tick in ticks if tick <= message.time_tick} <= self.done, "unfinished work is acknowledged"
+        assert {tick for tick in ticks if tick <= message.time_tick} <= self.done, (
+            "unfinished work is acknowledged"
+        )
         await real(message)
         self.acked = message.time_tick
 
@@ -198,7 +221,9 @@ async def write(node: Node, what: int | str) -> int:
 
 
 class Calls:
-    """A call that raises these errors one after the other, and then returns how often it was made."""
+    """A call that raises these errors one after the other, and then returns how often it was
+    made.
+    """
 
     def __init__(self, *errors: BaseException) -> None:
         self.count = 0

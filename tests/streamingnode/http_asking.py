@@ -54,4 +54,6 @@ async def ask_raw(port: int, request: bytes) -> Answer:
 
 async def ask(port: int, path: str) -> Answer:
     """Ask as monitors do."""
-    return await ask_raw(port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: test\r\n\r\n".encode())
+    return await ask_raw(
+        port, f"GET {path} HTTP/1.1\r\nHost: localhost\r\nUser-Agent: test\r\n\r\n".encode()
+    )

@@ -1,4 +1,6 @@
-"""A process that bridges a topic into a collection until it is killed, and says so when it begins."""
+"""A process that bridges a topic into a collection until it is killed, and says so when it
+begins.
+"""
 
 import asyncio
 import sys
@@ -11,7 +13,9 @@ async def main(directory: str) -> None:
     bridging.MESSAGES_MAX = 3
     async with sn.open_node(directory, cut_interval_s=None) as node:
         print("open", flush=True)
-        await sn.bridge(node, "t", "c", on_progress=lambda report: print(report.messages, flush=True))
+        await sn.bridge(
+            node, "t", "c", on_progress=lambda report: print(report.messages, flush=True)
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A node directory with known rows in files and in the log, and ways to damage it as disks and people do."""
+"""A node directory with known rows in files and in the log, and ways to damage it as disks and
+people do.
+"""
 
 import os
 import shutil
@@ -39,7 +41,9 @@ def make_sample(place: Path) -> Sample:
             for cut in range(CUTS + 1):
                 for first in range(cut * PER_CUT, (cut + 1) * PER_CUT, 20):
                     batch = {key: f"item {key} " * 20 for key in range(first, first + 20)}
-                    await node.insert("orders", [{"id": key, "item": item} for key, item in batch.items()])
+                    await node.insert(
+                        "orders", [{"id": key, "item": item} for key, item in batch.items()]
+                    )
                     rows.update(batch)
                 if cut in {1, 2}:
                     gone = [cut * 3, cut * PER_CUT + 1]
@@ -48,14 +52,18 @@ def make_sample(place: Path) -> Sample:
                         del rows[key]
                 if cut < CUTS:
                     await node.flush()
-            shutil.copytree(place / "closed", place / "killed", ignore=shutil.ignore_patterns("node.sock"))
+            shutil.copytree(
+                place / "closed", place / "killed", ignore=shutil.ignore_patterns("node.sock")
+            )
 
     anyio.run(make)
     return Sample(place / "closed", place / "killed", rows)
 
 
 def rows_of(path: Path) -> dict[int, str]:
-    """Open a node and return its rows, read twice: as a snapshot, and message by message. Raises what either raises."""
+    """Open a node and return its rows, read twice: as a snapshot, and message by message. Raises
+    what either raises.
+    """
 
     async def read() -> dict[int, str]:
         async with sn.open_node(path, **SETTINGS) as node:
@@ -132,7 +140,10 @@ def segment(path: Path, index: int) -> Path:
 
 FILE_DAMAGE: dict[str, tuple[Damage, str]] = {
     "segment cut short": (lambda path: os.truncate(segment(path, 1), 500), ""),
-    "segment longer": (lambda path: segment(path, 1).write_bytes(segment(path, 1).read_bytes() + b"x"), ""),
+    "segment longer": (
+        lambda path: segment(path, 1).write_bytes(segment(path, 1).read_bytes() + b"x"),
+        "",
+    ),
     "segment with a flipped bit": (lambda path: flip(segment(path, 1), 600), "fails its checksum"),
     "segment missing": (lambda path: segment(path, 1).unlink(), ""),
     "segments swapped": (lambda path: swap(segment(path, 1), segment(path, 2)), ""),
@@ -144,7 +155,12 @@ FILE_DAMAGE: dict[str, tuple[Damage, str]] = {
     "manifest missing": (lambda path: (path / CUT_2).unlink(), ""),
     "first manifest missing": (lambda path: (path / CUT_1).unlink(), ""),
     "newest manifest missing": (lambda path: (path / CUT_3).unlink(), "is missing"),
-    "manifest duplicated over the next": (lambda path: shutil.copy(path / CUT_2, path / CUT_3), "holds cut"),
+    "manifest duplicated over the next": (
+        lambda path: shutil.copy(path / CUT_2, path / CUT_3),
+        "holds cut",
+    ),
     "manifests swapped": (lambda path: swap(path / CUT_2, path / CUT_3), "holds cut"),
 }
-"""Ways to damage files of cuts that a backup can mend, and what the first finding says besides its place."""
+"""Ways to damage files of cuts that a backup can mend, and what the first finding says besides its
+place.
+"""

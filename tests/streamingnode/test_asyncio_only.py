@@ -1,4 +1,6 @@
-"""Under another library than asyncio a node says what it is for, and tests are told how to choose it."""
+"""Under another library than asyncio a node says what it is for, and tests are told how to choose
+it.
+"""
 
 import asyncio
 import re
@@ -36,7 +38,9 @@ async def awaited(way: OpenNode) -> None:
 @pytest.mark.parametrize("use", [entered, awaited])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_outside_of_asyncio_no_node_is_opened(
-    way: Callable[[Path], OpenNode], use: Callable[[OpenNode], Coroutine[Any, Any, None]], tmp_path: Path
+    way: Callable[[Path], OpenNode],
+    use: Callable[[OpenNode], Coroutine[Any, Any, None]],
+    tmp_path: Path,
 ) -> None:
     place = tmp_path / "data"
     with pytest.raises(InvalidArgument, match="for asyncio only"):

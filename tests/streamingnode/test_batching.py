@@ -53,7 +53,7 @@ async def any_node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
         yield opened
 
 
-# --- BatchAppender --------------------------------------------------------------------------------------------------------
+# --- BatchAppender --------------------------------------------------------------------------------
 
 
 async def test_rows_of_one_turn_go_in_one_insert_with_an_offset_each(any_node: Node) -> None:
@@ -93,7 +93,9 @@ async def test_batch_that_is_full_does_not_linger(node: Node) -> None:
     assert inserts.ids == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-@pytest.mark.parametrize("item", ["x" * 400, "é" * 100, "x" * 380], ids=["letters", "accents", "fewer"])
+@pytest.mark.parametrize(
+    "item", ["x" * 400, "é" * 100, "x" * 380], ids=["letters", "accents", "fewer"]
+)
 async def test_batch_that_has_its_bytes_does_not_linger(node: Node, item: str) -> None:
     inserts = Inserts(node)
     async with BatchAppender(node, "orders", bytes_max=1_000, linger_s=NEVER_S) as appender:
@@ -105,14 +107,23 @@ async def test_batch_that_has_its_bytes_does_not_linger(node: Node, item: str) -
 async def test_large_row_does_not_go_with_a_batch_that_has_no_room_for_it(node: Node) -> None:
     inserts = Inserts(node)
     async with BatchAppender(node, "orders", bytes_max=1_000, linger_s=NEVER_S) as appender:
-        told = [await appender.submit(row(number, "x" * size)) for number, size in enumerate((10, 5_000))]
+        told = [
+            await appender.submit(row(number, "x" * size))
+            for number, size in enumerate((10, 5_000))
+        ]
         await asyncio.gather(*told)
     assert inserts.ids == [[0], [1]]
 
 
 @pytest.mark.parametrize(
     "value",
-    [b"x" * 5_000, ["x" * 1_000] * 5, {"a": {"b": "x" * 5_000}}, [[1] * 400], pa.array([1.0] * 700)],
+    [
+        b"x" * 5_000,
+        ["x" * 1_000] * 5,
+        {"a": {"b": "x" * 5_000}},
+        [[1] * 400],
+        pa.array([1.0] * 700),
+    ],
     ids=["bytes", "list", "structs", "lists in lists", "array"],
 )
 async def test_every_kind_of_value_counts_as_pending(node: Node, value: object) -> None:
@@ -134,7 +145,8 @@ async def test_row_goes_when_its_linger_is_over(node: Node) -> None:
 
 
 async def test_batch_grows_while_no_other_may_be_sent(node: Node) -> None:
-    inserts, told = Inserts(node), list[asyncio.Future[AppendedRow]]()
+    inserts = Inserts(node)
+    told = list[asyncio.Future[AppendedRow]]()
     inserts.open.clear()
     async with BatchAppender(node, "orders", linger_s=0, batches_in_flight_max=2) as appender:
         for number in range(10):
@@ -163,7 +175,9 @@ async def test_full_batches_wait_for_those_in_flight_and_keep_their_order(node: 
 async def test_flush_waits_for_every_row_that_was_submitted(node: Node) -> None:
     inserts = Inserts(node)
     inserts.open.clear()
-    async with BatchAppender(node, "orders", rows_max=2, linger_s=NEVER_S, batches_in_flight_max=1) as appender:
+    async with BatchAppender(
+        node, "orders", rows_max=2, linger_s=NEVER_S, batches_in_flight_max=1
+    ) as appender:
         told = [await appender.submit(row(n)) for n in range(5)]
         flushing = asyncio.get_running_loop().create_task(appender.flush())
         await turns()
@@ -190,7 +204,9 @@ async def test_submitting_without_a_pause_lets_other_tasks_run(node: Node) -> No
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_failed_insert_fails_its_own_rows_and_is_not_repeated(node: Node, error: Exception) -> None:
+async def test_failed_insert_fails_its_own_rows_and_is_not_repeated(
+    node: Node, error: Exception
+) -> None:
     inserts = Inserts(node)
     inserts.errors += [None, error]
     async with BatchAppender(node, "orders", rows_max=2, batches_in_flight_max=1) as appender:
@@ -239,13 +255,20 @@ async def test_error_after_a_refusal_is_not_repeated_either(node: Node) -> None:
     async with BatchAppender(node, "orders") as appender:
         told = [await appender.submit(row(n)) for n in range(4)]
     assert inserts.ids == [[0, 1, 2, 3], [0, 1], [2, 3]]
-    assert [type(each.exception()) for each in told] == [Indeterminate, Indeterminate, type(None), type(None)]
+    assert [type(each.exception()) for each in told] == [
+        Indeterminate,
+        Indeterminate,
+        type(None),
+        type(None),
+    ]
 
 
 async def test_append_cancelled_before_it_is_sent_never_was(node: Node) -> None:
     inserts = Inserts(node)
     async with BatchAppender(node, "orders", linger_s=NEVER_S) as appender:
-        appends = [asyncio.get_running_loop().create_task(appender.append(row(n))) for n in range(3)]
+        appends = [
+            asyncio.get_running_loop().create_task(appender.append(row(n))) for n in range(3)
+        ]
         await turns()
         appends[1].cancel()
         await appender.flush()
@@ -263,7 +286,9 @@ async def test_batch_of_which_all_rows_were_cancelled_asks_the_node_nothing(node
 
 
 @pytest.mark.parametrize("error", [None, Overloaded("full")], ids=["it worked", "it failed"])
-async def test_append_cancelled_on_its_way_is_decided_without_it(node: Node, error: Exception | None) -> None:
+async def test_append_cancelled_on_its_way_is_decided_without_it(
+    node: Node, error: Exception | None
+) -> None:
     inserts = Inserts(node)
     inserts.open.clear()
     inserts.errors.append(error)
@@ -282,7 +307,9 @@ async def test_submit_waits_for_room_and_is_let_in_when_rows_are_told(node: Node
     inserts.open.clear()
     item = "x" * 400
     async with BatchAppender(node, "orders", bytes_max=500, pending_bytes_max=1_000) as appender:
-        submits = [asyncio.get_running_loop().create_task(appender.submit(row(n, item))) for n in range(5)]
+        submits = [
+            asyncio.get_running_loop().create_task(appender.submit(row(n, item))) for n in range(5)
+        ]
         await turns()
         assert [submit.done() for submit in submits] == [True, True, False, False, False]
         assert 800 < appender.statistics.pending_bytes <= 1_000
@@ -332,13 +359,17 @@ async def test_block_that_raises_still_sends_what_was_submitted(node: Node) -> N
 
 
 @pytest.mark.parametrize("where", ["in the block", "as it ends"])
-async def test_cancelled_block_waits_for_what_is_on_its_way_and_sends_nothing_more(node: Node, where: str) -> None:
+async def test_cancelled_block_waits_for_what_is_on_its_way_and_sends_nothing_more(
+    node: Node, where: str
+) -> None:
     inserts = Inserts(node)
     inserts.open.clear()
     told: list[asyncio.Future[AppendedRow]] = []
 
     async def block() -> None:
-        async with BatchAppender(node, "orders", rows_max=2, linger_s=NEVER_S, batches_in_flight_max=1) as appender:
+        async with BatchAppender(
+            node, "orders", rows_max=2, linger_s=NEVER_S, batches_in_flight_max=1
+        ) as appender:
             told.extend([await appender.submit(row(n)) for n in range(5)])
             if where == "in the block":
                 await anyio.sleep_forever()
@@ -375,7 +406,10 @@ async def test_who_waits_for_room_is_refused_when_the_block_ends(node: Node) -> 
     appender = BatchAppender(node, "orders", pending_bytes_max=500)
     async with appender:
         await appender.submit(row(0, "x" * 400))
-        waiting = [asyncio.get_running_loop().create_task(appender.submit(row(n, "x" * 400))) for n in (1, 2)]
+        waiting = [
+            asyncio.get_running_loop().create_task(appender.submit(row(n, "x" * 400)))
+            for n in (1, 2)
+        ]
         await turns()
         waiting[-1].add_done_callback(lambda _: inserts.open.set())
     await asyncio.wait(waiting)
@@ -420,13 +454,17 @@ async def test_bound_that_bounds_nothing_is_refused(node: Node, bound: dict[str,
 
 
 @pytest.mark.parametrize("way", Way)
-async def test_appender_cancelled_at_any_wait_tells_every_row_the_truth(node: Node, way: Way) -> None:
+async def test_appender_cancelled_at_any_wait_tells_every_row_the_truth(
+    node: Node, way: Way
+) -> None:
     acknowledged: set[int] = set()
     submitted: list[asyncio.Future[AppendedRow]] = []
     numbers = count()
 
     async def call() -> None:
-        async with BatchAppender(node, "orders", rows_max=2, linger_s=0, pending_bytes_max=100) as appender:
+        async with BatchAppender(
+            node, "orders", rows_max=2, linger_s=0, pending_bytes_max=100
+        ) as appender:
             async with anyio.create_task_group() as tasks:
                 for _ in range(5):
                     tasks.start_soon(append, appender, next(numbers))
@@ -461,7 +499,9 @@ def test_every_submitted_row_has_exactly_one_outcome_and_it_is_true(
         async with sn.open_node(None) as node:
             await node.create_collection("orders", SCHEMA, primary_key="id")
             inserts = Inserts(node)
-            inserts.errors += [None if error is None else error("a test says so") for error in errors]
+            inserts.errors += [
+                None if error is None else error("a test says so") for error in errors
+            ]
             told: dict[int, asyncio.Future[AppendedRow]] = {}
             async with BatchAppender(node, "orders", **bounds) as appender:
                 for number, step in enumerate(steps):
@@ -471,7 +511,9 @@ def test_every_submitted_row_has_exactly_one_outcome_and_it_is_true(
                         await appender.flush()
                         assert all(each.done() for each in told.values())
                     else:
-                        told[number] = await appender.submit(row(number) if step != BAD else {"id": number})
+                        told[number] = await appender.submit(
+                            row(number) if step != BAD else {"id": number}
+                        )
                         assert appender.statistics.pending_bytes <= bounds["pending_bytes_max"]
                         if step == CANCELLED:
                             told[number].cancel()
@@ -484,7 +526,9 @@ def test_every_submitted_row_has_exactly_one_outcome_and_it_is_true(
                     continue
                 error = each.exception()
                 assert (number in found) == (error is None)
-                assert error is None or isinstance(error, (SchemaMismatch, Indeterminate, Overloaded))
+                assert error is None or isinstance(
+                    error, (SchemaMismatch, Indeterminate, Overloaded)
+                )
                 if error is None:
                     assert found[each.result().row_offset or 0] == number
             if bounds["batches_in_flight_max"] == 1:

@@ -59,7 +59,7 @@ async def shards(node: Node) -> list[int]:
     return await insert_on_different_shards(node, 4)
 
 
-# --- ParallelConsumer -----------------------------------------------------------------------------------------------------
+# --- ParallelConsumer -----------------------------------------------------------------------------
 
 
 async def test_messages_of_a_reader_are_each_worked_off_once(any_node: Node) -> None:
@@ -72,11 +72,15 @@ async def test_messages_of_a_reader_are_each_worked_off_once(any_node: Node) -> 
     assert await left_over(any_node) == []
 
 
-async def test_messages_of_different_shards_are_worked_off_side_by_side(node: Node, shards: list[int]) -> None:
+async def test_messages_of_different_shards_are_worked_off_side_by_side(
+    node: Node, shards: list[int]
+) -> None:
     work = Work()
     work.hold(*shards)
     async with await until_now(node) as reader:
-        running = asyncio.get_running_loop().create_task(ParallelConsumer(reader, work, workers=3).run())
+        running = asyncio.get_running_loop().create_task(
+            ParallelConsumer(reader, work, workers=3).run()
+        )
         await until(lambda: len(work.begun) >= 3)
         await turns()
         assert work.begun == shards[:3]
@@ -97,9 +101,15 @@ async def test_message_of_all_shards_comes_after_what_was_before_and_before_what
     await node.insert("spread", [row(shards[0])])
     work = Work()
     work.hold(*shards[:2], 100, 200)
-    async with node.read("spread", until=await node.consistent_tick(), types=[sn.MessageType.INSERT]) as reader:
+    async with node.read(
+        "spread", until=await node.consistent_tick(), types=[sn.MessageType.INSERT]
+    ) as reader:
         running = asyncio.get_running_loop().create_task(ParallelConsumer(reader, work).run())
-        for held, after in ((shards[1], [*shards]), (shards[0], [*shards, 100]), (100, [*shards, 100, 200])):
+        for held, after in (
+            (shards[1], [*shards]),
+            (shards[0], [*shards, 100]),
+            (100, [*shards, 100, 200]),
+        ):
             await until(lambda: set(shards) <= set(work.begun))
             work.let_go(held)
             await turns(20)
@@ -129,11 +139,16 @@ async def test_tick_comes_after_every_message_before_it(node: Node, shards: list
     work = Work()
     work.hold(shards[0])
     last = await node.consistent_tick()
-    async with node.read("spread", until=last, types=[sn.MessageType.INSERT], include_ticks=True) as reader:
+    async with node.read(
+        "spread", until=last, types=[sn.MessageType.INSERT], include_ticks=True
+    ) as reader:
         running = asyncio.get_running_loop().create_task(ParallelConsumer(reader, work).run())
         await until(lambda: len(work.ended) >= 3)
         await turns()
-        ticks = {kind: [each.time_tick for each in work.messages if each.type is kind] for kind in sn.MessageType}
+        ticks = {
+            kind: [each.time_tick for each in work.messages if each.type is kind]
+            for kind in sn.MessageType
+        }
         earliest = min(ticks[sn.MessageType.INSERT])  # of which the held one has not ended
         assert max(ticks[sn.MessageType.TIME_TICK], default=0) < earliest
         work.let_go(shards[0])
@@ -181,7 +196,9 @@ async def test_progress_is_acknowledged_while_the_reader_waits_for_more(node: No
     work = Work()
     async with node.read("orders", name="worker", types=[sn.MessageType.INSERT]) as reader:
         acked = note_acks(reader)
-        running = asyncio.get_running_loop().create_task(ParallelConsumer(reader, work, ack_interval_s=0.001).run())
+        running = asyncio.get_running_loop().create_task(
+            ParallelConsumer(reader, work, ack_interval_s=0.001).run()
+        )
         await until(lambda: acked == [1])
         await node.insert("orders", [row(2)])
         await until(lambda: acked == [1, 2])
@@ -259,13 +276,15 @@ async def test_work_that_is_cancelled_by_itself_fails_the_consumer(node: Node) -
     assert await left_over(node, "orders") == [1, 2]
 
 
-async def test_error_in_key_fails_the_consumer_and_acknowledges_what_was_before(node: Node) -> None:
+async def test_error_in_key_fails_consumer_and_acknowledges_what_was_before(node: Node) -> None:
     for number in range(4):
         await node.insert("orders", [row(number)])
     work = Work()
     async with await until_now(node, "orders") as reader:
         with pytest.raises(ZeroDivisionError):
-            await ParallelConsumer(reader, work, key=lambda message: 1 // (2 - first_id(message))).run()
+            await ParallelConsumer(
+                reader, work, key=lambda message: 1 // (2 - first_id(message))
+            ).run()
     assert set(work.ended) <= {0, 1}
     assert await left_over(node, "orders") == [each for each in range(4) if each not in work.ended]
 
@@ -286,7 +305,9 @@ async def test_error_of_the_reader_is_raised_when_all_work_has_ended(node: Node)
     assert work.ended == [0]
 
 
-async def test_acknowledgement_that_fails_fails_the_consumer(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_acknowledgement_that_fails_fails_the_consumer(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await node.insert("orders", [row(0)])
     error = LogReopening("not back in time")
 
@@ -318,7 +339,9 @@ async def test_cancelled_consumer_cancels_its_work_and_keeps_its_place(node: Nod
 
 
 @pytest.mark.parametrize("way", Way)
-async def test_consumer_cancelled_at_any_wait_keeps_the_place_where_work_ended(node: Node, way: Way) -> None:
+async def test_consumer_cancelled_at_any_wait_keeps_the_place_where_work_ended(
+    node: Node, way: Way
+) -> None:
     for number in range(3):
         await node.insert("orders", [row(number)])
 
@@ -326,9 +349,11 @@ async def test_consumer_cancelled_at_any_wait_keeps_the_place_where_work_ended(n
         async with await until_now(node, "orders", name) as reader:
             await ParallelConsumer(reader, work, key=first_id, ack_interval_s=0).run()
 
-    wait, came_that_far = 0, True
+    wait = 0
+    came_that_far = True
     while came_that_far:
-        name, work = f"worker{wait}", Work()
+        name = f"worker{wait}"
+        work = Work()
         came_that_far = await cancel_at(wait, partial(call, name, work), way)
         left = await left_over(node, "orders", name)
         assert left == list(range(3 - len(left), 3))
@@ -346,7 +371,9 @@ async def test_consumer_runs_only_once(node: Node) -> None:
             await consumer.run()
 
 
-@pytest.mark.parametrize("bound", [{"workers": 0}, {"in_flight_max": 0}, {"ack_interval_s": -1}], ids=str)
+@pytest.mark.parametrize(
+    "bound", [{"workers": 0}, {"in_flight_max": 0}, {"ack_interval_s": -1}], ids=str
+)
 async def test_consumer_of_nothing_is_refused(node: Node, bound: dict[str, Any]) -> None:
     async with await until_now(node, "orders") as reader:
         with pytest.raises(InvalidArgument, match=next(iter(bound))):
@@ -354,7 +381,11 @@ async def test_consumer_of_nothing_is_refused(node: Node, bound: dict[str, Any])
 
 
 @given(
-    writes=st.lists(st.one_of(st.integers(0, 9), st.sampled_from(["many", "txn", "delete"])), min_size=1, max_size=14),
+    writes=st.lists(
+        st.one_of(st.integers(0, 9), st.sampled_from(["many", "txn", "delete"])),
+        min_size=1,
+        max_size=14,
+    ),
     ends=st.lists(st.integers(0, 99), min_size=1, max_size=8),
     by_key=st.booleans(),
     fails=st.one_of(st.none(), st.integers(1, 14)),
@@ -363,7 +394,13 @@ async def test_consumer_of_nothing_is_refused(node: Node, bound: dict[str, Any])
     ack_interval_s=st.sampled_from([0, NEVER_S]),
 )
 def test_any_interleaving_keeps_the_order_of_each_key_and_acknowledges_only_finished_work(
-    writes: list[int | str], ends: list[int], *, by_key: bool, fails: int | None, workers: int, **bounds: Any
+    writes: list[int | str],
+    ends: list[int],
+    *,
+    by_key: bool,
+    fails: int | None,
+    workers: int,
+    **bounds: Any,
 ) -> None:
     def keys_of(message: ReadMessage) -> set[object]:
         return {first_id(message) % 3} if by_key else set(message.vchannels)
@@ -394,6 +431,8 @@ def test_any_interleaving_keeps_the_order_of_each_key_and_acknowledges_only_fini
                 assert work.done == set(ticks)
             unfinished = next((tick for tick in ticks if tick not in work.done), None)
             async with await until_now(node) as reader:
-                assert [each.time_tick async for each in reader][:1] == ([] if unfinished is None else [unfinished])
+                assert [each.time_tick async for each in reader][:1] == (
+                    [] if unfinished is None else [unfinished]
+                )
 
     anyio.run(main)

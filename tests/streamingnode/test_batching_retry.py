@@ -43,7 +43,7 @@ def no_pauses() -> Iterator[None]:
     stamina.instrumentation.set_on_retry_hooks(None)
 
 
-# --- append_with_retry ----------------------------------------------------------------------------------------------------
+# --- append_with_retry ----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_pauses")
@@ -55,7 +55,9 @@ async def test_call_that_did_nothing_is_made_again_until_it_works() -> None:
 @pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(
-    "error", [SchemaMismatch("no"), OnShutdown("closed"), ValueError("bug"), asyncio.CancelledError()], ids=repr
+    "error",
+    [SchemaMismatch("no"), OnShutdown("closed"), ValueError("bug"), asyncio.CancelledError()],
+    ids=repr,
 )
 async def test_call_that_never_works_is_made_once(error: BaseException, *, exact: bool) -> None:
     calls = Calls(error)
@@ -67,7 +69,9 @@ async def test_call_that_never_works_is_made_once(error: BaseException, *, exact
 
 @pytest.mark.usefixtures("no_pauses")
 @pytest.mark.parametrize("error", [Indeterminate("lost"), DeadlineExceeded("late")], ids=repr)
-async def test_call_that_may_have_taken_place_is_made_again_only_when_that_is_exact(error: Indeterminate) -> None:
+async def test_call_that_may_have_taken_place_is_made_again_only_when_that_is_exact(
+    error: Indeterminate,
+) -> None:
     calls = Calls(error)
     with pytest.raises(Indeterminate) as caught:
         await append_with_retry(calls)
@@ -131,7 +135,9 @@ async def test_producers_write_whose_answer_is_lost_is_in_the_log_once(any_node:
     assert await ids_in(any_node) == [1]
 
 
-@pytest.mark.parametrize("bound", [{"timeout_s": -1}, {"attempts_max": 0}, {"attempts_max": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "bound", [{"timeout_s": -1}, {"attempts_max": 0}, {"attempts_max": 1.5}], ids=str
+)
 async def test_bound_that_allows_no_try_is_refused(bound: dict[str, Any]) -> None:
     calls = Calls()
     with pytest.raises(InvalidArgument, match=next(iter(bound))):

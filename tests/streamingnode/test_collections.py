@@ -1,4 +1,6 @@
-"""A definition that cannot be is refused in a text that somebody can read, and names are safe in paths."""
+"""A definition that cannot be is refused in a text that somebody can read, and names are safe in
+paths.
+"""
 
 import pyarrow as pa
 import pytest
@@ -14,7 +16,10 @@ SCHEMA = schema_of(id=pa.int64())
 @pytest.mark.parametrize(
     "partitions, shown",
     [
-        ([f"part-{number}" for number in range(20_000)], r"'part-0', 'part-1', .*up to 1023 different"),
+        (
+            [f"part-{number}" for number in range(20_000)],
+            r"'part-0', 'part-1', .*up to 1023 different",
+        ),
         (["same"] * (PARTITIONS_MAX - 1), "up to 1023 different"),
         (["same", "same"], r"\['same', 'same'\]"),
         (["x" * 100_000] * 20_000, "1 to 128 of a-z"),
@@ -35,7 +40,25 @@ def test_name_inside_the_pattern_is_taken_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "A", "x" * 129, "a..b", "..", "a/b", "-a", ".a", "a b", "a\n", "é", "a\0", "_default", "_x", None, 7]
+    "name",
+    [
+        "",
+        "A",
+        "x" * 129,
+        "a..b",
+        "..",
+        "a/b",
+        "-a",
+        ".a",
+        "a b",
+        "a\n",
+        "é",
+        "a\0",
+        "_default",
+        "_x",
+        None,
+        7,
+    ],
 )
 def test_name_outside_the_pattern_or_reserved_is_refused(name: object) -> None:
     with pytest.raises(InvalidArgument, match="collection name"):

@@ -14,7 +14,9 @@ from wal.rocks.layout import RocksOptions
 
 
 def origin(config: NodeConfig, key: str) -> tuple[object, str]:
-    return next((setting.value, setting.origin) for setting in config.origins() if setting.key == key)
+    return next(
+        (setting.value, setting.origin) for setting in config.origins() if setting.key == key
+    )
 
 
 def test_without_anything_every_setting_is_the_default() -> None:
@@ -26,10 +28,17 @@ def test_without_anything_every_setting_is_the_default() -> None:
 def test_argument_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[flush]\nthreads = 3\nrow_group_bytes = 1000\nbuffered_bytes_max = 5000\n")
-    environment = {"STREAMINGNODE_FLUSH_THREADS": "4", "STREAMINGNODE_FLUSH_ROW_GROUP_BYTES": "2000", "HOME": "x"}
+    environment = {
+        "STREAMINGNODE_FLUSH_THREADS": "4",
+        "STREAMINGNODE_FLUSH_ROW_GROUP_BYTES": "2000",
+        "HOME": "x",
+    }
     config = load_config(file=file, environment=environment, arguments={"flush.threads": 5})
     assert origin(config, "flush.threads") == (5, "argument flush.threads")
-    assert origin(config, "flush.row_group_bytes") == (2000, "environment STREAMINGNODE_FLUSH_ROW_GROUP_BYTES")
+    assert origin(config, "flush.row_group_bytes") == (
+        2000,
+        "environment STREAMINGNODE_FLUSH_ROW_GROUP_BYTES",
+    )
     assert origin(config, "flush.buffered_bytes_max") == (5000, f"file {file}")
     assert origin(config, "flush.group_may_read") == (FlushOptions().group_may_read, "default")
     assert config.flush.threads == 5
@@ -126,7 +135,10 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"cut_interval_s": 1e308}, f"more than 0, {SECONDS_MAX} at most"),
         ({"producers.results_age_s": 1e308}, f"{SECONDS_MAX} at most"),
         ({"txn.keepalive_ms_default": SECONDS_MAX * 1000 + 1}, f"{SECONDS_MAX * 1000} at most"),
-        ({"segments.bytes_max": WHOLE_MAX + 1}, f"segments.bytes_max = {WHOLE_MAX + 1} is out of range"),
+        (
+            {"segments.bytes_max": WHOLE_MAX + 1},
+            f"segments.bytes_max = {WHOLE_MAX + 1} is out of range",
+        ),
         ({"segments.rows_max": 1 << 70}, f"0 or more, {WHOLE_MAX} at most"),
         ({"log.memtable_bytes": 1 << 62}, f"more than 0, {WHOLE_MAX} at most"),
         ({"flush.retry_first_s": 1}, "no setting .* did you mean"),
@@ -147,7 +159,12 @@ def test_largest_number_of_every_setting_is_taken() -> None:
     for key, value, _ in NodeConfig().origins():
         if isinstance(value, float):
             assert origin(load_config(arguments={key: SECONDS_MAX}), key)[0] == SECONDS_MAX
-    for key in ("log.memtable_bytes", "segments.bytes_max", "segments.rows_max", "flush.schedule.bytes_max"):
+    for key in (
+        "log.memtable_bytes",
+        "segments.bytes_max",
+        "segments.rows_max",
+        "flush.schedule.bytes_max",
+    ):
         assert origin(load_config(arguments={key: WHOLE_MAX}), key)[0] == WHOLE_MAX
 
 
@@ -158,7 +175,11 @@ def test_wrong_environment_variable_is_an_error_with_a_suggestion() -> None:
 
 def test_what_kubernetes_says_of_services_is_no_setting_and_no_mistake_is_taken_for_it() -> None:
     of_service = {"SERVICE_HOST": "10.0.0.1", "SERVICE_PORT": "7070", "SERVICE_PORT_NODE": "7070"}
-    of_service |= {"PORT": "tcp://10.0.0.1:7070", "PORT_7070_TCP": "tcp://10.0.0.1:7070", "PORT_7070_TCP_PROTO": "tcp"}
+    of_service |= {
+        "PORT": "tcp://10.0.0.1:7070",
+        "PORT_7070_TCP": "tcp://10.0.0.1:7070",
+        "PORT_7070_TCP_PROTO": "tcp",
+    }
     for service in ("STREAMINGNODE", "STREAMINGNODE_ORDERS"):
         environment = {f"{service}_{name}": value for name, value in of_service.items()}
         assert load_config(environment=environment) == NodeConfig()

@@ -9,7 +9,11 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 
 
 def documented() -> dict[str, str]:
-    return dict(re.findall(r"^\| `([a-z_.]+\.[a-z_.]+)` \| `?([^|`]+?)`? \|", DOCUMENT.read_text(), re.MULTILINE))
+    return dict(
+        re.findall(
+            r"^\| `([a-z_.]+\.[a-z_.]+)` \| `?([^|`]+?)`? \|", DOCUMENT.read_text(), re.MULTILINE
+        )
+    )
 
 
 def written(value: object) -> str:
@@ -18,9 +22,13 @@ def written(value: object) -> str:
 
 
 def test_every_setting_is_documented_with_its_default() -> None:
-    assert documented() == {setting.key: written(setting.value) for setting in NodeConfig().origins()}
+    assert documented() == {
+        setting.key: written(setting.value) for setting in NodeConfig().origins()
+    }
 
 
 def test_every_short_name_is_documented() -> None:
-    table = dict(re.findall(r"^\| `([a-z_]+)` \| `([a-z_.]+)` \|$", DOCUMENT.read_text(), re.MULTILINE))
+    table = dict(
+        re.findall(r"^\| `([a-z_]+)` \| `([a-z_.]+)` \|$", DOCUMENT.read_text(), re.MULTILINE)
+    )
     assert table == ALIASES

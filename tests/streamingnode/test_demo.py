@@ -1,4 +1,6 @@
-"""The demo: what its check sees, which directory it takes, and that it records what the node acknowledged."""
+"""The demo: what its check sees, which directory it takes, and that it records what the node
+acknowledged.
+"""
 
 import io
 import os
@@ -26,7 +28,7 @@ from streamingnode.progress import Progress
 from wal.errors import AlreadyOwned, InvalidArgument
 from wal.files import DirectoryLock
 
-# --- the check ---
+# --- the check ------------------------------------------------------------------------------------
 
 
 def _processes(number: int, *pids: int) -> pa.RecordBatch:
@@ -53,8 +55,12 @@ TWO = _table(_processes(1, 1, 2))
 
 
 def test_same_rows_in_another_order_with_more_columns_pass() -> None:
-    found = _table(_processes(2, 1), _processes(1, 2, 1)).append_column("_tick", pa.array([1, 1, 1]))
-    assert check_rows("live", _table(_processes(1, 1, 2), _processes(2, 1)), found) == Check("live", True, 3)
+    found = _table(_processes(2, 1), _processes(1, 2, 1)).append_column(
+        "_tick", pa.array([1, 1, 1])
+    )
+    assert check_rows("live", _table(_processes(1, 1, 2), _processes(2, 1)), found) == Check(
+        "live", True, 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_every_kind_of_difference_is_seen(found: pa.Table) -> None:
     assert check_rows("live", TWO, found) == Check("live", False, found.num_rows)
 
 
-# --- the directory ---
+# --- the directory --------------------------------------------------------------------------------
 
 
 def test_missing_directory_is_made_and_marked(tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ def test_node_that_somebody_has_open_is_not_removed(tmp_path: Path) -> None:
         lock.release()
 
 
-# --- the recording ---
+# --- the recording --------------------------------------------------------------------------------
 
 
 class Enough(Exception):
@@ -168,8 +174,12 @@ def _step(number: int, processes: pa.RecordBatch) -> Step:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("written", [True, False], ids=["written", "not written"])
-async def test_a_round_of_which_nobody_knows_is_there_once(rounds: list[pa.RecordBatch], written: bool) -> None:
-    said, kept, silent = list[Step](), Recording(), Progress(io.StringIO())
+async def test_a_round_of_which_nobody_knows_is_there_once(
+    rounds: list[pa.RecordBatch], written: bool
+) -> None:
+    said = list[Step]()
+    kept = Recording()
+    silent = Progress(io.StringIO())
 
     class UntilAll(Progress):
         def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
@@ -197,7 +207,8 @@ async def test_a_round_of_which_nobody_knows_is_there_once(rounds: list[pa.Recor
 def test_a_table_without_a_round_or_with_half_of_one_fails_its_check() -> None:
     recording = Recording([Round(1, 10, _processes(1, 1, 2)), Round(2, 20, _processes(2, 1, 3))])
     recording.killed_round = 2
-    both, live = recording.samples(), recording.live_at(20)
+    both = recording.samples()
+    live = recording.live_at(20)
     assert all(check.passed for check in _checks(recording, [State(20, 0, both, live)]))
     for samples, found in (
         (both[:2], live),

@@ -1,4 +1,6 @@
-"""The demo for real: processes of this machine, RocksDB, Spark; and it must fail when a table lies."""
+"""The demo for real: processes of this machine, RocksDB, Spark; and it must fail when a table
+lies.
+"""
 
 import json
 import os
@@ -22,7 +24,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obje
     """One demo of three seconds, in a process of its own."""
     directory = tmp_path_factory.mktemp("demo")
     command = [sys.executable, "-m", "streamingnode", "demo", "--seconds", "3", "--json"]
-    done = subprocess.run(command, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=directory, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return directory, json.loads(done.stdout)
 
@@ -79,7 +83,9 @@ def test_picture_is_a_picture(demo: tuple[Path, dict[str, object]]) -> None:
 def test_missing_package_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("streamingnode.cli.command.find_spec", lambda name: None if name == "psutil" else object())
+    monkeypatch.setattr(
+        "streamingnode.cli.command.find_spec", lambda name: None if name == "psutil" else object()
+    )
     assert main(["demo", "--dir", str(tmp_path / "demo")]) == 3
     assert ".[demo]" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()

@@ -1,4 +1,6 @@
-"""What an acknowledgement means is in the result, and readers do not see what power could still take away."""
+"""What an acknowledgement means is in the result, and readers do not see what power could still
+take away.
+"""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The errors as callers meet them: few, importable from one place, told apart by their codes, each with a next step."""
+"""The errors as callers meet them: few, importable from one place, told apart by their codes, each
+with a next step.
+"""
 
 import ast
 import copy
@@ -32,20 +34,25 @@ def classes() -> dict[str, type[StreamingNodeError]]:
     for package in ROOT_PACKAGES:
         for path in (ROOT / package).rglob("errors.py"):
             import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    found, waiting = {}, [StreamingNodeError]
+    found = {}
+    waiting = [StreamingNodeError]
     while waiting:
         each = waiting.pop()
         found[each.__name__] = each
         waiting += each.__subclasses__()
-    return {name: each for name, each in found.items() if each.__module__.partition(".")[0] in ROOT_PACKAGES}
+    return {
+        name: each
+        for name, each in found.items()
+        if each.__module__.partition(".")[0] in ROOT_PACKAGES
+    }
 
 
 def test_error_classes_are_few_and_all_in_the_modules_of_errors() -> None:
     assert len(classes()) <= CLASSES_MAX
     # The scanner has one only, which stands with what it is raised for.
-    assert {each.__module__ for each in classes().values() if not each.__module__.endswith(".errors")} == {
-        ReaderBusy.__module__
-    }
+    assert {
+        each.__module__ for each in classes().values() if not each.__module__.endswith(".errors")
+    } == {ReaderBusy.__module__}
 
 
 def test_every_error_class_is_told_by_one_module_and_by_its_own_code() -> None:
@@ -62,13 +69,21 @@ def calls(package: str) -> Iterator[tuple[str, ast.Call]]:
     """Yield where errors are made that get their text there."""
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and takes_text(node.func.id):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and takes_text(node.func.id)
+            ):
                 yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}", node
 
 
 def takes_text(name: str) -> bool:
     made = classes().get(name)
-    return made is not None and not made.next_step and (made is SchemaMismatch or "__init__" not in vars(made))
+    return (
+        made is not None
+        and not made.next_step
+        and (made is SchemaMismatch or "__init__" not in vars(made))
+    )
 
 
 def has_next_step(call: ast.Call) -> bool:
@@ -94,7 +109,9 @@ TOLD = [
 
 
 def test_every_error_that_words_its_own_text_says_what_to_do_next() -> None:
-    assert {type(error) for error in TOLD} == {each for each in classes().values() if "__init__" in vars(each)} - {
+    assert {type(error) for error in TOLD} == {
+        each for each in classes().values() if "__init__" in vars(each)
+    } - {
         StreamingNodeError,
         SchemaMismatch,
     }
@@ -127,7 +144,9 @@ def test_a_position_that_is_gone_is_answered_with_the_earliest() -> None:
     ],
     ids=lambda error: error.code,
 )
-def test_an_error_crosses_to_another_process_with_its_text_and_its_fields(error: StreamingNodeError) -> None:
+def test_an_error_crosses_to_another_process_with_its_text_and_its_fields(
+    error: StreamingNodeError,
+) -> None:
     for made in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(made) is type(error)
         assert (str(made), made.fields()) == (str(error), error.fields())

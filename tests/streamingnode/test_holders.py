@@ -1,4 +1,6 @@
-"""What holds the log as an operator sees and ends it: of a node of this process, and over a connection to one."""
+"""What holds the log as an operator sees and ends it: of a node of this process, and over a
+connection to one.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -57,7 +59,9 @@ async def test_readers_are_told_with_who_has_them_open_and_how_far_they_are(node
     assert 0 <= seen.behind_s < PATIENCE_S
     assert found[1].backlog > seen.backlog >= 0
     await node.insert("b", [{"id": 1}])
-    assert (await node.readers())[-1].backlog > seen.backlog, "what others write counts: the log holds it"
+    assert (await node.readers())[-1].backlog > seen.backlog, (
+        "what others write counts: the log holds it"
+    )
 
 
 async def test_a_reader_goes_on_where_it_is_moved_to(node: Node) -> None:
@@ -85,9 +89,12 @@ async def places(node: Node) -> list[tuple[str, int]]:
     return [(each.message_id, each.tick) for each in await node.readers()]
 
 
-async def test_an_active_reader_is_neither_moved_nor_removed_until_it_is_closed(node: Node) -> None:
+async def test_active_reader_is_neither_moved_nor_removed_until_it_is_closed(node: Node) -> None:
     async with node.read("c", name="r"):
-        for change in (node.seek_reader("c", "r", sn.DeliverPolicy.latest()), node.delete_reader("c", "r")):
+        for change in (
+            node.seek_reader("c", "r", sn.DeliverPolicy.latest()),
+            node.delete_reader("c", "r"),
+        ):
             with pytest.raises(sn.errors.ReaderBusy, match="close it first"):
                 await change
     await wait_closed(node)
@@ -96,7 +103,9 @@ async def test_an_active_reader_is_neither_moved_nor_removed_until_it_is_closed(
 
 
 async def wait_closed(node: Node) -> None:
-    """Return when nobody has a reader open: over a connection that takes a moment after the reader was left."""
+    """Return when nobody has a reader open: over a connection that takes a moment after the reader
+    was left.
+    """
     with anyio.fail_after(PATIENCE_S):
         while any(each.is_open for each in await node.readers()):
             await anyio.lowlevel.checkpoint()
@@ -124,7 +133,8 @@ async def test_a_place_that_was_given_up_before_the_reader_held_it_is_refused(
     assert await read(node, "r") == [1]
     (before,) = await node.readers()
     channel = parts_of(node).channel
-    opening, opened = channel.read, list[object]()
+    opening = channel.read
+    opened = list[object]()
 
     def truncated_at_the_second_look(policy: sn.DeliverPolicy, **options: object) -> object:
         opened.append(policy)
@@ -156,8 +166,15 @@ async def test_a_reader_whose_collection_is_dropped_while_it_is_moved_is_moved_o
     assert await node.readers() == ()
 
 
-async def test_a_moved_reader_holds_the_log_from_its_new_place_on_over_a_restart(tmp_path: Path) -> None:
-    settings = {"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.005, "ticks.interval_s": 0.01}
+async def test_a_moved_reader_holds_the_log_from_its_new_place_on_over_a_restart(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "cut_interval_s": None,
+        "retention_s": 0,
+        "flush.retention.interval_s": 0.005,
+        "ticks.interval_s": 0.01,
+    }
     config = sn.load_config(arguments=settings)
     async with sn.open_node(tmp_path / "data", config=config) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")

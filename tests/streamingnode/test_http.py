@@ -1,4 +1,6 @@
-"""Health of a node over HTTP: what it says of itself is so, and nobody keeps a probe out or the node busy."""
+"""Health of a node over HTTP: what it says of itself is so, and nobody keeps a probe out or the
+node busy.
+"""
 
 import asyncio
 import re
@@ -52,27 +54,39 @@ async def ask_until(port: int, path: str, status: int) -> Answer:
     return answer
 
 
-# --- what is answered ---------------------------------------------------------------------------------------------------
+# --- what is answered -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
-async def test_an_open_node_is_alive_and_ready_with_ticks_that_advance(in_memory: bool, tmp_path: Path) -> None:
+async def test_an_open_node_is_alive_and_ready_with_ticks_that_advance(
+    in_memory: bool, tmp_path: Path
+) -> None:
     async with sn.open_node(None if in_memory else tmp_path, http=ANY_PORT) as node:
         port = port_of(node)
-        assert await ask(port, "/livez") == Answer(200, (await ask(port, "/livez")).headers, b'{"live":true}\n')
+        assert await ask(port, "/livez") == Answer(
+            200, (await ask(port, "/livez")).headers, b'{"live":true}\n'
+        )
         ticks = [(await ask(port, "/readyz?verbose")).document["tick"] for _ in range(3)]
         assert ticks == sorted(set(ticks))
         await node.create_collection("c", SCHEMA, primary_key="id")
         written = await node.insert("c", rows(1))
         ready = await ask(port, "/readyz")
-        assert (ready.status, ready.document["ready"], ready.document["state"]) == (200, True, "open")
+        assert (ready.status, ready.document["ready"], ready.document["state"]) == (
+            200,
+            True,
+            "open",
+        )
         assert ready.document["tick"] > written.time_tick
     with pytest.raises(ConnectionRefusedError):
         await ask(port, "/livez")
 
 
-async def test_a_node_that_recovers_is_alive_and_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_open, port, open_channel = anyio.Event(), free_port(), Channel.open
+async def test_a_node_that_recovers_is_alive_and_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open = anyio.Event()
+    port = free_port()
+    open_channel = Channel.open
 
     async def slow(channel: Channel) -> None:
         await may_open.wait()
@@ -109,7 +123,11 @@ async def test_a_node_whose_log_is_reopened_is_alive_and_ready_again_when_the_lo
         tasks.start_soon(node.insert, "c", rows(1))
         ready = await ask_until(port, "/readyz", 503)
         assert ready.document["state"] != "open" or ready.document["code"]
-        while (ready := await ask(port, "/readyz")).document["state"] not in {"reopening", "waiting", "recovering"}:
+        while (ready := await ask(port, "/readyz")).document["state"] not in {
+            "reopening",
+            "waiting",
+            "recovering",
+        }:
             pass
         assert ready.status == 503
         assert "the log takes no appends" in ready.document["reason"]
@@ -125,7 +143,8 @@ async def test_a_node_whose_log_is_reopened_is_alive_and_ready_again_when_the_lo
 async def test_a_node_whose_disk_does_not_answer_is_not_ready_until_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers, write = threading.Event(), Writer.write_batch
+    answers = threading.Event()
+    write = Writer.write_batch
     answers.set()
 
     def hanging(writer: Writer, batch: Any) -> None:
@@ -169,14 +188,20 @@ async def test_a_node_whose_background_work_failed_is_not_alive() -> None:
         assert (await ask(port, "/livez")).status == 200
         await asyncio.wait({supervisor.spawn(fail())})
         live = await ask(port, "/livez")
-        assert (live.status, live.document) == (503, {"live": False, "reason": "RuntimeError: broken"})
+        assert (live.status, live.document) == (
+            503,
+            {"live": False, "reason": "RuntimeError: broken"},
+        )
     finally:
         await monitor.close()
 
 
-async def test_a_node_that_closes_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_closes_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = await sn.open_node(tmp_path, http=ANY_PORT)
-    may_close, drain = anyio.Event(), node._backend.drain
+    may_close = anyio.Event()
+    drain = node._backend.drain
 
     async def slow() -> None:
         await may_close.wait()
@@ -202,7 +227,7 @@ async def test_metrics_without_their_library_name_what_to_install(
         assert (await ask(port_of(node), "/readyz")).status == 200
 
 
-# --- who asks badly -----------------------------------------------------------------------------------------------------
+# --- who asks badly -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -252,12 +277,16 @@ async def test_a_client_that_leaves_half_way_leaves_nothing_behind(
     assert not caplog.records
 
 
-async def test_a_client_that_takes_too_long_to_ask_is_told_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_takes_too_long_to_ask_is_told_so(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http, "REQUEST_S_MAX", 0.01)
     assert (await ask_raw(port_of(node), b"GET /livez HTTP/1.1\r\n")).status == 408
 
 
-async def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_take_its_answer_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def much() -> Reply:
         return Reply(200, b"x" * (64 << 20))
 
@@ -283,8 +312,11 @@ async def test_a_client_that_does_not_take_its_answer_is_cut_off(monkeypatch: py
 async def test_many_who_ask_for_metrics_cost_the_node_one_rendering(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, rendered, may_go_on = list[object](), list[float](), asyncio.Event()
-    shared, expose = Monitor._shared, NodeMetrics.expose
+    asked = list[object]()
+    rendered = list[float]()
+    may_go_on = asyncio.Event()
+    shared = Monitor._shared
+    expose = NodeMetrics.expose
 
     async def noted(monitor: Monitor, make: Any) -> Reply:
         asked.append(make)
@@ -298,7 +330,8 @@ async def test_many_who_ask_for_metrics_cost_the_node_one_rendering(
     monkeypatch.setattr(Monitor, "_shared", noted)
     monkeypatch.setattr(NodeMetrics, "expose", held)
     async with sn.open_node(None, http=ANY_PORT) as node, anyio.create_task_group() as tasks:
-        port, answers = port_of(node), list[Answer]()
+        port = port_of(node)
+        answers = list[Answer]()
 
         async def ask_once() -> None:
             answers.append(await ask(port, "/metrics"))
@@ -350,10 +383,12 @@ async def test_a_bug_in_an_answer_is_told_and_logged(
     assert (await ask(port_of(node), "/livez")).status == 200
 
 
-# --- where it listens ---------------------------------------------------------------------------------------------------
+# --- where it listens -----------------------------------------------------------------------------
 
 
-async def test_a_port_in_use_is_an_error_that_names_it_and_leaves_nothing_open(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_an_error_that_names_it_and_leaves_nothing_open(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(InvalidArgument, match=f"{address} cannot be listened at.* — .*--http"):
@@ -362,15 +397,20 @@ async def test_a_port_in_use_is_an_error_that_names_it_and_leaves_nothing_open(t
         assert (await ask(port_of(node), "/readyz")).status == 200
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0:9464", "[::]:9464", "192.0.2.1:80", "node.example:9464"])
-async def test_an_address_that_other_machines_reach_is_refused_unless_it_is_for_anybody(address: str) -> None:
+@pytest.mark.parametrize(
+    "address", ["0.0.0.0:9464", "[::]:9464", "192.0.2.1:80", "node.example:9464"]
+)
+async def test_an_address_that_other_machines_reach_is_refused_unless_it_is_for_anybody(
+    address: str,
+) -> None:
     with pytest.raises(InvalidArgument, match="without a token"):
         await sn.open_node(None, http=address)
     assert http_address(address, for_anybody=True)[1] == int(address.rpartition(":")[2])
 
 
 @pytest.mark.parametrize(
-    "address", ["9464", ":9464", "localhost", "127.0.0.1:", "a:b", "h:99999", "u@h:1", "h:1/x", "[::1"]
+    "address",
+    ["9464", ":9464", "localhost", "127.0.0.1:", "a:b", "h:99999", "u@h:1", "h:1/x", "[::1"],
 )
 def test_what_is_no_host_and_port_is_refused(address: str) -> None:
     with pytest.raises(InvalidArgument, match="give HOST:PORT"):

@@ -32,7 +32,9 @@ asyncio.run(main())
 """
 
 
-async def test_the_socket_is_there_while_the_node_is_open_and_for_its_user_alone(tmp_path: Path) -> None:
+async def test_the_socket_is_there_while_the_node_is_open_and_for_its_user_alone(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     async with sn.open_node(path, **SETTINGS, listen=True):
         found = (path / SOCKET_NAME).stat()
@@ -41,7 +43,9 @@ async def test_the_socket_is_there_while_the_node_is_open_and_for_its_user_alone
     assert not (path / SOCKET_NAME).exists()
 
 
-async def test_a_client_at_the_socket_has_all_rights_and_is_told_when_the_node_closes(tmp_path: Path) -> None:
+async def test_a_client_at_the_socket_has_all_rights_and_is_told_when_the_node_closes(
+    tmp_path: Path,
+) -> None:
     async with sn.open_node(tmp_path, **SETTINGS, listen=True) as node:
         client = await sn.connect(f"unix:{tmp_path / SOCKET_NAME}", give_up_s=0.1)
         await client.create_collection("c", SCHEMA, primary_key="id")
@@ -64,7 +68,10 @@ async def test_the_socket_of_a_process_that_was_killed_is_replaced(tmp_path: Pat
     assert (path / SOCKET_NAME).exists()
     with socket.socket(socket.AF_UNIX) as old, pytest.raises(ConnectionRefusedError):
         old.connect(str(path / SOCKET_NAME))
-    async with sn.open_node(path, **SETTINGS, listen=True), sn.connect(f"unix:{path / SOCKET_NAME}") as client:
+    async with (
+        sn.open_node(path, **SETTINGS, listen=True),
+        sn.connect(f"unix:{path / SOCKET_NAME}") as client,
+    ):
         assert await client.consistent_tick()
 
 
@@ -91,7 +98,8 @@ async def test_a_directory_where_no_socket_can_be_made_is_only_warned_of(
 
 
 async def test_a_backup_has_no_socket_and_verifying_does_not_mind_one(tmp_path: Path) -> None:
-    path, copy = tmp_path / "data", tmp_path / "copy"
+    path = tmp_path / "data"
+    copy = tmp_path / "copy"
     async with sn.open_node(path, **SETTINGS, listen=True) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
         await node.insert("c", rows(1))
@@ -105,7 +113,9 @@ async def test_a_backup_has_no_socket_and_verifying_does_not_mind_one(tmp_path: 
 async def test_opening_that_is_cancelled_as_it_begins_to_listen_leaves_nobody_listening(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listening, begin = list[asyncio.Server](), asyncio.Server._start_serving  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    listening = list[asyncio.Server]()
+    begin = asyncio.Server._start_serving
 
     def begin_and_cancel(server: asyncio.Server) -> None:
         begin(server)
@@ -114,7 +124,9 @@ async def test_opening_that_is_cancelled_as_it_begins_to_listen_leaves_nobody_li
             opening.cancel()
 
     monkeypatch.setattr(asyncio.Server, "_start_serving", begin_and_cancel)
-    opening = asyncio.ensure_future(sn.open_node(tmp_path, **SETTINGS, listen=True, http="127.0.0.1:0"))
+    opening = asyncio.ensure_future(
+        sn.open_node(tmp_path, **SETTINGS, listen=True, http="127.0.0.1:0")
+    )
     with pytest.raises(asyncio.CancelledError):
         await opening
     assert not [each for each in listening if each.sockets]

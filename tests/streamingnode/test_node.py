@@ -41,7 +41,9 @@ SCHEMA = schema_of(id=pa.int64(), item=pa.string())
 @pytest.fixture(params=WAYS)
 async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
     async with opened_one_way(request.param) as opened:
-        await opened.create_collection("orders", SCHEMA, primary_key="id", shards=2, partitions=["eu"])
+        await opened.create_collection(
+            "orders", SCHEMA, primary_key="id", shards=2, partitions=["eu"]
+        )
         yield opened
 
 
@@ -62,7 +64,12 @@ async def test_insert_returns_tick_offsets_and_ids(node: Node) -> None:
 async def test_rows_of_any_form_arrive(node: Node, form: str) -> None:
     rows = [{"id": n, "item": f"item {n}"} for n in range(3 if form == "dicts" else 100)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    forms: dict[str, Any] = {"dicts": rows, "many dicts": rows, "batch": table.to_batches()[0], "table": table}
+    forms: dict[str, Any] = {
+        "dicts": rows,
+        "many dicts": rows,
+        "batch": table.to_batches()[0],
+        "table": table,
+    }
     await node.insert("orders", forms[form])
     assert await rows_of(node) == sorted(rows, key=str)
 
@@ -84,7 +91,9 @@ async def test_delete_removes_from_every_partition_and_ignores_unknown_keys(node
 
 
 @pytest.mark.parametrize("rows", [[], SCHEMA.empty_table()], ids=["list", "table"])
-async def test_write_without_rows_does_nothing_and_tells_where_to_read_on(node: Node, rows: Any) -> None:
+async def test_write_without_rows_does_nothing_and_tells_where_to_read_on(
+    node: Node, rows: Any
+) -> None:
     before = await node.insert("orders", [{"id": 1, "item": "a"}])
     producer = await node.producer("feed")
     async with node.transaction() as txn:
@@ -110,7 +119,9 @@ async def test_insert_over_one_group_is_split_and_says_so(node: Node) -> None:
     table = pa.table({"id": list(range(6000)), "item": ["x" * 1000] * 6000}, schema=SCHEMA)
     result = await node.insert("orders", table)
     assert len(result.groups) > 1
-    assert [group.time_tick for group in result.groups] == sorted({group.time_tick for group in result.groups})
+    assert [group.time_tick for group in result.groups] == sorted(
+        {group.time_tick for group in result.groups}
+    )
     assert result.time_tick == result.groups[-1].time_tick
     assert sum(count for _, count in result.row_offsets.values()) == 6000
     assert (await node.snapshot("orders")).num_rows == 6000
@@ -132,7 +143,9 @@ async def test_transaction_over_collections_appears_at_one_tick(node: Node) -> N
         await txn.upsert("stock", [{"id": 1, "item": "b"}])
     assert txn.result is not None
     for name in ("orders", "stock"):
-        async with node.read(name, types=[sn.MessageType.INSERT], until=await node.consistent_tick()) as messages:
+        async with node.read(
+            name, types=[sn.MessageType.INSERT], until=await node.consistent_tick()
+        ) as messages:
             assert [message.time_tick async for message in messages] == [txn.result.time_tick]
 
 
@@ -177,12 +190,18 @@ async def test_unknown_collection_and_partition_are_named(node: Node) -> None:
 async def test_existing_collection_is_taken_only_with_the_same_definition(node: Node) -> None:
     with pytest.raises(AlreadyExists, match="use it as it is"):
         await node.create_collection("orders", SCHEMA, primary_key="id", shards=2)
-    found = await node.create_collection("orders", SCHEMA, primary_key="id", shards=2, if_not_exists=True)
+    found = await node.create_collection(
+        "orders", SCHEMA, primary_key="id", shards=2, if_not_exists=True
+    )
     assert found == node.collection("orders")
     with pytest.raises(AlreadyExists, match="its own schema"):
-        await node.create_collection("orders", schema_of(id=pa.int64()), primary_key="id", shards=2, if_not_exists=True)
+        await node.create_collection(
+            "orders", schema_of(id=pa.int64()), primary_key="id", shards=2, if_not_exists=True
+        )
     with pytest.raises(AlreadyExists, match="2 shards"):
-        await node.create_collection("orders", SCHEMA, primary_key="id", shards=3, if_not_exists=True)
+        await node.create_collection(
+            "orders", SCHEMA, primary_key="id", shards=3, if_not_exists=True
+        )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +248,9 @@ async def test_partitions_come_and_go(node: Node) -> None:
         await node.drop_partition("orders", "_default")
 
 
-async def test_calls_that_come_together_make_no_more_partitions_than_a_collection_may_have(node: Node) -> None:
+async def test_calls_that_come_together_make_no_more_partitions_than_a_collection_may_have(
+    node: Node,
+) -> None:
     names = [f"p{number}" for number in range(PARTITIONS_MAX - 2)]
     await node.create_collection("wide", SCHEMA, primary_key="id", partitions=names)
     calls = [node.create_partition("wide", name) for name in ("one", "two", "three")]
@@ -252,7 +273,9 @@ async def test_changes_somebody_else_makes_meanwhile_will_do_when_asked_so(node:
 
 
 async def create_and_have_it_dropped(node: Node, *, if_not_exists: bool) -> Collection:
-    """Return what `create_collection` returns although the collection is gone again before it does."""
+    """Return what `create_collection` returns although the collection is gone again before it
+    does.
+    """
     append = parts_of(node).channel.append
 
     async def append_and_drop(group: AppendGroup) -> AppendResult:
@@ -262,7 +285,9 @@ async def create_and_have_it_dropped(node: Node, *, if_not_exists: bool) -> Coll
         return result
 
     parts_of(node).channel.append = append_and_drop
-    return await node.create_collection("raced", SCHEMA, primary_key="id", if_not_exists=if_not_exists)
+    return await node.create_collection(
+        "raced", SCHEMA, primary_key="id", if_not_exists=if_not_exists
+    )
 
 
 @pytest.mark.parametrize("if_not_exists", [False, True])
@@ -275,13 +300,20 @@ async def test_collection_dropped_before_its_creator_hears_of_it_was_created_all
         node.collection("raced")
 
 
-async def test_collection_that_others_create_and_drop_again_meanwhile_is_created_when_asked_so(node: Node) -> None:
+async def test_collection_that_others_create_and_drop_again_meanwhile_is_created_when_asked_so(
+    node: Node,
+) -> None:
     append = parts_of(node).channel.append
     rivals = iter(range(2))
 
     async def append_after_a_rival(group: AppendGroup) -> AppendResult:
-        """Let the first two attempts meet a rival's collection, which is gone when they look for it."""
-        if group.messages[0].type is sn.MessageType.CREATE_COLLECTION and next(rivals, None) is not None:
+        """Let the first two attempts meet a rival's collection, which is gone when they look for
+        it.
+        """
+        if (
+            group.messages[0].type is sn.MessageType.CREATE_COLLECTION
+            and next(rivals, None) is not None
+        ):
             raise AlreadyExists("a rival's")
         return await append(group)
 
@@ -290,7 +322,7 @@ async def test_collection_that_others_create_and_drop_again_meanwhile_is_created
     assert node.collection("raced") == created
 
 
-async def test_a_partition_that_is_made_while_a_snapshot_begins_is_in_it_with_the_rest_of_its_transaction(
+async def test_partition_that_is_made_while_snapshot_begins_is_in_it_with_rest_of_its_transaction(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = parts_of(node).channel
@@ -309,7 +341,9 @@ async def test_a_partition_that_is_made_while_a_snapshot_begins_is_in_it_with_th
 
 
 @pytest.mark.parametrize("flushed", [False, True], ids=["in the log", "in a cut"])
-async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(node: Node, *, flushed: bool) -> None:
+async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(
+    node: Node, *, flushed: bool
+) -> None:
     await node.insert("orders", [{"id": 1, "item": "a"}])
     await node.insert("orders", [{"id": 2, "item": "b"}], partition="eu")
     await node.flush()
@@ -318,9 +352,9 @@ async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(no
     await node.drop_partition("orders", "eu")
     if flushed:
         await node.flush()
-    assert (await take_snapshot(parts_of(node).channel, parts_of(node).flusher, known_before, None))[
-        "id"
-    ].to_pylist() == [1]
+    assert (
+        await take_snapshot(parts_of(node).channel, parts_of(node).flusher, known_before, None)
+    )["id"].to_pylist() == [1]
     await node.drop_collection("orders")
     if flushed:
         await node.flush()
@@ -328,7 +362,9 @@ async def test_snapshot_that_a_drop_overtakes_has_no_part_of_what_was_dropped(no
         await take_snapshot(parts_of(node).channel, parts_of(node).flusher, known_before, None)
 
 
-async def test_consistent_tick_of_collections_is_that_of_the_last_write_to_any_of_them(node: Node) -> None:
+async def test_consistent_tick_of_collections_is_that_of_the_last_write_to_any_of_them(
+    node: Node,
+) -> None:
     await node.create_collection("quiet", SCHEMA, primary_key="id", shards=3)
     quiet = await node.insert("quiet", [{"id": key, "item": "q"} for key in range(20)])
     async with node.transaction() as txn:
@@ -417,13 +453,21 @@ async def test_every_error_has_a_code_and_a_next_step(node: Node) -> None:
     assert "—" in str(caught.value)
 
 
-async def test_call_from_a_thread_or_another_loop_is_refused_and_says_what_to_use(node: Node) -> None:
-    calls: list[Callable[[], object]] = [node.collections, node.statistics, lambda: node.collection("orders")]
+async def test_call_from_a_thread_or_another_loop_is_refused_and_says_what_to_use(
+    node: Node,
+) -> None:
+    calls: list[Callable[[], object]] = [
+        node.collections,
+        node.statistics,
+        lambda: node.collection("orders"),
+    ]
     for call in calls:
         with pytest.raises(InvalidArgument, match=r"use sn\.sync"):
             await anyio.to_thread.run_sync(call)
     with pytest.raises(InvalidArgument, match=r"use sn\.sync"):
-        await anyio.to_thread.run_sync(anyio.run, partial(node.insert, "orders", [{"id": 1, "item": "a"}]))
+        await anyio.to_thread.run_sync(
+            anyio.run, partial(node.insert, "orders", [{"id": 1, "item": "a"}])
+        )
     assert [each.name for each in node.collections()] == ["orders"]
 
 
@@ -434,7 +478,8 @@ async def test_snapshot_whose_table_took_a_newer_cut_meanwhile_begins_again(
 ) -> None:
     async with sn.open_node(tmp_path, cut_interval_s=None, free_bytes_min=0) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
-        read, attempts = snapshot._read_tail, 0
+        read = snapshot._read_tail
+        attempts = 0
 
         async def overtaken(*arguments: Any, until: int) -> list[Visible]:
             nonlocal attempts

@@ -84,7 +84,8 @@ class _NoParts:
 
 
 async def test_exception_in_the_block_comes_out_unchanged_after_closing() -> None:
-    parts, error = Parts(), RuntimeError("mine")
+    parts = Parts()
+    error = RuntimeError("mine")
     with pytest.raises(RuntimeError) as caught:
         async with parts.node():
             raise error
@@ -102,7 +103,9 @@ async def test_failure_while_opening_comes_out_unchanged() -> None:
 
 
 async def test_failed_background_work_closes_the_node_and_leaves_the_block_alone() -> None:
-    parts, error, reached = Parts(), Corrupt("segment"), False
+    parts = Parts()
+    error = Corrupt("segment")
+    reached = False
     with pytest.raises(Corrupt) as caught:
         async with parts.node():
             parts.work(error)
@@ -154,7 +157,8 @@ async def test_calls_after_failed_background_work_name_it() -> None:
 
 
 async def test_refusal_that_leaves_the_block_becomes_the_failure_that_it_names() -> None:
-    parts, error = Parts(), Corrupt("segment 7")
+    parts = Parts()
+    error = Corrupt("segment 7")
     with pytest.raises(Corrupt) as caught:
         async with parts.node() as node:
             parts.work(error)
@@ -304,7 +308,9 @@ def test_importing_prints_nothing_and_loads_no_arrow_and_no_database() -> None:
         "assert set(streamingnode.__all__) <= set(dir(streamingnode))\n"
         "for name in streamingnode.__all__: getattr(streamingnode, name)\n"
     )
-    found = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, check=True, timeout=60)
+    found = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, check=True, timeout=60
+    )
     assert (found.stdout, found.stderr) == (b"", b"")
 
 
@@ -313,11 +319,14 @@ def test_name_that_does_not_exist_is_an_attribute_error() -> None:
         _ = sn.nothing_like_it
 
 
-def test_block_that_is_thrown_away_after_its_event_loop_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_that_is_thrown_away_after_its_event_loop_raises_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     raised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda _loop, _context: None)  # a task that did not end is what this is about
+    # a task that did not end is what this is about
+    loop.set_exception_handler(lambda _loop, _context: None)
     entered = asyncio.Event()
 
     async def block() -> None:
@@ -333,7 +342,9 @@ def test_block_that_is_thrown_away_after_its_event_loop_raises_nothing(monkeypat
     assert raised == []
 
 
-def test_event_loop_that_ends_around_a_node_that_nobody_closed_says_nothing_of_its_parts(tmp_path: Path) -> None:
+def test_event_loop_that_ends_around_a_node_that_nobody_closed_says_nothing_of_its_parts(
+    tmp_path: Path,
+) -> None:
     async def forget() -> None:
         node = await sn.open_node(tmp_path / "data", cut_interval_s=None)
         forgotten.append(node)

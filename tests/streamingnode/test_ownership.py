@@ -19,14 +19,18 @@ def _installed(site: Path, name: str, *files: str) -> Distribution:
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Distribution:
-    return _installed(tmp_path / "ours", "StreamingNode", *(f"{root}/__init__.py" for root in ROOT_PACKAGES))
+    return _installed(
+        tmp_path / "ours", "StreamingNode", *(f"{root}/__init__.py" for root in ROOT_PACKAGES)
+    )
 
 
 def test_sole_owner_of_all_roots_is_accepted(ours: Distribution) -> None:
     check_owners([ours])
 
 
-@pytest.mark.parametrize("file", ["wal/__init__.py", "wal/sub/x.py", "wal.py", "wal.cpython-311-x86_64-linux-gnu.so"])
+@pytest.mark.parametrize(
+    "file", ["wal/__init__.py", "wal/sub/x.py", "wal.py", "wal.cpython-311-x86_64-linux-gnu.so"]
+)
 def test_stranger_that_ships_a_root_is_named(ours: Distribution, tmp_path: Path, file: str) -> None:
     stranger = _installed(tmp_path, "write_ahead", file)
     with pytest.raises(PackageMissing, match="write-ahead") as caught:

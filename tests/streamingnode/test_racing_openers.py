@@ -1,4 +1,6 @@
-"""Several processes open one directory in the same moment: one has it, the others are told which."""
+"""Several processes open one directory in the same moment: one has it, the others are told
+which.
+"""
 
 import os
 import subprocess
@@ -67,9 +69,12 @@ def test_of_racing_openers_one_wins_and_the_others_name_its_process(
         for opener in openers:
             go_on(opener)
         outcomes = [line_of(opener) for opener in openers]
-        [winner] = [opener for opener, outcome in zip(openers, outcomes, strict=True) if outcome == "open"]
+        [winner] = [
+            opener for opener, outcome in zip(openers, outcomes, strict=True) if outcome == "open"
+        ]
         refused = [outcome for outcome in outcomes if outcome != "open"]
-        # One that asks in the moment between the lock and the pid in it is told of the last owner, or of none.
+        # One that asks in the moment between the lock and the pid in it is told of the last owner,
+        # or of none.
         assert set(refused) <= {f"refused {winner.pid}", f"refused {os.getpid()}", "refused None"}
         for opener in openers:
             go_on(opener)

@@ -50,7 +50,11 @@ def ids(message: ReadMessage) -> list[int]:
 async def test_insert_over_several_shards_is_one_message_with_all_rows(node: Node) -> None:
     result = await node.insert("orders", [{"id": n, "item": "a"} for n in range(50)])
     (message,) = await read_all(node, types=ROWS)
-    assert (message.type, message.num_rows, message.time_tick) == (MessageType.INSERT, 50, result.time_tick)
+    assert (message.type, message.num_rows, message.time_tick) == (
+        MessageType.INSERT,
+        50,
+        result.time_tick,
+    )
     assert ids(message) == list(range(50))
     assert message.row_offsets == result.row_offsets
     assert message.message_id == result.message_ids[-1]
@@ -66,7 +70,7 @@ async def test_delete_has_its_keys_in_a_column_named_as_the_primary_key(node: No
     assert (message.type, ids(message)) == (MessageType.DELETE, [1, 2, 3])
 
 
-async def test_transaction_is_one_message_with_this_collections_bodies_in_order(node: Node) -> None:
+async def test_transaction_one_message_with_this_collections_bodies_in_order(node: Node) -> None:
     async with node.transaction() as txn:
         await txn.insert("stock", [{"id": 7, "item": "other"}])
         await txn.insert("orders", [{"id": n, "item": "a"} for n in range(20)])
@@ -83,7 +87,9 @@ async def test_transaction_is_one_message_with_this_collections_bodies_in_order(
     assert {body.time_tick for body in message.bodies} == {message.time_tick}
 
 
-async def test_each_insert_of_a_transaction_is_a_body_of_its_own_whatever_shards_its_rows_go_to(node: Node) -> None:
+async def test_each_insert_of_a_transaction_is_a_body_of_its_own_whatever_shards_its_rows_go_to(
+    node: Node,
+) -> None:
     changes = [[n] for n in range(8)] + [[10, 11, 12, 13], [14], [15, 16]]
     async with node.transaction() as txn:
         for change in changes:
@@ -124,11 +130,18 @@ async def test_types_leave_out_messages_and_bodies(node: Node) -> None:
     await node.delete("orders", [1])
     await node.upsert("orders", [{"id": 2, "item": "a"}])
     found = await read_all(node, types=[MessageType.DELETE])
-    assert [(message.type.name, message.num_rows) for message in found] == [("DELETE", 1), ("TXN", 1)]
+    assert [(message.type.name, message.num_rows) for message in found] == [
+        ("DELETE", 1),
+        ("TXN", 1),
+    ]
 
 
-@pytest.mark.parametrize("types", [[], [MessageType.TXN], [MessageType.TIME_TICK, MessageType.INSERT]])
-async def test_types_that_cannot_be_filtered_by_are_refused(node: Node, types: list[MessageType]) -> None:
+@pytest.mark.parametrize(
+    "types", [[], [MessageType.TXN], [MessageType.TIME_TICK, MessageType.INSERT]]
+)
+async def test_types_that_cannot_be_filtered_by_are_refused(
+    node: Node, types: list[MessageType]
+) -> None:
     with pytest.raises(InvalidArgument, match="types"):
         node.read("orders", types=types)
 
@@ -155,7 +168,9 @@ async def test_reader_resumes_after_any_message_without_loss_or_repeat(node: Nod
     for index, message in enumerate(everything):
         for after in (message.message_id, message.time_tick):
             rest = await read_all(node, policy=sn.DeliverPolicy.start_after(after))
-            assert [each.time_tick for each in rest] == [each.time_tick for each in everything[index + 1 :]]
+            assert [each.time_tick for each in rest] == [
+                each.time_tick for each in everything[index + 1 :]
+            ]
 
 
 async def test_ticks_come_only_when_asked_for(node: Node) -> None:
@@ -174,7 +189,8 @@ async def test_named_reader_starts_after_the_last_acknowledged_message(node: Nod
     for n in range(4):
         await node.insert("orders", [{"id": n, "item": "a"}])
     async with node.read("orders", name="billing", types=ROWS) as messages:
-        first, second = await anext(messages), await anext(messages)
+        first = await anext(messages)
+        second = await anext(messages)
         await messages.ack(second)
         await messages.ack(first)  # it only moves forward
     rest = await read_all(node, name="billing", types=ROWS)
@@ -185,7 +201,11 @@ async def test_an_ack_of_another_kind_of_log_is_refused(node: Node) -> None:
     await node.insert("orders", [{"id": 1, "item": "a"}])
     async with node.read("orders", name="billing", types=ROWS) as messages:
         message = await anext(messages)
-        kind = RocksMessageId if isinstance(message.last_confirmed, MemoryMessageId) else MemoryMessageId
+        kind = (
+            RocksMessageId
+            if isinstance(message.last_confirmed, MemoryMessageId)
+            else MemoryMessageId
+        )
         with pytest.raises(InvalidArgument, match="not delivered by this reader"):
             await messages.ack(msgspec.structs.replace(message, last_confirmed=kind(1)))
     assert len(await read_all(node, name="billing", types=ROWS)) == 1
@@ -218,7 +238,9 @@ async def test_ack_needs_a_name(node: Node) -> None:
             await messages.ack(await anext(messages))
 
 
-async def test_an_ack_of_what_another_reader_delivered_and_this_one_did_not_is_refused(node: Node) -> None:
+async def test_an_ack_of_what_another_reader_delivered_and_this_one_did_not_is_refused(
+    node: Node,
+) -> None:
     for n in range(2):
         await node.insert("orders", [{"id": n, "item": "a"}])
     async with node.read("orders", name="billing", types=ROWS) as messages:
@@ -291,7 +313,9 @@ async def test_what_came_before_an_error_is_a_batch_before_it_is_raised(node: No
 
 
 @pytest.mark.may_block
-async def test_name_is_free_after_a_close_that_was_cancelled_while_its_place_was_written(tmp_path: Path) -> None:
+async def test_name_is_free_after_a_close_that_was_cancelled_while_its_place_was_written(
+    tmp_path: Path,
+) -> None:
     async with sn.open_node(tmp_path / "node") as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         reader = await node.read("orders", name="billing").__aenter__()
@@ -330,7 +354,9 @@ async def test_message_without_rows_has_no_arrow(node: Node) -> None:
     assert (message.to_arrow(), message.num_rows, len(message.vchannels)) == (None, 0, 3)
 
 
-@pytest.mark.parametrize("options", [{}, {"name": "billing"}, {"types": ROWS}, {"include_ticks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"name": "billing"}, {"types": ROWS}, {"include_ticks": True}], ids=str
+)
 @pytest.mark.parametrize("policy", [sn.DeliverPolicy.all(), sn.DeliverPolicy.latest()], ids=str)
 async def test_reader_ends_with_the_drop_of_its_collection(
     node: Node, policy: sn.DeliverPolicy, options: dict[str, Any]
@@ -342,7 +368,9 @@ async def test_reader_ends_with_the_drop_of_its_collection(
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", [{"id": 3, "item": "a"}])
         with anyio.fail_after(ENDS_S):
-            delivered = [message async for message in messages if message.type is not MessageType.TIME_TICK]
+            delivered = [
+                message async for message in messages if message.type is not MessageType.TIME_TICK
+            ]
             assert await messages.next_messages() == []
     read = [ids(message) for message in delivered if message.type is MessageType.INSERT]
     assert read == ([[1], [2]] if str(policy) == "all" else [[2]])
@@ -364,10 +392,19 @@ async def test_reader_entered_after_its_collection_was_dropped_is_refused(
 async def test_every_tick_that_a_node_gave_out_ends_and_starts_a_reader(node: Node) -> None:
     for _ in range(3):
         result = await node.insert("orders", [{"id": 1, "item": "a"}])
-        flushed, consistent = await node.flush(), await node.consistent_tick()
-        for tick in (0, result.time_tick, flushed.tick, consistent, sn.time_to_tick(datetime.now(UTC))):
+        flushed = await node.flush()
+        consistent = await node.consistent_tick()
+        for tick in (
+            0,
+            result.time_tick,
+            flushed.tick,
+            consistent,
+            sn.time_to_tick(datetime.now(UTC)),
+        ):
             with anyio.fail_after(ENDS_S):
-                async with node.read("orders", sn.DeliverPolicy.start_after(tick), until=tick) as messages:
+                async with node.read(
+                    "orders", sn.DeliverPolicy.start_after(tick), until=tick
+                ) as messages:
                     assert [message async for message in messages] == []
 
 

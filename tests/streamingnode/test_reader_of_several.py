@@ -1,4 +1,6 @@
-"""Reading several collections of one node as one: in the order of ticks, transactions whole, under one name."""
+"""Reading several collections of one node as one: in the order of ticks, transactions whole, under
+one name.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -60,13 +62,19 @@ async def read_all(node: Node, collections: list[str], **options: Any) -> list[R
 def told(messages: list[ReadMessage]) -> list[tuple[str, str, list[Any]]]:
     """Return of each message or body its type, collection and keys."""
     return [
-        (part.type.name, part.collection, sorted(table.column(0).to_pylist()) if (table := part.to_arrow()) else [])
+        (
+            part.type.name,
+            part.collection,
+            sorted(table.column(0).to_pylist()) if (table := part.to_arrow()) else [],
+        )
         for message in messages
         for part in message.bodies or (message,)
     ]
 
 
-async def test_messages_of_all_come_in_the_order_of_ticks_and_name_their_collection(node: Node) -> None:
+async def test_messages_of_all_come_in_the_order_of_ticks_and_name_their_collection(
+    node: Node,
+) -> None:
     await order(node, 1, 2, 3, 4)
     await stock(node, "tea", "ink")
     await node.insert("other", [{"id": 1}])
@@ -98,7 +106,10 @@ async def test_a_transaction_over_them_is_one_message_with_only_their_bodies(nod
     ]
     assert {body.time_tick for body in message.bodies} == {message.time_tick}
     (alone,) = await read_all(node, ["stock", "other"], types=[MessageType.INSERT])
-    assert [(body.collection, body.num_rows) for body in alone.bodies] == [("stock", 2), ("other", 1)]
+    assert [(body.collection, body.num_rows) for body in alone.bodies] == [
+        ("stock", 2),
+        ("other", 1),
+    ]
     (orders,) = await read_all(node, ["orders"], types=ROWS)
     assert (orders.collection, orders.num_rows) == ("orders", 11)
 
@@ -120,10 +131,16 @@ async def test_writes_of_many_at_once_come_in_batches_with_nothing_lost(node: No
             tasks.start_soon(stock, node, f"{number}")
     async with node.read(BOTH, until=await node.consistent_tick(), types=ROWS) as messages:
         batches = [list(batch) async for batch in messages.batches(max_rows=25, max_wait_s=60)]
-    assert all(sum(message.num_rows for message in batch) <= 25 or len(batch) == 1 for batch in batches)
+    assert all(
+        sum(message.num_rows for message in batch) <= 25 or len(batch) == 1 for batch in batches
+    )
     found = told([message for batch in batches for message in batch])
-    assert sorted(key for _, name, keys in found if name == "orders" for key in keys) == list(range(60))
-    assert sorted(int(key) for _, name, keys in found if name == "stock" for key in keys) == list(range(60))
+    assert sorted(key for _, name, keys in found if name == "orders" for key in keys) == list(
+        range(60)
+    )
+    assert sorted(int(key) for _, name, keys in found if name == "stock" for key in keys) == list(
+        range(60)
+    )
 
 
 async def test_reading_resumes_after_any_message_without_loss_or_repeat(node: Node) -> None:
@@ -134,7 +151,9 @@ async def test_reading_resumes_after_any_message_without_loss_or_repeat(node: No
     everything = await read_all(node, BOTH)
     for index, message in enumerate(everything):
         rest = await read_all(node, BOTH, policy=sn.DeliverPolicy.start_after(message.message_id))
-        assert [each.time_tick for each in rest] == [each.time_tick for each in everything[index + 1 :]]
+        assert [each.time_tick for each in rest] == [
+            each.time_tick for each in everything[index + 1 :]
+        ]
 
 
 async def test_what_is_to_come_is_waited_for_of_each_of_them(node: Node) -> None:
@@ -146,7 +165,9 @@ async def test_what_is_to_come_is_waited_for_of_each_of_them(node: Node) -> None
     assert told([first, second]) == [("INSERT", "stock", ["tea"]), ("INSERT", "orders", [1])]
 
 
-async def test_the_drop_of_one_ends_nothing_and_the_drop_of_the_last_ends_the_reader(node: Node) -> None:
+async def test_the_drop_of_one_ends_nothing_and_the_drop_of_the_last_ends_the_reader(
+    node: Node,
+) -> None:
     async with node.read(BOTH, sn.DeliverPolicy.latest()) as messages:
         await node.drop_collection("stock")
         await order(node, 1)
@@ -170,10 +191,10 @@ async def test_ticks_come_when_they_are_asked_for(node: Node, types: Any) -> Non
     assert (found[-1].type, found[-1].collection) == (MessageType.TIME_TICK, "")
 
 
-# --- by name ----------------------------------------------------------------------------------------------------------
+# --- by name --------------------------------------------------------------------------------------
 
 
-async def test_a_named_reader_goes_on_after_what_it_acknowledged_of_any_of_them(node: Node) -> None:
+async def test_named_reader_goes_on_after_what_it_acknowledged_of_any_of_them(node: Node) -> None:
     for number in range(3):
         await order(node, number)
         await stock(node, f"{number}")
@@ -184,11 +205,19 @@ async def test_a_named_reader_goes_on_after_what_it_acknowledged_of_any_of_them(
             async with node.read(BOTH, name="billing"):
                 pytest.fail("not reached")
     rest = await read_all(node, BOTH[::-1], name="billing", types=ROWS)
-    assert told(rest) == [("INSERT", "stock", ["1"]), ("INSERT", "orders", [2]), ("INSERT", "stock", ["2"])]
+    assert told(rest) == [
+        ("INSERT", "stock", ["1"]),
+        ("INSERT", "orders", [2]),
+        ("INSERT", "stock", ["2"]),
+    ]
 
 
-@pytest.mark.parametrize("others", [["orders"], ["stock", "other"], ["orders", "stock", "other"]], ids="+".join)
-async def test_a_named_reader_of_other_collections_than_it_had_is_refused(node: Node, others: list[str]) -> None:
+@pytest.mark.parametrize(
+    "others", [["orders"], ["stock", "other"], ["orders", "stock", "other"]], ids="+".join
+)
+async def test_a_named_reader_of_other_collections_than_it_had_is_refused(
+    node: Node, others: list[str]
+) -> None:
     async with node.read(BOTH, name="billing"):
         with pytest.raises(InvalidArgument, match="is of the collections orders, stock — "):
             async with node.read(others, name="billing"):
@@ -202,27 +231,35 @@ async def test_a_named_reader_of_other_collections_than_it_had_is_refused(node: 
     assert await read_all(node, others, name="billing")
 
 
-async def test_a_name_that_two_readers_have_is_no_name_of_one_of_both_collections(node: Node) -> None:
+async def test_a_name_that_two_readers_have_is_no_name_of_one_of_both_collections(
+    node: Node,
+) -> None:
     await read_all(node, ["orders"], name="billing")
     await read_all(node, ["stock"], name="billing")
     with pytest.raises(InvalidArgument, match="is of the collections"):
         await read_all(node, BOTH, name="billing")
 
 
-async def test_a_named_reader_goes_on_with_the_collections_that_were_not_dropped(node: Node) -> None:
+async def test_a_named_reader_goes_on_with_the_collections_that_were_not_dropped(
+    node: Node,
+) -> None:
     await order(node, 1)
     await stock(node, "tea")
     async with node.read(BOTH, name="billing", types=ROWS) as messages:
         await messages.ack(await anext(messages))
     await node.drop_collection("stock")
     await order(node, 2)
-    assert told(await read_all(node, ["orders"], name="billing", types=ROWS)) == [("INSERT", "orders", [2])]
+    assert told(await read_all(node, ["orders"], name="billing", types=ROWS)) == [
+        ("INSERT", "orders", [2])
+    ]
     await node.create_collection("stock", STOCK, primary_key="item")
     with pytest.raises(InvalidArgument, match="is of the collections orders — "):
         await read_all(node, BOTH, name="billing")
 
 
-async def test_a_named_reader_holds_the_log_until_the_last_of_its_collections_is_dropped(tmp_path: Path) -> None:
+async def test_a_named_reader_holds_the_log_until_the_last_of_its_collections_is_dropped(
+    tmp_path: Path,
+) -> None:
     async with sn.open_node(tmp_path) as node:
         await create(node)
         async with node.read(BOTH, name="billing"):
@@ -246,14 +283,18 @@ async def test_the_place_of_a_named_reader_survives_a_restart(tmp_path: Path) ->
     async with sn.open_node(tmp_path) as node:
         with pytest.raises(InvalidArgument, match="orders, stock"):
             await read_all(node, ["orders"], name="billing")
-        assert told(await read_all(node, BOTH, name="billing", types=ROWS)) == [("INSERT", "stock", ["tea"])]
+        assert told(await read_all(node, BOTH, name="billing", types=ROWS)) == [
+            ("INSERT", "stock", ["tea"])
+        ]
 
 
-# --- over connections that are lost -----------------------------------------------------------------------------------
+# --- over connections that are lost ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [None, "billing"])
-async def test_a_lost_connection_and_a_drop_meanwhile_lose_nothing_of_the_others(name: str | None) -> None:
+async def test_a_lost_connection_and_a_drop_meanwhile_lose_nothing_of_the_others(
+    name: str | None,
+) -> None:
     async with node_behind_proxy() as served, served.client() as client:
         await client.create_collection("d", C_SCHEMA, primary_key="id")
         row = {"id": 1, "item": "tea"}
@@ -278,7 +319,7 @@ async def test_a_lost_connection_and_a_drop_meanwhile_lose_nothing_of_the_others
         ]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""A new named reader whose first position may or may not be stored holds the log, as it will after a restart."""
+"""A new named reader whose first position may or may not be stored holds the log, as it will after
+a restart.
+"""
 
 from pathlib import Path
 
@@ -15,7 +17,9 @@ from wal.lifecycle import ReopenOptions
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 SCHEMA = pa.schema([pa.field("key", pa.int64(), nullable=False)])
-CONFIG = load_config(arguments={"cut_interval_s": None, "reopen": ReopenOptions(wait_s=0.1, first_pause_s=0.01)})
+CONFIG = load_config(
+    arguments={"cut_interval_s": None, "reopen": ReopenOptions(wait_s=0.1, first_pause_s=0.01)}
+)
 
 
 async def test_position_that_may_be_stored_is_indeterminate_also_when_the_log_does_not_come_back(

@@ -29,7 +29,8 @@ NOW = dt.datetime(2026, 3, 29, 1, 2, 3)  # noqa: DTZ001  # naive on purpose
 
 def shape_of(kind: pa.DataType, *, nullable: bool = True) -> RowShape:
     return row_shape(
-        pa.schema([pa.field("id", pa.int64()), pa.field("value", kind, nullable=nullable)]), primary_key="id"
+        pa.schema([pa.field("id", pa.int64()), pa.field("value", kind, nullable=nullable)]),
+        primary_key="id",
     )
 
 
@@ -59,7 +60,9 @@ def test_dicts_come_back_as_they_went_in(rows: list[dict[str, object]]) -> None:
 
 
 @given(st.lists(row_dicts, max_size=20), st.randoms(use_true_random=False))
-def test_dicts_batch_and_table_become_the_same_batches(rows: list[dict[str, object]], random: Any) -> None:
+def test_dicts_batch_and_table_become_the_same_batches(
+    rows: list[dict[str, object]], random: Any
+) -> None:
     names = random.sample(SCHEMA.names, 3)
     table = pa.Table.from_pylist(rows, schema=SCHEMA).select(names)
     expected = pa.Table.from_batches(to_batches(rows, SHAPE), SCHEMA)
@@ -68,7 +71,9 @@ def test_dicts_batch_and_table_become_the_same_batches(rows: list[dict[str, obje
         assert pa.Table.from_batches(to_batches(batch, SHAPE), SCHEMA).equals(expected)
 
 
-@pytest.mark.parametrize("rows", [[], (), pa.table({}), SCHEMA.empty_table().to_batches(), SCHEMA.empty_table()])
+@pytest.mark.parametrize(
+    "rows", [[], (), pa.table({}), SCHEMA.empty_table().to_batches(), SCHEMA.empty_table()]
+)
 def test_no_rows_become_no_batches(rows: Any) -> None:
     if isinstance(rows, pa.Table) and not rows.column_names:
         assert refusal(rows).column == "id"
@@ -160,16 +165,21 @@ def test_value_of_the_column_type_is_kept(kind: pa.DataType, values: list[object
     ],
     ids=str,
 )
-def test_value_that_would_change_or_does_not_fit_is_named_by_column_and_row(kind: pa.DataType, value: object) -> None:
+def test_value_that_would_change_or_does_not_fit_is_named_by_column_and_row(
+    kind: pa.DataType, value: object
+) -> None:
     filler: object = None
-    error = refusal([{"id": 0, "value": filler}, {"id": 1, "value": value}, {"id": 2, "value": filler}], shape_of(kind))
+    error = refusal(
+        [{"id": 0, "value": filler}, {"id": 1, "value": value}, {"id": 2, "value": filler}],
+        shape_of(kind),
+    )
     assert error.column is not None
     assert error.column.startswith("value")
     assert error.row == 1
     assert "row 1" in str(error)
 
 
-# --- one rule for dicts and Arrow data ---------------------------------------------------------------------------------
+# --- one rule for dicts and Arrow data ------------------------------------------------------------
 
 zones = st.sampled_from([dt.UTC, dt.timezone(dt.timedelta(hours=2)), ZoneInfo("Asia/Tokyo")])
 
@@ -218,9 +228,13 @@ def column_and_value(draw: st.DrawFn) -> tuple[pa.DataType, object]:
 def same(got: Any, given: Any, kind: pa.DataType) -> bool:
     """Whether a value came back: equal, the same instant, or the nearest float."""
     if isinstance(given, list):
-        return len(got) == len(given) and all(same(*pair, kind.field(0).type) for pair in zip(got, given, strict=True))
+        return len(got) == len(given) and all(
+            same(*pair, kind.field(0).type) for pair in zip(got, given, strict=True)
+        )
     if isinstance(given, dict):
-        return got.keys() == given.keys() and all(same(got[x], given[x], kind.field(x).type) for x in given)
+        return got.keys() == given.keys() and all(
+            same(got[x], given[x], kind.field(x).type) for x in given
+        )
     if isinstance(given, float):
         nearest = float(np.float32(given)) if pa.types.is_float32(kind) else given
         return got == nearest or (math.isnan(got) and math.isnan(given))
@@ -270,16 +284,24 @@ def test_unusual_value_that_fits_is_kept(kind: pa.DataType, value: Any) -> None:
     assert np.array_equal(np.array(kept), np.array(value), equal_nan=isinstance(value, float))
 
 
-FIRST, LAST = dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001
-AHEAD, BEHIND = dt.timezone(dt.timedelta(hours=5)), dt.timezone(dt.timedelta(hours=-5))
-ENDS_OF_TIME = [end.replace(tzinfo=zone) for end in (FIRST, LAST) for zone in (dt.UTC, AHEAD, BEHIND)]
+# noqa: DTZ001
+FIRST = dt.datetime(1, 1, 1)
+LAST = dt.datetime(9999, 12, 31, 23, 59, 59)
+AHEAD = dt.timezone(dt.timedelta(hours=5))
+BEHIND = dt.timezone(dt.timedelta(hours=-5))
+ENDS_OF_TIME = [
+    end.replace(tzinfo=zone) for end in (FIRST, LAST) for zone in (dt.UTC, AHEAD, BEHIND)
+]
 
 
 @pytest.mark.parametrize("unit", ["ms", "us"])
 @pytest.mark.parametrize(
-    "zone", ["UTC", "Asia/Tokyo", "America/New_York", "Pacific/Kiritimati", "+05:30", "-12:00", "+23:59"]
+    "zone",
+    ["UTC", "Asia/Tokyo", "America/New_York", "Pacific/Kiritimati", "+05:30", "-12:00", "+23:59"],
 )
-def test_a_time_near_the_ends_of_years_comes_back_or_is_refused_by_row(zone: str, unit: Any) -> None:
+def test_a_time_near_the_ends_of_years_comes_back_or_is_refused_by_row(
+    zone: str, unit: Any
+) -> None:
     time_type = pa.timestamp(unit, zone)
     local = pa.lib.string_to_tzinfo(zone)
     for time in ENDS_OF_TIME:
@@ -311,7 +333,9 @@ def test_a_time_near_the_ends_of_years_comes_back_or_is_refused_by_row(zone: str
     ],
     ids=str,
 )
-def test_the_first_and_the_last_value_of_python_come_back(kind: pa.DataType, values: list[object]) -> None:
+def test_the_first_and_the_last_value_of_python_come_back(
+    kind: pa.DataType, values: list[object]
+) -> None:
     assert values_back(kind, values) == values
 
 
@@ -336,7 +360,11 @@ class OddZone(dt.tzinfo):
 def test_a_time_of_a_zone_without_a_hash_is_taken_as_any_other() -> None:
     time = NOW.replace(tzinfo=OddZone())
     aware = pa.timestamp("us", "UTC")
-    for kind, value in ((aware, time), (pa.list_(aware), [time]), (pa.struct([("t", aware)]), {"t": time})):
+    for kind, value in (
+        (aware, time),
+        (pa.list_(aware), [time]),
+        (pa.struct([("t", aware)]), {"t": time}),
+    ):
         assert values_back(kind, [value, None, value]) == [value, None, value]
     assert refusal([{"id": 0, "value": time}], shape_of(pa.timestamp("us"))).row == 0
 
@@ -348,7 +376,10 @@ class Numeral(int):
 
 @pytest.mark.parametrize("number", ["1e-41", "1e-77", "1e-999999999"])
 def test_a_decimal_of_digits_that_arrow_cannot_count_is_refused_and_is_no_zero(number: str) -> None:
-    for kind, value in ((pa.decimal128(5, 2), Decimal(number)), (pa.list_(pa.decimal128(5, 2)), [Decimal(number)])):
+    for kind, value in (
+        (pa.decimal128(5, 2), Decimal(number)),
+        (pa.list_(pa.decimal128(5, 2)), [Decimal(number)]),
+    ):
         with pytest.raises(SchemaMismatch, match="digits behind its point"):
             values_back(kind, [value])
 
@@ -364,7 +395,9 @@ def test_list_nested_deeper_than_python_prints_is_refused_by_row() -> None:
     for _ in range(20_000):
         deep = [deep]
     for kind in (pa.int64(), pa.list_(pa.int64()), pa.struct([("x", pa.int64())])):
-        assert refusal([{"id": 0, "value": None}, {"id": 1, "value": deep}], shape_of(kind)).row == 1
+        assert (
+            refusal([{"id": 0, "value": None}, {"id": 1, "value": deep}], shape_of(kind)).row == 1
+        )
     with pytest.raises(SchemaMismatch):
         keys_to_batches([deep], KEYS)
 
@@ -459,7 +492,9 @@ def test_a_field_with_a_dot_in_its_name_is_that_field() -> None:
     assert "a.b, b" in str(refusal([{"id": 1, "value": {"a": {"b": 1}}}], shape_of(kind)))
 
 
-def test_row_behind_the_first_batch_is_named_by_its_place_in_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_behind_the_first_batch_is_named_by_its_place_in_all_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rows_module, "DICTS_PER_BATCH", 4)
     rows: list[dict[str, object]] = [{"id": i, "item": "tea", "amount": 1.0} for i in range(10)]
     assert [batch.num_rows for batch in to_batches(rows, SHAPE)] == [4, 4, 2]
@@ -482,7 +517,9 @@ def test_row_that_is_no_dict_is_an_invalid_argument(row: Any) -> None:
 
 
 def batch_of(**columns: Any) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"id": [1, 2], "item": ["a", "b"], "amount": [1.0, 2.0], **columns})
+    return pa.RecordBatch.from_pydict(
+        {"id": [1, 2], "item": ["a", "b"], "amount": [1.0, 2.0], **columns}
+    )
 
 
 @pytest.mark.parametrize(
@@ -498,7 +535,9 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
         ({"extra": pa.array([1, 2])}, "extra", None),
     ],
 )
-def test_batch_that_does_not_fit_is_refused_by_column(columns: dict[str, object], column: str, row: int | None) -> None:
+def test_batch_that_does_not_fit_is_refused_by_column(
+    columns: dict[str, object], column: str, row: int | None
+) -> None:
     error = refusal(batch_of(**columns))
     assert (error.column, error.row) == (column, row)
 
@@ -522,7 +561,9 @@ def test_arrow_times_whose_zone_is_not_that_of_the_column_are_refused_with_what_
 def test_batch_with_a_column_twice_or_missing_is_refused() -> None:
     batch = batch_of()
     assert "appears twice" in str(
-        refusal(pa.RecordBatch.from_arrays([*batch.columns, batch.column(0)], [*SCHEMA.names, "id"]))
+        refusal(
+            pa.RecordBatch.from_arrays([*batch.columns, batch.column(0)], [*SCHEMA.names, "id"])
+        )
     )
     assert refusal(batch.select(["id", "item"])).column == "amount"
 
@@ -535,10 +576,15 @@ def test_batch_of_narrower_types_is_widened_exactly() -> None:
     )
     (fitted,) = to_batches(batch, SHAPE)
     assert fitted.schema.equals(SCHEMA)
-    assert fitted.to_pylist() == [{"id": 1, "item": "a", "amount": 1.0}, {"id": 2, "item": None, "amount": 2.0}]
+    assert fitted.to_pylist() == [
+        {"id": 1, "item": "a", "amount": 1.0},
+        {"id": 2, "item": None, "amount": 2.0},
+    ]
 
 
-@pytest.mark.parametrize("kind", [pa.float32(), pa.list_(pa.float32()), pa.struct([("x", pa.float32())])], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.float32(), pa.list_(pa.float32()), pa.struct([("x", pa.float32())])], ids=str
+)
 def test_float_that_overflows_is_refused_in_a_dictionary_as_well(kind: pa.DataType) -> None:
     encoded = pa.array([1.5, 1e300]).dictionary_encode()
     wrapped: Any = encoded
@@ -552,12 +598,16 @@ def test_float_that_overflows_is_refused_in_a_dictionary_as_well(kind: pa.DataTy
 
 @pytest.mark.parametrize("kind", [pa.timestamp("ms"), pa.list_(pa.timestamp("ms", "UTC"))], ids=str)
 @pytest.mark.parametrize("given_as", [pa.timestamp("ms"), pa.timestamp("s")], ids=str)
-def test_a_time_beyond_the_microseconds_of_tables_is_refused(kind: pa.DataType, given_as: pa.TimestampType) -> None:
+def test_a_time_beyond_the_microseconds_of_tables_is_refused(
+    kind: pa.DataType, given_as: pa.TimestampType
+) -> None:
     last = ((1 << 63) - 1) // 1000 // (1 if given_as.unit == "ms" else 1000)
 
     def times(*numbers: int) -> pa.Table:
         cells = pa.array([[number] for number in numbers] if pt.is_list(kind) else numbers)
-        zoned = pa.timestamp(given_as.unit, kind.value_type.tz if isinstance(kind, pa.ListType) else None)
+        zoned = pa.timestamp(
+            given_as.unit, kind.value_type.tz if isinstance(kind, pa.ListType) else None
+        )
         values = cells.cast(pa.list_(zoned) if pt.is_list(kind) else zoned)
         return pa.table({"id": pa.array(range(len(numbers))), "value": values})
 
@@ -571,7 +621,10 @@ def test_a_time_beyond_the_microseconds_of_tables_is_refused(kind: pa.DataType, 
 
 def test_row_of_a_table_is_named_by_its_place_in_the_table() -> None:
     table = pa.concat_tables(
-        [pa.Table.from_batches([batch_of()]), pa.Table.from_batches([batch_of(id=pa.array([3, None]))])]
+        [
+            pa.Table.from_batches([batch_of()]),
+            pa.Table.from_batches([batch_of(id=pa.array([3, None]))]),
+        ]
     )
     error = refusal(table)
     assert (error.column, error.row) == ("id", 3)
@@ -600,11 +653,21 @@ KEYS = key_shape(SHAPE)
 
 @pytest.mark.parametrize(
     "keys",
-    [[1, 2], (1, 2), range(1, 3), pa.array([1, 2]), pa.chunked_array([[1], [2]]), pa.table({"id": [1, 2]})],
+    [
+        [1, 2],
+        (1, 2),
+        range(1, 3),
+        pa.array([1, 2]),
+        pa.chunked_array([[1], [2]]),
+        pa.table({"id": [1, 2]}),
+    ],
     ids=lambda keys: type(keys).__name__,
 )
 def test_keys_of_any_form_become_the_key_column(keys: Any) -> None:
-    assert [row for batch in keys_to_batches(keys, KEYS) for row in batch.to_pylist()] == [{"id": 1}, {"id": 2}]
+    assert [row for batch in keys_to_batches(keys, KEYS) for row in batch.to_pylist()] == [
+        {"id": 1},
+        {"id": 2},
+    ]
 
 
 @pytest.mark.parametrize("keys", [[1, None], [1, "2"], pa.array([1, None]), pa.table({"key": [1]})])
@@ -613,7 +676,9 @@ def test_keys_that_do_not_fit_are_refused(keys: Any) -> None:
         keys_to_batches(keys, KEYS)
 
 
-@pytest.mark.parametrize("keys", [5, "key", b"key", bytearray(b"key"), memoryview(b"key"), None, {1}, iter([1])])
+@pytest.mark.parametrize(
+    "keys", [5, "key", b"key", bytearray(b"key"), memoryview(b"key"), None, {1}, iter([1])]
+)
 def test_single_key_outside_a_list_is_an_invalid_argument(keys: Any) -> None:
     with pytest.raises(InvalidArgument, match="list of key values"):
         keys_to_batches(keys, KEYS)
@@ -623,7 +688,9 @@ def test_empty_list_of_keys_becomes_no_batches() -> None:
     assert keys_to_batches([], KEYS) == []
 
 
-def test_a_column_of_which_only_the_halves_fit_is_refused_without_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_of_which_only_the_halves_fit_is_refused_without_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As Arrow does with more than 2 GiB of text."""
 
     def cast(array: Any, *, target: pa.DataType) -> Any:
@@ -632,6 +699,8 @@ def test_a_column_of_which_only_the_halves_fit_is_refused_without_a_row(monkeypa
         return array
 
     monkeypatch.setattr(rows_module, "exact_cast", cast)
-    error = refusal(pa.table({"id": pa.array([1, 2, 3], pa.int32()), "item": ["a"] * 3, "amount": [1.0] * 3}))
+    error = refusal(
+        pa.table({"id": pa.array([1, 2, 3], pa.int32()), "item": ["a"] * 3, "amount": [1.0] * 3})
+    )
     assert (error.column, error.row) == ("id", None)
     assert "insert fewer rows" in str(error)

@@ -1,4 +1,6 @@
-"""What lies under a null is no value, at any depth: no cast, range or check of Arrow data sees it."""
+"""What lies under a null is no value, at any depth: no cast, range or check of Arrow data sees
+it.
+"""
 
 from collections.abc import Callable
 from decimal import Decimal
@@ -95,7 +97,8 @@ def test_a_null_is_taken_whatever_lies_under_it(leaf: str, outer: str) -> None:
     for inner in (None, *WRAPS):
         wraps = [WRAPS[each] for each in (inner, outer) if each is not None]
         for masked in range(len(wraps)):  # the null is at this depth, counted from within
-            given, wanted = values, kind
+            given = values
+            wanted = kind
             good: list[Any] = [values[at].as_py() for at in GOOD]
             hidden: Any = None
             for depth, (wrap, kind_of) in enumerate(wraps):

@@ -12,16 +12,43 @@ from streamingnode.schema import COLUMNS_MAX, check_schema, decode_schema, encod
 from wal.errors import Corrupt, InvalidArgument
 
 SUPPORTED = [
-    *(pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(10, 2)),
+    *(
+        pa.bool_(),
+        pa.int8(),
+        pa.int16(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.decimal128(10, 2),
+    ),
     *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.date32()),
     *(pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us", tz="UTC")),
     *(pa.list_(pa.int64()), pa.large_list(pa.string()), pa.list_(pa.float32(), 128)),
     pa.struct([("a", pa.int64()), ("b", pa.list_(pa.struct([("c", pa.string())])))]),
 ]
 UNSUPPORTED = [
-    *(pa.uint8(), pa.uint64(), pa.float16(), pa.timestamp("ns"), pa.timestamp("s"), pa.date64(), pa.time64("us")),
-    *(pa.duration("us"), pa.null(), pa.dictionary(pa.int32(), pa.string()), pa.map_(pa.string(), pa.int64())),
-    *(pa.struct([]), pa.list_(pa.uint8()), pa.struct([("a", pa.timestamp("ns"))]), pa.decimal256(40, 2)),
+    *(
+        pa.uint8(),
+        pa.uint64(),
+        pa.float16(),
+        pa.timestamp("ns"),
+        pa.timestamp("s"),
+        pa.date64(),
+        pa.time64("us"),
+    ),
+    *(
+        pa.duration("us"),
+        pa.null(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.map_(pa.string(), pa.int64()),
+    ),
+    *(
+        pa.struct([]),
+        pa.list_(pa.uint8()),
+        pa.struct([("a", pa.timestamp("ns"))]),
+        pa.decimal256(40, 2),
+    ),
 ]
 
 
@@ -46,18 +73,25 @@ def test_column_of_an_unsupported_type_is_named_with_a_next_step(kind: pa.DataTy
 def test_times_as_pandas_has_them_are_refused_with_the_type_to_use() -> None:
     with pytest.raises(SchemaMismatch, match=r"column 'value'.* use .*timestamp\[us\]"):
         check_schema(
-            pa.Schema.from_pandas(pd.DataFrame({"id": [1], "value": pd.to_datetime(["2026-01-02"])})), primary_key="id"
+            pa.Schema.from_pandas(
+                pd.DataFrame({"id": [1], "value": pd.to_datetime(["2026-01-02"])})
+            ),
+            primary_key="id",
         )
 
 
-@pytest.mark.parametrize("outer", [lambda field: pa.struct([field]), pa.list_], ids=["struct", "list"])
+@pytest.mark.parametrize(
+    "outer", [lambda field: pa.struct([field]), pa.list_], ids=["struct", "list"]
+)
 def test_field_inside_a_column_takes_nulls(outer: Callable[[Any], pa.DataType]) -> None:
     required = pa.field("inside", pa.int64(), nullable=False)
     with pytest.raises(SchemaMismatch, match=r"column 'value.inside' .* declare it nullable"):
         check_schema(schema_with(outer(required)), primary_key="id")
 
 
-@pytest.mark.parametrize("kind", [pa.float64(), pa.bool_(), pa.decimal128(5, 2), pa.list_(pa.int64())], ids=str)
+@pytest.mark.parametrize(
+    "kind", [pa.float64(), pa.bool_(), pa.decimal128(5, 2), pa.list_(pa.int64())], ids=str
+)
 def test_primary_key_of_another_type_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(SchemaMismatch, match="cannot be the primary key"):
         check_schema(pa.schema([("id", kind)]), primary_key="id")
@@ -72,12 +106,17 @@ def test_column_name_that_is_reserved_or_unsafe_is_refused(name: str) -> None:
 @pytest.mark.parametrize("names", [("value", "value"), ("value", "Value")])
 def test_column_names_that_spark_cannot_tell_apart_are_refused(names: tuple[str, str]) -> None:
     with pytest.raises(SchemaMismatch, match="Spark ignores case"):
-        check_schema(pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in names)]), primary_key="id")
+        check_schema(
+            pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in names)]),
+            primary_key="id",
+        )
 
 
 def test_nested_field_names_that_spark_cannot_tell_apart_are_refused() -> None:
     with pytest.raises(SchemaMismatch, match="Spark ignores case"):
-        check_schema(schema_with(pa.struct([("a", pa.int64()), ("A", pa.int64())])), primary_key="id")
+        check_schema(
+            schema_with(pa.struct([("a", pa.int64()), ("A", pa.int64())])), primary_key="id"
+        )
 
 
 def test_primary_key_that_is_no_column_is_refused() -> None:
@@ -93,7 +132,9 @@ def test_schema_without_columns_or_of_another_kind_is_refused(schema: object) ->
 
 def test_schema_of_too_many_columns_is_refused() -> None:
     with pytest.raises(InvalidArgument, match=f"1 to {COLUMNS_MAX}"):
-        check_schema(pa.schema([(f"c{i}", pa.int64()) for i in range(COLUMNS_MAX + 1)]), primary_key="c0")
+        check_schema(
+            pa.schema([(f"c{i}", pa.int64()) for i in range(COLUMNS_MAX + 1)]), primary_key="c0"
+        )
 
 
 def test_schema_nested_without_end_is_refused() -> None:
@@ -109,7 +150,9 @@ def test_metadata_is_left_out_so_that_equal_schemas_stay_equal() -> None:
     assert check_schema(schema, primary_key="id").metadata is None
 
 
-@pytest.mark.parametrize("outer", [lambda field: field.type, pa.list_, lambda field: pa.struct([field])])
+@pytest.mark.parametrize(
+    "outer", [lambda field: field.type, pa.list_, lambda field: pa.struct([field])]
+)
 def test_field_that_names_an_extension_is_read_back_as_what_it_is_stored_as(
     outer: Callable[["pa.Field[Any]"], pa.DataType],
 ) -> None:

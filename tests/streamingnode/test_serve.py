@@ -1,4 +1,6 @@
-"""The node as a process of its own: when it says that it is ready it is, verbs work beside it, and a signal ends it."""
+"""The node as a process of its own: when it says that it is ready it is, verbs work beside it, and
+a signal ends it.
+"""
 
 import asyncio
 import os
@@ -55,7 +57,9 @@ sys.exit(main(["serve", sys.argv[2]]))
 def serving(directory: Path, *command: str) -> Iterator["subprocess.Popen[str]"]:
     """Run a node, and return when it has said that it is ready, or has ended."""
     arguments = command or (*PROGRAM, "serve", str(directory))
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             process.ready = process.stdout.readline()  # type: ignore[attr-defined]
@@ -78,7 +82,9 @@ async def run(*arguments: str, given: str = "") -> str:
     return done.stdout.decode()
 
 
-async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_signal(tmp_path: Path) -> None:
+async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_signal(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "data"
     with serving(path) as process:
         assert "node.sock" in process.ready  # type: ignore[attr-defined]
@@ -86,7 +92,9 @@ async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_sig
         await client.create_collection("orders", SCHEMA, primary_key="id")
         await client.insert("orders", rows(1, 2))
         row = '{"id": 3, "item": "from outside"}\n'
-        listed, _ = await asyncio.gather(run("ls", str(path)), run("insert", str(path), "orders", given=row))
+        listed, _ = await asyncio.gather(
+            run("ls", str(path)), run("insert", str(path), "orders", given=row)
+        )
         assert "orders" in listed
         tailed, *_ = await asyncio.gather(
             run("tail", str(path), "orders", "--json"),
@@ -108,7 +116,9 @@ async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_sig
 async def test_a_signal_under_load_loses_nothing_and_systemd_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, acknowledged, refused = tmp_path / "data", list[int](), list[int]()
+    path = tmp_path / "data"
+    acknowledged = list[int]()
+    refused = list[int]()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(HANGS_S)
@@ -128,8 +138,11 @@ async def test_a_signal_under_load_loses_nothing_and_systemd_is_told(
                                 return
                             acknowledged.append(key)
 
-                writing = [asyncio.ensure_future(write(first)) for first in range(0, 2_000_000, 100_000)]
-                while len(acknowledged) < 500:  # noqa: ASYNC110 - what it waits for is written meanwhile
+                writing = [
+                    asyncio.ensure_future(write(first)) for first in range(0, 2_000_000, 100_000)
+                ]
+                # what it waits for is written meanwhile
+                while len(acknowledged) < 500:  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 process.send_signal(signal.SIGTERM)
                 await asyncio.gather(*writing)
@@ -141,7 +154,9 @@ async def test_a_signal_under_load_loses_nothing_and_systemd_is_told(
     assert not found.keys() & set(refused)
 
 
-async def test_a_second_signal_ends_it_at_once_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+async def test_a_second_signal_ends_it_at_once_and_nothing_acknowledged_is_lost(
+    tmp_path: Path,
+) -> None:
     with serving(tmp_path) as process:
         client = await sn.connect(f"unix:{tmp_path / 'node.sock'}", give_up_s=0.2)
         await client.create_collection("c", SCHEMA, primary_key="id")
@@ -176,7 +191,11 @@ def test_who_may_connect_is_not_passed_over_where_there_is_no_address(
 def test_a_directory_that_somebody_else_serves_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as process:
         second = subprocess.run(
-            [*PROGRAM, "serve", str(tmp_path)], capture_output=True, text=True, timeout=HANGS_S, check=False
+            [*PROGRAM, "serve", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=HANGS_S,
+            check=False,
         )
         assert (second.returncode, second.stdout) == (4, "")
         assert "ALREADY_OWNED" in second.stderr
@@ -197,7 +216,7 @@ def test_a_node_that_nobody_could_reach_is_not_called_ready(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("default_interrupt")
-async def test_a_command_that_has_the_directory_hands_it_over_to_a_service_and_goes_on_as_its_client(
+async def test_a_command_that_has_directory_hands_it_over_to_a_service_and_goes_on_as_its_client(
     tmp_path: Path,
 ) -> None:
     async with sn.open_node(tmp_path) as node:
@@ -218,11 +237,15 @@ async def test_a_command_that_has_the_directory_hands_it_over_to_a_service_and_g
 
 
 @pytest.mark.usefixtures("default_interrupt")
-async def test_a_bridge_hands_the_directory_over_to_a_service_and_goes_on_as_its_client(tmp_path: Path) -> None:
+async def test_a_bridge_hands_the_directory_over_to_a_service_and_goes_on_as_its_client(
+    tmp_path: Path,
+) -> None:
     async with sn.open_node(tmp_path) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
         await node.mq.create_topic("events")
-    bridge = await anyio.open_process([*PROGRAM, "bridge", str(tmp_path), "events", "c"], stderr=subprocess.DEVNULL)
+    bridge = await anyio.open_process(
+        [*PROGRAM, "bridge", str(tmp_path), "events", "c"], stderr=subprocess.DEVNULL
+    )
     try:
         with anyio.fail_after(HANGS_S):
             while holder(tmp_path) != bridge.pid:
@@ -241,7 +264,9 @@ async def test_a_bridge_hands_the_directory_over_to_a_service_and_goes_on_as_its
     assert code == 130
 
 
-async def test_a_command_whose_output_nobody_reads_keeps_no_service_from_the_directory(tmp_path: Path) -> None:
+async def test_a_command_whose_output_nobody_reads_keeps_no_service_from_the_directory(
+    tmp_path: Path,
+) -> None:
     """As `tail data c | less` does, with more than a pipe holds."""
     async with sn.open_node(tmp_path) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
@@ -267,7 +292,9 @@ async def test_a_service_waits_for_a_command_that_ends_by_itself(tmp_path: Path)
         assert holder(tmp_path) == os.getpid()
 
 
-async def test_a_service_does_not_wait_for_another_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_service_does_not_wait_for_another_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("streamingnode.opening.OWNER_PAUSE_S", 1000)
     async with sn.open_node(tmp_path):
         pass
@@ -281,7 +308,9 @@ async def test_a_service_does_not_wait_for_another_service(tmp_path: Path, monke
             lock.release()
 
 
-async def test_two_commands_go_on_over_every_service_that_has_the_directory_meanwhile(tmp_path: Path) -> None:
+async def test_two_commands_go_on_over_every_service_that_has_the_directory_meanwhile(
+    tmp_path: Path,
+) -> None:
     async with sn.open_node(tmp_path) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
     command = (*PROGRAM, "tail", str(tmp_path), "c", "--follow", "--json")
@@ -294,7 +323,9 @@ async def test_two_commands_go_on_over_every_service_that_has_the_directory_mean
                     assert f"tea {key}" in await asyncio.to_thread(tail.stdout.readline)
 
 
-async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directory(tmp_path: Path) -> None:
+async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directory(
+    tmp_path: Path,
+) -> None:
     async with sn.open_node(tmp_path) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
     first = await open_briefly(tmp_path, lasting=True)
@@ -309,11 +340,16 @@ async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directo
 async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_hands_it_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node listens before the command knows that it is open, and has no socket any more when that looks for it."""
+    """Its node listens before the command knows that it is open, and has no socket any more when
+    that looks for it.
+    """
     async with sn.open_node(tmp_path):
         pass
-    enter, ask = OpenNode.__aenter__, EmbeddedBackend.hand_over
-    is_open, is_asked, is_served = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    enter = OpenNode.__aenter__
+    ask = EmbeddedBackend.hand_over
+    is_open = asyncio.Event()
+    is_asked = asyncio.Event()
+    is_served = asyncio.Event()
 
     async def open_late(opening: OpenNode) -> sn.Node:
         node = await enter(opening)
@@ -349,7 +385,8 @@ async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_ha
 async def test_opening_asks_every_command_that_has_the_directory_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owners, asked = iter([7, 7, 8, 8, 9]), list[str]()
+    owners = iter([7, 7, 8, 8, 9])
+    asked = list[str]()
     monkeypatch.setattr("streamingnode.opening.OWNER_PAUSE_S", 0)
 
     async def ask(address: str) -> bool:

@@ -1,4 +1,6 @@
-"""Snapshots of some columns and keys: what the whole snapshot has of them, read from the files that may have it."""
+"""Snapshots of some columns and keys: what the whole snapshot has of them, read from the files that
+may have it.
+"""
 
 import random
 from collections.abc import AsyncIterator, Callable
@@ -34,7 +36,10 @@ KINDS: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     "long text": (pa.large_string(), lambda n: f"{n}"),
     "bytes": (pa.binary(), lambda n: b"\xff" * (n % 3) + bytes([n])),
     "date": (pa.date32(), lambda n: date(1969, 12, 30) + timedelta(days=n)),
-    "time": (pa.timestamp("ms", "UTC"), lambda n: datetime(1969, 12, 31, 23, 59, tzinfo=UTC) + timedelta(hours=n)),
+    "time": (
+        pa.timestamp("ms", "UTC"),
+        lambda n: datetime(1969, 12, 31, 23, 59, tzinfo=UTC) + timedelta(hours=n),
+    ),
 }
 STEPS = st.lists(
     st.tuples(
@@ -58,7 +63,11 @@ def row(key: Any, number: int) -> dict[str, Any]:
 
 
 @settings(max_examples=25)
-@given(kind=st.sampled_from(sorted(KINDS)), steps=STEPS, choice=st.integers(0, 1 << 32).map(random.Random))
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    steps=STEPS,
+    choice=st.integers(0, 1 << 32).map(random.Random),
+)
 def test_a_selection_is_what_the_whole_snapshot_has_of_it(
     kind: str, steps: list[tuple[str, list[int]]], choice: random.Random
 ) -> None:
@@ -66,7 +75,9 @@ def test_a_selection_is_what_the_whole_snapshot_has_of_it(
 
     async def main() -> None:
         async with sn.open_node(None, cut_interval_s=None) as node:
-            await node.create_collection("orders", columns_of(key_type), primary_key="key", shards=3)
+            await node.create_collection(
+                "orders", columns_of(key_type), primary_key="key", shards=3
+            )
             ticks = [await node.consistent_tick()]
             for number, (step, keys) in enumerate(steps):
                 if step == "flush":
@@ -74,16 +85,25 @@ def test_a_selection_is_what_the_whole_snapshot_has_of_it(
                     if cut.number:  # else there was nothing to cut, and no cut before
                         ticks.append(cut.tick)
                 elif step == "delete":
-                    ticks.append((await node.delete("orders", [key(each) for each in keys])).time_tick)
+                    ticks.append(
+                        (await node.delete("orders", [key(each) for each in keys])).time_tick
+                    )
                 else:
                     write = node.insert if step == "insert" else node.upsert
-                    ticks.append((await write("orders", [row(key(each), number) for each in keys])).time_tick)
+                    ticks.append(
+                        (await write("orders", [row(key(each), number) for each in keys])).time_tick
+                    )
             for as_of in (None, *choice.sample(ticks, min(2, len(ticks)))):
                 whole = await node.snapshot("orders", as_of=as_of)
                 columns = choice.sample(whole.column_names, choice.randint(1, 4))
-                wanted = pa.array([key(choice.randint(-2, 12) % 13) for _ in range(choice.randint(0, 4))], key_type)
+                wanted = pa.array(
+                    [key(choice.randint(-2, 12) % 13) for _ in range(choice.randint(0, 4))],
+                    key_type,
+                )
                 filtered = whole.filter(pc.is_in(whole["key"], value_set=wanted))
-                assert (await node.snapshot("orders", as_of=as_of, columns=columns)).equals(whole.select(columns))
+                assert (await node.snapshot("orders", as_of=as_of, columns=columns)).equals(
+                    whole.select(columns)
+                )
                 assert (await node.snapshot("orders", as_of=as_of, keys=wanted)).equals(filtered)
                 both = await node.snapshot("orders", as_of=as_of, columns=columns, keys=wanted)
                 assert both.equals(filtered.select(columns))
@@ -94,7 +114,9 @@ def test_a_selection_is_what_the_whole_snapshot_has_of_it(
 @pytest.fixture(params=WAYS)
 async def node(request: pytest.FixtureRequest) -> AsyncIterator[Node]:
     async with opened_one_way(request.param, cut_interval_s=None) as opened:
-        await opened.create_collection("orders", schema_of(id=pa.int64(), item=pa.string()), primary_key="id", shards=2)
+        await opened.create_collection(
+            "orders", schema_of(id=pa.int64(), item=pa.string()), primary_key="id", shards=2
+        )
         yield opened
 
 
@@ -109,7 +131,9 @@ async def fill(node: Node) -> None:
     await node.upsert("orders", [{"id": 9, "item": "newest"}])
 
 
-async def test_rows_of_some_keys_come_from_every_cut_and_the_log_with_what_was_deleted_left_out(node: Node) -> None:
+async def test_rows_of_some_keys_come_from_every_cut_and_the_log_with_what_was_deleted_left_out(
+    node: Node,
+) -> None:
     await fill(node)
     found = await node.snapshot("orders", keys=[7, 8, 9, 120, 110, 200, 999])
     assert sorted(map(tuple, (each.values() for each in found.to_pylist()))) == [
@@ -118,7 +142,9 @@ async def test_rows_of_some_keys_come_from_every_cut_and_the_log_with_what_was_d
         (120, "100"),
         (200, "late"),
     ]
-    assert (await node.snapshot("orders", columns=["item"], keys=[8])).to_pydict() == {"item": ["new"]}
+    assert (await node.snapshot("orders", columns=["item"], keys=[8])).to_pydict() == {
+        "item": ["new"]
+    }
     assert (await node.snapshot("orders", columns=["item", "id"])).column_names == ["item", "id"]
     assert (await node.snapshot("orders", keys=[])).num_rows == 0
     assert (await node.snapshot("orders", keys=pa.table({"id": [8]}))).num_rows == 1
@@ -152,11 +178,15 @@ async def test_files_without_the_keys_and_shards_without_them_are_not_read(
     assert everything >= 7
     assert await files_read(columns=["id"]) == everything
     one_key = await files_read(keys=[20])
-    assert 1 <= one_key <= 2, "one segment of its shard, and perhaps a file of deletes whose range has it"
+    assert 1 <= one_key <= 2, (
+        "one segment of its shard, and perhaps a file of deletes whose range has it"
+    )
     assert await files_read(keys=[5000]) == 0
 
 
-async def test_columns_that_are_not_asked_for_are_not_decoded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_columns_that_are_not_asked_for_are_not_decoded(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await fill(node)
     with noted(monkeypatch, pq.ParquetFile, "read_row_groups") as calls:
         await node.snapshot("orders", columns=["id"])
@@ -167,7 +197,11 @@ async def test_columns_that_are_not_asked_for_are_not_decoded(node: Node, monkey
 @pytest.mark.parametrize(
     "selection, error, match",
     [
-        ({"columns": ["id", "size"]}, SchemaMismatch, "'size' is no column, or is chosen twice — choose of id, item"),
+        (
+            {"columns": ["id", "size"]},
+            SchemaMismatch,
+            "'size' is no column, or is chosen twice — choose of id, item",
+        ),
         ({"columns": ["id", "id"]}, SchemaMismatch, "'id' is no column, or is chosen twice"),
         ({"columns": []}, SchemaMismatch, "no column is chosen — choose of id, item"),
         ({"columns": "id"}, InvalidArgument, "pass a list of names"),
@@ -189,7 +223,9 @@ async def test_columns_and_keys_that_do_not_fit_are_refused(
 
 def test_a_blocking_node_takes_columns_and_keys(tmp_path: Path) -> None:
     with sn.sync.open_node(tmp_path) as node:
-        node.create_collection("orders", schema_of(id=pa.int64(), item=pa.string()), primary_key="id")
+        node.create_collection(
+            "orders", schema_of(id=pa.int64(), item=pa.string()), primary_key="id"
+        )
         node.insert("orders", [{"id": n, "item": f"{n}"} for n in range(5)])
         assert node.snapshot("orders", columns=["item"], keys=[3]).to_pydict() == {"item": ["3"]}
 

@@ -33,14 +33,18 @@ class Heard:
         self.appends: list[tuple[str, str]] = []
         self.interceptors: list[str] = []
 
-    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+    def interceptor_timed(
+        self, name: str, before_s: float, after_s: float, *, failed_before: bool
+    ) -> None:
         assert before_s >= 0 <= after_s
         assert not (failed_before and after_s)
         self.interceptors.append(name)
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         assert seconds >= 0
-        of_pieces = [(group.pieces[0].target.type.name, status) for group in pack.groups if group.pieces]
+        of_pieces = [
+            (group.pieces[0].target.type.name, status) for group in pack.groups if group.pieces
+        ]
         self.appends += of_pieces or [(pack.messages[0].type.name, status)]
 
 
@@ -99,14 +103,19 @@ async def test_observer_hears_every_append_and_every_interceptor() -> None:
 
 
 async def test_interceptors_are_timed_when_the_configuration_says_so() -> None:
-    async with sn.open_node(None, config=load_config(arguments={"statistics.time_interceptors": True})) as node:
+    async with sn.open_node(
+        None, config=load_config(arguments={"statistics.time_interceptors": True})
+    ) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         measured = (await node.statistics()).appends
     assert [each.name for each in measured.interceptors] == CHAIN
-    assert all(each.before_s.count == each.after_s.count == measured.succeeded for each in measured.interceptors)
+    assert all(
+        each.before_s.count == each.after_s.count == measured.succeeded
+        for each in measured.interceptors
+    )
 
 
-async def test_open_reader_tells_how_far_it_is_behind_and_how_late_it_delivers(node: Node) -> None:
+async def test_open_reader_tells_how_far_it_behind_and_how_late_it_delivers(node: Node) -> None:
     await insert(node, 1)
     async with node.read("orders", types=[sn.MessageType.INSERT]) as messages:
         await anext(messages)
@@ -139,7 +148,9 @@ async def test_levels_follow_transactions_segments_and_cuts(node: Node) -> None:
     assert told.writes.growing_segments == 0
 
 
-async def test_ticks_are_confirmed_up_to_what_was_acknowledged_and_readers_state_moves(node: Node) -> None:
+async def test_ticks_are_confirmed_up_to_what_was_acknowledged_and_readers_state_moves(
+    node: Node,
+) -> None:
     updates = (await node.statistics()).ticks.mvcc_updates
     written = await node.insert("orders", [{"id": 1, "item": "tea"}])
     ticks = (await node.statistics()).ticks

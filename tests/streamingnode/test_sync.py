@@ -21,7 +21,14 @@ from streamingnode.collections import Collection
 from streamingnode.node import Node
 from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
-from streamingnode.sync import SyncConsumer, SyncNode, SyncProducer, SyncQueue, SyncReader, SyncTransaction
+from streamingnode.sync import (
+    SyncConsumer,
+    SyncNode,
+    SyncProducer,
+    SyncQueue,
+    SyncReader,
+    SyncTransaction,
+)
 from streamingnode.writing.producer import Producer
 from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import WriteResult
@@ -35,7 +42,12 @@ ONLY_ASYNC = {"begin_closing", "aclose", "state", "next_messages", "close", "add
 """What other parts of the node call, and what a blocking class says in its own words."""
 
 
-PAIRS = [(SyncNode, Node), (SyncTransaction, Transaction), (SyncProducer, Producer), (SyncReader, CollectionReader)]
+PAIRS = [
+    (SyncNode, Node),
+    (SyncTransaction, Transaction),
+    (SyncProducer, Producer),
+    (SyncReader, CollectionReader),
+]
 PAIRS += [(SyncQueue, MessageQueue), (SyncConsumer, Consumer)]
 
 
@@ -54,7 +66,8 @@ def test_every_public_name_is_there_with_the_same_arguments(blocking: type, orig
 
 
 def test_opening_takes_what_the_asynchronous_package_does() -> None:
-    ours, theirs = inspect.signature(sync.open_node), inspect.signature(sn.open_node)
+    ours = inspect.signature(sync.open_node)
+    theirs = inspect.signature(sn.open_node)
     assert list(ours.parameters.values()) == list(theirs.parameters.values())
 
 
@@ -62,11 +75,20 @@ def test_a_type_checker_sees_results_and_blocking_sides() -> None:
     """What is claimed here the type checker holds, which also reads the tests."""
     with sn.sync.open_node(None) as node:
         node.create_collection("orders", SCHEMA, primary_key="id")
-        assert_type(node.insert("orders", [{"id": 1, "item": "a"}], partition=None, timeout=9.0), WriteResult)
+        assert_type(
+            node.insert("orders", [{"id": 1, "item": "a"}], partition=None, timeout=9.0),
+            WriteResult,
+        )
         assert_type(node.path, str | None)
         assert_type(node.collections(), tuple[Collection, ...])
-        assert_type(node.producer("feed").insert("orders", [{"id": 2, "item": "b"}], sequence=1), WriteResult)
-        with node.transaction() as txn, node.read("orders", until=node.consistent_tick()) as messages:
+        assert_type(
+            node.producer("feed").insert("orders", [{"id": 2, "item": "b"}], sequence=1),
+            WriteResult,
+        )
+        with (
+            node.transaction() as txn,
+            node.read("orders", until=node.consistent_tick()) as messages,
+        ):
             assert_type(txn, SyncTransaction)
             assert_type(messages, SyncReader)
             assert_type(list(messages), list[ReadMessage])
@@ -92,7 +114,9 @@ def test_a_time_goes_wherever_a_tick_does() -> None:
         with node.read("orders", until=moment, types=inserts) as messages:
             assert [message.time_tick for message in messages] == before
         end = node.consistent_tick()
-        with node.read("orders", sn.DeliverPolicy.start_after(moment), until=end, types=inserts) as messages:
+        with node.read(
+            "orders", sn.DeliverPolicy.start_after(moment), until=end, types=inserts
+        ) as messages:
             assert [message.time_tick for message in messages] == ticks[len(before) :]
 
 
@@ -123,7 +147,11 @@ def test_script_writes_and_reads_back() -> None:
         assert txn.result is not None
         assert txn.result.time_tick > result.time_tick
         with node.read("orders", until=node.consistent_tick()) as messages:
-            assert [message.type.name for message in messages] == ["CREATE_COLLECTION", "INSERT", "TXN"]
+            assert [message.type.name for message in messages] == [
+                "CREATE_COLLECTION",
+                "INSERT",
+                "TXN",
+            ]
         with node.read("orders", until=node.consistent_tick(), name="billing") as messages:
             (batch,) = messages.batches(max_rows=100, max_wait_s=1)
             messages.ack(batch[-1])
@@ -147,13 +175,17 @@ def test_what_a_loop_over_a_reader_leaves_is_what_the_next_one_begins_with() -> 
         for n in range(6):
             node.insert("orders", [{"id": n, "item": "a"}])
         found: list[int] = []
-        with node.read("orders", types=[sn.MessageType.INSERT], until=node.consistent_tick()) as messages:
+        with node.read(
+            "orders", types=[sn.MessageType.INSERT], until=node.consistent_tick()
+        ) as messages:
             for message in messages:
                 found += key_column(message)
                 if len(found) % 2 == 0:
                     break
             found += key_column(next(iter(messages)))
-            found += [key for message in next(messages.batches(max_rows=2)) for key in key_column(message)]
+            found += [
+                key for message in next(messages.batches(max_rows=2)) for key in key_column(message)
+            ]
             found += [key for message in messages for key in key_column(message)]
         assert found == list(range(6))
 
@@ -182,7 +214,11 @@ def test_script_reaches_the_node_of_another_owner(tmp_path: Path) -> None:
                 txn.insert("orders", [{"id": 1, "item": "a"}])
             node.producer("feed").insert("orders", [{"id": 2, "item": "b"}], sequence=1)
             with node.read("orders", until=node.consistent_tick()) as messages:
-                assert [message.type.name for message in messages] == ["CREATE_COLLECTION", "TXN", "INSERT"]
+                assert [message.type.name for message in messages] == [
+                    "CREATE_COLLECTION",
+                    "TXN",
+                    "INSERT",
+                ]
             assert node.path == str(tmp_path)
         assert sorted(row["id"] for row in owner.snapshot("orders").to_pylist()) == [1, 2]
     with pytest.raises(sn.errors.Unreachable):
@@ -209,15 +245,22 @@ def test_errors_come_out_unchanged() -> None:
 
 def test_node_shows_where_it_is_and_how_it_stands(tmp_path: Path) -> None:
     node = sn.sync.open_node(tmp_path)
-    assert (repr(node), repr(node._original)) == (f"<SyncNode {tmp_path} open>", f"<Node {tmp_path} open>")
+    assert (repr(node), repr(node._original)) == (
+        f"<SyncNode {tmp_path} open>",
+        f"<Node {tmp_path} open>",
+    )
     node.close()
     assert repr(node) == f"<SyncNode {tmp_path} closed>"
     with sn.sync.open_node(None) as node:
         assert repr(node) == "<SyncNode in memory open>"
 
 
-@pytest.mark.parametrize("use", [list, lambda reader: list(reader.batches()), lambda reader: reader.ack(reader)])
-def test_reader_outside_of_its_block_says_how_to_use_it(use: Callable[[SyncReader], object]) -> None:
+@pytest.mark.parametrize(
+    "use", [list, lambda reader: list(reader.batches()), lambda reader: reader.ack(reader)]
+)
+def test_reader_outside_of_its_block_says_how_to_use_it(
+    use: Callable[[SyncReader], object],
+) -> None:
     with sn.sync.open_node(None) as node:
         node.create_collection("orders", SCHEMA, primary_key="id")
         with pytest.raises(InvalidArgument, match="inside `with node"):
@@ -226,7 +269,9 @@ def test_reader_outside_of_its_block_says_how_to_use_it(use: Callable[[SyncReade
 
 MISTAKES: dict[str, Callable[[SyncNode], object]] = {
     "a policy in text": lambda node: node.read("orders", cast("Any", "all")),
-    "a policy that is not called": lambda node: node.read("orders", cast("Any", sn.DeliverPolicy.all)),
+    "a policy that is not called": lambda node: node.read(
+        "orders", cast("Any", sn.DeliverPolicy.all)
+    ),
     "a time for a tick": lambda node: node.read("orders", until=cast("Any", 1.5)),
     "a name of a reader": lambda node: node.read("orders", name="A"),
     "types in text": lambda node: node.read("orders", types=cast("Any", "INSERT")),
@@ -248,10 +293,17 @@ def test_wrong_argument_is_refused_at_the_call(mistake: Callable[[SyncNode], obj
 def test_node_of_a_notebook_is_closed_by_hand(tmp_path: Path) -> None:
     node = sn.sync.open_node(tmp_path)
     node.create_collection("orders", SCHEMA, primary_key="id")
-    txn, reader = node.transaction(), node.read("orders")
+    txn = node.transaction()
+    reader = node.read("orders")
     node.close()
     node.close()
-    for use in (node.collections, txn.commit, lambda: list(reader), node.__enter__, reader.__enter__):
+    for use in (
+        node.collections,
+        txn.commit,
+        lambda: list(reader),
+        node.__enter__,
+        reader.__enter__,
+    ):
         with pytest.raises(OnShutdown, match="open it again"):
             use()
     with sn.sync.open_node(tmp_path) as again:
@@ -265,7 +317,9 @@ def test_node_that_is_never_closed_is_closed_with_the_program(tmp_path: Path) ->
         "node.create_collection('orders', pa.schema([('id', pa.int64())]), primary_key='id')\n"
         "print(node.insert('orders', [{'id': 1}]).time_tick > 0)\n"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("True\n", "", 0)
     with sn.sync.open_node(tmp_path) as node:
         assert node.snapshot("orders").num_rows == 1
@@ -304,7 +358,13 @@ def program_with_a_node(path: Path, *lines: str) -> "subprocess.CompletedProcess
         "node.create_collection('orders', pa.schema([('id', pa.int64())]), primary_key='id')",
         "node.insert('orders', [{'id': 1}])",
     )
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", "\n".join((*opening, *lines))]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore::DeprecationWarning",
+        "-c",
+        "\n".join((*opening, *lines)),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -325,11 +385,20 @@ def test_reader_is_left_quietly_when_its_node_was_closed_inside(tmp_path: Path) 
 
 def test_calls_of_a_forked_child_are_refused_and_leave_the_node_alone(tmp_path: Path) -> None:
     done = program_with_a_node(tmp_path, FORKED)
-    assert (done.stdout, done.stderr, done.returncode) == ("STORAGE_FAILED\nSTORAGE_FAILED\n0 1\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == (
+        "STORAGE_FAILED\nSTORAGE_FAILED\n0 1\n",
+        "",
+        0,
+    )
 
 
-def test_call_from_the_nodes_own_loop_is_refused_instead_of_waiting_for_itself(tmp_path: Path) -> None:
-    with sn.sync.open_node(tmp_path) as node, pytest.raises(InvalidArgument, match="in another thread"):
+def test_call_from_the_nodes_own_loop_is_refused_instead_of_waiting_for_itself(
+    tmp_path: Path,
+) -> None:
+    with (
+        sn.sync.open_node(tmp_path) as node,
+        pytest.raises(InvalidArgument, match="in another thread"),
+    ):
         node._loop.call(node.collections)
 
 
@@ -342,7 +411,8 @@ def test_node_that_cannot_be_opened_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def test_opening_that_is_interrupted_ends_and_leaves_no_thread() -> None:
-    begun, before = threading.Event(), loops()
+    begun = threading.Event()
+    before = loops()
 
     @asynccontextmanager
     async def opening() -> AsyncIterator[None]:
@@ -359,9 +429,11 @@ def test_opening_that_is_interrupted_ends_and_leaves_no_thread() -> None:
 def interrupted(when: Callable[[], object]) -> Iterator[None]:
     """Interrupt what this thread does in the block once `when` returns.
 
-    Until it has heard of it: a signal that comes between a thread's last step and its wait for a lock wakes nobody.
+    Until it has heard of it: a signal that comes between a thread's last step and its wait for a
+    lock wakes nobody.
     """
-    heard, waiting = threading.Event(), threading.get_ident()
+    heard = threading.Event()
+    waiting = threading.get_ident()
 
     def interrupt(*_: object) -> None:
         if not heard.is_set():
@@ -374,7 +446,8 @@ def interrupted(when: Callable[[], object]) -> Iterator[None]:
             signal.pthread_kill(waiting, signal.SIGINT)
             heard.wait(0.01)
 
-    before, sending = signal.signal(signal.SIGINT, interrupt), threading.Thread(target=send)
+    before = signal.signal(signal.SIGINT, interrupt)
+    sending = threading.Thread(target=send)
     sending.start()
     try:
         yield

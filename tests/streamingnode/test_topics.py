@@ -15,7 +15,9 @@ pytestmark = pytest.mark.anyio
 
 async def test_topics_of_a_node_are_there_when_it_opens_again(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path / "node") as node:
-        await node.create_collection("orders", pa.schema([pa.field("id", pa.int64())]), primary_key="id")
+        await node.create_collection(
+            "orders", pa.schema([pa.field("id", pa.int64())]), primary_key="id"
+        )
         await node.mq.create_topic("events")
         await node.mq.create_consumer_group("events", "billing")
         await node.insert("orders", [{"id": 1}])

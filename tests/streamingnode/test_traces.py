@@ -1,4 +1,6 @@
-"""Spans of a node, as the program's own SDK keeps them: whose they are, what they say, and that nobody pays who has none."""
+"""Spans of a node, as the program's own SDK keeps them: whose they are, what they say, and that
+nobody pays who has none.
+"""
 
 import asyncio
 import subprocess
@@ -35,14 +37,23 @@ class Kept:
         self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
 
     def of(self, name: str, type_: str = "") -> list[ReadableSpan]:
-        """Return those of a name, of appends those of a type of messages, in the order in which they ended."""
-        spans = [span for span in self._exporter.get_finished_spans() if span.name == f"streamingnode.{name}"]
+        """Return those of a name, of appends those of a type of messages, in the order in which
+        they ended.
+        """
+        spans = [
+            span
+            for span in self._exporter.get_finished_spans()
+            if span.name == f"streamingnode.{name}"
+        ]
         return [span for span in spans if not type_ or told(span)["message_types"] == (type_,)]
 
 
 def told(span: ReadableSpan) -> Mapping[str, Any]:
     """Return the attributes of a span by their short names."""
-    return {name.removeprefix("streamingnode."): value for name, value in (span.attributes or {}).items()}
+    return {
+        name.removeprefix("streamingnode."): value
+        for name, value in (span.attributes or {}).items()
+    }
 
 
 def parent(span: ReadableSpan) -> int | None:
@@ -63,16 +74,25 @@ def no_api(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
 
 
-async def test_write_that_comes_alone_is_a_child_of_its_callers_span_and_says_what_its_result_says(kept: Kept) -> None:
+async def test_write_that_comes_alone_is_child_of_its_callers_span_and_says_what_its_result_says(
+    kept: Kept,
+) -> None:
     async with sn.open_node(None, traces=True) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         with trace.get_tracer("shop").start_as_current_span("order") as order:
             result = await node.insert("orders", [{"id": 1}])
         term = (await node.statistics()).log.term
     (span,) = kept.of("append", "INSERT")
-    assert (span.parent, span.context.trace_id) == (order.get_span_context(), order.get_span_context().trace_id)
+    assert (span.parent, span.context.trace_id) == (
+        order.get_span_context(),
+        order.get_span_context().trace_id,
+    )
     said = told(span)
-    assert (said["tick"], said["position"], said["outcome"]) == (result.time_tick, result.first_position, "ok")
+    assert (said["tick"], said["position"], said["outcome"]) == (
+        result.time_tick,
+        result.first_position,
+        "ok",
+    )
     assert (said["channel"], said["term"]) == ("p0", term)
     assert (said["groups"], said["messages"], said["refused"]) == (1, 1, 0)
     assert said["bytes"] > 0
@@ -81,12 +101,16 @@ async def test_write_that_comes_alone_is_a_child_of_its_callers_span_and_says_wh
     assert span.start_time < span.end_time
 
 
-async def test_writes_that_come_together_have_one_span_that_is_nobodys_child(kept: Kept, tmp_path: Path) -> None:
+async def test_writes_that_come_together_have_one_span_that_is_nobodys_child(
+    kept: Kept, tmp_path: Path
+) -> None:
     async with sn.open_node(tmp_path, traces=True) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")
         await node.insert("orders", [{"id": 0}])
         with trace.get_tracer("shop").start_as_current_span("order") as order:
-            await asyncio.gather(*[node.insert("orders", [{"id": number}]) for number in range(1, 9)])
+            await asyncio.gather(
+                *[node.insert("orders", [{"id": number}]) for number in range(1, 9)]
+            )
     first, alone, *packs = kept.of("append", "INSERT")
     assert (parent(first), parent(alone)) == (None, order.get_span_context().span_id)
     assert [parent(pack) for pack in packs] == [None] * len(packs)
@@ -95,7 +119,9 @@ async def test_writes_that_come_together_have_one_span_that_is_nobodys_child(kep
     assert len(packs) < 7
 
 
-async def test_what_clients_write_is_no_child_of_a_span_of_the_nodes_process(kept: Kept, tmp_path: Path) -> None:
+async def test_what_clients_write_is_no_child_of_a_span_of_the_nodes_process(
+    kept: Kept, tmp_path: Path
+) -> None:
     with trace.get_tracer("shop").start_as_current_span("opening"):
         node = await sn.open_node(tmp_path, traces=True, cut_interval_s=None)
         async with sn.connect(f"unix:{tmp_path}/node.sock") as client:
@@ -103,7 +129,10 @@ async def test_what_clients_write_is_no_child_of_a_span_of_the_nodes_process(kep
             await client.insert("orders", [{"id": 1}])
         await node.aclose()
     spans = kept.of("append")
-    assert {kind for span in spans for kind in told(span)["message_types"]} >= {"CREATE_COLLECTION", "INSERT"}
+    assert {kind for span in spans for kind in told(span)["message_types"]} >= {
+        "CREATE_COLLECTION",
+        "INSERT",
+    }
     assert [span.parent for span in spans] == [None] * len(spans)
 
 
@@ -136,7 +165,12 @@ async def test_opening_is_a_child_of_its_callers_span_and_what_the_node_does_by_
     assert parent(asked) == by_caller, "the caller asked for it"
     (made,) = kept.of("cut")
     said = told(made)
-    assert (made.parent, said["number"], said["tick"], said["rows"]) == (None, cut.number, cut.tick, 2)
+    assert (made.parent, said["number"], said["tick"], said["rows"]) == (
+        None,
+        cut.number,
+        cut.tick,
+        2,
+    )
 
 
 async def test_log_that_is_opened_again_has_a_recovery_of_its_next_term(
@@ -158,12 +192,15 @@ async def test_log_that_is_opened_again_has_a_recovery_of_its_next_term(
 async def test_observer_hears_of_every_append_also_with_traces(kept: Kept) -> None:
     class Observer:
         def __init__(self) -> None:
-            self.heard, self.timed = 0, 0
+            self.heard = 0
+            self.timed = 0
 
         def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
             self.heard += 1
 
-        def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+        def interceptor_timed(
+            self, name: str, before_s: float, after_s: float, *, failed_before: bool
+        ) -> None:
             self.timed += 1
 
     observer = Observer()
@@ -201,5 +238,7 @@ async def main():
 anyio.run(main)
 print([name for name in sys.modules if name.startswith("opentelemetry") or name == "streamingnode.traces"])
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.strip() == "[]"

@@ -21,12 +21,19 @@ def into_entry(
     producer: ProducerStamp | None = None,
 ) -> LogEntry:
     """Return the entry that stamped messages would be at this position."""
-    pack, head = Pack([AppendGroup(list(messages), producer=producer)]), messages[0]
-    pack.time_tick, pack.last_confirmed, pack.wal_term = head.time_tick, head.last_confirmed, head.wal_term
-    return replace(entry_of(pack, first_position, wal_name=wal_name), crc32c=crc32c, size_bytes=size_bytes)
+    pack = Pack([AppendGroup(list(messages), producer=producer)])
+    head = messages[0]
+    pack.time_tick = head.time_tick
+    pack.last_confirmed = head.last_confirmed
+    pack.wal_term = head.wal_term
+    return replace(
+        entry_of(pack, first_position, wal_name=wal_name), crc32c=crc32c, size_bytes=size_bytes
+    )
 
 
-def entry_of(pack: Pack, first_position: int, *, wal_name: str = "memory", previous_crc32c: int = 0) -> LogEntry:
+def entry_of(
+    pack: Pack, first_position: int, *, wal_name: str = "memory", previous_crc32c: int = 0
+) -> LogEntry:
     """Return the entry that a stamped pack would be at this position."""
     pack.encode(wal_name, first_position=first_position, previous_crc32c=previous_crc32c)
     assert pack.entry is not None
@@ -42,14 +49,18 @@ def packed_entry(
     wal_name: str = "memory",
     size_bytes: int | None = None,
 ) -> LogEntry:
-    """Return the entry that groups of rows would be at this position; `tick` is the first one's, the others follow."""
+    """Return the entry that groups of rows would be at this position; `tick` is the first one's,
+    the others follow.
+    """
     pack = stamped(Pack(list(groups)), tick=tick, last_confirmed=last_confirmed, term=term)
     entry = entry_of(pack, first_position, wal_name=wal_name)
     return entry if size_bytes is None else replace(entry, size_bytes=size_bytes)
 
 
 def stamped(pack: Pack, *, tick: int, last_confirmed: int | None = None, term: int = 1) -> Pack:
-    """Return a pack as the chain gives it to the log: laid out and stamped, the first group with `tick`."""
+    """Return a pack as the chain gives it to the log: laid out and stamped, the first group with
+    `tick`.
+    """
     if not pack.messages:
         lay_out(pack)
     pack.stamp(tick + len(pack.groups) - 1, last_confirmed)

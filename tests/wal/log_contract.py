@@ -1,4 +1,6 @@
-"""The contract of `wal/log.py` as tests: every log store's test module subclasses `LogContract` and brings `store`."""
+"""The contract of `wal/log.py` as tests: every log store's test module subclasses `LogContract` and
+brings `store`.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +27,11 @@ def stamped_pack(*payloads: bytes, tick: int = 0) -> Pack:
     """Return a pack of one group of messages, one for each payload, stamped as the chain would."""
     messages = [
         MutableMessage(
-            type=MessageType.INSERT, header=InsertHeader(1, 2, 3, 4), vchannel="p0_1v0", payload=payload, txn_id=1
+            type=MessageType.INSERT,
+            header=InsertHeader(1, 2, 3, 4),
+            vchannel="p0_1v0",
+            payload=payload,
+            txn_id=1,
         )
         for payload in payloads
     ]
@@ -33,7 +39,9 @@ def stamped_pack(*payloads: bytes, tick: int = 0) -> Pack:
 
 
 def a_pack_of_rows() -> Pack:
-    """Return an insert of two rows on both shards, a transaction of a delete and an insert, and an insert."""
+    """Return an insert of two rows on both shards, a transaction of a delete and an insert, and an
+    insert.
+    """
     target = FakeTarget(vchannels=("p0_1v0", "p0_1v1"))
     deletes = FakeTarget(MessageType.DELETE, vchannels=target.vchannels)
     both = rows_group(piece(target, (0, b"first"), (1, b"second")))
@@ -54,7 +62,9 @@ async def fill(log: Log, entries: int, *, messages: int = 1, payload: bytes = b"
         await ticket.durable
 
 
-async def read_all(log: Log, *, position: int | None = None, bytes_max: int = 4096) -> list[LogEntry]:
+async def read_all(
+    log: Log, *, position: int | None = None, bytes_max: int = 4096
+) -> list[LogEntry]:
     """Read a log batch by batch to its end."""
     entries: list[LogEntry] = []
     position = log.first_position if position is None else position
@@ -77,10 +87,17 @@ class LogContract:
         return await store.open_log("p0")
 
     async def test_a_new_log_is_empty_and_starts_at_one(self, log: Log) -> None:
-        assert (log.first_position, log.next_position, log.durable_position, log.last_tick) == (1, 1, 0, 0)
+        assert (log.first_position, log.next_position, log.durable_position, log.last_tick) == (
+            1,
+            1,
+            0,
+            0,
+        )
         assert await log.read(1, bytes_max=WHOLE_LOG) == []
 
-    async def test_positions_are_dense_and_an_entry_takes_one_for_each_message(self, log: Log) -> None:
+    async def test_positions_are_dense_and_an_entry_takes_one_for_each_message(
+        self, log: Log
+    ) -> None:
         firsts = [await append(log, *[b"x"] * messages) for messages in (1, 3, 1, 2)]
         assert firsts == [1, 2, 5, 6]
         assert (log.next_position, log.durable_position) == (8, 7)
@@ -109,7 +126,9 @@ class LogContract:
         assert await append(log, b"after", tick=tick + 3) == 9
         assert len(await read_all(log)) == 3, "the chain goes on behind it"
 
-    async def test_reading_at_any_position_of_packed_rows_returns_the_whole_entry(self, log: Log) -> None:
+    async def test_reading_at_any_position_of_packed_rows_returns_the_whole_entry(
+        self, log: Log
+    ) -> None:
         for _ in range(3):
             await log.append(stamped(a_pack_of_rows(), tick=log.last_tick + 1)).durable
         for position in range(8, 15):
@@ -122,7 +141,9 @@ class LogContract:
             [entry, _] = await log.read(position, bytes_max=WHOLE_LOG)
             assert (entry.first_position, entry.last_position) == (5, 8)
 
-    async def test_a_read_stops_after_the_entry_that_reaches_the_bound_and_returns_at_least_one(self, log: Log) -> None:
+    async def test_a_read_stops_after_the_entry_that_reaches_the_bound_and_returns_at_least_one(
+        self, log: Log
+    ) -> None:
         await fill(log, 5, payload=bytes(1000))
         size = (await log.read(1, bytes_max=SMALL))[0].size_bytes
         assert len(await log.read(1, bytes_max=SMALL)) == 1
@@ -149,7 +170,9 @@ class LogContract:
         await asyncio.sleep(0)
         assert done == list(range(1, 301))
 
-    @pytest.mark.parametrize("back", [0, 1, 1 << 18], ids=["the same", "one below", "a millisecond below"])
+    @pytest.mark.parametrize(
+        "back", [0, 1, 1 << 18], ids=["the same", "one below", "a millisecond below"]
+    )
     async def test_a_tick_that_does_not_ascend_is_refused_and_leaves_the_log_as_it_was(
         self, log: Log, back: int
     ) -> None:
@@ -165,7 +188,8 @@ class LogContract:
 
     async def test_a_waiter_wakes_only_beyond_its_position(self, log: Log) -> None:
         async with asyncio.TaskGroup() as tasks:
-            near, far = tasks.create_task(log.wait_beyond(0)), tasks.create_task(log.wait_beyond(1))
+            near = tasks.create_task(log.wait_beyond(0))
+            far = tasks.create_task(log.wait_beyond(1))
             await append(log, b"1")
             await near
             assert not far.done()
@@ -186,7 +210,7 @@ class LogContract:
         await append(log, b"next")
         assert payloads_of(await read_all(log)) == [[b"abandoned"], [b"next"]]
 
-    async def test_truncating_keeps_the_entry_that_holds_the_position_whole(self, log: Log) -> None:
+    async def test_truncating_keeps_entry_that_holds_the_position_whole(self, log: Log) -> None:
         await fill(log, 10, messages=3)
         await log.truncate(14)
         assert log.first_position == 13
@@ -234,7 +258,9 @@ class LogContract:
             await fill(await store.open_log(name), 3, payload=name.encode())
         await (await store.open_log("p1")).truncate(3)
         for name, kept in zip(names, (1, 3, 3, 3), strict=True):
-            assert payloads_of(await read_all(await store.open_log(name))) == [[name.encode()]] * kept
+            assert (
+                payloads_of(await read_all(await store.open_log(name))) == [[name.encode()]] * kept
+            )
 
     async def test_a_log_is_opened_once(self, store: LogStore) -> None:
         opened = await asyncio.gather(*[store.open_log("p0") for _ in range(3)])
@@ -251,10 +277,18 @@ class LogContract:
         assert [await store.get_meta(key) for key in "abc"] == [None, b"", b"3"]
 
     async def test_the_state_map_scans_a_prefix_in_key_order(self, store: LogStore) -> None:
-        await store.put_meta({"reader/2": b"2", "reader/10": b"10", "reader": b"", "s": b"", "reader/é": b"e"})
+        await store.put_meta(
+            {"reader/2": b"2", "reader/10": b"10", "reader": b"", "s": b"", "reader/é": b"e"}
+        )
         found = await store.scan_meta("reader/")
         assert list(found.items()) == [("reader/10", b"10"), ("reader/2", b"2"), ("reader/é", b"e")]
-        assert list(await store.scan_meta("")) == ["reader", "reader/10", "reader/2", "reader/é", "s"]
+        assert list(await store.scan_meta("")) == [
+            "reader",
+            "reader/10",
+            "reader/2",
+            "reader/é",
+            "s",
+        ]
 
     async def test_a_closed_store_refuses_everything(self, store: LogStore, log: Log) -> None:
         await fill(log, 1)
@@ -287,4 +321,6 @@ class LogContract:
     async def test_closing_writes_what_is_queued(self, store: LogStore, log: Log) -> None:
         tickets = [log.append(stamped_pack(b"row")) for _ in range(20)]
         await store.close()
-        assert all(ticket.durable.done() and ticket.durable.exception() is None for ticket in tickets)
+        assert all(
+            ticket.durable.done() and ticket.durable.exception() is None for ticket in tickets
+        )

@@ -11,11 +11,13 @@ from wal.headers import BeginTxnHeader, CommitTxnHeader, InsertHeader, MessageTy
 from wal.message import MutableMessage
 from wal.timetick import TickAllocator
 
-A, B = "p0_1v0", "p0_1v1"
+A = "p0_1v0"
+B = "p0_1v1"
 
 
 class ManualLog:
-    """Appends are queued; `write` acknowledges the oldest ones, `sync` makes them durable, `break_down` fails the rest.
+    """Appends are queued; `write` acknowledges the oldest ones, `sync` makes them durable,
+    `break_down` fails the rest.
 
     Not `held`, it does both at once. `admission` keeps appends out of the queue until it is done.
     """
@@ -102,7 +104,9 @@ class ManualLog:
     async def wait_beyond(self, position: int) -> None:
         raise NotImplementedError
 
-    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
+    async def truncate(
+        self, position: int, *, needed: Callable[[], int | None] | None = None
+    ) -> None:
         raise NotImplementedError
 
 
@@ -126,13 +130,22 @@ _targets: dict[tuple[str, ...], FakeTarget] = {}
 
 
 def insert(*vchannels: str, txn_id: int = 0) -> AppendGroup:
-    """Return an insert of a row on each vchannel; with a transaction's id, the messages that are its bodies."""
+    """Return an insert of a row on each vchannel; with a transaction's id, the messages that are
+    its bodies.
+    """
     vchannels = vchannels or (A,)
     if txn_id:
         header = InsertHeader(1, 1, 1, 1)
-        return AppendGroup([MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id) for v in vchannels])
+        return AppendGroup(
+            [
+                MutableMessage(MessageType.INSERT, header, vchannel=v, txn_id=txn_id)
+                for v in vchannels
+            ]
+        )
     # A collection of their own: one collection's rows share batches, and its vchannels.
-    target = _targets.setdefault(vchannels, FakeTarget(collection_id=1 + len(_targets), vchannels=vchannels))
+    target = _targets.setdefault(
+        vchannels, FakeTarget(collection_id=1 + len(_targets), vchannels=vchannels)
+    )
     return rows_group(piece(target, *((shard, b"row") for shard in range(len(vchannels)))))
 
 
@@ -141,7 +154,13 @@ def begin() -> AppendGroup:
 
 
 def commit(*vchannels: str, txn_id: int = 5) -> AppendGroup:
-    return AppendGroup([MutableMessage(MessageType.COMMIT_TXN, CommitTxnHeader(vchannels=vchannels), txn_id=txn_id)])
+    return AppendGroup(
+        [
+            MutableMessage(
+                MessageType.COMMIT_TXN, CommitTxnHeader(vchannels=vchannels), txn_id=txn_id
+            )
+        ]
+    )
 
 
 def time_tick() -> AppendGroup:

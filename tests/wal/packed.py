@@ -1,4 +1,6 @@
-"""Rows for tests below Arrow: a target whose rows are bytes, and the groups and packs that are made of them."""
+"""Rows for tests below Arrow: a target whose rows are bytes, and the groups and packs that are made
+of them.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -26,7 +28,9 @@ class FakeTarget:
         schema_version: int = 1,
         vchannels: tuple[str, ...] = ("p0_1v0",),
     ) -> None:
-        self.type, self.collection_id, self.schema_version = kind, collection_id, schema_version
+        self.type = kind
+        self.collection_id = collection_id
+        self.schema_version = schema_version
         self.partition_id = partition_id if kind is MessageType.INSERT else 0
         self.vchannels = vchannels
 
@@ -48,7 +52,9 @@ def piece(target: FakeTarget, *rows: Row) -> Piece:
 
 def rows_group(*pieces: Piece, is_transaction: bool = False) -> AppendGroup:
     """Return a group of rows."""
-    return AppendGroup(pieces=pieces, is_transaction=is_transaction, rows_bytes=sum(each.size for each in pieces))
+    return AppendGroup(
+        pieces=pieces, is_transaction=is_transaction, rows_bytes=sum(each.size for each in pieces)
+    )
 
 
 def insert_group(
@@ -76,7 +82,9 @@ def pack_of(*groups: AppendGroup, come_again: Callable[[AppendGroup], None] | No
 
 
 def lay_out(pack: Pack, *, first_offset: int = 0, segment_id: int = 7) -> None:
-    """Do what the shards do with a pack of rows: lay it out, with offsets from one on, inserts in one segment."""
+    """Do what the shards do with a pack of rows: lay it out, with offsets from one on, inserts in
+    one segment.
+    """
     pieces = [group.pieces for group in pack.groups]
     encoded = encode_pieces(pieces)
     laid_out = lay_out_rows(
@@ -84,6 +92,8 @@ def lay_out(pack: Pack, *, first_offset: int = 0, segment_id: int = 7) -> None:
         [group.is_transaction for group in pack.groups],
         encoded,
         next_offsets=defaultdict(lambda: first_offset),
-        segments=[segment_id if batch.target.type is MessageType.INSERT else 0 for batch in encoded],
+        segments=[
+            segment_id if batch.target.type is MessageType.INSERT else 0 for batch in encoded
+        ],
     )
     pack.take_rows(laid_out)

@@ -20,14 +20,22 @@ def write(size_bytes: int = 100) -> AppendGroup:
 
 def result(number: int) -> AppendResult:
     return AppendResult(
-        kind=MemoryMessageId, first_position=number, count=1, time_tick=number, last_confirmed_position=number
+        kind=MemoryMessageId,
+        first_position=number,
+        count=1,
+        time_tick=number,
+        last_confirmed_position=number,
     )
 
 
 class Log:
-    """Where packs go: each ends when the test says so, unless it is not `held`; groups are numbered as they end."""
+    """Where packs go: each ends when the test says so, unless it is not `held`; groups are numbered
+    as they end.
+    """
 
-    def __init__(self, *, held: bool = True, memory: int = 1 << 30, repeats: bool = True, company: int = 1) -> None:
+    def __init__(
+        self, *, held: bool = True, memory: int = 1 << 30, repeats: bool = True, company: int = 1
+    ) -> None:
         self.memory = Budget(memory)
         self.packer = Packer(self._send, self.memory, repeats=repeats, company=company)
         self.held = held

@@ -1,4 +1,6 @@
-"""Random groups of rows, and a slow model of what they are in a log: message after message, without any array."""
+"""Random groups of rows, and a slow model of what they are in a log: message after message, without
+any array.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,15 +19,21 @@ ROW_BYTES = 2
 SEGMENT = 7
 """Where `lay_out` puts inserts."""
 
-ONE, THREE = ("p0_1v0",), ("p0_2v0", "p0_2v1", "p0_2v2")
+ONE = ("p0_1v0",)
+THREE = ("p0_2v0", "p0_2v1", "p0_2v2")
 
 producers = st.none() | st.builds(
-    ProducerStamp, st.integers(1, 2**63 - 1), st.integers(0, 2**31 - 1), st.integers(1, SEQUENCE_MAX)
+    ProducerStamp,
+    st.integers(1, 2**63 - 1),
+    st.integers(0, 2**31 - 1),
+    st.integers(1, SEQUENCE_MAX),
 )
 
 
 def some_targets() -> list[FakeTarget]:
-    """Return targets of two collections, of one shard and of three, the second one with two partitions."""
+    """Return targets of two collections, of one shard and of three, the second one with two
+    partitions.
+    """
     return [
         FakeTarget(vchannels=ONE),
         FakeTarget(MessageType.DELETE, vchannels=ONE),
@@ -45,7 +53,10 @@ def random_groups(draw: st.DrawFn, groups_max: int = 8) -> list[AppendGroup]:
         nonlocal row
         shards = draw(st.lists(st.integers(0, len(target.vchannels) - 1), min_size=1, max_size=4))
         row += len(shards)
-        return [(shard, number.to_bytes(ROW_BYTES, "big")) for number, shard in enumerate(shards, row - len(shards))]
+        return [
+            (shard, number.to_bytes(ROW_BYTES, "big"))
+            for number, shard in enumerate(shards, row - len(shards))
+        ]
 
     groups = []
     for _ in range(draw(st.integers(1, groups_max))):
@@ -60,17 +71,28 @@ def random_groups(draw: st.DrawFn, groups_max: int = 8) -> list[AppendGroup]:
 @st.composite
 def groups_of_one_batch(draw: st.DrawFn) -> list[AppendGroup]:
     """Return groups of one piece each, all for one shard: what most packs are."""
-    target, row, groups = draw(st.sampled_from(some_targets())), 0, []
+    target = draw(st.sampled_from(some_targets()))
+    row = 0
+    groups = []
     shard = draw(st.integers(0, len(target.vchannels) - 1))
     for count in draw(st.lists(st.integers(1, 3), min_size=1, max_size=8)):
-        numbers, row = range(row, row + count), row + count
-        groups.append(rows_group(piece(target, *[(shard, number.to_bytes(ROW_BYTES, "big")) for number in numbers])))
+        numbers = range(row, row + count)
+        row = row + count
+        groups.append(
+            rows_group(
+                piece(target, *[(shard, number.to_bytes(ROW_BYTES, "big")) for number in numbers])
+            )
+        )
     return groups
 
 
 def go_alone(groups: Sequence[AppendGroup]) -> bool:
-    """Whether these groups are one write of one kind to one shard, which is in the log as a message."""
-    boundaries = sum(len({shard for shard, _ in each.rows}) for group in groups for each in group.pieces)
+    """Whether these groups are one write of one kind to one shard, which is in the log as a
+    message.
+    """
+    boundaries = sum(
+        len({shard for shard, _ in each.rows}) for group in groups for each in group.pieces
+    )
     return boundaries == 1 and not groups[0].is_transaction
 
 
@@ -102,13 +124,19 @@ class Group(NamedTuple):
 
 
 def model_of(
-    groups: Sequence[AppendGroup], *, first_tick: int = 1, first_position: int = 1, first_offset: int = 0
+    groups: Sequence[AppendGroup],
+    *,
+    first_tick: int = 1,
+    first_position: int = 1,
+    first_offset: int = 0,
 ) -> list[Group]:
     """Return what groups are in a log, worked out message by message."""
     next_offset: dict[str, int] = {}
-    found, position = [], first_position
+    found = []
+    position = first_position
     for tick, group in enumerate(groups, first_tick):
-        first, messages = position, list[Said]()
+        first = position
+        messages = list[Said]()
         position += group.is_transaction  # its begin
         for each in group.pieces:
             target = each.target
@@ -135,13 +163,17 @@ def said(message: Message) -> Said:
     header = message.header
     assert isinstance(header, InsertHeader | DeleteHeader)
     payload = bytes(message.payload)
-    starts = range(ROW_BYTES * message.first_row, ROW_BYTES * (message.first_row + header.rows), ROW_BYTES)
+    starts = range(
+        ROW_BYTES * message.first_row, ROW_BYTES * (message.first_row + header.rows), ROW_BYTES
+    )
     rows = tuple(payload[start : start + ROW_BYTES] for start in starts)
     return Said(message.position, message.time_tick, message.type, message.vchannel, header, rows)
 
 
 def said_by(rows: PackedRows | None) -> list[tuple[Said, ...]]:
-    """Return what packed rows say, a tuple for each transaction and for each message outside of one."""
+    """Return what packed rows say, a tuple for each transaction and for each message outside of
+    one.
+    """
     return [] if rows is None else [tuple(map(said, message.bodies)) for message in rows.messages()]
 
 
@@ -149,13 +181,19 @@ def said_in(groups: Sequence[Group]) -> list[tuple[Said, ...]]:
     """Return what groups of the model say, in the same form."""
     found: list[tuple[Said, ...]] = []
     for group in groups:
-        found += [group.messages] if group.is_transaction else [(message,) for message in group.messages]
+        found += (
+            [group.messages] if group.is_transaction else [(message,) for message in group.messages]
+        )
     return found
 
 
 def is_whole(message: AnyMessage, group: Group) -> bool:
     """Whether a transaction has the place of its commit in a group of the model."""
-    return isinstance(message, TransactionMessage) and (message.position, message.time_tick, message.txn_id) == (
+    return isinstance(message, TransactionMessage) and (
+        message.position,
+        message.time_tick,
+        message.txn_id,
+    ) == (
         group.first_position + group.length - 1,
         group.tick,
         group.tick,

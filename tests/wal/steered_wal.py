@@ -3,7 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from interceptors.chain import Chain, Interceptor, LockInterceptor, Redo, RedoInterceptor, RoomInterceptor
+from interceptors.chain import (
+    Chain,
+    Interceptor,
+    LockInterceptor,
+    Redo,
+    RedoInterceptor,
+    RoomInterceptor,
+)
 from interceptors.timetick import AckManager, MvccManager, TimeTickInterceptor
 from tests.wal.manual_log import A, ManualLog, allocator, settle
 from wal.adaptor import Wal, WalLimits
@@ -19,7 +26,9 @@ from wal.timetick import TICK_MAX
 
 
 class Store:
-    """The part of a log store that a WAL needs; it fails, and cannot be reopened, when a test says so."""
+    """The part of a log store that a WAL needs; it fails, and cannot be reopened, when a test says
+    so.
+    """
 
     node_id = "node-1"
     term = 7
@@ -48,7 +57,9 @@ class Store:
 
 
 class Gatekeeper(Interceptor):
-    """Stands for the innermost interceptors: refuses groups, and sends back those `waiting` for `until`, or all."""
+    """Stands for the innermost interceptors: refuses groups, and sends back those `waiting` for
+    `until`, or all.
+    """
 
     name = "gatekeeper"
 
@@ -90,18 +101,28 @@ class SteeredTerm:
     """A term of the real redo, lock and time tick interceptors, without workers."""
 
     def __init__(self, steered: "SteeredWal", first_tick: LogEntry, end: AppendPack) -> None:
-        log, confirmed_tick = steered.log, first_tick.time_tick
-        steered.tail.start(next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick)
+        log = steered.log
+        confirmed_tick = first_tick.time_tick
+        steered.tail.start(
+            next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick
+        )
         self.acks = AckManager(
-            steered.ticks, confirmed_tick=confirmed_tick, tail=steered.tail, mvcc=MvccManager(confirmed_tick)
+            steered.ticks,
+            confirmed_tick=confirmed_tick,
+            tail=steered.tail,
+            mvcc=MvccManager(confirmed_tick),
         )
         self.acks.promised_tick = TICK_MAX
-        self.lock = LockInterceptor(vchannels_of, lambda vchannels, _tick: steered.failed.append(vchannels))
+        self.lock = LockInterceptor(
+            vchannels_of, lambda vchannels, _tick: steered.failed.append(vchannels)
+        )
         timetick = TimeTickInterceptor(acks=self.acks, oldest_open_begin=lambda: None)
         redo = RedoInterceptor(wait_s_max=5)
         room = RoomInterceptor(log.admit, steered.room)
         chain = Chain([room, redo, self.lock, timetick, steered.gatekeeper], end)
-        self.append, self.ready, self.close = chain.append, chain.ready, chain.close
+        self.append = chain.append
+        self.ready = chain.ready
+        self.close = chain.close
 
     async def work(self, append: Append, failed: Callable[[], Awaitable[None]]) -> None:
         await failed()
@@ -125,7 +146,8 @@ class SteeredWal:
         self.tail = LiveTail()
         self.gatekeeper = Gatekeeper()
         self.failed: list[Sequence[str]] = []
-        self.memory, self.room = Budget(1 << 20), Budget(1 << 30)
+        self.memory = Budget(1 << 20)
+        self.room = Budget(1 << 30)
         self.wal = Wal(
             self.store,  # type: ignore[arg-type]  # a WAL needs only this much of a store
             self.log,
@@ -151,7 +173,9 @@ class SteeredWal:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left of any append: no task, no pending tick, no held lock, no memory."""
+        """Whether nothing is left of any append: no task, no pending tick, no held lock, no
+        memory.
+        """
         locks_free = all(lock.idle for lock in self.term.lock._locks.values())
         held_bytes = self.memory.held_bytes + self.room.held_bytes
         return not (self.wal.in_flight or self.term.acks.pending or held_bytes) and locks_free
@@ -160,11 +184,16 @@ class SteeredWal:
 def vchannels_of(pack: Pack) -> list[str]:
     """Return the vchannels a pack concerns."""
     of_rows = [piece.target.vchannels for group in pack.groups for piece in group.pieces]
-    return sorted({name for names in of_rows for name in names} | {message.vchannel for message in pack.messages})
+    return sorted(
+        {name for names in of_rows for name in names}
+        | {message.vchannel for message in pack.messages}
+    )
 
 
 def drop(vchannel: str = A) -> AppendGroup:
-    return AppendGroup([MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=vchannel)])
+    return AppendGroup(
+        [MutableMessage(MessageType.DROP_COLLECTION, DropCollectionHeader(1), vchannel=vchannel)]
+    )
 
 
 async def start(wal: Wal, group: AppendGroup) -> "asyncio.Task[AppendResult]":

@@ -22,7 +22,13 @@ from wal.errors import (
     StreamingNodeError,
     TooLarge,
 )
-from wal.headers import CreateCollectionHeader, CreateSegmentHeader, InsertHeader, MessageType, TimeTickHeader
+from wal.headers import (
+    CreateCollectionHeader,
+    CreateSegmentHeader,
+    InsertHeader,
+    MessageType,
+    TimeTickHeader,
+)
 from wal.lifecycle import LogState, ReopenOptions
 from wal.log import log_end
 from wal.memory_store import MemoryLogStore
@@ -35,7 +41,9 @@ class Ended:
     def __init__(self) -> None:
         self.statuses: list[str] = []
 
-    def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None:
+    def interceptor_timed(
+        self, name: str, before_s: float, after_s: float, *, failed_before: bool
+    ) -> None:
         raise AssertionError("the WAL times appends, the chain times interceptors")
 
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
@@ -43,7 +51,7 @@ class Ended:
         self.statuses.append(status)
 
 
-# --- opening ----------------------------------------------------------------------------------------------------------
+# --- opening --------------------------------------------------------------------------------------
 
 
 async def test_first_tick_of_the_term_is_durable_before_recovery_and_names_its_node() -> None:
@@ -65,7 +73,8 @@ async def test_recovery_waits_until_the_first_tick_is_synced() -> None:
         opened.append(first_tick)
         return SteeredTerm(steered, first_tick, end)
 
-    wal = Wal(steered.store, log, open_term, ticks=allocator())  # type: ignore[arg-type]  # as much as opening needs
+    # as much as opening needs
+    wal = Wal(steered.store, log, open_term, ticks=allocator())  # type: ignore[arg-type]
     opening = asyncio.ensure_future(wal.open())
     await settle()
     log.write()
@@ -77,12 +86,19 @@ async def test_recovery_waits_until_the_first_tick_is_synced() -> None:
     assert len(opened) == 1
 
 
-async def test_first_tick_resumes_where_the_last_entry_did_so_that_open_transactions_are_found() -> None:
+async def test_first_tick_resumes_where_last_entry_did_so_that_open_transactions_are_found() -> (
+    None
+):
     store = MemoryLogStore()
     log = await store.open_log("p0")
     steered = SteeredWal()
-    for last_confirmed in (None, None, 2):  # the third entry knows of a transaction that began at the second
-        await log_end(log)(stamped(Pack([time_tick()]), tick=steered.ticks.allocate(), last_confirmed=last_confirmed))
+    # the third entry knows of a transaction that began at the second
+    for last_confirmed in (None, None, 2):
+        await log_end(log)(
+            stamped(
+                Pack([time_tick()]), tick=steered.ticks.allocate(), last_confirmed=last_confirmed
+            )
+        )
     seen: list[LogEntry] = []
 
     async def open_term(first_tick: LogEntry, end: AppendPack) -> SteeredTerm:
@@ -91,14 +107,18 @@ async def test_first_tick_resumes_where_the_last_entry_did_so_that_open_transact
 
     await Wal(store, log, open_term, ticks=steered.ticks).open()
     assert (seen[0].first_position, seen[0].last_confirmed_position) == (4, 2)
-    assert [comparable(entry) for entry in await log.read(4, bytes_max=1)] == [comparable(entry) for entry in seen]
+    assert [comparable(entry) for entry in await log.read(4, bytes_max=1)] == [
+        comparable(entry) for entry in seen
+    ]
 
 
 async def test_first_tick_behind_packed_rows_is_above_the_last_of_their_ticks() -> None:
     store = MemoryLogStore()
     log = await store.open_log("p0")
     steered = SteeredWal()
-    pack = stamped(Pack([insert(), insert(), insert()]), tick=steered.ticks.allocate(3), last_confirmed=None)
+    pack = stamped(
+        Pack([insert(), insert(), insert()]), tick=steered.ticks.allocate(3), last_confirmed=None
+    )
     await log_end(log)(pack)
     await Wal(store, log, steered._open_term, ticks=steered.ticks).open()
     assert steered.first_tick.time_tick > pack.time_tick
@@ -127,7 +147,7 @@ async def test_chain_that_does_not_get_ready_is_closed() -> None:
     assert steered.gatekeeper.closed == 1
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 async def test_append_gets_the_term_a_tick_and_its_positions() -> None:
@@ -149,7 +169,13 @@ async def test_append_gets_the_term_a_tick_and_its_positions() -> None:
         pytest.param(insert(A, B, A, txn_id=1), TooLarge, id="messages"),
         pytest.param(insert_group(data=b"x" * 200), TooLarge, id="bytes of rows"),
         pytest.param(
-            AppendGroup([MutableMessage(MessageType.INSERT, InsertHeader(1, 1, 1, 1), A, b"x" * 200, txn_id=1)]),
+            AppendGroup(
+                [
+                    MutableMessage(
+                        MessageType.INSERT, InsertHeader(1, 1, 1, 1), A, b"x" * 200, txn_id=1
+                    )
+                ]
+            ),
             TooLarge,
             id="bytes",
         ),
@@ -170,8 +196,12 @@ async def test_collection_whose_schema_is_too_much_for_so_many_shards_is_refused
     vchannels = tuple(f"p0_1v{shard}" for shard in range(64))
 
     def creation(schema_bytes: int) -> AppendGroup:
-        header = CreateCollectionHeader(1, "a", bytes(schema_bytes), 1, "id", vchannels, ((2, "_default"),))
-        return AppendGroup([MutableMessage(MessageType.CREATE_COLLECTION, header, each) for each in vchannels])
+        header = CreateCollectionHeader(
+            1, "a", bytes(schema_bytes), 1, "id", vchannels, ((2, "_default"),)
+        )
+        return AppendGroup(
+            [MutableMessage(MessageType.CREATE_COLLECTION, header, each) for each in vchannels]
+        )
 
     with pytest.raises(TooLarge, match="fewer shards"):
         await steered.wal.append(creation(1 << 20))
@@ -184,7 +214,9 @@ async def test_collection_whose_schema_is_too_much_for_so_many_shards_is_refused
 async def test_segments_of_many_shards_are_made_at_once_however_little_rows_may_take() -> None:
     steered = await SteeredWal(limits=WalLimits(group_bytes_max=200)).open()
     header = CreateSegmentHeader(1, 2, 3, 1, bytes_max=1, rows_max=0)
-    messages = [MutableMessage(MessageType.CREATE_SEGMENT, header, f"p0_1v{shard}") for shard in range(64)]
+    messages = [
+        MutableMessage(MessageType.CREATE_SEGMENT, header, f"p0_1v{shard}") for shard in range(64)
+    ]
     append = await start(steered.wal, AppendGroup(messages))
     steered.log.write()
     assert (await append).count == 64
@@ -213,7 +245,7 @@ async def test_full_disk_refuses_and_appends_resume_by_themselves() -> None:
     await append
 
 
-# --- a log that failed ------------------------------------------------------------------------------------------------
+# --- a log that failed ----------------------------------------------------------------------------
 
 
 async def test_append_without_a_place_in_the_log_waits_for_the_next_term_and_one_with_a_place_is_indeterminate() -> (
@@ -236,7 +268,11 @@ async def test_append_without_a_place_in_the_log_waits_for_the_next_term_and_one
     steered.store.may_reopen.set()
     for append in (in_queue, late):
         await append
-    assert (steered.wal.state, steered.wal.term, steered.wal.status.reopened) == (LogState.OPEN, 8, 1)
+    assert (steered.wal.state, steered.wal.term, steered.wal.status.reopened) == (
+        LogState.OPEN,
+        8,
+        1,
+    )
     assert steered.settled
     await steered.wal.close()
     await keeping
@@ -359,7 +395,8 @@ async def test_call_that_is_refused_after_one_with_an_open_outcome_is_indetermin
 async def test_observer_hears_of_every_end() -> None:
     observer = Ended()
     steered = await SteeredWal(observer=observer).open()
-    cancelled, ok = await start(steered.wal, insert()), await start(steered.wal, insert())
+    cancelled = await start(steered.wal, insert())
+    ok = await start(steered.wal, insert())
     cancelled.cancel()
     steered.log.write()
     await ok

@@ -81,10 +81,13 @@ async def test_append_cancelled_before_the_log_never_happened(waits_for: str) ->
 
 
 async def cancelled_after(steps: int) -> bool:
-    """Cancel an append after so many steps of the loop, check that nothing is half done; whether it was cancelled."""
+    """Cancel an append after so many steps of the loop, check that nothing is half done; whether it
+    was cancelled.
+    """
     steered = await SteeredWal().open()
     until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    exclusive, group = drop(), insert()
+    exclusive = drop()
+    group = insert()
     holder = await start(steered.wal, exclusive)
     steered.gatekeeper.until = until
     append = asyncio.ensure_future(steered.wal.append(group))
@@ -105,16 +108,22 @@ async def cancelled_after(steps: int) -> bool:
     return append.cancelled()
 
 
-async def test_append_cancelled_at_any_step_is_in_the_log_once_or_never_and_leaves_nothing_behind() -> None:
+async def test_append_cancelled_at_any_step_in_log_once_or_never_and_leaves_nothing_behind() -> (
+    None
+):
     outcomes = [await cancelled_after(step) for step in range(30)]
     assert outcomes[0]
     assert not outcomes[-1], "the script is long enough to reach the end"
     first_uncancelled = outcomes.index(False)
-    assert first_uncancelled > 18, "cancelled while it waited for the lock, for the redo, and for the log"
+    assert first_uncancelled > 18, (
+        "cancelled while it waited for the lock, for the redo, and for the log"
+    )
 
 
 async def cancelled_in_a_pack_after(steps: int) -> bool:
-    """Cancel the second of three that go together after so many steps, as above; the other two are always written."""
+    """Cancel the second of three that go together after so many steps, as above; the other two are
+    always written.
+    """
     steered = await SteeredWal().open()
     until: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     lone = await start(steered.wal, insert())
@@ -138,16 +147,20 @@ async def cancelled_in_a_pack_after(steps: int) -> bool:
     return appends[1].cancelled()
 
 
-async def test_append_cancelled_in_a_pack_at_any_step_is_there_once_or_never_and_the_others_are_there() -> None:
+async def test_append_cancelled_in_pack_at_any_step_is_once_or_never_and_others_are_there() -> None:
     outcomes = [await cancelled_in_a_pack_after(step) for step in range(30)]
     assert outcomes[0]
     assert not outcomes[-1], "the script is long enough to reach the end"
-    assert outcomes.index(False) > 18, "cancelled while its pack waited for the redo, and for the log"
+    assert outcomes.index(False) > 18, (
+        "cancelled while its pack waited for the redo, and for the log"
+    )
 
 
 async def test_many_appends_cancelled_at_random_leave_an_unbroken_log() -> None:
     steered = await SteeredWal().open()
-    appends = [await start(steered.wal, drop() if number % 7 == 0 else insert()) for number in range(60)]
+    appends = [
+        await start(steered.wal, drop() if number % 7 == 0 else insert()) for number in range(60)
+    ]
     for number, append in enumerate(appends):
         if number % 3 == 0:
             append.cancel()

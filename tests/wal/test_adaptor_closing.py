@@ -1,4 +1,6 @@
-"""A closing WAL: appends in flight end first, later ones are refused, and nothing holds it up for ever."""
+"""A closing WAL: appends in flight end first, later ones are refused, and nothing holds it up for
+ever.
+"""
 
 import asyncio
 
@@ -67,7 +69,7 @@ async def test_append_admitted_after_the_close_began_is_refused() -> None:
     assert steered.log.next_position == 2
 
 
-async def test_append_that_waits_for_room_when_a_write_fails_behind_the_close_did_nothing() -> None:
+async def test_append_that_waits_for_room_when_a_write_fails_behind_close_did_nothing() -> None:
     steered = await SteeredWal().open()
     steered.log.admission = asyncio.get_running_loop().create_future()
     group = insert()
@@ -82,7 +84,7 @@ async def test_append_that_waits_for_room_when_a_write_fails_behind_the_close_di
     await closing
 
 
-async def test_close_does_not_wait_for_an_append_that_was_cancelled_before_its_first_step() -> None:
+async def test_close_does_not_wait_for_append_that_was_cancelled_before_its_first_step() -> None:
     steered = await SteeredWal().open()
     others = asyncio.all_tasks()
     append = asyncio.ensure_future(steered.wal.append(begin()))
@@ -131,14 +133,16 @@ class Callers:
         self.closing: asyncio.Task[None] | None = None
 
     def step(self, action: str, number: int) -> None:  # one arm for each action
-        log, gatekeeper = self.steered.log, self.steered.gatekeeper
+        log = self.steered.log
+        gatekeeper = self.steered.gatekeeper
         match action:
             case "append":
                 kinds = [insert, begin, drop, time_tick]
                 group = kinds[number]()
                 self.inserts += [group] * bool(group.pieces)
                 append = asyncio.ensure_future(self.steered.wal.append(group))
-                is_closed = self.steered.wal.state is LogState.CLOSED  # until then it may go with what came before
+                # until then it may go with what came before
+                is_closed = self.steered.wal.state is LogState.CLOSED
                 (self.late if is_closed else self.appends).append(append)
             case "cancel" if self.appends:
                 self.appends[number % len(self.appends)].cancel()
@@ -166,7 +170,8 @@ class Callers:
             self.steered.log.admission = None
 
     def let_pass(self) -> None:
-        until, self.steered.gatekeeper.until = self.steered.gatekeeper.until, None
+        until = self.steered.gatekeeper.until
+        self.steered.gatekeeper.until = None
         self.steered.gatekeeper.waiting = []
         if until is not None and not until.done():
             until.set_result(None)
@@ -182,11 +187,28 @@ class Callers:
         await self.closing
 
 
-ACTIONS = ["append", "append", "cancel", "write", "sync", "shut", "open", "send back", "let pass", "close"]
+ACTIONS = [
+    "append",
+    "append",
+    "cancel",
+    "write",
+    "sync",
+    "shut",
+    "open",
+    "send back",
+    "let pass",
+    "close",
+]
 
 
-@given(steps=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.booleans()), max_size=30))
-def test_whatever_is_under_way_no_append_succeeds_after_close(steps: list[tuple[str, int, bool]]) -> None:
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.booleans()), max_size=30
+    )
+)
+def test_whatever_is_under_way_no_append_succeeds_after_close(
+    steps: list[tuple[str, int, bool]],
+) -> None:
     async def run() -> None:
         callers = Callers(steered := await SteeredWal().open())
         for action, number, rests in steps:
@@ -197,13 +219,20 @@ def test_whatever_is_under_way_no_append_succeeds_after_close(steps: list[tuple[
         end = steered.log.next_position
         assert steered.settled, "nothing goes on behind a close"
         callers.let_pass()
-        after = [asyncio.ensure_future(steered.wal.append(kind())) for kind in (insert, begin, drop, time_tick)]
+        after = [
+            asyncio.ensure_future(steered.wal.append(kind()))
+            for kind in (insert, begin, drop, time_tick)
+        ]
         for append in (*callers.late, *after):
             with pytest.raises(OnShutdown):
                 await append
         results = await asyncio.gather(*callers.appends, return_exceptions=True)
-        assert all(isinstance(each, AppendResult | OnShutdown | asyncio.CancelledError) for each in results)
-        assert all(each.message_id.position < end for each in results if isinstance(each, AppendResult))
+        assert all(
+            isinstance(each, AppendResult | OnShutdown | asyncio.CancelledError) for each in results
+        )
+        assert all(
+            each.message_id.position < end for each in results if isinstance(each, AppendResult)
+        )
         assert steered.log.next_position == end
 
     asyncio.run(run())

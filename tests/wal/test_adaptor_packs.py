@@ -1,4 +1,6 @@
-"""Writes of many callers in one entry: each is told its own part of it, and none is held up by another's trouble."""
+"""Writes of many callers in one entry: each is told its own part of it, and none is held up by
+another's trouble.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,7 +9,14 @@ import pytest
 
 from tests.wal.entries import comparable
 from tests.wal.manual_log import A, B, insert, settle
-from tests.wal.packed import FakeTarget, delete_group, insert_group, piece, rows_group, transaction_group
+from tests.wal.packed import (
+    FakeTarget,
+    delete_group,
+    insert_group,
+    piece,
+    rows_group,
+    transaction_group,
+)
 from tests.wal.steered_wal import SteeredWal, drop, start
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.codec import decode_entry
@@ -19,9 +28,13 @@ from wal.lifecycle import LogState
 pytestmark = pytest.mark.anyio
 
 
-async def together(steered: SteeredWal, *groups: AppendGroup) -> Sequence["asyncio.Future[AppendResult]"]:
+async def together(
+    steered: SteeredWal, *groups: AppendGroup
+) -> Sequence["asyncio.Future[AppendResult]"]:
     """Begin to append groups in one pack, behind a write that went alone and has ended."""
-    lone, *appends = [asyncio.ensure_future(steered.wal.append(group)) for group in (insert(), *groups)]
+    lone, *appends = [
+        asyncio.ensure_future(steered.wal.append(group)) for group in (insert(), *groups)
+    ]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     steered.log.write(1)
@@ -34,7 +47,7 @@ def last_entry(steered: SteeredWal) -> LogEntry:
     return decode_entry(steered.log.entries[-1], wal_name="memory", previous_crc32c=None)
 
 
-async def test_writes_that_come_together_are_one_entry_and_each_hears_its_own_part_of_it() -> None:
+async def test_writes_come_together_are_one_entry_and_each_hears_its_own_part_of_it() -> None:
     steered = await SteeredWal().open()
     target = FakeTarget(vchannels=(A, B))
     deletes = FakeTarget(MessageType.DELETE, vchannels=(A, B))
@@ -52,9 +65,16 @@ async def test_writes_that_come_together_are_one_entry_and_each_hears_its_own_pa
     assert (entry.first_position, entry.last_position, len(steered.log.entries)) == (3, 10, 3)
     assert [result.first_position for result in results] == [3, 4, 8, 10]
     assert [result.count for result in results] == [1, 4, 2, 1]
-    assert [result.time_tick for result in results] == list(range(entry.first_tick, entry.first_tick + 4))
+    assert [result.time_tick for result in results] == list(
+        range(entry.first_tick, entry.first_tick + 4)
+    )
     assert [result.txn_id for result in results] == [0, results[1].time_tick, 0, 0]
-    assert [result.row_offsets for result in results] == [{A: (0, 2)}, {B: (0, 1)}, {A: (2, 1), B: (1, 1)}, {}]
+    assert [result.row_offsets for result in results] == [
+        {A: (0, 2)},
+        {B: (0, 1)},
+        {A: (2, 1), B: (1, 1)},
+        {},
+    ]
     assert {result.last_confirmed.position for result in results} == {3}
     assert [comparable(each) for each in steered.tail.read(3, bytes_max=1)] == [comparable(entry)]
     assert steered.tail.confirmed_tick == results[-1].time_tick
@@ -71,7 +91,8 @@ async def test_refused_write_is_told_alone_and_the_others_are_in_the_log() -> No
     with pytest.raises(InvalidArgument) as caught:
         await appends[1]
     assert caught.value is refusal
-    first, third = await appends[0], await appends[2]
+    first = await appends[0]
+    third = await appends[2]
     assert (first.first_position, third.first_position) == (3, 4)
     assert third.time_tick == first.time_tick + 1 == steered.tail.confirmed_tick
     assert not groups[1].begun
@@ -112,7 +133,10 @@ async def test_writes_to_a_locked_collection_wait_and_those_to_others_go_on() ->
     elsewhere = FakeTarget(collection_id=2, vchannels=(B,))
     lone = await start(steered.wal, insert_group(elsewhere))
     holder = await start(steered.wal, drop(A))
-    here, there = [asyncio.ensure_future(steered.wal.append(each)) for each in (insert(A), insert_group(elsewhere))]
+    here, there = [
+        asyncio.ensure_future(steered.wal.append(each))
+        for each in (insert(A), insert_group(elsewhere))
+    ]
     await settle()
     steered.log.write(1)
     await lone
@@ -126,11 +150,15 @@ async def test_writes_to_a_locked_collection_wait_and_those_to_others_go_on() ->
 
 
 @pytest.mark.parametrize("waits_for", ["room", "redo"])
-async def test_write_cancelled_in_a_pack_before_the_log_never_happened_and_its_neighbours_did(waits_for: str) -> None:
+async def test_write_cancelled_in_a_pack_before_the_log_never_happened_and_its_neighbours_did(
+    waits_for: str,
+) -> None:
     steered = await SteeredWal().open()
     gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     groups = [insert() for _ in range(3)]
-    lone, *appends = [asyncio.ensure_future(steered.wal.append(group)) for group in (insert(), *groups)]
+    lone, *appends = [
+        asyncio.ensure_future(steered.wal.append(group)) for group in (insert(), *groups)
+    ]
     if waits_for == "room":
         steered.log.admission = gate
     else:
@@ -207,7 +235,9 @@ async def test_pack_with_a_place_in_a_log_that_fails_is_indeterminate_and_one_wi
     steered.log.mend()
     steered.store.may_reopen.set()
     results = [await append for append in (*in_queue, late)]
-    assert [result.time_tick for result in results] == sorted(result.time_tick for result in results)
+    assert [result.time_tick for result in results] == sorted(
+        result.time_tick for result in results
+    )
     assert (steered.wal.state, steered.wal.term) == (LogState.OPEN, 8)
     entry = last_entry(steered)
     assert entry.wal_term == 8
@@ -220,7 +250,9 @@ async def test_observer_hears_of_a_pack_once_and_every_write_counts_as_in_flight
     ended: list[tuple[int, str]] = []
 
     class Observer:
-        def interceptor_timed(self, name: str, before_s: float, after_s: float, *, failed_before: bool) -> None: ...
+        def interceptor_timed(
+            self, name: str, before_s: float, after_s: float, *, failed_before: bool
+        ) -> None: ...
 
         def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
             ended.append((len(pack.groups), status))
@@ -235,10 +267,10 @@ async def test_observer_hears_of_a_pack_once_and_every_write_counts_as_in_flight
     assert not steered.wal.in_flight
 
 
-# --- closing ----------------------------------------------------------------------------------------------------------
+# --- closing --------------------------------------------------------------------------------------
 
 
-async def test_close_waits_for_packs_in_the_log_and_sends_those_away_that_wait_for_their_turn() -> None:
+async def test_close_waits_for_packs_in_log_and_sends_those_away_that_wait_for_their_turn() -> None:
     steered = await SteeredWal().open()
     in_log = await together(steered, insert(), insert())
     steered.log.admission = asyncio.get_running_loop().create_future()
@@ -272,7 +304,7 @@ async def test_close_sends_writes_away_that_left_their_pack() -> None:
     assert steered.settled
 
 
-async def test_writes_that_wait_for_a_log_that_does_not_come_back_are_sent_away_by_the_close() -> None:
+async def test_writes_that_wait_for_a_log_that_does_not_come_back_are_sent_away_by_close() -> None:
     steered = await SteeredWal().open()
     keeping = asyncio.ensure_future(steered.wal.keep())
     steered.log.break_down()
@@ -290,7 +322,7 @@ async def test_writes_that_wait_for_a_log_that_does_not_come_back_are_sent_away_
     assert steered.settled
 
 
-async def test_drain_returns_when_lone_writes_packs_and_those_that_left_theirs_have_ended() -> None:
+async def test_drain_returns_when_lone_writes_packs_and_those_left_theirs_have_ended() -> None:
     steered = await SteeredWal().open()
     groups = [insert(), insert()]
     steered.gatekeeper.until = asyncio.get_running_loop().create_future()

@@ -91,7 +91,9 @@ async def test_nobody_waits_for_ever_behind_one_that_was_let_in_and_never_append
     assert budget.held_bytes == 0
 
 
-async def test_a_check_that_fails_ends_the_waits_it_is_for_and_leaves_the_others_in_their_order() -> None:
+async def test_a_check_that_fails_ends_waits_it_is_for_and_leaves_the_others_in_their_order() -> (
+    None
+):
     full = False
 
     def check() -> None:
@@ -124,10 +126,14 @@ async def test_a_check_that_fails_ends_the_waits_it_is_for_and_leaves_the_others
 def test_budget_is_never_exceeded_and_whoever_waits_gets_a_turn_in_order(
     takers: list[tuple[int, int, bool]], random: Random
 ) -> None:
-    """Each taker holds its bytes for some steps and then ends; some are cancelled while they wait."""
+    """Each taker holds its bytes for some steps and then ends; some are cancelled while they
+    wait.
+    """
 
     async def run() -> None:
-        budget, turns, gone = Budget(10), list[int](), set[int]()
+        budget = Budget(10)
+        turns = list[int]()
+        gone = set[int]()
 
         async def take(number: int, size_bytes: int, steps: int) -> None:
             await budget.take(size_bytes)
@@ -168,7 +174,7 @@ async def test_what_another_thread_gives_back_counts_from_the_next_look_on() -> 
     assert budget.try_take(10)
 
 
-async def test_to_end_the_waits_of_one_wakes_nobody_else_also_when_one_of_them_is_just_cancelled() -> None:
+async def test_to_end_waits_of_one_wakes_nobody_else_when_one_of_them_is_just_cancelled() -> None:
     signal = Signal()
     own, other = (asyncio.ensure_future(signal.wait(whose)) for whose in ("own", "other"))
     await anyio.wait_all_tasks_blocked()

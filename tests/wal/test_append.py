@@ -1,4 +1,6 @@
-"""Groups and packs on their way: what a caller is told, what may still happen, and what a pack is to the chain."""
+"""Groups and packs on their way: what a caller is told, what may still happen, and what a pack is
+to the chain.
+"""
 
 import asyncio
 from typing import Any
@@ -21,14 +23,17 @@ from wal.queue import Budget
 
 pytestmark = pytest.mark.anyio
 
-RESULT = AppendResult(kind=MemoryMessageId, first_position=4, count=2, time_tick=7, last_confirmed_position=3)
+RESULT = AppendResult(
+    kind=MemoryMessageId, first_position=4, count=2, time_tick=7, last_confirmed_position=3
+)
 DOUBT = Indeterminate("who knows")
 
 
 def a_ticket(pack: Pack, *, first_position: int = 5, synced: bool = True) -> AppendTicket:
     """Give a stamped pack its place."""
     loop = asyncio.get_running_loop()
-    written, durable = loop.create_future(), loop.create_future()
+    written = loop.create_future()
+    durable = loop.create_future()
     if synced:
         durable.set_result(None)
     pack.encode("memory", first_position=first_position, previous_crc32c=0)
@@ -40,7 +45,7 @@ def of(kind: MessageType, header: Any = None) -> Pack:
     return Pack([AppendGroup([MutableMessage(kind, header, vchannel=A)])])
 
 
-# --- a group ----------------------------------------------------------------------------------------------------------
+# --- a group --------------------------------------------------------------------------------------
 
 
 def test_result_names_the_position_of_each_message() -> None:
@@ -84,17 +89,28 @@ def test_another_try_has_what_the_write_came_with_and_the_sequence_it_was_given(
     message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 1, 3), A, b"rows", 5)
     group = AppendGroup([message])
     pack = stamped(Pack([group]), tick=9)
-    message.header, message.txn_id = InsertHeader(1, 2, 1, 3, 7, 40), 9
-    group.producer, group.waits_until_s = ProducerStamp(9, 1, 4), 7.5
+    message.header = InsertHeader(1, 2, 1, 3, 7, 40)
+    message.txn_id = 9
+    group.producer = ProducerStamp(9, 1, 4)
+    group.waits_until_s = 7.5
     first = entry_of(pack, 5)
     pack.try_again(DOUBT)
-    assert (message.header, message.txn_id, message.payload) == (InsertHeader(1, 2, 1, 3), 5, b"rows")
+    assert (message.header, message.txn_id, message.payload) == (
+        InsertHeader(1, 2, 1, 3),
+        5,
+        b"rows",
+    )
     assert (group.producer, group.waits_until_s) == (ProducerStamp(9, 1, 4), 0.0)
-    assert (first.messages[0].header, first.messages[0].txn_id) == (InsertHeader(1, 2, 1, 3, 7, 40), 9), "it is frozen"
+    assert (first.messages[0].header, first.messages[0].txn_id) == (
+        InsertHeader(1, 2, 1, 3, 7, 40),
+        9,
+    ), "it is frozen"
 
 
 async def test_another_try_is_of_what_is_left_and_may_be_in_the_log_by_the_earlier_one() -> None:
-    told, left, tried = insert_group(), insert_group(), insert_group()
+    told = insert_group()
+    left = insert_group()
+    tried = insert_group()
     pack = pack_of(told, left, tried)
     pack.leave(left)
     told.settle(RESULT)
@@ -109,7 +125,11 @@ async def test_another_try_is_of_what_is_left_and_may_be_in_the_log_by_the_earli
 
 @pytest.mark.parametrize(
     "error, told",
-    [(OnShutdown("closed"), Indeterminate), (StorageFull("d", 0, 1), Indeterminate), (InvalidArgument("gone"), None)],
+    [
+        (OnShutdown("closed"), Indeterminate),
+        (StorageFull("d", 0, 1), Indeterminate),
+        (InvalidArgument("gone"), None),
+    ],
     ids=["knows nothing", "may pass", "decides"],
 )
 def test_refusal_that_does_not_answer_for_an_earlier_try_leaves_the_write_in_doubt(
@@ -124,7 +144,8 @@ def test_refusal_that_does_not_answer_for_an_earlier_try_leaves_the_write_in_dou
 
 
 async def test_write_has_begun_from_its_place_on_and_not_when_it_left_before() -> None:
-    stays, leaves = insert_group(), insert_group()
+    stays = insert_group()
+    leaves = insert_group()
     pack = pack_of(stays, leaves)
     assert not stays.begun
     pack.leave(leaves)
@@ -133,26 +154,31 @@ async def test_write_has_begun_from_its_place_on_and_not_when_it_left_before() -
 
 
 async def test_write_whose_other_try_has_its_place_has_begun() -> None:
-    group, other = insert_group(), insert_group()
+    group = insert_group()
+    other = insert_group()
     a_ticket(stamped(pack_of(other), tick=9))
     group.other_try = other
     assert group.begun
 
 
-# --- a pack -----------------------------------------------------------------------------------------------------------
+# --- a pack ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "pack, is_exclusive, has_bodies, makes_room",
     [
         pytest.param(pack_of(insert(A), insert(B)), False, False, False, id="rows"),
-        pytest.param(pack_of(insert(A, txn_id=5)), False, True, False, id="body of an open transaction"),
+        pytest.param(
+            pack_of(insert(A, txn_id=5)), False, True, False, id="body of an open transaction"
+        ),
         pytest.param(pack_of(begin()), False, False, False, id="begin"),
         pytest.param(pack_of(commit(A)), False, False, False, id="commit"),
         pytest.param(pack_of(drop()), True, False, True, id="drop of a collection"),
         pytest.param(pack_of(time_tick()), False, False, True, id="time tick"),
         pytest.param(of(MessageType.CUT, CutHeader(1, ())), False, False, True, id="cut"),
-        pytest.param(of(MessageType.FLUSH, FlushHeader(1, 2, 3, "full")), False, False, True, id="flush"),
+        pytest.param(
+            of(MessageType.FLUSH, FlushHeader(1, 2, 3, "full")), False, False, True, id="flush"
+        ),
     ],
 )
 def test_chain_treats_a_pack_by_what_is_in_it(
@@ -163,7 +189,7 @@ def test_chain_treats_a_pack_by_what_is_in_it(
     assert pack.size_bytes == sum(group.size_bytes for group in pack.groups)
 
 
-async def test_group_is_in_one_pack_at_a_time_and_never_in_another_once_it_has_its_place() -> None:
+async def test_group_is_in_one_pack_at_time_and_never_in_another_once_it_has_its_place() -> None:
     group = insert_group()
     pack = pack_of(group, insert_group())
     pack.leave(group)
@@ -221,13 +247,22 @@ async def test_each_group_is_told_its_own_part_of_the_entry() -> None:
     pack = stamped(pack_of(*groups), tick=100, last_confirmed=2)
     a_ticket(pack, first_position=5, synced=False)
     first, second, third = pack.results()
-    assert [(each.first_position, each.count, each.time_tick, each.txn_id) for each in (first, second, third)] == [
+    assert [
+        (each.first_position, each.count, each.time_tick, each.txn_id)
+        for each in (first, second, third)
+    ] == [
         (5, 1, 100, 0),
         (6, 3, 101, 101),
         (9, 2, 102, 0),
     ]
-    assert [each.row_offsets for each in (first, second, third)] == [{A: (0, 3)}, {B: (0, 1)}, {A: (3, 1), B: (1, 1)}]
-    assert {(each.last_confirmed_position, each.durable) for each in (first, second, third)} == {(2, False)}
+    assert [each.row_offsets for each in (first, second, third)] == [
+        {A: (0, 3)},
+        {B: (0, 1)},
+        {A: (3, 1), B: (1, 1)},
+    ]
+    assert {(each.last_confirmed_position, each.durable) for each in (first, second, third)} == {
+        (2, False)
+    }
     assert pack.message_count == 6
 
 
@@ -251,8 +286,10 @@ async def test_entry_of_a_pack_is_what_its_bytes_decode_to(groups: list[AppendGr
 
 
 def test_stamp_of_an_entry_is_that_of_its_messages_or_of_the_pack() -> None:
-    named, node = ProducerStamp(9, 1, 4), ProducerStamp(1, 3, 8)
-    of_node, of_named = stamped(Pack([begin()], producer=node), tick=9), stamped(Pack([begin()]), tick=9)
+    named = ProducerStamp(9, 1, 4)
+    node = ProducerStamp(1, 3, 8)
+    of_node = stamped(Pack([begin()], producer=node), tick=9)
+    of_named = stamped(Pack([begin()]), tick=9)
     of_named.groups[0].producer = named
     assert (entry_of(of_node, 5).producer, entry_of(of_named, 5).producer) == (node, named)
 
@@ -270,12 +307,18 @@ def test_a_write_that_goes_alone_to_one_shard_is_a_message_and_says_what_the_pac
         assert (entry.producer, entry.last_confirmed_position, entry.wal_term) == (producer, 17, 3)
 
 
-def test_a_write_of_a_producer_that_is_left_of_a_pack_keeps_its_stamp_beside_that_of_the_entry() -> None:
-    named, node = ProducerStamp(9, 1, 4), ProducerStamp(1, 3, 8)
+def test_a_write_of_a_producer_that_is_left_of_a_pack_keeps_its_stamp_beside_that_of_entry() -> (
+    None
+):
+    named = ProducerStamp(9, 1, 4)
+    node = ProducerStamp(1, 3, 8)
     pack = stamped(pack_of(insert()), tick=100)
-    pack.producer, pack.groups[0].producer = node, named
+    pack.producer = node
+    pack.groups[0].producer = named
     entry = decode_entry(
-        pack.encode("memory", first_position=5, previous_crc32c=0), wal_name="memory", previous_crc32c=0
+        pack.encode("memory", first_position=5, previous_crc32c=0),
+        wal_name="memory",
+        previous_crc32c=0,
     )
     assert entry.rows is not None
     assert (entry.producer, entry.rows.producers) == (node, (named,))

@@ -38,10 +38,15 @@ ids = st.integers(0, 2**63 - 1)
 small = st.integers(0, 2**31)
 
 headers: st.SearchStrategy[tuple[MessageType, Header]] = st.one_of(
-    st.tuples(st.just(MessageType.INSERT), st.builds(InsertHeader, ids, ids, small, small, ids, ids, small)),
+    st.tuples(
+        st.just(MessageType.INSERT),
+        st.builds(InsertHeader, ids, ids, small, small, ids, ids, small),
+    ),
     st.tuples(st.just(MessageType.DELETE), st.builds(DeleteHeader, ids, small, ids, small)),
     st.tuples(st.just(MessageType.TIME_TICK), st.builds(TimeTickHeader, st.text(max_size=20))),
-    st.tuples(st.just(MessageType.CUT), st.builds(CutHeader, ids, st.lists(ids, max_size=3).map(tuple))),
+    st.tuples(
+        st.just(MessageType.CUT), st.builds(CutHeader, ids, st.lists(ids, max_size=3).map(tuple))
+    ),
     st.tuples(
         st.just(MessageType.COMMIT_TXN),
         st.builds(
@@ -55,7 +60,8 @@ headers: st.SearchStrategy[tuple[MessageType, Header]] = st.one_of(
 
 @st.composite
 def stamped_messages(draw: st.DrawFn) -> list[MutableMessage]:
-    tick, term = draw(st.integers(1, 2**63 - 1)), draw(st.integers(1, 2**63 - 1))
+    tick = draw(st.integers(1, 2**63 - 1))
+    term = draw(st.integers(1, 2**63 - 1))
     last_confirmed = draw(st.none() | ids)
     messages = [
         MutableMessage(
@@ -67,23 +73,35 @@ def stamped_messages(draw: st.DrawFn) -> list[MutableMessage]:
         )
         for kind, header in draw(st.lists(headers, min_size=1, max_size=6))
     ]
-    return [replace(message, time_tick=tick, last_confirmed=last_confirmed, wal_term=term) for message in messages]
+    return [
+        replace(message, time_tick=tick, last_confirmed=last_confirmed, wal_term=term)
+        for message in messages
+    ]
 
 
 producers = st.none() | st.builds(
-    ProducerStamp, st.integers(1, 2**63 - 1), st.integers(0, 2**31 - 1), st.integers(1, SEQUENCE_MAX)
+    ProducerStamp,
+    st.integers(1, 2**63 - 1),
+    st.integers(0, 2**31 - 1),
+    st.integers(1, SEQUENCE_MAX),
 )
 
 
-def entry_head(count: int, groups: int = 1, ticks: tuple[int, int] = (1, 1), flags: int = 0) -> bytes:
+def entry_head(
+    count: int, groups: int = 1, ticks: tuple[int, int] = (1, 1), flags: int = 0
+) -> bytes:
     """Return the checked part of an entry's header, as of an entry that nobody may write."""
     return struct.pack("<IIQQQQQQQII", 0, count, 1, *ticks, 1, 1, 0, 0, 0, groups | flags << 24)
 
 
 def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
     header = InsertHeader(1, 2, 3, 4)
-    message = MutableMessage(MessageType.INSERT, header, "p0_1v0", payload, time_tick=99, wal_term=1)
-    return encode_entry(into_entry([message] * 2, first_position=5), previous_crc32c=previous_crc32c)
+    message = MutableMessage(
+        MessageType.INSERT, header, "p0_1v0", payload, time_tick=99, wal_term=1
+    )
+    return encode_entry(
+        into_entry([message] * 2, first_position=5), previous_crc32c=previous_crc32c
+    )
 
 
 @given(
@@ -93,12 +111,19 @@ def one_entry(payload: bytes = b"payload", previous_crc32c: int = 7) -> bytes:
     producer=producers,
 )
 def test_an_entry_decodes_to_what_was_encoded(
-    messages: list[MutableMessage], first_position: int, previous: int, producer: ProducerStamp | None
+    messages: list[MutableMessage],
+    first_position: int,
+    previous: int,
+    producer: ProducerStamp | None,
 ) -> None:
-    expected = into_entry(messages, wal_name=WAL_NAME, first_position=first_position, producer=producer)
+    expected = into_entry(
+        messages, wal_name=WAL_NAME, first_position=first_position, producer=producer
+    )
     data = encode_entry(expected, previous_crc32c=previous)
     assert (expected.crc32c, expected.size_bytes) == (entry_crc32c(data), len(data))
-    assert comparable(decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)) == comparable(expected)
+    assert comparable(
+        decode_entry(data, wal_name=WAL_NAME, previous_crc32c=previous)
+    ) == comparable(expected)
 
 
 def test_every_single_bit_flip_is_caught() -> None:
@@ -151,12 +176,18 @@ def test_a_hostile_message_count_is_refused_before_anything_is_allocated(count: 
 def test_a_hostile_group_count_is_refused_before_anything_is_allocated(groups: int) -> None:
     for flags in range(4):
         with pytest.raises(Corrupt, match=f"2 messages of {groups} groups"):
-            decode_entry(_with_checksum(entry_head(2, groups, flags=flags)), wal_name=WAL_NAME, previous_crc32c=None)
+            decode_entry(
+                _with_checksum(entry_head(2, groups, flags=flags)),
+                wal_name=WAL_NAME,
+                previous_crc32c=None,
+            )
 
 
 def test_an_entry_whose_last_tick_is_below_its_first_one_is_corrupt() -> None:
     with pytest.raises(Corrupt, match="ticks 5 to 4"):
-        decode_entry(_with_checksum(entry_head(1, 1, (5, 4))), wal_name=WAL_NAME, previous_crc32c=None)
+        decode_entry(
+            _with_checksum(entry_head(1, 1, (5, 4))), wal_name=WAL_NAME, previous_crc32c=None
+        )
 
 
 @pytest.mark.parametrize("field", ["vchannel", "properties", "header", "payload"])
@@ -166,19 +197,29 @@ def test_a_hostile_length_is_refused(field: str) -> None:
     message = struct.pack("<HBxHHIIQ", MessageType.INSERT, 2, *lengths.values(), 0)
     assert len(message) == MESSAGE_HEADER_BYTES
     with pytest.raises(Corrupt):
-        decode_entry(_with_checksum(entry_head(1) + message), wal_name=WAL_NAME, previous_crc32c=None)
+        decode_entry(
+            _with_checksum(entry_head(1) + message), wal_name=WAL_NAME, previous_crc32c=None
+        )
 
 
 def test_properties_are_passed_over() -> None:
-    data, at = one_entry()[8:], ENTRY_HEADER_BYTES - 8
+    data = one_entry()[8:]
+    at = ENTRY_HEADER_BYTES - 8
     vchannel_end = at + MESSAGE_HEADER_BYTES + len("p0_1v0")
     (length,) = struct.unpack_from("<H", data, at + 4)
     assert length == len("p0_1v0")
     forged = (
-        data[: at + 6] + struct.pack("<H", 5) + data[at + 8 : vchannel_end] + b"\x81\xa1k\xa1v" + data[vchannel_end:]
+        data[: at + 6]
+        + struct.pack("<H", 5)
+        + data[at + 8 : vchannel_end]
+        + b"\x81\xa1k\xa1v"
+        + data[vchannel_end:]
     )
     entry = decode_entry(_with_checksum(forged), wal_name=WAL_NAME, previous_crc32c=None)
-    assert entry.messages == decode_entry(one_entry(), wal_name=WAL_NAME, previous_crc32c=None).messages
+    assert (
+        entry.messages
+        == decode_entry(one_entry(), wal_name=WAL_NAME, previous_crc32c=None).messages
+    )
 
 
 def test_an_entry_out_of_its_place_is_caught() -> None:
@@ -188,7 +229,9 @@ def test_an_entry_out_of_its_place_is_caught() -> None:
 
 def test_bytes_after_the_last_message_are_caught() -> None:
     with pytest.raises(Corrupt, match="of 173 bytes ends at byte 170"):
-        decode_entry(_with_checksum(one_entry()[8:] + b"???"), wal_name=WAL_NAME, previous_crc32c=None)
+        decode_entry(
+            _with_checksum(one_entry()[8:] + b"???"), wal_name=WAL_NAME, previous_crc32c=None
+        )
 
 
 @pytest.mark.parametrize("version", [1, 3, 255])
@@ -211,9 +254,13 @@ def _with_checksum(checked: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
-def test_entry_of_messages_is_at_most_one_entry_header_larger_than_what_its_group_counts_for(count: int) -> None:
+def test_entry_of_messages_is_at_most_one_entry_header_larger_than_what_its_group_counts_for(
+    count: int,
+) -> None:
     header = InsertHeader(10**9, 10**9, 10**3, 10**6, 10**9, 10**12)
-    group = AppendGroup([MutableMessage(MessageType.INSERT, header, "p0_1000v15", b"rows") for _ in range(count)])
+    group = AppendGroup(
+        [MutableMessage(MessageType.INSERT, header, "p0_1000v15", b"rows") for _ in range(count)]
+    )
     stamped(Pack([group]), tick=1 << 60)
     entry = into_entry(group.messages, first_position=1 << 40, producer=ProducerStamp(1, 1, 1))
     data = encode_entry(entry, previous_crc32c=0)

@@ -9,7 +9,13 @@ import pytest
 from tests.wal.entries import entry_of, into_entry, stamped
 from tests.wal.packed import FakeTarget, insert_group, pack_of, piece, transaction_group
 from wal.append import Pack
-from wal.codec import ENTRY_HEADER_BYTES, MESSAGE_HEADER_BYTES, decode_entry, encode_entry, entry_crc32c
+from wal.codec import (
+    ENTRY_HEADER_BYTES,
+    MESSAGE_HEADER_BYTES,
+    decode_entry,
+    encode_entry,
+    entry_crc32c,
+)
 from wal.entry import LogEntry
 from wal.headers import BeginTxnHeader, DeleteHeader, InsertHeader, MessageType
 from wal.message import MutableMessage
@@ -22,7 +28,9 @@ KINDS = ["messages", "rows"]
 
 def documented_lines(kind: str) -> list[tuple[int, bytes]]:
     """Return the offset that each line of an example names, and its bytes."""
-    (block,) = re.findall(rf"test_codec_example.py: {kind} -->\n```\n(.*?)```", FORMAT.read_text(), re.DOTALL)
+    (block,) = re.findall(
+        rf"test_codec_example.py: {kind} -->\n```\n(.*?)```", FORMAT.read_text(), re.DOTALL
+    )
     lines = [line.split("  ") for line in block.splitlines()]
     return [(int(offset), bytes.fromhex(found)) for offset, found, *_ in lines]
 
@@ -39,11 +47,14 @@ def decoded(kind: str) -> LogEntry:
 def example_of_messages() -> bytes:
     header = BeginTxnHeader(keepalive_ms=10_000)
     message = MutableMessage(MessageType.BEGIN_TXN, header, txn_id=TICK, time_tick=TICK, wal_term=2)
-    return encode_entry(into_entry([message], first_position=1, producer=ProducerStamp(1, 2, 7)), previous_crc32c=0)
+    return encode_entry(
+        into_entry([message], first_position=1, producer=ProducerStamp(1, 2, 7)), previous_crc32c=0
+    )
 
 
 def example_of_rows() -> bytes:
-    target, deletes = FakeTarget(vchannels=("p0_1v0",)), FakeTarget(MessageType.DELETE, vchannels=("p0_1v0",))
+    target = FakeTarget(vchannels=("p0_1v0",))
+    deletes = FakeTarget(MessageType.DELETE, vchannels=("p0_1v0",))
     insert = insert_group(target, data=b"r1")
     insert.producer = ProducerStamp(9, 1, 4)
     transaction = transaction_group(piece(deletes, (0, b"k1")), piece(target, (0, b"r2")))
@@ -98,12 +109,20 @@ def test_the_documented_header_sizes_are_the_real_ones() -> None:
 
 @pytest.mark.parametrize("groups", [2, 5])
 @pytest.mark.parametrize("has_stamps", [False, True])
-def test_the_documented_sizes_of_a_group_and_a_boundary_are_the_real_ones(groups: int, has_stamps: bool) -> None:
+def test_the_documented_sizes_of_a_group_and_a_boundary_are_the_real_ones(
+    groups: int, has_stamps: bool
+) -> None:
     text = FORMAT.read_text()
-    (group_bytes, stamp_bytes) = re.findall(r"A group takes (\d+) bytes, (\d+) more with stamps", text)[0]
+    (group_bytes, stamp_bytes) = re.findall(
+        r"A group takes (\d+) bytes, (\d+) more with stamps", text
+    )[0]
     (boundary_bytes,) = re.findall(r"A boundary takes (\d+) bytes", text)
-    grown = _size_bytes(groups + 1, has_stamps=has_stamps) - _size_bytes(groups, has_stamps=has_stamps)
-    assert grown == int(group_bytes) + int(boundary_bytes) + has_stamps * int(stamp_bytes) + len(b"row")
+    grown = _size_bytes(groups + 1, has_stamps=has_stamps) - _size_bytes(
+        groups, has_stamps=has_stamps
+    )
+    assert grown == int(group_bytes) + int(boundary_bytes) + has_stamps * int(stamp_bytes) + len(
+        b"row"
+    )
 
 
 def _size_bytes(groups: int, *, has_stamps: bool) -> int:

@@ -1,4 +1,6 @@
-"""Packed rows as bytes: what was packed comes back, and nothing that is damaged or cannot be is taken for rows."""
+"""Packed rows as bytes: what was packed comes back, and nothing that is damaged or cannot be is
+taken for rows.
+"""
 
 import struct
 from collections.abc import Callable
@@ -11,7 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wal.entries import comparable, comparable_rows, stamped
-from tests.wal.packed import FakeTarget, delete_group, insert_group, pack_of, piece, transaction_group
+from tests.wal.packed import (
+    FakeTarget,
+    delete_group,
+    insert_group,
+    pack_of,
+    piece,
+    transaction_group,
+)
 from tests.wal.random_packs import groups_that_pack, producers
 from wal.append import AppendGroup, Pack
 from wal.codec import ENTRY_HEADER_BYTES, crc32c, decode_entry, encode_entry
@@ -43,12 +52,19 @@ def encode_rows(rows: PackedRows) -> bytes:
 
 
 def a_pack() -> Pack:
-    """Return two inserts of one target, the second of a producer, then a transaction of a delete and an insert."""
+    """Return two inserts of one target, the second of a producer, then a transaction of a delete
+    and an insert.
+    """
     target = FakeTarget(vchannels=("p0_1v0", "p0_1v1"))
     deletes = FakeTarget(MessageType.DELETE, vchannels=target.vchannels)
-    plain, stamped_one = insert_group(target, data=b"one"), insert_group(target, rows=2, data=b"two")
+    plain = insert_group(target, data=b"one")
+    stamped_one = insert_group(target, rows=2, data=b"two")
     stamped_one.producer = ProducerStamp(9, 1, 4)
-    return pack_of(plain, stamped_one, transaction_group(piece(deletes, (1, b"key")), piece(target, (1, b"new"))))
+    return pack_of(
+        plain,
+        stamped_one,
+        transaction_group(piece(deletes, (1, b"key")), piece(target, (1, b"new"))),
+    )
 
 
 def rows_of(pack: Pack) -> PackedRows:
@@ -85,7 +101,9 @@ def test_a_pack_decodes_to_what_was_encoded(
     assert (entry.producer, entry.wal_term, entry.count) == (producer, term, pack.message_count)
     assert entry.last_confirmed_position == (last_confirmed or first_position)
     assert entry.rows is not None
-    assert entry.rows.producers == (tuple(each.producer for each in groups) if any(g.producer for g in groups) else ())
+    assert entry.rows.producers == (
+        tuple(each.producer for each in groups) if any(g.producer for g in groups) else ()
+    )
 
 
 @given(groups=groups_that_pack(), gaps=st.lists(st.integers(1, 2**28), min_size=8, max_size=8))
@@ -99,14 +117,23 @@ def test_ticks_need_not_follow_one_another(groups: list[AppendGroup], gaps: list
 
 
 def test_decoded_payloads_are_views_of_what_was_read_and_boundaries_are_not() -> None:
-    """Whoever keeps a small batch of a large entry copies its payload, and has then let go of the entry."""
+    """Whoever keeps a small batch of a large entry copies its payload, and has then let go of the
+    entry.
+    """
     data = encode(stamped(pack_of(insert_group(data=bytes(10_000)), delete_group()), tick=5))
     entry = decode_entry(data, wal_name=WAL_NAME, previous_crc32c=None)
     assert entry.rows is not None
     batch, _ = entry.rows.batches
     assert isinstance(batch.payload, memoryview)
     assert batch.payload.obj is data
-    for column in (batch.groups, batch.places, batch.parts, batch.starts, batch.counts, batch.offsets):
+    for column in (
+        batch.groups,
+        batch.places,
+        batch.parts,
+        batch.starts,
+        batch.counts,
+        batch.offsets,
+    ):
         assert column.base is None or len(column.base) < 100
 
 
@@ -124,7 +151,11 @@ def test_every_other_byte_at_every_place_of_a_pack_is_caught() -> None:
     for at in range(len(data)):
         for value in set(range(256)) - {data[at]}:
             with pytest.raises((Corrupt, UnsupportedFormat)):
-                decode_entry(data[:at] + bytes([value]) + data[at + 1 :], wal_name=WAL_NAME, previous_crc32c=None)
+                decode_entry(
+                    data[:at] + bytes([value]) + data[at + 1 :],
+                    wal_name=WAL_NAME,
+                    previous_crc32c=None,
+                )
 
 
 @pytest.mark.parametrize("signed", [False, True], ids=["as it is", "with a checksum that fits"])
@@ -139,7 +170,9 @@ def test_every_shortened_pack_is_caught(signed: bool) -> None:
 @given(end=st.binary(min_size=1, max_size=40))
 def test_bytes_after_the_last_batch_are_caught(end: bytes) -> None:
     with pytest.raises(Corrupt):
-        decode_entry(sign(encode(stamped(a_pack(), tick=100)) + end), wal_name=WAL_NAME, previous_crc32c=None)
+        decode_entry(
+            sign(encode(stamped(a_pack(), tick=100)) + end), wal_name=WAL_NAME, previous_crc32c=None
+        )
 
 
 def test_a_pack_out_of_its_place_is_caught() -> None:
@@ -155,7 +188,7 @@ def test_a_pack_of_a_newer_format_is_not_guessed_at() -> None:
         decode_entry(bytes(newer), wal_name=WAL_NAME, previous_crc32c=None)
 
 
-# --- a checksum that fits over what nobody wrote ----------------------------------------------------------------------
+# --- a checksum that fits over what nobody wrote --------------------------------------------------
 
 
 def sign(data: bytes) -> bytes:
@@ -164,7 +197,9 @@ def sign(data: bytes) -> bytes:
 
 
 def forged(**changes: Any) -> bytes:
-    """Return `a_pack` with other columns of its rows, of which the header still says what they were."""
+    """Return `a_pack` with other columns of its rows, of which the header still says what they
+    were.
+    """
     rows = rows_of(a_pack())
     true = encode_rows(rows)
     false = encode_rows(msgspec.structs.replace(rows, **changes))
@@ -191,9 +226,13 @@ def test_forging_without_a_change_gives_what_is_read() -> None:
     [
         pytest.param(lambda: forged(counts=u4(1, 1, 5)), id="more messages than the entry has"),
         pytest.param(lambda: forged(counts=u4(1, 1, 3)), id="fewer messages than the entry has"),
-        pytest.param(lambda: forged(counts=u4(2**32 - 1, 3, 4)), id="counts that only add up modulo 2^32"),
+        pytest.param(
+            lambda: forged(counts=u4(2**32 - 1, 3, 4)), id="counts that only add up modulo 2^32"
+        ),
         pytest.param(lambda: forged(ticks=np.array([100, 100, 102], U8)), id="a tick twice"),
-        pytest.param(lambda: forged(ticks=np.array([100, 103, 102], U8)), id="ticks that do not ascend"),
+        pytest.param(
+            lambda: forged(ticks=np.array([100, 103, 102], U8)), id="ticks that do not ascend"
+        ),
         pytest.param(lambda: forged(ticks=np.array([100, 101, 103], U8)), id="another last tick"),
     ],
 )
@@ -206,14 +245,19 @@ def test_groups_that_do_not_add_up_are_corrupt(forge: Callable[[], bytes]) -> No
     "forge",
     [
         pytest.param(lambda: other_batch(groups=u4(0, 3)), id="of a group behind the last one"),
-        pytest.param(lambda: other_batch(groups=u4(0, 2**32 - 1)), id="of a group far behind the last one"),
+        pytest.param(
+            lambda: other_batch(groups=u4(0, 2**32 - 1)), id="of a group far behind the last one"
+        ),
         pytest.param(lambda: other_batch(places=u4(0, 1)), id="of a place behind its group"),
-        pytest.param(lambda: other_batch(places=u4(0, 2**32 - 1)), id="of a place far behind its group"),
+        pytest.param(
+            lambda: other_batch(places=u4(0, 2**32 - 1)), id="of a place far behind its group"
+        ),
         pytest.param(lambda: other_batch(groups=u4(1, 0)), id="out of order"),
         pytest.param(lambda: other_batch(groups=u4(1, 1)), id="of one message twice"),
         pytest.param(lambda: other_batch(type=MessageType.CUT), id="of what is no kind of rows"),
         pytest.param(
-            lambda: other_batch(groups=u4(), places=u4(), parts=u4(), counts=u4(), offsets=u4()), id="without any"
+            lambda: other_batch(groups=u4(), places=u4(), parts=u4(), counts=u4(), offsets=u4()),
+            id="without any",
         ),
     ],
 )
@@ -251,12 +295,16 @@ def test_a_hostile_length_of_a_batch_is_refused(at: int, length: int) -> None:
 
 
 @given(change=st.binary(min_size=1, max_size=8), data=st.data())
-def test_whatever_is_behind_a_checksum_that_fits_is_corrupt_or_an_entry(change: bytes, data: st.DataObject) -> None:
+def test_whatever_is_behind_a_checksum_that_fits_is_corrupt_or_an_entry(
+    change: bytes, data: st.DataObject
+) -> None:
     true = encode(stamped(a_pack(), tick=100))
     at = data.draw(st.integers(8, len(true) - 1))
     try:
         entry = decode_entry(
-            sign(true[:at] + change + true[at + len(change) :]), wal_name=WAL_NAME, previous_crc32c=None
+            sign(true[:at] + change + true[at + len(change) :]),
+            wal_name=WAL_NAME,
+            previous_crc32c=None,
         )
     except Corrupt:
         return
@@ -268,5 +316,9 @@ def test_whatever_is_behind_a_checksum_that_fits_is_corrupt_or_an_entry(change: 
 @pytest.mark.parametrize("groups", [1, 2, 100])
 def test_a_group_adds_little_to_an_entry_beside_its_rows(groups: int) -> None:
     target = FakeTarget(vchannels=("p0_1000v15",))
-    pack = stamped(pack_of(*[insert_group(target, data=b"12345678") for _ in range(groups)]), tick=1 << 60)
-    assert len(encode(pack, first_position=1 << 40)) <= ENTRY_HEADER_BYTES + 40 + groups * (8 + 9 + 22)
+    pack = stamped(
+        pack_of(*[insert_group(target, data=b"12345678") for _ in range(groups)]), tick=1 << 60
+    )
+    assert len(encode(pack, first_position=1 << 40)) <= ENTRY_HEADER_BYTES + 40 + groups * (
+        8 + 9 + 22
+    )

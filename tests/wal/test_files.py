@@ -96,7 +96,10 @@ def test_the_umask_neither_opens_nor_closes_anything(
         created.write(b"new")
     write_file(top / "written", b"new", for_group=for_group)
     assert mode(top) == directory
-    assert {(path.name, mode(path)) for path in top.iterdir()} == {("created", file), ("written", file)}
+    assert {(path.name, mode(path)) for path in top.iterdir()} == {
+        ("created", file),
+        ("written", file),
+    }
     assert (top / "created").read_bytes() == b"new"
 
 
@@ -107,7 +110,9 @@ def test_an_exclusive_file_replaces_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "here").read_bytes() == b"theirs"
 
 
-def test_access_of_the_group_is_given_and_taken_below_a_directory_and_not_through_links(tmp_path: Path) -> None:
+def test_access_of_the_group_is_given_and_taken_below_a_directory_and_not_through_links(
+    tmp_path: Path,
+) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"")
     outside.chmod(0o604)
@@ -117,7 +122,15 @@ def test_access_of_the_group_is_given_and_taken_below_a_directory_and_not_throug
     write_file(top / "below" / "file", b"")
     (top / "link").symlink_to(outside)
     set_group_access(top, for_group=True)
-    assert [mode(path) for path in (top, top / "below", top / "below" / "file")] == [0o750, 0o750, 0o640]
+    assert [mode(path) for path in (top, top / "below", top / "below" / "file")] == [
+        0o750,
+        0o750,
+        0o640,
+    ]
     set_group_access(top, for_group=False)
-    assert [mode(path) for path in (top, top / "below", top / "below" / "file")] == [0o700, 0o700, 0o600]
+    assert [mode(path) for path in (top, top / "below", top / "below" / "file")] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
     assert mode(outside) == 0o604

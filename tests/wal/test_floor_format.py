@@ -59,7 +59,8 @@ def test_the_documented_sizes_of_the_floor_are_the_real_ones() -> None:
 def test_the_documented_keys_are_byte_for_byte_what_is_written() -> None:
     table = TEXT.partition("test_floor_format.py: keys -->\n")[2].partition("\n\n")[0]
     assert [
-        bytes.fromhex(each) for each in re.findall(r"`([0-9a-f]{2}(?: [0-9a-f]{2})+)` \|$", table, re.MULTILINE)
+        bytes.fromhex(each)
+        for each in re.findall(r"`([0-9a-f]{2}(?: [0-9a-f]{2})+)` \|$", table, re.MULTILINE)
     ] == [
         entry_key(1, 5),
         log_id_key("p0"),

@@ -1,4 +1,6 @@
-"""Frames come out as they went in, however the bytes were cut; what is no frame is refused and never acted on."""
+"""Frames come out as they went in, however the bytes were cut; what is no frame is refused and
+never acted on.
+"""
 
 import re
 from collections.abc import Sequence
@@ -31,7 +33,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=8,
 )
-frames = st.tuples(st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1), values, st.binary(max_size=300))
+frames = st.tuples(
+    st.integers(0, 2**16 - 1), st.integers(0, 2**64 - 1), values, st.binary(max_size=300)
+)
 
 
 def on_the_wire(spoken: Sequence[Spoken]) -> bytes:
@@ -47,8 +51,12 @@ def read(data: bytes, reader: FrameReader | None = None) -> list[Frame]:
 
 
 @given(spoken=st.lists(frames, max_size=5), data=st.data())
-def test_frames_are_read_as_they_were_sent_however_the_bytes_are_cut(spoken: list[Spoken], data: st.DataObject) -> None:
-    sent, reader, found = on_the_wire(spoken), FrameReader(), list[Frame]()
+def test_frames_are_read_as_they_were_sent_however_the_bytes_are_cut(
+    spoken: list[Spoken], data: st.DataObject
+) -> None:
+    sent = on_the_wire(spoken)
+    reader = FrameReader()
+    found = list[Frame]()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
     for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         found += reader.feed(sent[start:end])
@@ -57,7 +65,9 @@ def test_frames_are_read_as_they_were_sent_however_the_bytes_are_cut(spoken: lis
 
 
 @given(spoken=st.lists(frames, min_size=1, max_size=3), data=st.data())
-def test_of_frames_with_a_wrong_byte_none_is_read_that_was_not_sent(spoken: list[Spoken], data: st.DataObject) -> None:
+def test_of_frames_with_a_wrong_byte_none_is_read_that_was_not_sent(
+    spoken: list[Spoken], data: st.DataObject
+) -> None:
     sent = bytearray(on_the_wire(spoken))
     at = data.draw(st.integers(0, len(sent) - 1))
     sent[at] ^= data.draw(st.integers(1, 255))
@@ -82,7 +92,13 @@ def test_garbage_is_refused_or_waited_for_and_holds_no_more_than_a_frame(
 
 @pytest.mark.parametrize(
     "first",
-    [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01", b"SNWP\n\x1a\n", b"SNWP\r\n\x1a\r\n", b"\0"],
+    [
+        b"GET / HTTP/1.1\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01",
+        b"SNWP\n\x1a\n",
+        b"SNWP\r\n\x1a\r\n",
+        b"\0",
+    ],
     ids=["http", "tls", "line ends made short", "line ends made long", "nothing"],
 )
 def test_another_protocol_is_known_by_its_first_bytes(first: bytes) -> None:

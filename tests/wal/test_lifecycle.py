@@ -1,4 +1,6 @@
-"""From every state of a log that failed there is a way back to OPEN, and none from where it ended."""
+"""From every state of a log that failed there is a way back to OPEN, and none from where it
+ended.
+"""
 
 import pytest
 
@@ -18,7 +20,8 @@ ENDED = {LogState.FAILED, LogState.CLOSED}
 
 
 def reachable(state: LogState) -> set[LogState]:
-    reached, last = {state}, set[LogState]()
+    reached = {state}
+    last = set[LogState]()
     while reached != last:
         last = set(reached)
         reached |= {after for before in last for after in TRANSITIONS[before]}
@@ -31,16 +34,22 @@ def test_log_comes_back_from_every_state_but_those_that_end_it(state: LogState) 
 
 
 def test_log_opens_only_after_its_state_was_rebuilt() -> None:
-    assert {state for state, after in TRANSITIONS.items() if LogState.OPEN in after} == {LogState.RECOVERING}
+    assert {state for state, after in TRANSITIONS.items() if LogState.OPEN in after} == {
+        LogState.RECOVERING
+    }
 
 
 @pytest.mark.parametrize("state", LogState)
-def test_log_can_be_closed_in_every_state_and_damaged_in_every_one_that_lives(state: LogState) -> None:
+def test_log_can_be_closed_in_every_state_and_damaged_in_every_one_that_lives(
+    state: LogState,
+) -> None:
     assert (LogState.CLOSED in TRANSITIONS[state]) == (state is not LogState.CLOSED)
     assert (LogState.FAILED in TRANSITIONS[state]) == (state not in ENDED)
 
 
-@pytest.mark.parametrize("error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), OSError(5, "x")])
+@pytest.mark.parametrize(
+    "error", [StorageFailed("x"), StorageFull("x", 0, 1), Indeterminate("x"), OSError(5, "x")]
+)
 def test_fault_of_the_disk_is_tried_again_for_ever(error: Exception) -> None:
     assert not isinstance(error, OBSTACLES)
     assert not is_final(error, obstacles_seen=0)
@@ -52,7 +61,12 @@ def test_another_owner_or_format_is_not_outlived(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [Corrupt("x"), AlreadyOwned("x", 1)])
-def test_damage_or_the_lock_of_another_owner_is_believed_when_it_is_seen_often_enough(error: Exception) -> None:
+def test_damage_or_the_lock_of_another_owner_is_believed_when_it_is_seen_often_enough(
+    error: Exception,
+) -> None:
     assert isinstance(error, OBSTACLES)
-    verdicts = [is_final(error, obstacles_seen=seen) for seen in (1, OBSTACLES_SEEN_MAX - 1, OBSTACLES_SEEN_MAX)]
+    verdicts = [
+        is_final(error, obstacles_seen=seen)
+        for seen in (1, OBSTACLES_SEEN_MAX - 1, OBSTACLES_SEEN_MAX)
+    ]
     assert verdicts == [False, False, True]

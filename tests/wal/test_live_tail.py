@@ -26,7 +26,8 @@ class BackToLog(Exception):
 
 
 class OtherLog:
-    first_position, durable_position = 1, 1 << 60
+    first_position = 1
+    durable_position = 1 << 60
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
         raise BackToLog(position)
@@ -41,7 +42,9 @@ def reader_at(
     tail: LiveTail, position: int, *, read_bytes: int = PLENTY, closing: Closing | None = None
 ) -> EntrySource:
     reads = LogReads(cast("Log", OtherLog()))
-    return EntrySource(reads, tail, position, read_bytes=read_bytes, closing=closing or Closing("reader"))
+    return EntrySource(
+        reads, tail, position, read_bytes=read_bytes, closing=closing or Closing("reader")
+    )
 
 
 def positions(read: Read) -> list[int]:
@@ -118,7 +121,8 @@ async def test_a_pack_is_handed_out_once_with_the_last_of_its_ticks() -> None:
     tail.append(entry(1))
     tail.append(packed_entry(*[insert_group() for _ in range(3)], tick=200, first_position=2))
     reader = reader_at(tail, 1, read_bytes=1)
-    first, second = await reader.next(), await reader.next()
+    first = await reader.next()
+    second = await reader.next()
     assert (positions(first), first.confirmed_tick) == ([1], 100)
     assert (positions(second), second.confirmed_tick) == ([2], 202)
     reading = asyncio.create_task(reader.next())
@@ -190,9 +194,12 @@ async def test_what_was_published_before_the_close_can_still_be_read() -> None:
 
 
 async def test_closing_a_reader_ends_its_wait_only() -> None:
-    tail, closing = LiveTail(), Closing("mine")
-    mine, other = reader_at(tail, 1, closing=closing), reader_at(tail, 1)
-    reading, others = asyncio.create_task(mine.next()), asyncio.create_task(other.next())
+    tail = LiveTail()
+    closing = Closing("mine")
+    mine = reader_at(tail, 1, closing=closing)
+    other = reader_at(tail, 1)
+    reading = asyncio.create_task(mine.next())
+    others = asyncio.create_task(other.next())
     assert await asleep(reading)
     mine.close()
     await closing.close()
@@ -219,7 +226,9 @@ STEPS = st.sampled_from(["append", "append", "advance", "read", "turn"])
     st.integers(0, 60).flatmap(lambda count: st.lists(STEPS, min_size=count, max_size=count)),
     st.integers(10, 60),
 )
-async def test_a_reader_sees_every_entry_in_order_or_is_evicted(steps: list[str], capacity_bytes: int) -> None:
+async def test_a_reader_sees_every_entry_in_order_or_is_evicted(
+    steps: list[str], capacity_bytes: int
+) -> None:
     tail = LiveTail(capacity_bytes=capacity_bytes)
     reader = reader_at(tail, 1, read_bytes=20)
     got: list[int] = []

@@ -23,7 +23,9 @@ def insert(vchannel: str = "p0_1v0", payload: bytes = b"rows", txn_id: int = 0) 
 
 def stamped(messages: list[MutableMessage], tick: int, position: int) -> tuple[Message, ...]:
     stamped_pack(Pack([AppendGroup(messages)]), tick=tick)
-    return into_entry(messages, wal_name="memory", first_position=position, crc32c=0, size_bytes=0).messages
+    return into_entry(
+        messages, wal_name="memory", first_position=position, crc32c=0, size_bytes=0
+    ).messages
 
 
 def test_term_of_a_pack_never_goes_down_and_a_later_one_may_take_over() -> None:
@@ -66,5 +68,8 @@ def test_a_transaction_gives_its_bodies_the_tick_and_the_assignments_of_its_comm
 
     assert transaction.message_id == MemoryMessageId(4)
     assert [body.time_tick for body in transaction.bodies] == [8, 8]
-    assert [body.header for body in transaction.bodies] == [DeleteHeader(1, 1, 40), InsertHeader(1, 2, 1, 3, 11, 40)]
+    assert [body.header for body in transaction.bodies] == [
+        DeleteHeader(1, 1, 40),
+        InsertHeader(1, 2, 1, 3, 11, 40),
+    ]
     assert {body.vchannel for body in transaction.bodies} == {"p0_1v0"}

@@ -29,8 +29,12 @@ def test_ids_of_one_log_order_as_their_positions(a: int, b: int) -> None:
 
 
 @pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
-@pytest.mark.parametrize("other", [MemoryMessageId(1), 1, None], ids=["other log", "integer", "nothing"])
-def test_an_id_of_another_kind_cannot_be_ordered(compare: Callable[[object, object], bool], other: object) -> None:
+@pytest.mark.parametrize(
+    "other", [MemoryMessageId(1), 1, None], ids=["other log", "integer", "nothing"]
+)
+def test_an_id_of_another_kind_cannot_be_ordered(
+    compare: Callable[[object, object], bool], other: object
+) -> None:
     with pytest.raises(TypeError):
         compare(RocksMessageId(1), other)
 

@@ -1,4 +1,6 @@
-"""Writes that come together go together, those that come alone go at once, and both in their order."""
+"""Writes that come together go together, those that come alone go at once, and both in their
+order.
+"""
 
 import asyncio
 
@@ -8,16 +10,23 @@ from tests.wal.manual_log import settle
 from tests.wal.packs_under_way import Log, result, write
 from wal.append import AppendGroup, AppendTicket
 from wal.errors import TooLarge
-from wal.packer import ALONE_BYTES_MIN, JOINED_MIN, PACK_BYTES_MAX, PACK_GROUPS_MAX, PACKS_IN_FLIGHT_MAX
+from wal.packer import (
+    ALONE_BYTES_MIN,
+    JOINED_MIN,
+    PACK_BYTES_MAX,
+    PACK_GROUPS_MAX,
+    PACKS_IN_FLIGHT_MAX,
+)
 
 pytestmark = pytest.mark.anyio
 
 
-# --- alone, and together ----------------------------------------------------------------------------------------------
+# --- alone, and together --------------------------------------------------------------------------
 
 
 async def test_write_that_comes_alone_goes_at_once_in_its_callers_own_task() -> None:
-    log, turns = Log(held=False), list[int]()
+    log = Log(held=False)
+    turns = list[int]()
     asyncio.get_running_loop().call_soon(turns.append, 1)
     for number in (1, 2, 3):
         assert await log.packer.append(write()) == result(number)
@@ -26,26 +35,35 @@ async def test_write_that_comes_alone_goes_at_once_in_its_callers_own_task() -> 
     assert [len(groups) for groups in log.packs] == [1, 1, 1]
 
 
-async def test_writes_that_come_while_one_is_on_its_way_go_together_in_the_order_of_their_calls() -> None:
-    log, first, groups = Log(), write(), [write() for _ in range(20)]
+async def test_writes_that_come_while_one_is_on_its_way_go_together_in_order_of_their_calls() -> (
+    None
+):
+    log = Log()
+    first = write()
+    groups = [write() for _ in range(20)]
     (lone,) = await log.start(first)
     appends = await log.start(*groups)
     assert log.packs == [[first], groups]
     await log.end_all()
-    assert [await append for append in (lone, *appends)] == [result(number) for number in range(1, 22)]
+    assert [await append for append in (lone, *appends)] == [
+        result(number) for number in range(1, 22)
+    ]
     assert len({id(task) for task in log.tasks}) == 2
     assert log.memory.held_bytes == 0
 
 
 async def test_writes_of_one_turn_of_the_event_loop_are_two_packs_whoever_runs_them() -> None:
-    log, groups = Log(), [write() for _ in range(20)]
+    log = Log()
+    groups = [write() for _ in range(20)]
     appends = await log.start(*groups)
     assert log.packs == [groups[:1], groups[1:]]
     await log.end_all()
     assert [each.first_position for each in await asyncio.gather(*appends)] == list(range(1, 21))
 
 
-async def test_after_several_together_the_next_one_waits_a_turn_for_company_and_the_one_after_it_does_not() -> None:
+async def test_after_several_together_the_next_one_waits_a_turn_for_company_and_the_one_after_it_does_not() -> (
+    None
+):
     log = Log()
     await log.start(write(), write(), write())
     await log.end_all()
@@ -54,14 +72,21 @@ async def test_after_several_together_the_next_one_waits_a_turn_for_company_and_
     for _ in range(2):
         await log.packer.append(write())
     assert [len(groups) for groups in log.packs] == [1, 2, 2, 1, 1]
-    assert [task is asyncio.current_task() for task in log.tasks] == [False, False, False, False, True]
+    assert [task is asyncio.current_task() for task in log.tasks] == [
+        False,
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
-# --- company ----------------------------------------------------------------------------------------------------------
+# --- company --------------------------------------------------------------------------------------
 
 
-async def test_fewer_writes_than_the_company_wait_for_the_pack_on_its_way_and_go_when_it_ends() -> None:
-    log, groups = Log(company=4), [write() for _ in range(4)]
+async def test_fewer_writes_than_company_wait_for_the_pack_on_its_way_and_go_when_it_ends() -> None:
+    log = Log(company=4)
+    groups = [write() for _ in range(4)]
     await log.start(*groups)
     assert log.packs == [groups[:1]]
     await log.end()
@@ -71,7 +96,8 @@ async def test_fewer_writes_than_the_company_wait_for_the_pack_on_its_way_and_go
 
 
 async def test_as_many_writes_as_the_company_do_not_wait_and_the_next_few_do() -> None:
-    log, groups = Log(company=4), [write() for _ in range(8)]
+    log = Log(company=4)
+    groups = [write() for _ in range(8)]
     await log.start(*groups[:5])
     await log.start(*groups[5:])
     assert log.packs == [groups[:1], groups[1:5]]
@@ -82,8 +108,11 @@ async def test_as_many_writes_as_the_company_do_not_wait_and_the_next_few_do() -
     await log.end_all()
 
 
-async def test_who_is_told_of_a_pack_writes_again_in_the_next_one_where_there_is_a_company() -> None:
-    log, waiting = Log(company=4), write()
+async def test_who_is_told_of_a_pack_writes_again_in_the_next_one_where_there_is_a_company() -> (
+    None
+):
+    log = Log(company=4)
+    waiting = write()
 
     async def write_twice() -> None:
         for _ in range(2):
@@ -102,7 +131,8 @@ async def test_who_is_told_of_a_pack_writes_again_in_the_next_one_where_there_is
 
 
 async def test_a_large_write_waits_for_no_company() -> None:
-    log, groups = Log(company=4), [write(), write(ALONE_BYTES_MIN)]
+    log = Log(company=4)
+    groups = [write(), write(ALONE_BYTES_MIN)]
     await log.start(*groups)
     assert log.packs == [groups[:1], groups[1:]]
     await log.end_all()
@@ -122,9 +152,13 @@ def queued() -> AppendTicket:
     return AppendTicket(1, done, done)
 
 
-async def test_writes_of_connections_wait_for_a_pack_that_only_the_disk_keeps_and_for_no_other() -> None:
-    log, groups = Log(), [write() for _ in range(5)]
-    for pack in (groups[:2], groups[2:3], groups[3:4]):  # what has no place in the log may wait for a lock, and long
+async def test_writes_of_connections_wait_for_a_pack_that_only_disk_keeps_and_for_no_other() -> (
+    None
+):
+    log = Log()
+    groups = [write() for _ in range(5)]
+    # what has no place in the log may wait for a lock, and long
+    for pack in (groups[:2], groups[2:3], groups[3:4]):
         await joined(log, *pack)
     assert log.packs == [groups[:2], groups[2:3], groups[3:4]]
     log.under_way[0][0].ticket = queued()
@@ -136,7 +170,8 @@ async def test_writes_of_connections_wait_for_a_pack_that_only_the_disk_keeps_an
 
 
 async def test_many_writes_of_connections_wait_for_none() -> None:
-    log, groups = Log(), [write() for _ in range(JOINED_MIN + 1)]
+    log = Log()
+    groups = [write() for _ in range(JOINED_MIN + 1)]
     await joined(log, groups[0])
     log.under_way[0][0].ticket = queued()
     await joined(log, *groups[1:])
@@ -145,7 +180,8 @@ async def test_many_writes_of_connections_wait_for_none() -> None:
 
 
 async def test_writes_of_a_connection_join_all_or_none() -> None:
-    log, groups = Log(memory=250), [write(100) for _ in range(3)]
+    log = Log(memory=250)
+    groups = [write(100) for _ in range(3)]
     assert not log.packer.try_join(groups)
     assert (log.memory.held_bytes, log.packs) == (0, [])
     await joined(log, *groups[:2])
@@ -154,11 +190,12 @@ async def test_writes_of_a_connection_join_all_or_none() -> None:
     assert log.memory.held_bytes == 0
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 async def test_pack_ends_before_the_write_with_which_it_has_too_many_bytes() -> None:
-    log, third = Log(), PACK_BYTES_MAX // 3
+    log = Log()
+    third = PACK_BYTES_MAX // 3
     await log.start(write())
     groups = [write(third), write(third), write(third), write(third), write(2 * third), write(100)]
     await log.start(*groups)
@@ -210,7 +247,8 @@ async def test_bounds_are_as_they_were_once_everything_has_ended() -> None:
 
 
 async def test_callers_wait_for_memory_in_order_and_it_is_given_back_as_writes_end() -> None:
-    log, groups = Log(memory=250), [write(100) for _ in range(4)]
+    log = Log(memory=250)
+    groups = [write(100) for _ in range(4)]
     appends = await log.start(*groups)
     assert log.sent == groups[:2]
     assert log.memory.held_bytes == 200
@@ -232,11 +270,12 @@ async def test_write_larger_than_the_memory_is_refused_and_holds_nothing() -> No
     assert len(log.packs) == 1
 
 
-# --- cancelled --------------------------------------------------------------------------------------------------------
+# --- cancelled ------------------------------------------------------------------------------------
 
 
 async def test_write_cancelled_while_it_waits_is_never_sent_and_its_neighbours_are() -> None:
-    log, groups = Log(), [write() for _ in range(3)]
+    log = Log()
+    groups = [write() for _ in range(3)]
     for _ in range(PACKS_IN_FLIGHT_MAX):
         await log.start(write())
     appends = await log.start(*groups)

@@ -1,4 +1,6 @@
-"""What becomes of packed writes: each hears its own end, once, and nobody is forgotten on the way."""
+"""What becomes of packed writes: each hears its own end, once, and nobody is forgotten on the
+way.
+"""
 
 import asyncio
 from collections import Counter
@@ -17,7 +19,7 @@ from wal.packer import PACKS_IN_FLIGHT_MAX
 pytestmark = pytest.mark.anyio
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 async def test_error_of_a_pack_reaches_each_of_its_writes_and_those_behind_it_go_on() -> None:
@@ -38,7 +40,8 @@ async def test_error_of_a_pack_reaches_each_of_its_writes_and_those_behind_it_go
 
 
 async def test_error_of_one_write_is_its_own() -> None:
-    log, groups = Log(), [write() for _ in range(3)]
+    log = Log()
+    groups = [write() for _ in range(3)]
     await log.start(write())
     appends = await log.start(*groups)
     pack, _ = log.under_way[1]
@@ -80,11 +83,12 @@ async def test_bug_behind_a_lone_write_is_its_callers_and_the_road_is_free() -> 
     assert log.memory.held_bytes == 0
 
 
-# --- again ------------------------------------------------------------------------------------------------------------
+# --- again ----------------------------------------------------------------------------------------
 
 
 async def test_write_that_comes_again_goes_before_all_that_wait_and_in_its_order() -> None:
-    log, groups = Log(), [write() for _ in range(4)]
+    log = Log()
+    groups = [write() for _ in range(4)]
     await log.start(write())
     appends = await log.start(*groups)
     pack, _ = log.under_way[1]
@@ -104,8 +108,11 @@ async def test_write_that_comes_again_goes_before_all_that_wait_and_in_its_order
     assert log.memory.held_bytes == 0
 
 
-async def test_write_that_left_its_pack_does_not_hear_of_its_end_even_when_it_goes_in_another_meanwhile() -> None:
-    log, groups = Log(), [write() for _ in range(2)]
+async def test_write_left_pack_does_not_hear_of_end_even_when_it_goes_in_another_meanwhile() -> (
+    None
+):
+    log = Log()
+    groups = [write() for _ in range(2)]
     await log.start(write())
     appends = await log.start(*groups)
     pack, _ = log.under_way[1]
@@ -124,7 +131,8 @@ async def test_write_that_left_its_pack_does_not_hear_of_its_end_even_when_it_go
 
 
 async def test_write_cancelled_after_it_left_its_pack_does_not_come_again() -> None:
-    log, groups = Log(), [write() for _ in range(2)]
+    log = Log()
+    groups = [write() for _ in range(2)]
     await log.start(write())
     appends = await log.start(*groups)
     pack, _ = log.under_way[1]
@@ -140,7 +148,8 @@ async def test_write_cancelled_after_it_left_its_pack_does_not_come_again() -> N
 
 @pytest.mark.parametrize("repeats", [True, False])
 async def test_write_in_doubt_comes_again_only_where_writes_are_repeated(repeats: bool) -> None:
-    log, groups = Log(repeats=repeats), [write() for _ in range(2)]
+    log = Log(repeats=repeats)
+    groups = [write() for _ in range(2)]
     await log.start(write())
     appends = await log.start(*groups)
     pack, _ = log.under_way[1]
@@ -158,7 +167,7 @@ async def test_write_in_doubt_comes_again_only_where_writes_are_repeated(repeats
     assert log.memory.held_bytes == 0
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
 async def draining(log: Log) -> "asyncio.Task[None]":
@@ -187,7 +196,8 @@ async def test_drain_waits_for_a_lone_write_and_for_packs() -> None:
 
 
 async def test_drain_waits_for_what_left_its_pack_to_come_again() -> None:
-    log, groups = Log(), [write() for _ in range(2)]
+    log = Log()
+    groups = [write() for _ in range(2)]
     await log.start(write())
     await log.start(*groups)
     pack, _ = log.under_way[1]
@@ -214,7 +224,7 @@ async def test_drain_waits_for_a_pack_whose_callers_are_gone() -> None:
     await drained
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- all of it ------------------------------------------------------------------------------------
 
 
 ACTIONS = ["append", "append", "append", "cancel", "end", "fail", "leave", "come again"]
@@ -239,7 +249,9 @@ class Callers:
             case "cancel" if self.appends:
                 self.appends[number % len(self.appends)].cancel()
             case "end" | "fail" if log.under_way:
-                await log.end(number % len(log.under_way), Indeterminate("no") if action == "fail" else None)
+                await log.end(
+                    number % len(log.under_way), Indeterminate("no") if action == "fail" else None
+                )
             case "leave" if log.under_way:
                 self.leave(log.under_way[number % len(log.under_way)][0], number)
             case "come again" if self.left:
@@ -281,7 +293,9 @@ class Callers:
 
 
 @given(
-    steps=st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5), st.booleans()), max_size=40),
+    steps=st.lists(
+        st.tuples(st.sampled_from(ACTIONS), st.integers(0, 5), st.booleans()), max_size=40
+    ),
     memory=st.integers(400, 2000),
 )
 def test_whatever_happens_each_write_is_sent_in_order_told_once_and_forgotten(
@@ -304,9 +318,11 @@ def test_whatever_happens_each_write_is_sent_in_order_told_once_and_forgotten(
 
 
 async def test_what_waits_is_handed_over_in_order_in_front_of_what_waits_there() -> None:
-    here, there = Log(), Log()
+    here = Log()
+    there = Log()
     there.packer._memory = here.memory
-    groups, later = [write() for _ in range(6)], [write() for _ in range(3)]
+    groups = [write() for _ in range(6)]
+    later = [write() for _ in range(3)]
     appends = await here.start(*groups[:1])  # on its way
     here.packer._in_flight = here.packer._in_flight_max  # and no other may go
     appends += await here.start(*groups[1:])

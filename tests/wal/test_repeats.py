@@ -33,7 +33,9 @@ from wal.position import NODE_PRODUCER_ID, MemoryMessageId, Place, ProducerStamp
 pytestmark = pytest.mark.anyio
 
 LIMITS = RetryLimits(first_s=0.0, max_s=0.0, give_up_s=5.0)
-RESULT = AppendResult(kind=MemoryMessageId, first_position=1, count=1, time_tick=7, last_confirmed_position=1)
+RESULT = AppendResult(
+    kind=MemoryMessageId, first_position=1, count=1, time_tick=7, last_confirmed_position=1
+)
 HEADER = InsertHeader(1, 2, 1, 3)
 OPEN = Indeterminate("who knows")
 REOPENING = LogReopening("not yet")
@@ -42,7 +44,9 @@ Make = Callable[[], AppendGroup]
 
 
 class ScriptedLog:
-    """An append path that stamps each pack as the real one does, and answers as told; then it takes everything."""
+    """An append path that stamps each pack as the real one does, and answers as told; then it takes
+    everything.
+    """
 
     def __init__(self, *answers: StreamingNodeError) -> None:
         self.answers = list(answers)
@@ -54,7 +58,9 @@ class ScriptedLog:
         tried.groups = list(pack.groups)
         self.packs.append(tried)
         for message in pack.messages:
-            self.seen.append((message.header, message.txn_id, pack.producer or pack.groups[0].producer))
+            self.seen.append(
+                (message.header, message.txn_id, pack.producer or pack.groups[0].producer)
+            )
             message.header = InsertHeader(1, 2, 1, 3, segment_id=9, first_offset=len(self.packs))
             message.txn_id = 99
         await anyio.lowlevel.checkpoint()
@@ -122,10 +128,19 @@ async def test_every_try_carries_the_same_stamp_and_messages_as_they_were_built(
 @a_write
 @pytest.mark.parametrize(
     "error",
-    [REOPENING, FULL, Overloaded("no"), OnShutdown("closed"), StorageFailed("no"), CollectionNotFound("gone")],
+    [
+        REOPENING,
+        FULL,
+        Overloaded("no"),
+        OnShutdown("closed"),
+        StorageFailed("no"),
+        CollectionNotFound("gone"),
+    ],
     ids=lambda error: type(error).__name__,
 )
-async def test_a_write_that_did_nothing_is_not_repeated(error: StreamingNodeError, make: Make) -> None:
+async def test_a_write_that_did_nothing_is_not_repeated(
+    error: StreamingNodeError, make: Make
+) -> None:
     log = ScriptedLog(error)
     with pytest.raises(type(error)):
         await (await wal_on(log.append)).append(make())
@@ -134,7 +149,9 @@ async def test_a_write_that_did_nothing_is_not_repeated(error: StreamingNodeErro
 
 @a_write
 @pytest.mark.parametrize(
-    "error", [OnShutdown("closed"), StorageFailed("no"), SequenceTooOld(3, 9)], ids=lambda error: type(error).__name__
+    "error",
+    [OnShutdown("closed"), StorageFailed("no"), SequenceTooOld(3, 9)],
+    ids=lambda error: type(error).__name__,
 )
 async def test_refusal_that_knows_nothing_of_the_first_try_leaves_it_indeterminate(
     error: StreamingNodeError, make: Make
@@ -214,7 +231,8 @@ async def test_a_write_that_may_be_in_the_log_by_any_of_its_tries_has_begun(make
 
 @a_write
 async def test_repeated_write_that_its_term_sends_away_goes_on_in_the_next_one(make: Make) -> None:
-    log, ticket = ScriptedLog(OPEN), object()
+    log = ScriptedLog(OPEN)
+    ticket = object()
 
     async def append(pack: Pack) -> None:
         if not log.packs:
@@ -231,7 +249,8 @@ async def test_repeated_write_that_its_term_sends_away_goes_on_in_the_next_one(m
 
 
 async def test_own_write_keeps_the_sequence_that_the_log_drew_for_its_first_try() -> None:
-    log, drawn = ScriptedLog(OPEN), ProducerStamp(NODE_PRODUCER_ID, Store.term, 42)
+    log = ScriptedLog(OPEN)
+    drawn = ProducerStamp(NODE_PRODUCER_ID, Store.term, 42)
 
     async def append(pack: Pack) -> None:
         if not log.packs:
@@ -244,7 +263,9 @@ async def test_own_write_keeps_the_sequence_that_the_log_drew_for_its_first_try(
 
     await (await wal_on(append)).append(AppendGroup(a_group().messages))
     assert [stamp for _, _, stamp in log.seen] == [drawn] * 2
-    assert [pack.place for pack in log.packs] == [log.packs[0].place] * 2, "held from the first try to the last"
+    assert [pack.place for pack in log.packs] == [log.packs[0].place] * 2, (
+        "held from the first try to the last"
+    )
 
 
 async def test_stamp_of_a_named_producer_is_left_as_it_is() -> None:
@@ -253,12 +274,14 @@ async def test_stamp_of_a_named_producer_is_left_as_it_is() -> None:
     assert [stamp for _, _, stamp in log.seen] == [ProducerStamp(7, 1, 3)] * 2
 
 
-# --- many writes in one pack ------------------------------------------------------------------------------------------
+# --- many writes in one pack ----------------------------------------------------------------------
 
 
 async def in_one_pack(wal: Wal, *groups: AppendGroup) -> Sequence["asyncio.Future[AppendResult]"]:
     """Begin to append groups together, behind a write that goes alone."""
-    lone, *appends = [asyncio.ensure_future(wal.append(group)) for group in (insert_group(), *groups)]
+    lone, *appends = [
+        asyncio.ensure_future(wal.append(group)) for group in (insert_group(), *groups)
+    ]
     await lone
     return appends
 
@@ -275,7 +298,8 @@ class PackedLog(ScriptedLog):
 
 
 async def test_pack_is_repeated_as_a_whole_and_each_of_its_callers_hears_its_own_result() -> None:
-    log, drawn = PackedLog(OPEN, REOPENING), ProducerStamp(NODE_PRODUCER_ID, Store.term, 42)
+    log = PackedLog(OPEN, REOPENING)
+    drawn = ProducerStamp(NODE_PRODUCER_ID, Store.term, 42)
 
     async def append(pack: Pack) -> None:
         if pack.come_again is not None and pack.producer is not None and not pack.producer.sequence:
@@ -304,8 +328,9 @@ async def test_pack_of_named_producers_only_is_not_also_a_write_of_the_node() ->
     await wal.close()
 
 
-async def test_write_that_was_settled_or_left_before_the_doubt_is_not_repeated_with_its_pack() -> None:
-    log, refused = PackedLog(OPEN), CollectionNotFound("gone")
+async def test_write_that_was_settled_or_left_before_doubt_is_not_repeated_with_its_pack() -> None:
+    log = PackedLog(OPEN)
+    refused = CollectionNotFound("gone")
     groups = [insert_group() for _ in range(3)]
 
     async def append(pack: Pack) -> None:
@@ -327,7 +352,7 @@ async def test_write_that_was_settled_or_left_before_the_doubt_is_not_repeated_w
     await wal.close()
 
 
-async def test_each_try_knows_all_those_before_it_since_any_of_them_may_be_the_one_in_the_log() -> None:
+async def test_each_try_knows_all_those_before_it_since_any_of_them_may_be_one_in_the_log() -> None:
     log = PackedLog(OPEN, OPEN)
     wal = await wal_on(log.append)
     await asyncio.gather(*await in_one_pack(wal, insert_group(), some_rows()))
@@ -355,11 +380,15 @@ async def test_write_that_left_a_repeated_pack_is_not_written_by_its_next_try_as
     assert [len(pack.groups) for pack in log.packs] == [2, 1, 1]
     assert log.packs[0].come_again is not None
     log.packs[0].come_again(left[0])
-    assert (await second).time_tick == RESULT.time_tick, "what comes again is heard by the caller of the first try"
+    assert (await second).time_tick == RESULT.time_tick, (
+        "what comes again is heard by the caller of the first try"
+    )
     await wal.close()
 
 
-async def test_write_whose_caller_gave_up_before_the_log_is_not_written_by_a_repeated_pack() -> None:
+async def test_write_whose_caller_gave_up_before_the_log_is_not_written_by_a_repeated_pack() -> (
+    None
+):
     log = PackedLog(OPEN)
     groups = [insert_group() for _ in range(2)]
     held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -382,7 +411,9 @@ async def test_write_whose_caller_gave_up_before_the_log_is_not_written_by_a_rep
     await wal.close()
 
 
-@pytest.mark.parametrize("error", [OnShutdown("closed"), SequenceTooOld(3, 9)], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error", [OnShutdown("closed"), SequenceTooOld(3, 9)], ids=lambda error: type(error).__name__
+)
 async def test_refusal_of_a_repeated_pack_that_knows_nothing_leaves_every_write_of_it_indeterminate(
     error: StreamingNodeError,
 ) -> None:

@@ -40,8 +40,9 @@ async def test_result_and_error_come_through() -> None:
         await outlast(fail())
 
 
-async def test_cancelled_task_waits_for_the_end_of_the_work_however_often_it_is_cancelled() -> None:
-    work, told = Work(), 0
+async def test_cancelled_task_waits_for_end_of_the_work_however_often_it_is_cancelled() -> None:
+    work = Work()
+    told = 0
 
     def tell() -> None:
         nonlocal told
@@ -85,7 +86,8 @@ async def test_error_behind_a_cancellation_is_heard() -> None:
 
 
 async def test_time_that_the_machine_sleeps_has_elapsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux alone has one that stops
+    # Linux alone has one that stops
+    goes_on = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     slept_ten_minutes = {time.CLOCK_MONOTONIC: 5 * 10**9} | {goes_on: 605 * 10**9}
     monkeypatch.setattr(time, "clock_gettime_ns", slept_ten_minutes.__getitem__)
     assert elapsed_ms() == 605_000

@@ -24,7 +24,9 @@ def specified_integer_hash(value: int) -> int:
 
 
 def specified_bytes_hash(key: bytes) -> int:
-    return specified_integer_hash(len(key) + sum(byte * pow(GAMMA, i, 1 << 64) for i, byte in enumerate(key, 1)) & MASK)
+    return specified_integer_hash(
+        len(key) + sum(byte * pow(GAMMA, i, 1 << 64) for i, byte in enumerate(key, 1)) & MASK
+    )
 
 
 def hashes_of(keys: Sequence[bytes], *, before: bytes = b"") -> list[int]:
@@ -54,7 +56,9 @@ def test_hash_does_not_depend_on_how_keys_fall_into_blocks(monkeypatch: pytest.M
 
 def test_key_longer_than_a_block_is_hashed_whole() -> None:
     key = bytes(range(256)) * 300
-    assert hashes_of([b"a", key, b"b"]) == [specified_bytes_hash(each) for each in (b"a", key, b"b")]
+    assert hashes_of([b"a", key, b"b"]) == [
+        specified_bytes_hash(each) for each in (b"a", key, b"b")
+    ]
 
 
 def test_keys_that_differ_in_trailing_zeros_differ_in_hash() -> None:
@@ -62,14 +66,18 @@ def test_keys_that_differ_in_trailing_zeros_differ_in_hash() -> None:
 
 
 def test_dense_integers_spread_evenly_over_shards() -> None:
-    counts = np.bincount(shards_of(hash_integers(np.arange(100_000, dtype=np.int64)), 7), minlength=7)
+    counts = np.bincount(
+        shards_of(hash_integers(np.arange(100_000, dtype=np.int64)), 7), minlength=7
+    )
     assert counts.min() > 0.97 * 100_000 / 7
 
 
 def test_vectors_of_the_format_page_hold() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "format.md").read_text("utf-8")
     section = page.partition("## Shard hash")[2].partition("\n## ")[0]
-    vectors = re.findall(r"^\| `(i|b)` \| `([^`]*)` \| `([0-9a-f]{16})` \| (\d) \| (\d) \|$", section, re.MULTILINE)
+    vectors = re.findall(
+        r"^\| `(i|b)` \| `([^`]*)` \| `([0-9a-f]{16})` \| (\d) \| (\d) \|$", section, re.MULTILINE
+    )
     assert len(vectors) >= 10
     for kind, key, expected, of_2, of_8 in vectors:
         hashes = hash_integers(np.array([int(key)], np.int64)) if kind == "i" else None

@@ -30,7 +30,8 @@ async def settle() -> None:
 async def test_first_failure_is_told_once_and_kept() -> None:
     told: list[BaseException] = []
     supervisor = Supervisor(told.append)
-    first, second = ValueError("first"), ValueError("second")
+    first = ValueError("first")
+    second = ValueError("second")
     supervisor.spawn(fail(first))
     supervisor.spawn(fail(second))
     await settle()
@@ -55,13 +56,16 @@ async def test_stop_ends_every_task_and_may_be_repeated() -> None:
 
 
 def spawn_outside(spawn: Callable[[], None]) -> None:
-    """Call back with a context of its own: `anyio.run` leaves a name in its program's, `uvloop.run` does not."""
+    """Call back with a context of its own: `anyio.run` leaves a name in its program's, `uvloop.run`
+    does not.
+    """
     asyncio.get_running_loop().call_soon(spawn, context=Context())
 
 
 async def test_work_is_spawned_by_a_callback_outside_of_any_task_also_beside_sniffio() -> None:
     assert importlib.util.find_spec("sniffio"), "with it anyio knows its backend in tasks only"
-    supervisor, spawned = Supervisor(lambda _: pytest.fail("nothing failed")), list[asyncio.Task[None]]()
+    supervisor = Supervisor(lambda _: pytest.fail("nothing failed"))
+    spawned = list[asyncio.Task[None]]()
     spawn_outside(lambda: spawned.append(supervisor.spawn(wait_for_ever())))
     await settle()
     spawn_outside(lambda: spawned.append(supervisor.spawn(wait_for_ever())))
@@ -72,7 +76,9 @@ async def test_work_is_spawned_by_a_callback_outside_of_any_task_also_beside_sni
 
 
 async def test_stop_waits_for_the_thread_that_a_task_waits_for() -> None:
-    began, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    began = threading.Event()
+    goes_on = threading.Event()
+    ended = threading.Event()
 
     def write_files() -> None:
         began.set()

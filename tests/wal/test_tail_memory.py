@@ -23,7 +23,9 @@ def ticks(entries: list[LogEntry]) -> list[int]:
 
 @pytest.fixture
 def tail() -> LiveTail:
-    """Return a tail of 100 bytes at its bound: opened at tick 99, then ticks 100, 101, 103 and 104."""
+    """Return a tail of 100 bytes at its bound: opened at tick 99, then ticks 100, 101, 103 and
+    104.
+    """
     tail = LiveTail(capacity_bytes=100)
     tail.start(next_position=1, confirmed_tick=99)
     for position, (tick, size_bytes) in enumerate([(100, 10), (101, 20), (103, 30), (104, 40)], 1):
@@ -32,7 +34,9 @@ def tail() -> LiveTail:
 
 
 @pytest.mark.parametrize("position,expected", [(1, 4), (3, 2), (4, 1), (5, 0), (9, 0)])
-def test_a_snapshot_from_a_position_has_it_and_all_after(tail: LiveTail, position: int, expected: int) -> None:
+def test_a_snapshot_from_a_position_has_it_and_all_after(
+    tail: LiveTail, position: int, expected: int
+) -> None:
     assert len(snapshot(tail, position)) == expected
 
 
@@ -102,10 +106,14 @@ def test_a_restart_sends_everyone_below_the_new_position_away(tail: LiveTail) ->
 
 
 def pack(tick: int, position: int, groups: int = 3) -> LogEntry:
-    return packed_entry(*[insert_group() for _ in range(groups)], tick=tick, first_position=position, size_bytes=50)
+    return packed_entry(
+        *[insert_group() for _ in range(groups)], tick=tick, first_position=position, size_bytes=50
+    )
 
 
-def test_a_pack_confirms_the_last_of_its_ticks_and_takes_the_positions_of_all_its_groups(tail: LiveTail) -> None:
+def test_a_pack_confirms_the_last_of_its_ticks_and_takes_the_positions_of_all_its_groups(
+    tail: LiveTail,
+) -> None:
     tail.append(pack(105, 5))
     assert (tail.confirmed_tick, tail.next_position) == (107, 8)
     for position in (5, 6, 7):

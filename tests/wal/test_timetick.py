@@ -41,7 +41,11 @@ def test_a_moment_is_one_tick_in_whichever_zone_it_is_told(naive: datetime, hour
 
 
 def test_a_time_without_a_zone_or_outside_the_range_becomes_no_tick() -> None:
-    for moment in (datetime(2026, 1, 1), datetime(1969, 12, 31, tzinfo=UTC), datetime(3500, 1, 1, tzinfo=UTC)):  # noqa: DTZ001
+    for moment in (
+        datetime(2026, 1, 1),
+        datetime(1969, 12, 31, tzinfo=UTC),
+        datetime(3500, 1, 1, tzinfo=UTC),
+    ):  # noqa: DTZ001
         with pytest.raises(InvalidArgument):
             time_to_tick(moment)
 
@@ -68,9 +72,12 @@ def test_ticks_ascend_strictly_under_any_clock(steps: list[int], above: int) -> 
 
 
 @given(steps=st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 600)), max_size=30))
-def test_ticks_allocated_together_follow_one_another_above_all_earlier_ones(steps: list[tuple[int, int]]) -> None:
+def test_ticks_allocated_together_follow_one_another_above_all_earlier_ones(
+    steps: list[tuple[int, int]],
+) -> None:
     clock = StillClock(NOW_MS)
-    allocator, last = TickAllocator(clock, clock), 0
+    allocator = TickAllocator(clock, clock)
+    last = 0
     for change_ms, count in steps:
         clock.now_ms += change_ms
         first = allocator.allocate(count)
@@ -97,9 +104,12 @@ class Clocks:
     """A clock that a test sets, and the time that really passes."""
 
     def __init__(self) -> None:
-        self.now_ms, self.elapsed_ms = NOW_MS, 77
+        self.now_ms = NOW_MS
+        self.elapsed_ms = 77
         self.leaps: list[int] = []
-        self.allocator = TickAllocator(lambda: self.now_ms, lambda: self.elapsed_ms, on_leap=self.leaps.append)
+        self.allocator = TickAllocator(
+            lambda: self.now_ms, lambda: self.elapsed_ms, on_leap=self.leaps.append
+        )
 
     def tick_after(self, *, passed_ms: int, set_by_ms: int = 0) -> int:
         """Let time pass and set the clock besides; return the time of the next tick."""

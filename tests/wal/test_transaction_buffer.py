@@ -27,13 +27,23 @@ def visible(buffer: TransactionBuffer, made: list[LogEntry]) -> list[AnyMessage]
 
 def test_plain_messages_pass_as_they_are() -> None:
     made = entries([insert(b"a")], [insert(b"b"), insert(b"c")])
-    assert visible(TransactionBuffer(), made) == [message for entry in made for message in entry.messages]
+    assert visible(TransactionBuffer(), made) == [
+        message for entry in made for message in entry.messages
+    ]
 
 
 def test_pieces_of_transactions_from_before_the_scan_are_dropped() -> None:
     buffer = TransactionBuffer()
-    made = entries([insert(b"plain")], [insert(b"body", txn_id=3)], [insert(b"plain")], [rollback(4)], [commit(5, [])])
-    assert [message.payload for message in visible(buffer, made) if isinstance(message, Message)] == [b"plain"] * 2
+    made = entries(
+        [insert(b"plain")],
+        [insert(b"body", txn_id=3)],
+        [insert(b"plain")],
+        [rollback(4)],
+        [commit(5, [])],
+    )
+    assert [
+        message.payload for message in visible(buffer, made) if isinstance(message, Message)
+    ] == [b"plain"] * 2
 
 
 def test_a_transaction_appears_at_its_commit_with_what_was_interleaved_before_it() -> None:
@@ -48,7 +58,10 @@ def test_a_transaction_appears_at_its_commit_with_what_was_interleaved_before_it
     assert {body.time_tick for body in transaction.bodies} == {14}
     headers = [body.header for body in transaction.bodies]
     assert all(isinstance(header, InsertHeader) for header in headers)
-    assert [header.first_offset for header in headers if isinstance(header, InsertHeader)] == [10, 11]
+    assert [header.first_offset for header in headers if isinstance(header, InsertHeader)] == [
+        10,
+        11,
+    ]
     assert (buffer.open_transactions, buffer.size_bytes) == ((), 0)
 
 
@@ -117,8 +130,16 @@ def test_whoever_asks_is_told_of_a_commit_from_before_the_scan() -> None:
 
 def test_open_transactions_are_listed_in_the_order_they_began() -> None:
     buffer = TransactionBuffer()
-    visible(buffer, entries([begin(10)], [begin(11)], [insert(b"body", txn_id=11)], [begin(13)], [rollback(13)]))
-    assert [(each.begin.txn_id, len(each.bodies)) for each in buffer.open_transactions] == [(10, 0), (11, 1)]
+    visible(
+        buffer,
+        entries(
+            [begin(10)], [begin(11)], [insert(b"body", txn_id=11)], [begin(13)], [rollback(13)]
+        ),
+    )
+    assert [(each.begin.txn_id, len(each.bodies)) for each in buffer.open_transactions] == [
+        (10, 0),
+        (11, 1),
+    ]
     assert buffer.size_bytes > 0
 
 
@@ -131,22 +152,27 @@ def packed(tick: int, position: int) -> LogEntry:
     """Return a plain insert and a whole transaction of two, packed, at a tick and the next one."""
     target = FakeTarget()
     transaction = transaction_group(piece(target, (0, b"x")), piece(target, (0, b"y")))
-    return packed_entry(insert_group(target, data=b"p"), transaction, tick=tick, first_position=position)
+    return packed_entry(
+        insert_group(target, data=b"p"), transaction, tick=tick, first_position=position
+    )
 
 
 def test_packed_rows_come_out_at_their_place_between_the_pieces_of_a_transaction() -> None:
     bodies = [insert(b"one", txn_id=10)]
-    before, after = entries([begin(10)], bodies), entries([commit(10, bodies)], first_tick=20)
+    before = entries([begin(10)], bodies)
+    after = entries([commit(10, bodies)], first_tick=20)
     buffer = TransactionBuffer()
     assert visible(buffer, before) == []
     plain, whole = visible(buffer, [packed(14, 3)])
     assert (plain.time_tick, plain.position, whole.time_tick, whole.position) == (14, 3, 15, 7)
     assert len(_bodies(whole)) == 2
-    assert [each.begin.txn_id for each in buffer.open_transactions] == [10], "packed transactions are never open"
+    assert [each.begin.txn_id for each in buffer.open_transactions] == [10], (
+        "packed transactions are never open"
+    )
     assert seen(visible(buffer, after)) == [(20, (b"one",))]
 
 
-def test_transaction_packed_at_the_first_entry_needs_no_begin_and_those_before_it_are_dropped() -> None:
+def test_transaction_packed_at_first_entry_needs_no_begin_and_those_before_it_are_dropped() -> None:
     missed: list[int] = []
     buffer = TransactionBuffer(begin_missing=lambda commit: missed.append(commit.txn_id))
     assert len(visible(buffer, [packed(14, 3)])) == 2

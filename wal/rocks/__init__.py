@@ -1,1 +1,3 @@
-"""The log store on RocksDB; `store.py` is the door, `docs/adr/0004-log-layout-on-rocksdb.md` the reasons."""
+"""The log store on RocksDB; `store.py` is the door, `docs/adr/0004-log-layout-on-rocksdb.md` the
+reasons.
+"""

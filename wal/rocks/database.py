@@ -1,6 +1,7 @@
 """The open database, the threads that may touch it beside the writer's, and what its failures mean.
 
-Two of them read and one compacts. Their calls cannot be abandoned, so that no iterator outlives the database.
+Two of them read and one compacts. Their calls cannot be abandoned, so that no iterator outlives the
+database.
 """
 
 import ctypes
@@ -15,7 +16,14 @@ from typing import Any, TypeVar, TypeVarTuple
 import anyio
 from rocksdict import AccessType, ColumnFamily, DBRecoveryMode, Rdict
 
-from wal.errors import AlreadyOwned, Corrupt, OnShutdown, StorageFailed, StorageFull, StreamingNodeError
+from wal.errors import (
+    AlreadyOwned,
+    Corrupt,
+    OnShutdown,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
 from wal.files import DIRECTORY_MODE, no_descriptor_left
 from wal.rocks.layout import ENTRY_FAMILY, META_FAMILY, RocksOptions, database_options, families
 from wal.rocks.space import REPLAY_BYTES, free_bytes_of, log_bytes_of
@@ -29,17 +37,23 @@ _Ts = TypeVarTuple("_Ts")
 
 
 _is_used = False
-"""Whether this process has ever opened a database: RocksDB has threads from then on, also when it is closed."""
+"""Whether this process has ever opened a database: RocksDB has threads from then on, also when it
+is closed.
+"""
 _was_used_before_fork = False
-"""Whether the process that this one was forked from had: its threads are not here, and RocksDB waits for them."""
+"""Whether the process that this one was forked from had: its threads are not here, and RocksDB
+waits for them.
+"""
 
 
 def refuse_after_fork(path: Path) -> None:
     """Raise `StorageFailed` where RocksDB would hang: in a child of a process that has used it."""
     if _was_used_before_fork:
         raise StorageFailed(
-            f"{path} cannot be opened: this process was forked from one that had opened a node, and RocksDB's "
-            "threads are not here — open nodes after the fork only, or start processes with the spawn method"
+            f"{path} cannot be opened: this process was forked from one that had opened a node, "
+            "and RocksDB's "
+            "threads are not here — open nodes after the fork only, or start processes with the "
+            "spawn method"
         )
 
 
@@ -70,20 +84,31 @@ os.register_at_fork(after_in_child=_notice_fork)
 
 
 def open_rocksdb(
-    path: Path, options: RocksOptions, *, writable: bool = False, create: bool = False, past_damage: bool = False
+    path: Path,
+    options: RocksOptions,
+    *,
+    writable: bool = False,
+    create: bool = False,
+    past_damage: bool = False,
 ) -> Rdict:
-    """Open a database: as far as its log is whole, or with `past_damage` what is behind damage in it, too.
+    """Open a database: as far as its log is whole, or with `past_damage` what is behind damage in
+    it, too.
 
     Raises what RocksDB's failure means, and as `refuse_after_fork`. Nothing is changed unless it is
     `writable`.
     """
     global _is_used  # noqa: PLW0603 - of the process
     refuse_after_fork(path)
-    recovery = DBRecoveryMode.skip_any_corrupted_record() if past_damage else DBRecoveryMode.point_in_time()
+    recovery = (
+        DBRecoveryMode.skip_any_corrupted_record()
+        if past_damage
+        else DBRecoveryMode.point_in_time()
+    )
     _is_used = True  # first: another thread may fork while RocksDB starts its own
     with classified(path):
         if create:
-            path.mkdir(DIRECTORY_MODE)  # RocksDB makes files as the umask says; nobody else gets to them
+            # RocksDB makes files as the umask says; nobody else gets to them
+            path.mkdir(DIRECTORY_MODE)
         return Rdict(
             os.fsencode(path).decode(),  # RocksDB is told it in UTF-8, whatever the locale
             database_options(options, recovery=recovery, create=create),
@@ -95,12 +120,14 @@ def open_rocksdb(
 class Engine:
     """The database of an open store and its families. `path` is for error texts.
 
-    While a database is closed and another put in its place, calls wait; so a call looks families up in its thread, never
-    before. Who holds a handle of a family holds the database open, too.
+    While a database is closed and another put in its place, calls wait; so a call looks families up
+    in its thread, never before. Who holds a handle of a family holds the database open, too.
     """
 
     database: Rdict
-    """The whole database; its own methods mean the default family. Only while it is open, as the families."""
+    """The whole database; its own methods mean the default family. Only while it is open, as the
+    families.
+    """
     entries: Rdict
     entry_family: ColumnFamily
     meta_family: ColumnFamily
@@ -122,7 +149,8 @@ class Engine:
 
         def compact() -> None:
             self.entries.compact_range(begin, end)
-            self.database.flush()  # RocksDB keeps its own log while it holds a record of either family that is in no table
+            # RocksDB keeps its own log while it holds a record of either family that is in no table
+            self.database.flush()
 
         await outlast(in_thread(self.run, compact, limiter=self._compactor))
 
@@ -142,14 +170,20 @@ class Engine:
             self.run(self._close)
 
     def leave(self) -> None:
-        """Never close the database: another process has it open, whose files RocksDB would remove as left-overs."""
+        """Never close the database: another process has it open, whose files RocksDB would remove
+        as left-overs.
+        """
         if self._is_open:
             self.database.cancel_all_background(False)
             self._keep_open()
 
     def leave_in_child(self) -> None:
-        """Never close the database, which is the parent's: RocksDB would wait for threads that are not here."""
-        self._why_closed = "was opened before this process was forked — open nodes after the fork only"
+        """Never close the database, which is the parent's: RocksDB would wait for threads that are
+        not here.
+        """
+        self._why_closed = (
+            "was opened before this process was forked — open nodes after the fork only"
+        )
         if self._is_open:
             self._keep_open()
 
@@ -161,24 +195,30 @@ class Engine:
     def install(self, database: Rdict) -> None:
         """Put a database in the place of the closed one; calls are still held back."""
         assert not self._is_open, "one database at a time"
-        self.database, self.entries = database, database.get_column_family(ENTRY_FAMILY)
+        self.database = database
+        self.entries = database.get_column_family(ENTRY_FAMILY)
         self.entry_family = database.get_column_family_handle(ENTRY_FAMILY)
         self.meta_family = database.get_column_family_handle(META_FAMILY)
         self._is_open = True
 
     def resume(self) -> None:
-        """Let the calls go on that were held back; without a database they raise `StorageFailed`."""
+        """Let the calls go on that were held back; without a database they raise
+        `StorageFailed`.
+        """
         self._held = False
         self._readers.release_on_behalf_of(self)
         self._compactor.release_on_behalf_of(self)
         self._readers.total_tokens = READERS_MAX
 
     def _close(self) -> None:
-        entries, whole = self.entries, self.database
+        entries = self.entries
+        whole = self.database
         self._forget()
         try:
             entries.close()
-        finally:  # after a failed write RocksDB repeats the failure in both, and releases the directory only after both
+        finally:
+            # after a failed write RocksDB repeats the failure in both, and releases the directory
+            # only after both
             whole.close()
 
     def _forget(self) -> None:
@@ -199,7 +239,8 @@ def classified(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Its traceback keeps the frames that ended, these an iterator or a family, and either the database and its lock.
+        # Its traceback keeps the frames that ended, these an iterator or a family, and either the
+        # database and its lock.
         traceback.clear_frames(error.__traceback__)
         if isinstance(error, StreamingNodeError):
             raise
@@ -207,24 +248,34 @@ def classified(path: Path) -> Iterator[None]:
 
 
 def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
-    """Return what a failed call on the database at `path` means for the caller, except a write: its outcome is open."""
-    # RocksDB's exceptions are bare `Exception`s with a text. Tests hold the texts, so that another wording is noticed.
+    """Return what a failed call on the database at `path` means for the caller, except a write: its
+    outcome is open.
+    """
+    # RocksDB's exceptions are bare `Exception`s with a text. Tests hold the texts, so that another
+    # wording is noticed.
     text = str(error)
 
     def says(*patterns: str) -> bool:
         return any(pattern in text for pattern in patterns)
 
     if isinstance(error, UnicodeError):
-        return StorageFailed(f"{path} is no UTF-8, which RocksDB takes paths in — choose another one")
+        return StorageFailed(
+            f"{path} is no UTF-8, which RocksDB takes paths in — choose another one"
+        )
     if says("While lock file", "lock hold by current process"):
         return AlreadyOwned(str(path), None)
-    if says("DB instance already closed", "DB already closed") or type(error).__name__ == "DbClosedError":
+    if (
+        says("DB instance already closed", "DB already closed")
+        or type(error).__name__ == "DbClosedError"
+    ):
         return OnShutdown(f"the database at {path} is closed")
     if says("No space left on device"):
         free_bytes = 0
         with suppress(OSError):  # it may not be made yet
             free_bytes = free_bytes_of(path)
-        return StorageFull(str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES)
+        return StorageFull(
+            str(path), free_bytes, max(log_bytes_of(path), free_bytes) + REPLAY_BYTES
+        )
     if says("Too many open files"):
         return no_descriptor_left(path, error)
     if says("Read-only file system", "Permission denied"):
@@ -234,4 +285,6 @@ def classify_failure(error: Exception, path: Path) -> StreamingNodeError:
             f"the database at {path} is damaged: {text} — restore the node from a backup, "
             "or take out what can be read: streamingnode export DIR OUT --salvage"
         )
-    return StorageFailed(f"the database at {path} failed — check the disk and the system log: {text}")
+    return StorageFailed(
+        f"the database at {path} failed — check the disk and the system log: {text}"
+    )

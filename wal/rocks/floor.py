@@ -1,8 +1,11 @@
-"""The floor file: how far the log had come, kept outside the database that might lose it, and who owns the directory.
+"""The floor file: how far the log had come, kept outside the database that might lose it, and who
+owns the directory.
 
-It says what was acknowledged, so that a start notices what RocksDB has lost without an error; and a tick below which no new
-one may be. Layout (little endian, `docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with
-the higher generation counts, and in sectors of their own a promised tick and the fencing token of the latest owner.
+It says what was acknowledged, so that a start notices what RocksDB has lost without an error; and a
+tick below which no new one may be. Layout (little endian,
+`docs/adr/0004-log-layout-on-rocksdb.md`): two slots of 4 KiB, of which the valid one with the
+higher generation counts, and in sectors of their own a promised tick and the fencing token of the
+latest owner.
 """
 
 import os
@@ -19,7 +22,8 @@ from wal.errors import ChannelFenced, Corrupt, UnsupportedFormat
 from wal.failpoint import failpoint
 from wal.files import open_regular, read_regular, write_file
 
-BACKUP_RECORD_NAME = "backup.json"  # marks a directory as a backup; to open it as a node would change it
+# marks a directory as a backup; to open it as a node would change it
+BACKUP_RECORD_NAME = "backup.json"
 FLOOR_NAME = "floor"
 FLOOR_TEMPORARY_NAME = f"{FLOOR_NAME}.tmp"
 FLOOR_FORMAT = 1
@@ -46,7 +50,9 @@ LOGS_MAX = (SLOT_BYTES - _CHECKSUM_BYTES - _HEAD.size) // _POSITION.size
 
 
 class Floor(msgspec.Struct, frozen=True, kw_only=True):
-    """What was durable when it was written. `tick` is the highest one in the log or promised; positions are by log id."""
+    """What was durable when it was written. `tick` is the highest one in the log or promised;
+    positions are by log id.
+    """
 
     node_id: str
     generation: int = 0
@@ -59,20 +65,30 @@ class Floor(msgspec.Struct, frozen=True, kw_only=True):
 def encode_slot(floor: Floor) -> bytes:
     """Return the used bytes of a slot."""
     numbers = floor.generation, floor.term, floor.tick, floor.meta_version
-    head = _HEAD.pack(FLOOR_MAGIC, FLOOR_FORMAT, len(floor.positions), floor.node_id.encode(), *numbers)
-    return _with_checksum(head + b"".join(_POSITION.pack(*item) for item in floor.positions.items()))
+    head = _HEAD.pack(
+        FLOOR_MAGIC, FLOOR_FORMAT, len(floor.positions), floor.node_id.encode(), *numbers
+    )
+    return _with_checksum(
+        head + b"".join(_POSITION.pack(*item) for item in floor.positions.items())
+    )
 
 
 def decode_slot(data: bytes) -> Floor | None:
-    """Return the floor in a slot, None when it has no whole one. Raises `UnsupportedFormat` for a newer release's."""
+    """Return the floor in a slot, None when it has no whole one. Raises `UnsupportedFormat` for a
+    newer release's.
+    """
     if len(data) < _CHECKSUM_BYTES + _HEAD.size:
         return None
-    magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(data, _CHECKSUM_BYTES)
+    magic, version, count, node_id, generation, term, tick, meta_version = _HEAD.unpack_from(
+        data, _CHECKSUM_BYTES
+    )
     body = _checked(data, _HEAD.size + count * _POSITION.size)
     if magic != FLOOR_MAGIC or body is None:
         return None
     if version != FLOOR_FORMAT:
-        raise UnsupportedFormat(f"the floor file has format {version}, this release reads {FLOOR_FORMAT}")
+        raise UnsupportedFormat(
+            f"the floor file has format {version}, this release reads {FLOOR_FORMAT}"
+        )
     return Floor(
         node_id=node_id.rstrip(b"\0").decode(errors="replace"),
         generation=generation,
@@ -119,7 +135,9 @@ def decode_floor(data: bytes) -> Floor:
     """Return the newest floor in a whole file. Raises `Corrupt` when neither slot is valid."""
     slots = [slot for at in (0, SLOT_BYTES) if (slot := decode_slot(data[at : at + SLOT_BYTES]))]
     if not slots:
-        raise Corrupt("neither slot of the floor file is valid — restore the node directory from a backup")
+        raise Corrupt(
+            "neither slot of the floor file is valid — restore the node directory from a backup"
+        )
     newest = max(slots, key=lambda slot: slot.generation)
     return msgspec.structs.replace(
         newest,
@@ -129,19 +147,30 @@ def decode_floor(data: bytes) -> Floor:
 
 
 def write_floor(directory: Path, floor: Floor) -> None:
-    """Replace the floor file of a node nobody has open: whole or not at all. The caller syncs the directory."""
+    """Replace the floor file of a node nobody has open: whole or not at all. The caller syncs the
+    directory.
+    """
     temporary = directory / FLOOR_TEMPORARY_NAME
-    write_file(temporary, encode_slot(msgspec.structs.replace(floor, generation=0)).ljust(FLOOR_BYTES, b"\0"))
+    write_file(
+        temporary,
+        encode_slot(msgspec.structs.replace(floor, generation=0)).ljust(FLOOR_BYTES, b"\0"),
+    )
     temporary.rename(directory / FLOOR_NAME)
 
 
 def is_begun_floor(data: bytes) -> bool:
-    """Whether a temporary file is a floor of ours, or what a crash leaves of one: nothing, zeros, or a part of it."""
-    return len(data) <= FLOOR_BYTES and (not any(data) or data[_CHECKSUM_BYTES:][: len(FLOOR_MAGIC)] == FLOOR_MAGIC)
+    """Whether a temporary file is a floor of ours, or what a crash leaves of one: nothing, zeros,
+    or a part of it.
+    """
+    return len(data) <= FLOOR_BYTES and (
+        not any(data) or data[_CHECKSUM_BYTES:][: len(FLOOR_MAGIC)] == FLOOR_MAGIC
+    )
 
 
 def read_floor(directory: Path) -> Floor | None:
-    """Return the floor of a node directory, None when there is no floor file. Raises `Corrupt`, `UnsupportedFormat`."""
+    """Return the floor of a node directory, None when there is no floor file. Raises `Corrupt`,
+    `UnsupportedFormat`.
+    """
     try:
         return decode_floor(read_regular(directory / FLOOR_NAME, bytes_max=FLOOR_READ_BYTES_MAX))
     except FileNotFoundError:
@@ -149,19 +178,22 @@ def read_floor(directory: Path) -> Floor | None:
 
 
 class FloorFile:
-    """The open floor file of an owner of the directory. `sync`, `promise` and `take_token` wait for the disk.
+    """The open floor file of an owner of the directory. `sync`, `promise` and `take_token` wait for
+    the disk.
 
-    The writer thread alone writes the slots, one call at a time the promise, an opening alone the token, so there is no
-    lock. Between two syncs only one slot is written; a power cut in the middle of it leaves the other one, synced, and
-    loses at most one sync interval of the floor, never of the log. Where `flock` does not work, or the directory is
-    replaced under its owner, the token tells: the writer compares it before it acknowledges.
+    The writer thread alone writes the slots, one call at a time the promise, an opening alone the
+    token, so there is no lock. Between two syncs only one slot is written; a power cut in the
+    middle of it leaves the other one, synced, and loses at most one sync interval of the floor,
+    never of the log. Where `flock` does not work, or the directory is replaced under its owner, the
+    token tells: the writer compares it before it acknowledges.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = str(directory / FLOOR_NAME)
         self._descriptor = open_regular(directory / FLOOR_NAME, os.O_RDWR)
         self._status = os.fstat(self._descriptor)
-        self._nonce, self._token = secrets.token_bytes(_NONCE_BYTES), b""
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._token = b""
         self.token_term = 0
         """The term of the token that was written last; 0 before the first."""
         self.dirty = False
@@ -171,16 +203,21 @@ class FloorFile:
     def reload(self) -> None:
         """Take what is in the file for what is known. Raises `Corrupt`."""
         floor = decode_floor(os.pread(self._descriptor, FLOOR_READ_BYTES_MAX, 0))
-        self._positions, self._promised = dict(floor.positions), floor.tick
-        self.known = msgspec.structs.replace(floor, generation=floor.generation + 1, positions=self._positions)
+        self._positions = dict(floor.positions)
+        self._promised = floor.tick
+        self.known = msgspec.structs.replace(
+            floor, generation=floor.generation + 1, positions=self._positions
+        )
         """What was recorded last, on the disk or not; it goes into the slot of its generation."""
 
     def take_token(self, term: int) -> None:
         """Write the token for `term`, durably."""
         token = encode_token(term, self._nonce)
         os.pwrite(self._descriptor, token, TOKEN_OFFSET)
-        # Not before: after a write that failed, the token on the disk is still the last one of ours.
-        self._token, self.token_term = token, term
+        # Not before: after a write that failed, the token on the disk is still the last one of
+        # ours.
+        self._token = token
+        self.token_term = term
         os.fsync(self._descriptor)
 
     def check_owner(self) -> None:
@@ -193,7 +230,8 @@ class FloorFile:
         found = os.pread(self._descriptor, TOKEN_BYTES, TOKEN_OFFSET)
         if found != self._token:
             raise ChannelFenced(
-                f"{Path(self._path).parent} was taken over by another owner, of term {decode_token_term(found)} — "
+                f"{Path(self._path).parent} was taken over by another owner, of term "
+                f"{decode_token_term(found)} — "
                 "stop one of the two: this one writes no more"
             )
 
@@ -206,24 +244,37 @@ class FloorFile:
             in_place = False
         if not in_place:
             raise ChannelFenced(
-                f"{self._path} was replaced or removed under its owner — put the directory back, or open the new one again"
+                f"{self._path} was replaced or removed under its owner — put the directory back, "
+                "or open the new one again"
             )
 
-    def record(self, positions: Mapping[int, int], *, tick: int = 0, term: int = 0, meta: int = 0) -> None:
-        """Raise the floor to what a completed sync made durable; survives a kill at once. Writer thread only."""
+    def record(
+        self, positions: Mapping[int, int], *, tick: int = 0, term: int = 0, meta: int = 0
+    ) -> None:
+        """Raise the floor to what a completed sync made durable; survives a kill at once. Writer
+        thread only.
+        """
         old = self.known
         self._positions.update(positions)  # which are those of `known`
         self.known = msgspec.structs.replace(
-            old, term=max(old.term, term), tick=max(old.tick, tick), meta_version=max(old.meta_version, meta)
+            old,
+            term=max(old.term, term),
+            tick=max(old.tick, tick),
+            meta_version=max(old.meta_version, meta),
         )
-        os.pwrite(self._descriptor, encode_slot(self.known), (self.known.generation & 1) * SLOT_BYTES)
+        os.pwrite(
+            self._descriptor, encode_slot(self.known), (self.known.generation & 1) * SLOT_BYTES
+        )
         self.dirty = True
 
     def promise(self, tick: int) -> None:
-        """Raise the promised tick, never lower it; durable on return. Blocks, one call at a time."""
+        """Raise the promised tick, never lower it; durable on return. Blocks, one call at a
+        time.
+        """
         if tick > self._promised:
             os.pwrite(self._descriptor, encode_promise(tick), PROMISE_OFFSET)
-            # Promises run ahead of the clock, so after a power cut the clock alone would not keep ticks above this one.
+            # Promises run ahead of the clock, so after a power cut the clock alone would not keep
+            # ticks above this one.
             os.fsync(self._descriptor)
             self._promised = tick
             failpoint("append.tick_promised")

@@ -1,7 +1,9 @@
-"""Group commit as the event loop sees it: whether writes are taken, room in the queue, and what became of them.
+"""Group commit as the event loop sees it: whether writes are taken, room in the queue, and what
+became of them.
 
-The writer thread (`writer.py`) does the work. A failed write is `Indeterminate`, and so are those behind it; later ones are
-refused with `LogReopening` until the database was closed, verified and opened again.
+The writer thread (`writer.py`) does the work. A failed write is `Indeterminate`, and so are those
+behind it; later ones are refused with `LogReopening` until the database was closed, verified and
+opened again.
 """
 
 import asyncio
@@ -56,9 +58,11 @@ class EntryWrite(msgspec.Struct, eq=False):
 
 
 class RecordWrite:
-    """Changes of records (None removes), the state map's new version (0: none), entries, ranges of keys; synced at once.
+    """Changes of records (None removes), the state map's new version (0: none), entries, ranges of
+    keys; synced at once.
 
-    Of the entries, those whose keys are `dropped`, from one to below another, are given up after the others are put.
+    Of the entries, those whose keys are `dropped`, from one to below another, are given up after
+    the others are put.
     """
 
     urgent = True
@@ -72,11 +76,17 @@ class RecordWrite:
         entries: Sequence[tuple[bytes, bytes]] = (),
         dropped: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        self.changes, self.meta_version, self.entries, self.dropped = changes, meta_version, entries, dropped
+        self.changes = changes
+        self.meta_version = meta_version
+        self.entries = entries
+        self.dropped = dropped
         self.size_bytes = sum(
-            len(key) + len(value or b"") for each in (changes.items(), entries) for key, value in each
+            len(key) + len(value or b"")
+            for each in (changes.items(), entries)
+            for key, value in each
         )
-        self.written = self.durable = asyncio.get_running_loop().create_future()  # nobody wants less of a record
+        # nobody wants less of a record
+        self.written = self.durable = asyncio.get_running_loop().create_future()
 
     def stage(self, batch: WriteBatch, engine: Engine) -> None:
         """Put it into a batch."""
@@ -97,11 +107,15 @@ Write = EntryWrite | RecordWrite
 
 @unique
 class StoreState(IntEnum):
-    """The worst that has happened to a store: each outranks those before it. Only `OPEN` takes writes."""
+    """The worst that has happened to a store: each outranks those before it. Only `OPEN` takes
+    writes.
+    """
 
     OPEN = 0
     FAILED = 1
-    """A write failed; what was synced can be read. Reopening leads back to `OPEN`, and nothing else ever does."""
+    """A write failed; what was synced can be read. Reopening leads back to `OPEN`, and nothing else
+    ever does.
+    """
     FENCED = 2
     """Another owner's token is in the directory."""
     CLOSED = 3
@@ -110,14 +124,18 @@ class StoreState(IntEnum):
 
 
 class GroupCommit:
-    """The loop's side of the writer thread, which reports to the methods at the end. None of it blocks."""
+    """The loop's side of the writer thread, which reports to the methods at the end. None of it
+    blocks.
+    """
 
     def __init__(self, directory: Path, options: RocksOptions, *, space: SpaceVerdict) -> None:
         self.state = StoreState.OPEN
         self.taken_over = False
         """Whether another owner has the directory, also after closing."""
         self.reopening = False
-        """Whether the database is being closed, verified and opened again; for whoever does that to set."""
+        """Whether the database is being closed, verified and opened again; for whoever does that to
+        set.
+        """
         self.has_acknowledged = False
         """Whether a write was acknowledged since the store took writes last."""
         self.space = space
@@ -128,25 +146,34 @@ class GroupCommit:
         self.cause: Exception | None = None
         """Why a write has failed since the store took writes last, also after closing."""
         self.lost = asyncio.Event()
-        """Set while no writes are taken because one has failed, or because another owner has taken over."""
+        """Set while no writes are taken because one has failed, or because another owner has taken
+        over.
+        """
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait for room in the queue; see `wal.log.Log.admit`."""
         self.check_admitted(makes_room=makes_room)
-        # Nothing is held for who was let in: an append that is given up owes nothing. One over the bound passes alone.
-        # What makes room is small and seldom: behind others it might wait for the room it makes.
+        # Nothing is held for who was let in: an append that is given up owes nothing. One over the
+        # bound passes alone. What makes room is small and seldom: behind others it might wait for
+        # the room it makes.
         size_bytes = min(size_bytes, self.admission.bytes_max)
         if not makes_room and not self.admission.has_room(size_bytes):
-            await self.admission.wait(size_bytes, check=partial(self.check_admitted, makes_room=False))
+            await self.admission.wait(
+                size_bytes, check=partial(self.check_admitted, makes_room=False)
+            )
 
     def check_admitted(self, *, makes_room: bool) -> None:
-        """Raise unless writes are taken, and `StorageFull` when the disk is too short of space for this one."""
+        """Raise unless writes are taken, and `StorageFull` when the disk is too short of space for
+        this one.
+        """
         self.check_writable()
         if self.space.level >= (SpaceLevel.EXHAUSTED if makes_room else SpaceLevel.FULL):
             raise StorageFull(str(self._directory), self.space.free_bytes, self.space.needed_bytes)
 
     def submit(self, write: Write) -> Outcome:
-        """Hand a write to the thread, and return its `durable`. Raises what the state says, but not for a low disk."""
+        """Hand a write to the thread, and return its `durable`. Raises what the state says, but not
+        for a low disk.
+        """
         self.check_writable()
         self.admission.keep(write.size_bytes)
         self.hand_over(write)
@@ -163,47 +190,61 @@ class GroupCommit:
             raise self.refusal()
 
     def check_promising(self) -> None:
-        """Raise unless ticks may be promised: a failed write does not hinder that, another owner does."""
+        """Raise unless ticks may be promised: a failed write does not hinder that, another owner
+        does.
+        """
         if self.reopening or self.state > StoreState.FAILED:
             raise self.refusal()
 
     def refuse(self, state: StoreState) -> None:
-        """Take no writes from now on, because of what `state` says, and send away who waits for room."""
+        """Take no writes from now on, because of what `state` says, and send away who waits for
+        room.
+        """
         self.state = max(self.state, state)
-        if state is not StoreState.FORKED:  # those who wait in a forked child belong to its parent's event loop
+        # those who wait in a forked child belong to its parent's event loop
+        if state is not StoreState.FORKED:
             self.admission.changed.wake()
         if state in (StoreState.FAILED, StoreState.FENCED):
             self.taken_over = self.taken_over or state is StoreState.FENCED
             self.lost.set()
 
     def close_without_loop(self) -> None:
-        """Take no writes from now on; those that wait for room belong to an event loop that has ended."""
+        """Take no writes from now on; those that wait for room belong to an event loop that has
+        ended.
+        """
         self.state = max(self.state, StoreState.CLOSED)
 
     def resume(self) -> None:
-        """Take writes again: the database was verified and opened. Whoever closed it meanwhile changes nothing any more."""
+        """Take writes again: the database was verified and opened. Whoever closed it meanwhile
+        changes nothing any more.
+        """
         if self.state is StoreState.FAILED:
-            self.state, self.cause, self.has_acknowledged = StoreState.OPEN, None, False
+            self.state = StoreState.OPEN
+            self.cause = None
+            self.has_acknowledged = False
             self.lost.clear()
 
     def refusal(self) -> StreamingNodeError:
         """Return the error for a call that the state does not allow."""
         match self.state:
             case StoreState.FAILED:
-                return LogReopening(f"{self._directory} takes no writes since one failed: {self.cause}")
+                return LogReopening(
+                    f"{self._directory} takes no writes since one failed: {self.cause}"
+                )
             case StoreState.FENCED:
                 return _fence_in(self.cause) or ChannelFenced(
                     f"{self._directory} was taken over by another owner — this one writes no more"
                 )
             case StoreState.FORKED:
                 return StorageFailed(
-                    f"{self._directory} was opened before this process was forked — open it in one process only, "
+                    f"{self._directory} was opened before this process was forked — open it in one "
+                    "process only, "
                     "and start others with the spawn method"
                 )
             case StoreState.OPEN | StoreState.CLOSED:
                 return OnShutdown(f"{self._directory} is closed")
 
-    # --- reports of the writer thread -----------------------------------------------------------------------------------
+    # --- reports of the writer thread -------------------------------------------------------------
 
     def acknowledged(self, writes: list[Write]) -> None:
         """The operating system has these writes."""
@@ -226,29 +267,40 @@ class GroupCommit:
         self.admission.give_back(sum([write.size_bytes for write in writes]))
 
     def failed(self, writes: list[Write], error: Exception) -> None:
-        """The outcome of these writes is open, and of all later ones; of a `ChannelFenced`, nothing was written."""
+        """The outcome of these writes is open, and of all later ones; of a `ChannelFenced`, nothing
+        was written.
+        """
         if self.cause is None:
-            _log.warning("write_failed", directory=str(self._directory), error=str(error), writes=len(writes))
+            _log.warning(
+                "write_failed", directory=str(self._directory), error=str(error), writes=len(writes)
+            )
         self.cause = error
         self.refuse(StoreState.FAILED if _fence_in(error) is None else StoreState.FENCED)
         typed = error
         if not isinstance(error, (ChannelFenced, Indeterminate)):
-            typed = Indeterminate(f"a write to {self._directory} failed and may or may not be in the log: {error}")
+            typed = Indeterminate(
+                f"a write to {self._directory} failed and may or may not be in the log: {error}"
+            )
             typed.__cause__ = error
         for write in writes:
             for outcome in (write.written, write.durable):
                 if not outcome.done():
                     outcome.set_exception(typed)
-                    outcome.exception()  # counts as heard, or an abandoned append would log a traceback
+                    # counts as heard, or an abandoned append would log a traceback
+                    outcome.exception()
         self.admission.give_back(sum(write.size_bytes for write in writes))
 
     def space_changed(self, verdict: SpaceVerdict) -> None:
         """The disk is nearer to full than it was, or less near."""
-        before, self.space = self.space, verdict
+        before = self.space
+        self.space = verdict
         if verdict.level is not before.level:
             say = _log.warning if verdict.level >= SpaceLevel.FULL else _log.info
             say(
-                "disk_space", level=verdict.level.name, free_bytes=verdict.free_bytes, needed_bytes=verdict.needed_bytes
+                "disk_space",
+                level=verdict.level.name,
+                free_bytes=verdict.free_bytes,
+                needed_bytes=verdict.needed_bytes,
             )
         if verdict.level >= SpaceLevel.FULL:
             self.admission.changed.wake()

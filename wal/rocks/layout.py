@@ -19,29 +19,38 @@ DATABASE_NAME = "log"
 """The database's directory in the node directory."""
 META_FAMILY = "default"
 ENTRY_FAMILY = "entries"
-"""Entries have a column family of their own: their tables then never overlap those of the state map, and move down the
-levels without being rewritten."""
+"""Entries have a column family of their own: their tables then never overlap those of the state
+map, and move down the levels without being rewritten."""
 
 _SETTINGS = Path(__file__).parent / "settings"
-"""An options file of RocksDB's own, with what no option changes: for some of it rocksdict has no call."""
+"""An options file of RocksDB's own, with what no option changes: for some of it rocksdict has no
+call.
+"""
 
 OPEN_TABLES_MAX = 256
-"""RocksDB would keep every table open, and a log of days has thousands: more than a process may open by default."""
+"""RocksDB would keep every table open, and a log of days has thousands: more than a process may
+open by default.
+"""
 OPEN_TABLES_SHARE = 4
-"""One part in so many of what the process may open: a backup is verified beside the open log, and programs have sockets."""
+"""One part in so many of what the process may open: a backup is verified beside the open log, and
+programs have sockets.
+"""
 WAITING_MEMTABLES_MAX = 2
-"""This many full memtables may wait to be written; with one more to spare, no single write has to wait for them."""
+"""This many full memtables may wait to be written; with one more to spare, no single write has to
+wait for them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocksOptions:
     """Limits and durability of a RocksDB log store.
 
-    `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the operating system, which
-    loses up to `sync_interval_ms` of it in a power cut, never a hole). `queue_bytes_max` bounds appends that wait for
-    the disk. Appends are refused while the disk has less than `free_bytes_min` left, or less than twice RocksDB's own log;
-    0 refuses nothing. See `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk: so much
-    a start has to replay, with the interpreter lock held.
+    `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the
+    operating system, which loses up to `sync_interval_ms` of it in a power cut, never a hole).
+    `queue_bytes_max` bounds appends that wait for the disk. Appends are refused while the disk has
+    less than `free_bytes_min` left, or less than twice RocksDB's own log; 0 refuses nothing. See
+    `wal.rocks.space`. RocksDB's log is at most about two memtables, four on a slow disk: so much a
+    start has to replay, with the interpreter lock held.
     """
 
     durability: Durability = "fsync"
@@ -52,11 +61,19 @@ class RocksOptions:
 
 
 def open_tables_max(open_files: int | None) -> int:
-    """Return how many tables RocksDB may keep open in a process that may have `open_files`; it takes 20 at least."""
-    return OPEN_TABLES_MAX if open_files is None else min(OPEN_TABLES_MAX, open_files // OPEN_TABLES_SHARE)
+    """Return how many tables RocksDB may keep open in a process that may have `open_files`; it
+    takes 20 at least.
+    """
+    return (
+        OPEN_TABLES_MAX
+        if open_files is None
+        else min(OPEN_TABLES_MAX, open_files // OPEN_TABLES_SHARE)
+    )
 
 
-def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False) -> Options:
+def database_options(
+    options: RocksOptions, *, recovery: DBRecoveryMode, create: bool = False
+) -> Options:
     """Return the settings that the database as a whole is opened with."""
     database, _ = Options.load_latest(str(_SETTINGS))
     _tune(database, options)
@@ -70,22 +87,25 @@ def database_options(options: RocksOptions, *, recovery: DBRecoveryMode, create:
 
 def families(options: RocksOptions) -> dict[str, Options]:
     """Return the column families beside the default one."""
-    entries = Options(raw_mode=True)  # always: rocksdict's own notes on keys do not survive a power cut
+    # always: rocksdict's own notes on keys do not survive a power cut
+    entries = Options(raw_mode=True)
     _tune(entries, options)
     return {ENTRY_FAMILY: entries}
 
 
 def _tune(family: Options, options: RocksOptions) -> None:
-    # Room for replaying all of the log: RocksDB writes what is full to a table there and then, and nobody else runs.
-    # Whoever opens the database for writing sets the size of the options once that is done.
+    # Room for replaying all of the log: RocksDB writes what is full to a table there and then, and
+    # nobody else runs. Whoever opens the database for writing sets the size of the options once
+    # that is done.
     family.set_write_buffer_size((WAITING_MEMTABLES_MAX + 2) * options.memtable_bytes)
     family.set_max_write_buffer_number(WAITING_MEMTABLES_MAX + 1)
     family.set_compression_type(DBCompressionType.none())
 
 
-# Keys are bytes, big endian, so that they sort as their numbers do. Column family `default`: `s<name>` facts about the
-# store, `t<name>` log id of a pchannel, `f<log id>` first position kept, `m<key>` the state map. Column family `entries`:
-# `<log id><last position>`. Log ids are numbers, so no log's keys are a prefix of another's, whatever a pchannel is called.
+# Keys are bytes, big endian, so that they sort as their numbers do. Column family `default`:
+# `s<name>` facts about the store, `t<name>` log id of a pchannel, `f<log id>` first position kept,
+# `m<key>` the state map. Column family `entries`: `<log id><last position>`. Log ids are numbers,
+# so no log's keys are a prefix of another's, whatever a pchannel is called.
 
 FORMAT_KEY = b"sformat"
 NODE_ID_KEY = b"snode_id"
@@ -99,10 +119,14 @@ LOG_ID_PREFIX = b"t"
 FIRST_POSITION_PREFIX = b"f"
 META_PREFIX = b"m"
 
-_ENTRY_KEY, _LOG_ID, _NUMBER = struct.Struct(">IQ"), struct.Struct(">I"), struct.Struct(">Q")
+_ENTRY_KEY = struct.Struct(">IQ")
+_LOG_ID = struct.Struct(">I")
+_NUMBER = struct.Struct(">Q")
 
 entry_key: Callable[[int, int], bytes] = _ENTRY_KEY.pack
-"""The key of the entry of a log id whose last message has a position; a seek to any position it holds finds it."""
+"""The key of the entry of a log id whose last message has a position; a seek to any position it
+holds finds it.
+"""
 split_entry_key: Callable[[bytes], tuple[int, int]] = _ENTRY_KEY.unpack
 """The log id and the last position in an entry's key."""
 encode_log_id: Callable[[int], bytes] = _LOG_ID.pack

@@ -1,7 +1,7 @@
 """One log in RocksDB: where it begins and ends, and how to add to it, read it and shorten it.
 
-The contract is that of `wal.log.Log`. The event loop keeps the ends of the log in memory; bytes go to the writer thread and
-come from reader threads, which check every entry.
+The contract is that of `wal.log.Log`. The event loop keeps the ends of the log in memory; bytes go
+to the writer thread and come from reader threads, which check every entry.
 """
 
 import asyncio
@@ -20,7 +20,13 @@ from wal.position import FIRST_POSITION, POSITION_MAX, RocksMessageId
 from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.group_commit import EntryWrite, GroupCommit, RecordWrite
-from wal.rocks.layout import decode_number, encode_number, entry_key, first_position_key, split_entry_key
+from wal.rocks.layout import (
+    decode_number,
+    encode_number,
+    entry_key,
+    first_position_key,
+    split_entry_key,
+)
 
 WAL_NAME = RocksMessageId.wal_name
 E = TypeVar("E")
@@ -44,8 +50,11 @@ class LogEnds(NamedTuple):
 
 
 def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
-    """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do not fit."""
-    begin, iterator = first_kept(engine.database, log_id), engine.entries.iter()
+    """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do
+    not fit.
+    """
+    begin = first_kept(engine.database, log_id)
+    iterator = engine.entries.iter()
     iterator.seek(entry_key(log_id, 0))
     first = current_entry(iterator, log_id)
     last = last_entry(engine.entries, log_id)
@@ -55,7 +64,9 @@ def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
         return LogEnds()
     earliest = decode_rocks_entry(first[1], None)
     if earliest.first_position != begin:
-        raise Corrupt(f"log {name!r}: positions {begin} to {earliest.first_position - 1} are missing")
+        raise Corrupt(
+            f"log {name!r}: positions {begin} to {earliest.first_position - 1} are missing"
+        )
     latest = decode_rocks_entry(last[1], None)
     return LogEnds(begin, latest.last_position, latest.time_tick, latest.crc32c)
 
@@ -65,23 +76,34 @@ class RocksLog:
 
     wal_name = WAL_NAME
 
-    def __init__(self, engine: Engine, commit: GroupCommit, *, name: str, log_id: int, ends: LogEnds) -> None:
-        self.name, self.log_id = name, log_id
-        self._engine, self._commit = engine, commit
+    def __init__(
+        self, engine: Engine, commit: GroupCommit, *, name: str, log_id: int, ends: LogEnds
+    ) -> None:
+        self.name = name
+        self.log_id = log_id
+        self._engine = engine
+        self._commit = commit
         self._synced = SyncedPosition(ends.last_position)
         self.admit = commit.admit
-        self.wait_beyond, self.end = self._synced.wait_beyond, self._synced.end
+        self.wait_beyond = self._synced.wait_beyond
+        self.end = self._synced.end
         self._truncating = asyncio.Lock()
         self._make_outcome = asyncio.get_running_loop().create_future
         self.restart(ends)
 
     def restart(self, ends: LogEnds) -> None:
-        """Go on from what was found when the database was opened again; readers see what is new to them."""
-        self.first_position, self.next_position = ends.first_position, ends.last_position + 1
-        self.last_tick, self._crc32c = ends.last_tick, ends.last_crc32c
+        """Go on from what was found when the database was opened again; readers see what is new to
+        them.
+        """
+        self.first_position = ends.first_position
+        self.next_position = ends.last_position + 1
+        self.last_tick = ends.last_tick
+        self._crc32c = ends.last_crc32c
         self._synced.advance(ends.last_position)
         self._read_ends: dict[int, int] = {}
-        """Checksums of entries that reads ended with, by last position: who goes on there needs no second look at them."""
+        """Checksums of entries that reads ended with, by last position: who goes on there needs no
+        second look at them.
+        """
 
     @property
     def durable_position(self) -> int:
@@ -89,17 +111,28 @@ class RocksLog:
         return self._synced.value
 
     def append(self, pack: Pack) -> AppendTicket:
-        """Queue a stamped pack; see `wal.log.Log.append`. A full disk stops nothing that was admitted."""
+        """Queue a stamped pack; see `wal.log.Log.append`. A full disk stops nothing that was
+        admitted.
+        """
         pack.require_tick_above(self.last_tick)
-        first_position, tick = self.next_position, pack.time_tick
+        first_position = self.next_position
+        tick = pack.time_tick
         data = pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=self._crc32c)
-        position, written, durable = first_position + pack.message_count - 1, self._make_outcome(), self._make_outcome()
-        self._commit.submit(EntryWrite(self.log_id, position, tick, data, len(data), written, durable, self._synced))
-        self.next_position, self.last_tick, self._crc32c = position + 1, tick, entry_crc32c(data)
+        position = first_position + pack.message_count - 1
+        written = self._make_outcome()
+        durable = self._make_outcome()
+        self._commit.submit(
+            EntryWrite(self.log_id, position, tick, data, len(data), written, durable, self._synced)
+        )
+        self.next_position = position + 1
+        self.last_tick = tick
+        self._crc32c = entry_crc32c(data)
         return AppendTicket(first_position, written, durable)
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Return checked, synced entries from the one that holds `position`; see `wal.log.Log.read`."""
+        """Return checked, synced entries from the one that holds `position`; see
+        `wal.log.Log.read`.
+        """
         self._commit.check_readable()
         if position < self.first_position:
             raise Truncated(RocksMessageId(position), RocksMessageId(self.first_position))
@@ -109,7 +142,8 @@ class RocksLog:
         try:
             entries = await self._engine.read(self._read_range, position, first_position, bytes_max)
         except Corrupt as error:
-            if self.first_position > first_position:  # a truncation that overtook this read looks like a gap to it
+            # a truncation that overtook this read looks like a gap to it
+            if self.first_position > first_position:
                 return await self.read(position, bytes_max=bytes_max)
             raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
         self._read_ends[entries[-1].last_position] = entries[-1].crc32c
@@ -117,8 +151,12 @@ class RocksLog:
             del self._read_ends[next(iter(self._read_ends))]
         return entries
 
-    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
-        """Give up all before the entry that holds `position`, and its space; cancelling may leave that to a later call."""
+    async def truncate(
+        self, position: int, *, needed: Callable[[], int | None] | None = None
+    ) -> None:
+        """Give up all before the entry that holds `position`, and its space; cancelling may leave
+        that to a later call.
+        """
         async with self._truncating:
             self._commit.check_readable()
             position = min(position, self.durable_position)
@@ -128,10 +166,12 @@ class RocksLog:
             kept = entry.first_position
             if kept <= self.first_position or is_needed(kept, needed):
                 return
-            begin, end = entry_key(self.log_id, self.first_position), entry_key(self.log_id, kept)
+            begin = entry_key(self.log_id, self.first_position)
+            end = entry_key(self.log_id, kept)
             record = {first_position_key(self.log_id): encode_number(kept)}
             dropped = self._commit.submit(RecordWrite(record, dropped=[(begin, end)]))
-            self.first_position = kept  # from here on reads below are refused, so none meets the gap
+            # from here on reads below are refused, so none meets the gap
+            self.first_position = kept
             failpoint("flush.drop_queued")
             await asyncio.shield(dropped)
             failpoint("flush.log_dropped")
@@ -139,10 +179,15 @@ class RocksLog:
             failpoint("flush.log_compacted")
 
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
-        """Return entries from the one that holds `position` on, up to the last synced one. Reader thread."""
-        entries, before = self._engine.entries, self._read_ends.get(position - 1)
+        """Return entries from the one that holds `position` on, up to the last synced one. Reader
+        thread.
+        """
+        entries = self._engine.entries
+        before = self._read_ends.get(position - 1)
         kept = first_position, self.durable_position
-        found = read_range(entries, self.log_id, decode_rocks_entry, position, kept, bytes_max, before)
+        found = read_range(
+            entries, self.log_id, decode_rocks_entry, position, kept, bytes_max, before
+        )
         if found and found[0].first_position < first_position:
             raise _missing(first_position, position)
         return found
@@ -157,14 +202,18 @@ def read_range(
     bytes_max: int,
     previous_crc32c: int | None = None,
 ) -> list[E]:
-    """Return entries from the one that holds `position` on, until `bytes_max` are reached. Reader thread.
+    """Return entries from the one that holds `position` on, until `bytes_max` are reached. Reader
+    thread.
 
-    `kept` is the earliest and the last position there must be; the first entry may begin before them. `decode` gets an
-    entry's bytes and the checksum of the one before it, None when that is not kept; who has read up to `position` passes
-    that of the last as `previous_crc32c`. Raises `Corrupt` for damage, a gap or an early end.
+    `kept` is the earliest and the last position there must be; the first entry may begin before
+    them. `decode` gets an entry's bytes and the checksum of the one before it, None when that is
+    not kept; who has read up to `position` passes that of the last as `previous_crc32c`. Raises
+    `Corrupt` for damage, a gap or an early end.
     """
-    iterator, (first_position, end_position) = entries.iter(), kept
-    # The entry before is looked at too: so the chain is checked across batches, and none can be missing in between.
+    iterator = entries.iter()
+    (first_position, end_position) = kept
+    # The entry before is looked at too: so the chain is checked across batches, and none can be
+    # missing in between.
     if previous_crc32c is not None:  # it was, when it was read
         iterator.seek(entry_key(log_id, position))
         expected = position
@@ -176,7 +225,8 @@ def read_range(
             expected = first_position
         else:
             iterator.next()
-            previous_crc32c, expected = entry_crc32c(before[1]), before[0] + 1
+            previous_crc32c = entry_crc32c(before[1])
+            expected = before[0] + 1
     found: list[E] = []
     size = 0
     while size < bytes_max and expected <= end_position:
@@ -186,16 +236,23 @@ def read_range(
         last_position, data = current
         found.append(decode(data, previous_crc32c))
         first, last = entry_range(data)
-        if first > expected or (first < expected and previous_crc32c is not None) or last != last_position:
+        if (
+            first > expected
+            or (first < expected and previous_crc32c is not None)
+            or last != last_position
+        ):
             raise _missing(expected, first - 1)
-        previous_crc32c, expected = entry_crc32c(data), last + 1
+        previous_crc32c = entry_crc32c(data)
+        expected = last + 1
         size += len(data)
         iterator.next()
     return found
 
 
 def first_kept(database: Rdict, log_id: int) -> int:
-    """Return the first position of a log that is kept; of the database as a whole, since a record says it."""
+    """Return the first position of a log that is kept; of the database as a whole, since a record
+    says it.
+    """
     recorded = database.get(first_position_key(log_id))
     return decode_number(recorded) if isinstance(recorded, bytes) else FIRST_POSITION
 
@@ -214,13 +271,16 @@ def last_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
 
 
 def current_entry(iterator: RdictIter, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position and the bytes of the entry that an iterator is at, None when it is outside of the log.
+    """Return the last position and the bytes of the entry that an iterator is at, None when it is
+    outside of the log.
 
     Raises when damage took it there.
     """
-    # RocksDB's iteration bounds would spare the look at each key, but rocksdict encodes them as if not in raw mode.
+    # RocksDB's iteration bounds would spare the look at each key, but rocksdict encodes them as if
+    # not in raw mode.
     if not iterator.valid():
-        iterator.status()  # raises: an iteration ends early over a damaged block, and only this says so
+        # raises: an iteration ends early over a damaged block, and only this says so
+        iterator.status()
         return None
     found_id, position = split_entry_key(iterator.key())
     return (position, iterator.value()) if found_id == log_id else None

@@ -1,4 +1,5 @@
-"""Opening a node directory: own it, make what is missing, verify without changing anything, open it, take the term. Blocks.
+"""Opening a node directory: own it, make what is missing, verify without changing anything, open
+it, take the term. Blocks.
 
 The same steps from verifying on bring a database back after a failed write.
 """
@@ -14,7 +15,15 @@ from rocksdict import Rdict
 
 from wal.errors import Corrupt, InvalidArgument, UnsupportedFormat
 from wal.failpoint import failpoint
-from wal.files import BRIEF, LOCK_NAME, DirectoryLock, disk_errors_typed, make_directory, read_regular, sync_directory
+from wal.files import (
+    BRIEF,
+    LOCK_NAME,
+    DirectoryLock,
+    disk_errors_typed,
+    make_directory,
+    read_regular,
+    sync_directory,
+)
 from wal.rocks.database import classified, open_rocksdb, refuse_after_fork
 from wal.rocks.floor import (
     BACKUP_RECORD_NAME,
@@ -54,7 +63,9 @@ class OwnedDirectory:
 def take_directory(
     directory: Path, options: RocksOptions, *, brief: bool = False
 ) -> tuple[OwnedDirectory, Rdict, Survey]:
-    """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing is held then."""
+    """Own a directory and open its database. Raises as `wal.rocks.store.open_rocks_store`; nothing
+    is held then.
+    """
     refuse_after_fork(directory)  # before anything is made or locked
     with disk_errors_typed(directory):
         if directory.exists() and not directory.is_dir():
@@ -73,31 +84,41 @@ def take_directory(
         floor = FloorFile(directory)
         undo.callback(floor.close)
         space = SpaceWatch(directory, free_bytes_min=options.free_bytes_min)
-        owned = OwnedDirectory(directory=directory, options=options, lock=lock, floor=floor, space=space)
+        owned = OwnedDirectory(
+            directory=directory, options=options, lock=lock, floor=floor, space=space
+        )
         database, found = open_owned(owned)
         undo.pop_all()
     return owned, database, found
 
 
 def open_owned(owned: OwnedDirectory, *, term_is_spent: bool = True) -> tuple[Rdict, Survey]:
-    """Verify the database of an owned directory, open it and take the term; return it with what was found in it.
+    """Verify the database of an owned directory, open it and take the term; return it with what was
+    found in it.
 
-    Raises as `take_directory`, and `ChannelFenced`. After a failed write it opens under the term of the token, until
-    something was acknowledged in that (`term_is_spent`): so a disk on which no term gets that far does not use them up.
+    Raises as `take_directory`, and `ChannelFenced`. After a failed write it opens under the term of
+    the token, until something was acknowledged in that (`term_is_spent`): so a disk on which no
+    term gets that far does not use them up.
     """
-    directory, options, floor = owned.directory, owned.options, owned.floor
-    path, is_first = directory / DATABASE_NAME, not floor.token_term
+    directory = owned.directory
+    options = owned.options
+    floor = owned.floor
+    path = directory / DATABASE_NAME
+    is_first = not floor.token_term
     owned.space.make_room_to_start()
     # Raises for damage; what counts is the floor in memory, which knows all that was acknowledged.
     read_floor(directory)
     found = verify_database(path, options, floor.known)
     failpoint("recovery.verified")
-    # The token is written before the database is opened for good, and the floor read once more: so everything is found
-    # that an owner which no lock kept out had acknowledged before it was fenced.
+    # The token is written before the database is opened for good, and the floor read once more: so
+    # everything is found that an owner which no lock kept out had acknowledged before it was
+    # fenced.
     if not is_first:
         # Verifying takes long: the token of an owner that came meanwhile is not to be written over.
         floor.check_owner()
-    floor.take_token(1 + max(found.term, floor.known.term) if is_first or term_is_spent else floor.token_term)
+    floor.take_token(
+        1 + max(found.term, floor.known.term) if is_first or term_is_spent else floor.token_term
+    )
     failpoint("recovery.token_taken")
     if is_first:
         floor.reload()
@@ -125,7 +146,8 @@ def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksO
         failpoint("recovery.term_written")
     database.flush_wal(sync=True)
     failpoint("recovery.term_synced")
-    # What a killed owner wrote without acknowledging is part of the log now, and readers may see it.
+    # What a killed owner wrote without acknowledging is part of the log now, and readers may see
+    # it.
     floor.record(found.last_positions, term=floor.token_term, meta=found.meta_version)
     failpoint("recovery.floor_recorded")
     floor.sync()
@@ -133,29 +155,45 @@ def _take_term(database: Rdict, floor: FloorFile, found: Survey, options: RocksO
 
 
 def check_place(directory: Path) -> None:
-    """Return if a node is here, or may be made: the directory is new or empty, or a making was cut off. Changes nothing.
+    """Return if a node is here, or may be made: the directory is new or empty, or a making was cut
+    off. Changes nothing.
 
-    Raises `UnsupportedFormat` naming what is there when that is something else, `Corrupt` when half of a node is missing,
-    `InvalidArgument` for a backup, `OSError`.
+    Raises `UnsupportedFormat` naming what is there when that is something else, `Corrupt` when half
+    of a node is missing, `InvalidArgument` for a backup, `OSError`.
     """
     names = set(os.listdir(directory)) - {"lost+found"}  # noqa: PTH208 - names are all we need
     if BACKUP_RECORD_NAME in names:
-        raise InvalidArgument(f"{directory} is a backup — run: streamingnode restore {directory} <new directory>")
-    floor, database = read_floor(directory), directory / DATABASE_NAME
+        raise InvalidArgument(
+            f"{directory} is a backup — run: streamingnode restore {directory} <new directory>"
+        )
+    floor = read_floor(directory)
+    database = directory / DATABASE_NAME
     if database.exists():
         if floor is None and not (database / "CURRENT").exists():
-            raise UnsupportedFormat(f"{directory} holds a {DATABASE_NAME} that is no node's — choose another directory")
+            raise UnsupportedFormat(
+                f"{directory} holds a {DATABASE_NAME} that is no node's — choose another directory"
+            )
         if floor is None:
-            raise Corrupt(f"{directory} has a database and no floor file — restore it from a backup")
+            raise Corrupt(
+                f"{directory} has a database and no floor file — restore it from a backup"
+            )
     elif floor is not None and floor.term:
         raise Corrupt(f"{directory} has a floor file and no database — restore it from a backup")
-    elif strangers := sorted(name for name in names if not _is_of_creation(directory, name, begun=floor is not None)):
-        named = ", ".join(map(repr, strangers[:NAMED_MAX])) + (" and more" if len(strangers) > NAMED_MAX else "")
-        raise UnsupportedFormat(f"{directory} holds {named} and no node — choose a new or an empty directory")
+    elif strangers := sorted(
+        name for name in names if not _is_of_creation(directory, name, begun=floor is not None)
+    ):
+        named = ", ".join(map(repr, strangers[:NAMED_MAX])) + (
+            " and more" if len(strangers) > NAMED_MAX else ""
+        )
+        raise UnsupportedFormat(
+            f"{directory} holds {named} and no node — choose a new or an empty directory"
+        )
 
 
 def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
-    """Whether the making of a node that was cut off leaves this; with `begun` there is a floor that has seen nothing."""
+    """Whether the making of a node that was cut off leaves this; with `begun` there is a floor that
+    has seen nothing.
+    """
     if name not in {LOCK_NAME, FLOOR_TEMPORARY_NAME}:
         return begun and name in {FLOOR_NAME, DATABASE_NAME + TEMPORARY_SUFFIX}
     try:
@@ -172,10 +210,12 @@ def _is_of_creation(directory: Path, name: str, *, begun: bool) -> bool:
 
 
 def create_database(directory: Path, options: RocksOptions, node_id: str) -> None:
-    """Make a node, each step synced: the floor, the database under a temporary name, the database under its own.
+    """Make a node, each step synced: the floor, the database under a temporary name, the database
+    under its own.
 
-    A crash before the last step leaves a floor that has seen nothing, and at most a temporary database: by that floor, which
-    carries a magic number and a checksum, the next open knows that it may start again. Later on, either alone is damage.
+    A crash before the last step leaves a floor that has seen nothing, and at most a temporary
+    database: by that floor, which carries a magic number and a checksum, the next open knows that
+    it may start again. Later on, either alone is damage.
     """
     write_floor(directory, Floor(node_id=node_id))
     failpoint("recovery.floor_created")

@@ -1,7 +1,9 @@
-"""What is in a database after a crash: whether it may be written again, and what of its end was torn. Blocks.
+"""What is in a database after a crash: whether it may be written again, and what of its end was
+torn. Blocks.
 
-RocksDB itself opens a damaged or missing log file without an error. So a database is looked at in two of its recovery modes,
-and held against the floor; and its own files are looked at before it reads them.
+RocksDB itself opens a damaged or missing log file without an error. So a database is looked at in
+two of its recovery modes, and held against the floor; and its own files are looked at before it
+reads them.
 """
 
 import mmap
@@ -45,7 +47,9 @@ STORE_FORMAT = 1
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """What a database holds: log ids by name, the last position of each log by id, and the facts about the store."""
+    """What a database holds: log ids by name, the last position of each log by id, and the facts
+    about the store.
+    """
 
     node_id: str
     term: int
@@ -53,7 +57,9 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
     log_ids: Mapping[str, int]
     last_positions: Mapping[int, int]
     synced_each_batch: bool = True
-    """Whether the last term synced each batch before the next: then at most one record of RocksDB's log was unsynced."""
+    """Whether the last term synced each batch before the next: then at most one record of RocksDB's
+    log was unsynced.
+    """
 
 
 def write_facts(database: Rdict, node_id: str) -> None:
@@ -66,8 +72,12 @@ def write_facts(database: Rdict, node_id: str) -> None:
     database.write(facts)
 
 
-def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position) -> Survey:
-    """Look at the end of every log, without decoding an entry. Raises `UnsupportedFormat` for another layout."""
+def survey(
+    database: Rdict, *, last_position: Callable[[Rdict, int], int] = last_position
+) -> Survey:
+    """Look at the end of every log, without decoding an entry. Raises `UnsupportedFormat` for
+    another layout.
+    """
     version = decode_number(_fact(database, FORMAT_KEY))
     if version != STORE_FORMAT:
         raise UnsupportedFormat(
@@ -90,39 +100,66 @@ def survey(database: Rdict, *, last_position: Callable[[Rdict, int], int] = last
 
 
 def judge(found: Survey, behind_damage: Survey, floor: Floor, *, place: str) -> None:
-    """Raise `Corrupt` when `found`, which point-in-time recovery reaches, lacks something that was there."""
+    """Raise `Corrupt` when `found`, which point-in-time recovery reaches, lacks something that was
+    there.
+    """
     if found.node_id != floor.node_id:
-        raise Corrupt(f"{place} belongs to node {found.node_id} and the floor file beside it to node {floor.node_id}")
+        raise Corrupt(
+            f"{place} belongs to node {found.node_id} and the floor file beside it to node "
+            f"{floor.node_id}"
+        )
     names = {log_id: name for name, log_id in behind_damage.log_ids.items()}
-    # Point-in-time recovery stops at the first damaged record, skip-any goes on behind it. If the second finds more, a
-    # record in the middle is damaged: rot, since a torn tail of one batch has nothing behind it. Under durability `os` many
-    # records may be unsynced, and a disk writes their pages in any order: what is behind damage then proves nothing.
+    # Point-in-time recovery stops at the first damaged record, skip-any goes on behind it. If the
+    # second finds more, a record in the middle is damaged: rot, since a torn tail of one batch has
+    # nothing behind it. Under durability `os` many records may be unsynced, and a disk writes their
+    # pages in any order: what is behind damage then proves nothing.
     if found.synced_each_batch:
         for log_id, position in behind_damage.last_positions.items():
-            _require(found.last_positions.get(log_id, 0), position, f"{place}: log {names[log_id]!r}", _DAMAGED)
-        _require(found.meta_version, behind_damage.meta_version, f"{place}: the state map", _DAMAGED)
+            _require(
+                found.last_positions.get(log_id, 0),
+                position,
+                f"{place}: log {names[log_id]!r}",
+                _DAMAGED,
+            )
+        _require(
+            found.meta_version, behind_damage.meta_version, f"{place}: the state map", _DAMAGED
+        )
     for log_id, position in floor.positions.items():
-        _require(found.last_positions.get(log_id, 0), position, f"{place}: log {names.get(log_id, log_id)!r}", _MISSING)
+        _require(
+            found.last_positions.get(log_id, 0),
+            position,
+            f"{place}: log {names.get(log_id, log_id)!r}",
+            _MISSING,
+        )
     _require(found.meta_version, floor.meta_version, f"{place}: the state map", _MISSING)
 
 
 _DAMAGED = "is damaged after {found}; entries behind the damage reach {wanted}"
-_MISSING = "ends at {found} and {wanted} was acknowledged: a file of the database is missing, short or damaged"
+_MISSING = (
+    "ends at {found} and {wanted} was acknowledged: a file of the database is missing, "
+    "short or damaged"
+)
 
 
 def _require(found: int, wanted: int, what: str, verdict: str) -> None:
     if found < wanted:
-        raise Corrupt(f"{what} {verdict.format(found=found, wanted=wanted)} — restore the node directory from a backup")
+        raise Corrupt(
+            f"{what} {verdict.format(found=found, wanted=wanted)} — restore the node directory "
+            "from a backup"
+        )
 
 
 def verify_database(path: Path, options: RocksOptions, floor: Floor) -> Survey:
-    """Check, changing nothing, that the database holds all it should, and return what it holds. Raises `Corrupt`."""
+    """Check, changing nothing, that the database holds all it should, and return what it holds.
+    Raises `Corrupt`.
+    """
     check_framing(path)
     try:
         return _verify(path, options, floor)
     except Corrupt:
         if torn := torn_manifest(path):
-            # When that is not all that is wrong, what is wrong with the original is the error to tell.
+            # When that is not all that is wrong, what is wrong with the original is the error to
+            # tell.
             with suppress(StreamingNodeError, OSError), without_torn_end(path, *torn) as look_alike:
                 return _verify(look_alike, options, floor)
         raise
@@ -133,22 +170,30 @@ def _verify(path: Path, options: RocksOptions, floor: Floor) -> Survey:
     try:
         behind_damage = _survey(path, options, past_damage=True)
     except Corrupt:
-        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to that of the next such
-        # record, and refuses the database for it. Under durability `os` a power cut leaves both, and it proves nothing.
+        # RocksDB 10 adds the checksum of what it has read of a damaged record in several blocks to
+        # that of the next such record, and refuses the database for it. Under durability `os` a
+        # power cut leaves both, and it proves nothing.
         if found.synced_each_batch:
             judge(found, found, floor, place=str(path))  # names the log that is short
             raise
         behind_damage = found
     judge(found, behind_damage, floor, place=str(path))
     for name, log_id in found.log_ids.items():
-        kept, reached = found.last_positions[log_id], behind_damage.last_positions.get(log_id, 0)
-        if reached > kept:  # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
-            _log.warning("torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept)
+        kept = found.last_positions[log_id]
+        reached = behind_damage.last_positions.get(log_id, 0)
+        # acknowledged under durability `os`, taken by a power cut; opening for writing drops it
+        if reached > kept:
+            _log.warning(
+                "torn_tail_dropped", path=str(path), log=name, kept=kept, dropped=reached - kept
+            )
     return found
 
 
 def _survey(path: Path, options: RocksOptions, *, past_damage: bool = False) -> Survey:
-    with closing(open_rocksdb(path, options, past_damage=past_damage)) as database, classified(path):
+    with (
+        closing(open_rocksdb(path, options, past_damage=past_damage)) as database,
+        classified(path),
+    ):
         return survey(database)
 
 
@@ -167,24 +212,31 @@ def scan_prefix(family: Rdict, prefix: bytes) -> dict[bytes, bytes]:
 def _fact(database: Rdict, key: bytes) -> bytes:
     value = database.get(key)
     if value is None:
-        raise Corrupt(f"the database lacks its record {key!r} — restore the node directory from a backup")
+        raise Corrupt(
+            f"the database lacks its record {key!r} — restore the node directory from a backup"
+        )
     assert isinstance(value, bytes)
     return value
 
 
 def recover(path: Path, database: Rdict, options: RocksOptions, floor: Floor) -> Survey:
-    """Drop what a crash tore of a database that was verified and is open for writing; return what is left, durable."""
+    """Drop what a crash tore of a database that was verified and is open for writing; return what
+    is left, durable.
+    """
     found = drop_behind_holes(database, survey(database), floor)
-    # After a failed sync the pages of the log's files may look clean in memory without being on the disk: so what was
-    # in them is in new tables, synced, before anything is done.
+    # After a failed sync the pages of the log's files may look clean in memory without being on the
+    # disk: so what was in them is in new tables, synced, before anything is done.
     _bring_into_tables(database, options)
     judge(found, found, floor, place=str(path))
     return found
 
 
 def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
-    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part of the time it takes."""
-    # Closed here: or it would keep the database open for as long as a failure's traceback keeps this frame.
+    """Do what RocksDB would do as it opens, but with the interpreter lock released: the larger part
+    of the time it takes.
+    """
+    # Closed here: or it would keep the database open for as long as a failure's traceback keeps
+    # this frame.
     with closing(database.get_column_family(ENTRY_FAMILY)) as entries:
         for family in (entries, database):
             family.set_options({"write_buffer_size": str(options.memtable_bytes)})
@@ -192,12 +244,14 @@ def _bring_into_tables(database: Rdict, options: RocksOptions) -> None:
 
 
 def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
-    """Give up what lies behind a hole in the unsynced part of each log, and return what is left. Synced.
+    """Give up what lies behind a hole in the unsynced part of each log, and return what is left.
+    Synced.
 
-    RocksDB makes no hole in one log file, but goes on from file to file: of one that was full it knows no end, so where the
-    disk had kept the beginning of the next and not the end of this one, what it recovers is a log with a hole, and no error.
-    Nothing is given up of a log that was synced before its acknowledgements, nor of one whose hole is not behind the floor:
-    that is damage, and reading it says so.
+    RocksDB makes no hole in one log file, but goes on from file to file: of one that was full it
+    knows no end, so where the disk had kept the beginning of the next and not the end of this one,
+    what it recovers is a log with a hole, and no error. Nothing is given up of a log that was
+    synced before its acknowledgements, nor of one whose hole is not behind the floor: that is
+    damage, and reading it says so.
     """
     if found.synced_each_batch:
         return found
@@ -205,22 +259,28 @@ def drop_behind_holes(database: Rdict, found: Survey, floor: Floor) -> Survey:
     batch = WriteBatch(raw_mode=True)
     family = database.get_column_family_handle(ENTRY_FAMILY)
     for name, log_id in found.log_ids.items():
-        kept, reached = chain_end(database, log_id, floor), found.last_positions[log_id]
+        kept = chain_end(database, log_id, floor)
+        reached = found.last_positions[log_id]
         if kept < reached:
             torn[log_id] = kept
             batch.delete_range(entry_key(log_id, kept + 1), entry_key(log_id, reached + 1), family)
             _log.warning("torn_tail_dropped", log=name, kept=kept, dropped=reached - kept)
     if torn:
         database.write(batch)
-        database.flush_wal(sync=True)  # a power cut before that leaves the hole, which is found again
+        # a power cut before that leaves the hole, which is found again
+        database.flush_wal(sync=True)
     return msgspec.structs.replace(found, last_positions={**found.last_positions, **torn})
 
 
 def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
-    """Return the last position of a log up to which entry follows on entry, behind the last that the floor knows."""
-    end, previous_crc32c = max(floor.positions.get(log_id, 0), first_kept(database, log_id) - 1), None
+    """Return the last position of a log up to which entry follows on entry, behind the last that
+    the floor knows.
+    """
+    end = max(floor.positions.get(log_id, 0), first_kept(database, log_id) - 1)
+    previous_crc32c = None
     iterator = database.get_column_family(ENTRY_FAMILY).iter()
-    # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up for it.
+    # Behind it: what is wrong with a synced entry is damage and no hole, and nothing is given up
+    # for it.
     iterator.seek(entry_key(log_id, end + 1))
     while (current := current_entry(iterator, log_id)) is not None:
         last_position, data = current
@@ -230,7 +290,8 @@ def chain_end(database: Rdict, log_id: int, floor: Floor) -> int:
             break
         if entry.first_position > end + 1:
             break
-        end, previous_crc32c = last_position, entry.crc32c
+        end = last_position
+        previous_crc32c = entry.crc32c
         iterator.next()
     return end
 
@@ -243,16 +304,20 @@ _CURRENT_BYTES_MAX = 4096
 
 def manifest_of(database: Path) -> Path:
     """Return the manifest that a database goes by. Raises `OSError`, `Corrupt`."""
-    return database / read_regular(database / "CURRENT", bytes_max=_CURRENT_BYTES_MAX).decode().strip()
+    return (
+        database / read_regular(database / "CURRENT", bytes_max=_CURRENT_BYTES_MAX).decode().strip()
+    )
 
 
 def torn_manifest(database: Path) -> tuple[Path, int] | None:
-    """Return a manifest that ends with something torn, and nothing whole behind it, and where that begins; else None.
+    """Return a manifest that ends with something torn, and nothing whole behind it, and where that
+    begins; else None.
 
-    RocksDB passes over a manifest that ends in the middle of a record, but refuses one whose last record has its full length
-    and not all of its pages. It syncs a manifest before it removes what that makes needless, so without the torn record the
-    database is the one before it. Were the record rot instead, files of that database would be gone or the floor would know
-    more; so the database is read without it first, and nothing is cut off before that was found sound.
+    RocksDB passes over a manifest that ends in the middle of a record, but refuses one whose last
+    record has its full length and not all of its pages. It syncs a manifest before it removes what
+    that makes needless, so without the torn record the database is the one before it. Were the
+    record rot instead, files of that database would be gone or the floor would know more; so the
+    database is read without it first, and nothing is cut off before that was found sound.
     """
     with suppress(OSError, ValueError, Corrupt):  # CURRENT is gone, or names no file
         manifest = manifest_of(database)
@@ -263,9 +328,11 @@ def torn_manifest(database: Path) -> tuple[Path, int] | None:
 
 @contextmanager
 def without_torn_end(database: Path, manifest: Path, end: int) -> Iterator[Path]:
-    """Yield a database of the same files with a manifest that ends before what is torn; for reading, and gone afterwards.
+    """Yield a database of the same files with a manifest that ends before what is torn; for
+    reading, and gone afterwards.
 
-    The others are hard links. Raises `OSError`, as where there are no links. A kill leaves it to the next time.
+    The others are hard links. Raises `OSError`, as where there are no links. A kill leaves it to
+    the next time.
     """
     look_alike = database.with_name(database.name + LOOK_ALIKE_SUFFIX)
     shutil.rmtree(look_alike, ignore_errors=True)
@@ -281,7 +348,9 @@ def without_torn_end(database: Path, manifest: Path, end: int) -> Iterator[Path]
 
 
 def drop_torn_end(database: Path) -> None:
-    """Cut the torn end off a manifest, if it has one, of a database that was found sound without it; durable."""
+    """Cut the torn end off a manifest, if it has one, of a database that was found sound without
+    it; durable.
+    """
     if torn := torn_manifest(database):
         _log.warning("torn_manifest_dropped", path=str(database))
         manifest, end = torn
@@ -291,10 +360,11 @@ def drop_torn_end(database: Path) -> None:
         sync_directory(database)
 
 
-# --- the framing of RocksDB's manifest and logs -------------------------------------------------------------------------
+# --- the framing of RocksDB's manifest and logs ---------------------------------------------------
 #
-# Blocks of 32 KiB, each beginning with a fragment, and fragments of checksum, length, type and content; a record is one
-# fragment or several. Layout: RocksDB's wiki, "Write Ahead Log File Format".
+# Blocks of 32 KiB, each beginning with a fragment, and fragments of checksum, length, type and
+# content; a record is one fragment or several. Layout: RocksDB's wiki, "Write Ahead Log File
+# Format".
 
 BLOCK_BYTES = 32 << 10
 RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
@@ -302,19 +372,25 @@ RECYCLED_TYPES = frozenset({5, 6, 7, 8, 11})
 
 _HEADER = struct.Struct("<IHB")  # checksum, length, type
 _SEQUENCE = struct.Struct("<Q")  # begins the content of the first record of a log file
-_NOTE_BYTES_MAX, _JOURNAL_BYTES_MAX = 16 << 20, 64 << 30
-"""Of a small file, which RocksDB reads as a whole; of its manifest and a log file, which it begins anew long before."""
+_NOTE_BYTES_MAX = 16 << 20
+_JOURNAL_BYTES_MAX = 64 << 30
+"""Of a small file, which RocksDB reads as a whole; of its manifest and a log file, which it begins
+anew long before.
+"""
 _PADDING = 0
-_WHOLE_RECORD, _FIRST_FRAGMENT, _MIDDLE_FRAGMENT = 1, 2, 3
-_CRC_MASK = 0xA282EAD8  # RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak
+_WHOLE_RECORD = 1
+_FIRST_FRAGMENT = 2
+_MIDDLE_FRAGMENT = 3
+# RocksDB stores a checksum rotated and with this added, so that one of checksums is not weak
+_CRC_MASK = 0xA282EAD8
 
 
 def check_framing(database: Path) -> None:
     """Raise `Corrupt`, with file and byte, for what RocksDB would not get past. Changes nothing.
 
-    A flipped bit can turn a type into one of those that only recycled files have. No file of ours is recycled; RocksDB 10
-    takes such a record for one of an older file, begins again, and never ends. All else that can be wrong with a record it
-    finds by itself.
+    A flipped bit can turn a type into one of those that only recycled files have. No file of ours
+    is recycled; RocksDB 10 takes such a record for one of an older file, begins again, and never
+    ends. All else that can be wrong with a record it finds by itself.
     """
     for path in database.iterdir():
         is_journal = path.name.startswith("MANIFEST-") or path.name.endswith(".log")
@@ -324,7 +400,8 @@ def check_framing(database: Path) -> None:
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
                 raise not_regular(path)  # RocksDB would wait for ever for a pipe
             bytes_max = _JOURNAL_BYTES_MAX if is_journal else _NOTE_BYTES_MAX
-            if (is_journal or is_note) and status.st_size > bytes_max:  # a file of holes costs nothing to make
+            # a file of holes costs nothing to make
+            if (is_journal or is_note) and status.st_size > bytes_max:
                 length = f"{status.st_size} bytes, it never gets {bytes_max}"
                 raise Corrupt(f"{path} has {length} — restore it from a backup")
             if is_journal:
@@ -341,7 +418,9 @@ def first_recycled(data: bytes | mmap.mmap) -> int | None:
 
 
 def torn_bytes(database: Path) -> int:
-    """Return how many bytes of RocksDB's log files lie behind the last whole record of their unbroken beginning. Blocks."""
+    """Return how many bytes of RocksDB's log files lie behind the last whole record of their
+    unbroken beginning. Blocks.
+    """
     torn = 0
     for path in sorted(database.glob("*.log"), key=lambda each: int(each.stem)):
         with _mapped(path) as data:
@@ -362,9 +441,12 @@ def whole_bytes(data: bytes | mmap.mmap) -> int:
 
 
 def _fragments(data: bytes | mmap.mmap) -> Iterator[tuple[int, int, int]]:
-    """Yield where each fragment begins and where the next one does, and its type; behind damage as far as lengths lead."""
+    """Yield where each fragment begins and where the next one does, and its type; behind damage as
+    far as lengths lead.
+    """
     for block in range(0, len(data), BLOCK_BYTES):
-        at, end = block, min(block + BLOCK_BYTES, len(data))
+        at = block
+        end = min(block + BLOCK_BYTES, len(data))
         while at + _HEADER.size <= end:
             _, length, kind = _HEADER.unpack_from(data, at)
             following = at + _HEADER.size + length
@@ -386,7 +468,9 @@ def _is_sound(data: bytes | mmap.mmap, at: int, following: int) -> bool:
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
-    """Yield a file's content; nothing of one too short to map, which is made and not written yet."""
+    """Yield a file's content; nothing of one too short to map, which is made and not written
+    yet.
+    """
     with open_binary(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes < _HEADER.size:
@@ -397,7 +481,9 @@ def _mapped(path: Path) -> Iterator[bytes | mmap.mmap]:
 
 
 def first_sequence(path: Path) -> int | None:
-    """Return the number that RocksDB gave the first change in one of its log files; None when nothing is in it."""
+    """Return the number that RocksDB gave the first change in one of its log files; None when
+    nothing is in it.
+    """
     with _mapped(path) as data:
         if len(data) < _HEADER.size + _SEQUENCE.size or data[_HEADER.size - 1] == _PADDING:
             return None
@@ -405,7 +491,9 @@ def first_sequence(path: Path) -> int | None:
 
 
 def torn_end(path: Path) -> int | None:
-    """Return where a file ends before what is torn at its end; None when nothing is, or when more follows that is whole."""
+    """Return where a file ends before what is torn at its end; None when nothing is, or when more
+    follows that is whole.
+    """
     with _mapped(path) as data:
         damaged = False
         for at, following, kind in _fragments(data):

@@ -1,13 +1,14 @@
 """How near the disk of a log is to full, what follows from it, and the reserve that a start needs.
 
-    level      free space is                       appends    what makes room   reserve
-    AMPLE      twice the low-water mark, or more   pass       passes            held, and grows with the log
-    SHORT      below that                          pass       is asked for      held
-    FULL       below the low-water mark            refused    passes            held
-    EXHAUSTED  too little for any write            refused    refused           given up
+    level      free space is                       appends    what makes room   reserve AMPLE
+    twice the low-water mark, or more   pass       passes            held, and grows with the log
+    SHORT      below that                          pass       is asked for      held FULL
+    below the low-water mark            refused    passes            held EXHAUSTED  too little for
+    any write            refused    refused           given up
 
-"What makes room" are cuts, seals, drops, rollbacks and ticks: little data, after which log can be given up. With
-`free_bytes_min` 0 every level is AMPLE. `docs/adr/0008-disk-space.md` has the reasons and the figures.
+"What makes room" are cuts, seals, drops, rollbacks and ticks: little data, after which log can be
+given up. With `free_bytes_min` 0 every level is AMPLE. `docs/adr/0008-disk-space.md` has the
+reasons and the figures.
 """
 
 import contextlib
@@ -26,13 +27,21 @@ MIB = 1 << 20
 LOG_FACTOR = 2
 """The low-water mark is at least this many times RocksDB's own log."""
 MAKE_ROOM_FACTOR = 2
-"""Room is made from this many low-water marks on, so that a cut has room for its files before appends are refused."""
+"""Room is made from this many low-water marks on, so that a cut has room for its files before
+appends are refused.
+"""
 RESUME_SHARE = 16
-"""Appends resume a sixteenth above the mark at which they were refused, or every append would find another answer."""
+"""Appends resume a sixteenth above the mark at which they were refused, or every append would find
+another answer.
+"""
 EXHAUSTED_BYTES = MIB
-"""One batch of writes, about: less than this, and the next one may fail, whose outcome nobody knows."""
+"""One batch of writes, about: less than this, and the next one may fail, whose outcome nobody
+knows.
+"""
 REPLAY_BYTES = MIB
-"""What a start writes besides the replayed log: a manifest, the head of a new log, two footers of tables."""
+"""What a start writes besides the replayed log: a manifest, the head of a new log, two footers of
+tables.
+"""
 RESERVE_STEP_BYTES = 2 * MIB
 """Each step of the reserve is an allocation on the writer's thread, of 0.2 ms."""
 LOOK_BYTES_MIN = MIB // 2
@@ -40,8 +49,11 @@ LOOK_BYTES_MIN = MIB // 2
 SHORT_LOOK_BYTES = MIB // 16
 """The short look comes before each batch of so much, which takes about a hundred times as long."""
 RESERVE_NAME = "reserve"
-ASK_AGAIN_BYTES, ASK_AGAIN_LOOKS = 1 << 20, 64
-"""A reserve that could not be had is asked for again with so much more room, and every so many looks: a quota shows none."""
+ASK_AGAIN_BYTES = 1 << 20
+ASK_AGAIN_LOOKS = 64
+"""A reserve that could not be had is asked for again with so much more room, and every so many
+looks: a quota shows none.
+"""
 
 _BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system's blocks are."""
@@ -63,7 +75,8 @@ class SpaceLevel(IntEnum):
 class SpaceVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a look found, and what follows: `needed_bytes` is the low-water mark (0: none).
 
-    `free_bytes` is beside the reserve, `log_bytes` RocksDB's own log, `reserve_bytes` what the reserve is to hold now.
+    `free_bytes` is beside the reserve, `log_bytes` RocksDB's own log, `reserve_bytes` what the
+    reserve is to hold now.
     """
 
     level: SpaceLevel
@@ -86,13 +99,17 @@ class SpaceVerdict(msgspec.Struct, frozen=True, kw_only=True):
         return min(max(LOOK_BYTES_MIN, min(to_mark, covered)), to_exhausted)
 
 
-NOT_LOOKED = SpaceVerdict(level=SpaceLevel.AMPLE, free_bytes=0, log_bytes=0, needed_bytes=0, reserve_bytes=0)
+NOT_LOOKED = SpaceVerdict(
+    level=SpaceLevel.AMPLE, free_bytes=0, log_bytes=0, needed_bytes=0, reserve_bytes=0
+)
 
 
 def judge(
     *, free_bytes: int, log_bytes: int, reserve_bytes: int, free_bytes_min: int, before: SpaceLevel
 ) -> SpaceVerdict:
-    """Return what follows from what a look found, after one that was judged to be `before`. Pure."""
+    """Return what follows from what a look found, after one that was judged to be `before`.
+    Pure.
+    """
     needed = max(free_bytes_min, LOG_FACTOR * log_bytes) if free_bytes_min else 0
     level = _level(free_bytes, needed, before)
     reserve = 0
@@ -102,7 +119,11 @@ def judge(
         fits = free_bytes - (wanted - reserve_bytes) >= max(needed // 2, REPLAY_BYTES)
         reserve = max(wanted, reserve_bytes) if fits else reserve_bytes
     return SpaceVerdict(
-        level=level, free_bytes=free_bytes, log_bytes=log_bytes, needed_bytes=needed, reserve_bytes=reserve
+        level=level,
+        free_bytes=free_bytes,
+        log_bytes=log_bytes,
+        needed_bytes=needed,
+        reserve_bytes=reserve,
     )
 
 
@@ -111,18 +132,24 @@ def _level(free_bytes: int, needed_bytes: int, before: SpaceLevel) -> SpaceLevel
         return SpaceLevel.AMPLE
     if free_bytes < min(EXHAUSTED_BYTES, needed_bytes):
         return SpaceLevel.EXHAUSTED
-    if free_bytes < needed_bytes + (needed_bytes // RESUME_SHARE if before >= SpaceLevel.FULL else 0):
+    if free_bytes < needed_bytes + (
+        needed_bytes // RESUME_SHARE if before >= SpaceLevel.FULL else 0
+    ):
         return SpaceLevel.FULL
     return SpaceLevel.SHORT if free_bytes < MAKE_ROOM_FACTOR * needed_bytes else SpaceLevel.AMPLE
 
 
 def reserve_for(log_bytes: int) -> int:
-    """Return how large a reserve lets a start replay so much log, rounded up so that it seldom grows."""
+    """Return how large a reserve lets a start replay so much log, rounded up so that it seldom
+    grows.
+    """
     return -(-(log_bytes + REPLAY_BYTES) // RESERVE_STEP_BYTES) * RESERVE_STEP_BYTES
 
 
 def log_bytes_of(database: Path) -> int:
-    """Return the size of RocksDB's own log: what a start has to replay. 0 when there is no database. Raises `OSError`."""
+    """Return the size of RocksDB's own log: what a start has to replay. 0 when there is no
+    database. Raises `OSError`.
+    """
     total = 0
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(database) as files:
         for file in files:
@@ -141,43 +168,57 @@ def free_bytes_of(path: Path) -> int:
 class SpaceWatch:
     """Looks at the disk of one node directory, and keeps its reserve as the verdict says.
 
-    The reserve is a file of blocks without content. Giving it up is a truncation, which needs no room; it keeps its name, so
-    that taking it again needs no room in a directory. One thread at a time; a look takes some 50 us.
+    The reserve is a file of blocks without content. Giving it up is a truncation, which needs no
+    room; it keeps its name, so that taking it again needs no room in a directory. One thread at a
+    time; a look takes some 50 us.
     """
 
     def __init__(self, directory: Path, *, free_bytes_min: int) -> None:
         self.verdict: SpaceVerdict = NOT_LOOKED
-        self._directory, self._database = directory, directory / DATABASE_NAME
+        self._directory = directory
+        self._database = directory / DATABASE_NAME
         self._free_bytes_min = free_bytes_min
         self._reserve = directory / RESERVE_NAME
         self._looks_without_asking = self._refused_free_bytes = 0
 
     def make_room_to_start(self) -> None:
-        """Give the reserve up if the disk has too little room beside it for replaying the log, and can tell."""
+        """Give the reserve up if the disk has too little room beside it for replaying the log, and
+        can tell.
+        """
         with contextlib.suppress(OSError):
             needed_bytes = log_bytes_of(self._database) + REPLAY_BYTES
             if self._reserve_bytes() and free_bytes_of(self._directory) < needed_bytes:
                 self._resize(0)
 
     def is_tight(self, size_bytes: int) -> bool:
-        """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not tight."""
+        """Whether so much may not find room: the short look, 2 us. A disk that cannot tell is not
+        tight.
+        """
         try:
             return free_bytes_of(self._directory) < size_bytes + EXHAUSTED_BYTES
         except OSError:
             return False
 
     def look(self) -> SpaceVerdict:
-        """Judge the disk, give up or take the reserve, and return the verdict: the last one when the disk cannot tell."""
+        """Judge the disk, give up or take the reserve, and return the verdict: the last one when
+        the disk cannot tell.
+        """
         with contextlib.suppress(OSError):  # the next write will tell more
             held_bytes = self._reserve_bytes()
             self.verdict = self._judge(held_bytes)
             if self.verdict.level is SpaceLevel.EXHAUSTED and held_bytes:
                 self._resize(0)
                 self.verdict = self._judge(self._reserve_bytes())
-            elif self._looks_without_asking and self.verdict.free_bytes < self._refused_free_bytes + ASK_AGAIN_BYTES:
+            elif (
+                self._looks_without_asking
+                and self.verdict.free_bytes < self._refused_free_bytes + ASK_AGAIN_BYTES
+            ):
                 self._looks_without_asking -= 1
-            elif self.verdict.reserve_bytes > held_bytes and not self._resize(self.verdict.reserve_bytes):
-                self._looks_without_asking, self._refused_free_bytes = ASK_AGAIN_LOOKS, self.verdict.free_bytes
+            elif self.verdict.reserve_bytes > held_bytes and not self._resize(
+                self.verdict.reserve_bytes
+            ):
+                self._looks_without_asking = ASK_AGAIN_LOOKS
+                self._refused_free_bytes = self.verdict.free_bytes
         return self.verdict
 
     def _judge(self, reserve_bytes: int) -> SpaceVerdict:
@@ -196,9 +237,12 @@ class SpaceWatch:
             return 0
 
     def _resize(self, wanted_bytes: int) -> bool:
-        """Return whether the reserve has that size now; one that cannot be had is done without and asked for again later."""
+        """Return whether the reserve has that size now; one that cannot be had is done without and
+        asked for again later.
+        """
         try:
-            held_bytes, descriptor = self._reserve_bytes(), open_regular(self._reserve, os.O_RDWR | os.O_CREAT)
+            held_bytes = self._reserve_bytes()
+            descriptor = open_regular(self._reserve, os.O_RDWR | os.O_CREAT)
             try:
                 if wanted_bytes < held_bytes:
                     os.ftruncate(descriptor, wanted_bytes)
@@ -207,7 +251,12 @@ class SpaceWatch:
             finally:
                 os.close(descriptor)
         except (OSError, Corrupt) as error:
-            _log.info("reserve_not_held", path=str(self._reserve), wanted_bytes=wanted_bytes, error=str(error))
+            _log.info(
+                "reserve_not_held",
+                path=str(self._reserve),
+                wanted_bytes=wanted_bytes,
+                error=str(error),
+            )
             return False
         return True
 

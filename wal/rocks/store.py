@@ -1,6 +1,8 @@
-"""The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its logs and its state map.
+"""The log store on RocksDB: opens or makes a node directory, owns its database, and hands out its
+logs and its state map.
 
-After a failed write, writer thread and database are made anew from the disk, under the next term; the directory stays owned.
+After a failed write, writer thread and database are made anew from the disk, under the next term;
+the directory stays owned.
 """
 
 import asyncio
@@ -13,7 +15,13 @@ from pathlib import Path
 import anyio
 from rocksdict import Checkpoint, Rdict
 
-from wal.errors import ChannelFenced, InvalidArgument, StorageFailed, StorageFull, StreamingNodeError
+from wal.errors import (
+    ChannelFenced,
+    InvalidArgument,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
 from wal.failpoint import failpoint
 from wal.rocks.database import Engine, open_rocksdb
 from wal.rocks.floor import LOGS_MAX
@@ -41,22 +49,26 @@ _log = event_log(__name__)
 async def open_rocks_store(
     path: str | os.PathLike[str], *, options: RocksOptions | None = None, brief: bool = False
 ) -> "RocksStore":
-    """Open the node directory at `path`, or make it, and own it until `close`; a command does so for a `brief` time.
+    """Open the node directory at `path`, or make it, and own it until `close`; a command does so
+    for a `brief` time.
 
-    Replays RocksDB's log up to three times, about 0.3 s for each 64 MiB of it. Cancelling waits for the end of that.
+    Replays RocksDB's log up to three times, about 0.3 s for each 64 MiB of it. Cancelling waits for
+    the end of that.
 
     Raises:
         AlreadyOwned: another process, or this one, has it open.
         InvalidArgument: it is a file.
         Corrupt: something that was acknowledged is missing or damaged; nothing was changed.
         UnsupportedFormat: a newer release wrote it, or it holds something else.
-        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve given up.
+        StorageFull: the disk has no room for replaying RocksDB's log, not even with the reserve
+            given up.
         StorageFailed: it cannot be written.
-
     """
 
     async def open_store() -> RocksStore:
-        taking = _Taking(partial(take_directory, Path(path), options or RocksOptions(), brief=brief))
+        taking = _Taking(
+            partial(take_directory, Path(path), options or RocksOptions(), brief=brief)
+        )
         return RocksStore(*await taking.take())
 
     opening = asyncio.ensure_future(open_store())
@@ -69,7 +81,9 @@ async def open_rocks_store(
 
 
 class _Taking:
-    """A directory that a thread is taking, held until its store is made: the event loop may end before that."""
+    """A directory that a thread is taking, held until its store is made: the event loop may end
+    before that.
+    """
 
     def __init__(self, take: Callable[[], tuple[OwnedDirectory, Rdict, Survey]]) -> None:
         self._take = take
@@ -100,20 +114,26 @@ class _Taking:
 
 
 class RocksStore:
-    """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes it."""
+    """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes
+    it.
+    """
 
     def __init__(self, owned: OwnedDirectory, database: Rdict, found: Survey) -> None:
-        self._owned, self._directory = owned, owned.directory
-        self.node_id, self.promised_tick = found.node_id, owned.floor.known.tick
+        self._owned = owned
+        self._directory = owned.directory
+        self.node_id = found.node_id
+        self.promised_tick = owned.floor.known.tick
         self.engine = Engine(owned.directory / DATABASE_NAME, database)
         """The open database, for who keeps entries of its own in it."""
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
-        self.admit, self.check_admitted = self._commit.admit, self._commit.check_admitted
+        self.admit = self._commit.admit
+        self.check_admitted = self._commit.check_admitted
         self._logs: dict[str, RocksLog] = {}
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._promising = asyncio.Lock()
-        self._promiser = anyio.CapacityLimiter(1)  # of its own: ticks do not wait for the program's other threads
+        # of its own: ticks do not wait for the program's other threads
+        self._promiser = anyio.CapacityLimiter(1)
         self._closed = False
         self.openings = 0
         """How often its database was opened: what was read before that may not be so any more."""
@@ -136,9 +156,13 @@ class RocksStore:
         return self._commit.space.level is not SpaceLevel.AMPLE
 
     async def promise_tick(self, tick: int) -> None:
-        """Remember a tick, durably: one page, written and synced by a thread of its own, so that appends do not wait."""
-        self._commit.check_promising()  # at once: the lock may be of a process that this one was forked from
-        async with self._promising:  # closing waits for it: the descriptors must not be another file's meanwhile
+        """Remember a tick, durably: one page, written and synced by a thread of its own, so that
+        appends do not wait.
+        """
+        # at once: the lock may be of a process that this one was forked from
+        self._commit.check_promising()
+        # closing waits for it: the descriptors must not be another file's meanwhile
+        async with self._promising:
             self._commit.check_promising()
             try:
                 await outlast(in_thread(self._owned.floor.promise, tick, limiter=self._promiser))
@@ -146,7 +170,8 @@ class RocksStore:
                 if not self._commit.reopening:  # the next term asks again
                     self._commit.failed([], error)
                 raise StorageFailed(
-                    f"the floor file of {self._directory} cannot be written: {error} — check the disk"
+                    f"the floor file of {self._directory} cannot be written: {error} — check the "
+                    "disk"
                 ) from error
 
     async def open_log(self, name: str) -> RocksLog:
@@ -156,24 +181,34 @@ class RocksStore:
                 self._commit.check_writable()
                 log_id = self._log_ids.get(name) or await self._make_log(name)
                 ends = await self.engine.read(load_ends, self.engine, log_id, name)
-                self._logs[name] = RocksLog(self.engine, self._commit, name=name, log_id=log_id, ends=ends)
+                self._logs[name] = RocksLog(
+                    self.engine, self._commit, name=name, log_id=log_id, ends=ends
+                )
             return self._logs[name]
 
     async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none. Raises after a failed write: what was not synced is no value."""
+        """Return the value of `key`, None if it has none. Raises after a failed write: what was not
+        synced is no value.
+        """
         self._commit.check_writable()
         value = await self.engine.read(lambda: self.engine.database.get(meta_key(key)))
         assert value is None or isinstance(value, bytes)
         return value
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order. Raises as `get_meta`."""
+        """Return all keys that start with `prefix`, and their values, in key order. Raises as
+        `get_meta`.
+        """
         self._commit.check_writable()
-        records = await self.engine.read(lambda: scan_prefix(self.engine.database, meta_key(prefix)))
+        records = await self.engine.read(
+            lambda: scan_prefix(self.engine.database, meta_key(prefix))
+        )
         return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once; durable when it returns. Cancelling does not undo it."""
+        """Set keys (None removes) all at once; durable when it returns. Cancelling does not undo
+        it.
+        """
         self._commit.check_admitted(makes_room=True)
         outcome = self.write_meta(changes)
         failpoint("append.record_queued")
@@ -187,25 +222,33 @@ class RocksStore:
         entries: Sequence[tuple[bytes, bytes]] = (),
         dropped: Sequence[tuple[bytes, bytes]] = (),
     ) -> Outcome:
-        """Queue a change of the state map, with entries that belong to no log and ranges of keys that are given up.
+        """Queue a change of the state map, with entries that belong to no log and ranges of keys
+        that are given up.
 
-        All at once, in call order, and synced whatever the durability: so the version of the state map, which the floor
-        knows, also stands for these entries. Raises what the state says.
+        All at once, in call order, and synced whatever the durability: so the version of the state
+        map, which the floor knows, also stands for these entries. Raises what the state says.
         """
         self._commit.check_writable()
         self._meta_version += 1
-        records: dict[bytes, bytes | None] = {meta_key(key): value for key, value in changes.items()}
+        records: dict[bytes, bytes | None] = {
+            meta_key(key): value for key, value in changes.items()
+        }
         records[META_VERSION_KEY] = encode_number(self._meta_version)
-        return self._commit.submit(RecordWrite(records, self._meta_version, entries=entries, dropped=dropped))
+        return self._commit.submit(
+            RecordWrite(records, self._meta_version, entries=entries, dropped=dropped)
+        )
 
     async def link_copy(self, target: Path) -> None:
-        """Make a database at `target`, on the same disk, that has all that was acknowledged before, and stays so.
+        """Make a database at `target`, on the same disk, that has all that was acknowledged before,
+        and stays so.
 
-        Its tables are hard links, so a flipped bit of the original is in both: copy the bytes before calling it a backup.
+        Its tables are hard links, so a flipped bit of the original is in both: copy the bytes
+        before calling it a backup.
         """
 
         def link() -> None:
-            # First, as it lets the event loop run; what the checkpoint flushes while it does not is then next to nothing.
+            # First, as it lets the event loop run; what the checkpoint flushes while it does not is
+            # then next to nothing.
             self.engine.entries.flush()
             self.engine.database.flush()
             Checkpoint(self.engine.database).create_checkpoint(os.fsencode(target).decode())
@@ -228,11 +271,15 @@ class RocksStore:
         await self._commit.lost.wait()
 
     async def reopen(self) -> None:
-        """Close the database after a failed write, verify it, and go on under the next term; see `wal.log.LogStore`."""
+        """Close the database after a failed write, verify it, and go on under the next term; see
+        `wal.log.LogStore`.
+        """
         await outlast(self._reopen())
 
     async def close(self) -> None:
-        """Write what is queued, sync, and release the directory; idempotent, and not cut short by cancellation."""
+        """Write what is queued, sync, and release the directory; idempotent, and not cut short by
+        cancellation.
+        """
         if self._commit.state < StoreState.CLOSED:
             self._commit.refuse(StoreState.CLOSED)
             for log in self._logs.values():
@@ -240,13 +287,17 @@ class RocksStore:
         await outlast(self._release())
 
     def _leave(self) -> None:
-        """Refuse everything from now on: this process is a fork of the owner. RocksDB would take writes and lose them."""
+        """Refuse everything from now on: this process is a fork of the owner. RocksDB would take
+        writes and lose them.
+        """
         self._commit.refuse(StoreState.FORKED)
         self.engine.leave_in_child()
         self._owned.floor.close()
 
     def _let_go(self) -> None:
-        """Do what `close` does, without the event loop, which has ended. What was not acknowledged may be written."""
+        """Do what `close` does, without the event loop, which has ended. What was not acknowledged
+        may be written.
+        """
         self._commit.close_without_loop()
         self._writer.stop()
         try:
@@ -257,13 +308,16 @@ class RocksStore:
             self._closed = True
             self._owned.release()
 
-    # --- the database and the next ----------------------------------------------------------------------------------------
+    # --- the database and the next ----------------------------------------------------------------
 
     def _begin(self, found: Survey) -> None:
         """Start a term on the installed database: what it holds, and a writer thread for it."""
         owned = self._owned
-        self.term, self._log_ids, self._meta_version = owned.floor.token_term, dict(found.log_ids), found.meta_version
-        self._commit.space_changed(owned.space.verdict)  # reopening looked, and no writer was there to tell
+        self.term = owned.floor.token_term
+        self._log_ids = dict(found.log_ids)
+        self._meta_version = found.meta_version
+        # reopening looked, and no writer was there to tell
+        self._commit.space_changed(owned.space.verdict)
         self._writer = Writer(self.engine, owned, self._commit)
         self._commit.hand_over = self._writer.submit
         self.openings += 1
@@ -275,13 +329,15 @@ class RocksStore:
             if self._commit.state is not StoreState.FAILED:
                 raise self._commit.refusal()
             try:
-                # Before the database is closed: closing would remove files of the owner that took over.
+                # Before the database is closed: closing would remove files of the owner that took
+                # over.
                 await in_thread(self._owned.floor.check_owner)
                 self._commit.reopening = True
                 await in_thread(self._writer.stop)
                 if self._commit.taken_over:  # its last batch met another owner's token
                     raise self._commit.refusal()
-                with suppress(StreamingNodeError):  # RocksDB repeats the failure here; its appenders have heard of it
+                # RocksDB repeats the failure here; its appenders have heard of it
+                with suppress(StreamingNodeError):
                     await self.engine.close()
                 failpoint("recovery.database_released")
                 try:
@@ -295,10 +351,13 @@ class RocksStore:
                 self._commit.reopening = False
 
     async def _install_next(self) -> None:
-        """Verify what is on the disk and open it under the next term; failing that, leave what can be read."""
+        """Verify what is on the disk and open it under the next term; failing that, leave what can
+        be read.
+        """
         # The token may be of a term that was never opened: of an attempt that failed later.
         spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
-        engine, options = self.engine, self._owned.options
+        engine = self.engine
+        options = self._owned.options
         try:
             database, found = await in_thread(lambda: open_owned(self._owned, term_is_spent=spent))
             engine.install(database)
@@ -329,10 +388,14 @@ class RocksStore:
                     await in_thread(self.engine.leave)
                 await self.engine.close()
             except StorageFull as error:
-                # RocksDB brings its log into tables when it closes. Without room the log stays, synced, for the next open.
-                _log.warning("closed_on_full_disk", directory=str(self._directory), error=str(error))
+                # RocksDB brings its log into tables when it closes. Without room the log stays,
+                # synced, for the next open.
+                _log.warning(
+                    "closed_on_full_disk", directory=str(self._directory), error=str(error)
+                )
             except StreamingNodeError:
-                # After a failed write RocksDB repeats the failure here; its appenders have heard of it.
+                # After a failed write RocksDB repeats the failure here; its appenders have heard of
+                # it.
                 if self._commit.cause is None:
                     raise
             except asyncio.CancelledError:  # the event loop is ending: `_let_go` goes on from here
@@ -349,11 +412,15 @@ class RocksStore:
     async def _make_log(self, name: str) -> int:
         if len(self._log_ids) >= LOGS_MAX:
             raise InvalidArgument(
-                f"{self._directory} has {LOGS_MAX} logs, as many as a node can have — use another directory"
+                f"{self._directory} has {LOGS_MAX} logs, as many as a node can have — use another "
+                "directory"
             )
         log_id = 1 + max(self._log_ids.values(), default=0)
-        self._log_ids[name] = log_id  # at once: should this be cancelled, the record is written all the same
+        # at once: should this be cancelled, the record is written all the same
+        self._log_ids[name] = log_id
         failpoint("recovery.log_named")
-        await asyncio.shield(self._commit.submit(RecordWrite({log_id_key(name): encode_log_id(log_id)})))
+        await asyncio.shield(
+            self._commit.submit(RecordWrite({log_id_key(name): encode_log_id(log_id)}))
+        )
         failpoint("recovery.log_made")
         return log_id

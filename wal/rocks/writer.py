@@ -1,4 +1,6 @@
-"""The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the event loop once."""
+"""The writer thread: takes what is queued, writes it, syncs once, raises the floor, and tells the
+event loop once.
+"""
 
 import asyncio
 import threading
@@ -17,7 +19,9 @@ from wal.rocks.opening import OwnedDirectory
 from wal.rocks.space import SHORT_LOOK_BYTES, SpaceLevel
 
 WRITE_BYTES_MAX = 1 << 20
-"""One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go into one."""
+"""One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go
+into one.
+"""
 FLOOR_SYNC_S = 0.2
 """A power cut forgets at most this much of the floor."""
 SPACE_CHECK_S = 0.1
@@ -36,14 +40,21 @@ THREAD_NAME = "log-writer"
 
 
 class Writer:
-    """Owns the thread. `submit` takes writes, in their order on disk; `commit` hears of each batch, on the event loop.
+    """Owns the thread. `submit` takes writes, in their order on disk; `commit` hears of each batch,
+    on the event loop.
 
-    A write or sync that fails may have left its records or not, and RocksDB says nothing more about them in this process.
+    A write or sync that fails may have left its records or not, and RocksDB says nothing more about
+    them in this process.
     """
 
     def __init__(self, engine: Engine, owned: OwnedDirectory, commit: GroupCommit) -> None:
-        self._engine, self._floor, self._space, self._group_commit = engine, owned.floor, owned.space, commit
-        self._sync_interval_s = None if owned.options.durability == "fsync" else owned.options.sync_interval_ms / 1000
+        self._engine = engine
+        self._floor = owned.floor
+        self._space = owned.space
+        self._group_commit = commit
+        self._sync_interval_s = (
+            None if owned.options.durability == "fsync" else owned.options.sync_interval_ms / 1000
+        )
         self._queue: SimpleQueue[Write | None] = SimpleQueue()
         self.submit: Callable[[Write], None] = self._queue.put
         self._tell_loop = asyncio.get_running_loop().call_soon_threadsafe
@@ -53,18 +64,21 @@ class Writer:
         self._stopping = False
         self._ending = threading.Event()
         self._unlooked_bytes = self._unasked_bytes = 0
-        self._ask_after_bytes = min(WRITE_BYTES_MAX, owned.options.memtable_bytes)  # before several of them are full
+        # before several of them are full
+        self._ask_after_bytes = min(WRITE_BYTES_MAX, owned.options.memtable_bytes)
         self._sync_due = self._floor_due = self._space_due = self._owner_due = monotonic()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Write and sync everything queued before, and wait for the end of the thread. Not on the event loop."""
+        """Write and sync everything queued before, and wait for the end of the thread. Not on the
+        event loop.
+        """
         self._ending.set()
         self._queue.put(None)
         self._thread.join()
 
-    # --- the thread --------------------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
         self._tend()
@@ -79,7 +93,8 @@ class Writer:
     def _take(self) -> list[Write]:
         """Wait for a write or the next duty; return what is queued, up to one batch."""
         writes: list[Write] = []
-        size, queue = 0, self._queue
+        size = 0
+        queue = self._queue
         try:
             write = queue.get(timeout=self._patience())
             while write is not None:
@@ -107,7 +122,9 @@ class Writer:
         return max(0.0, min(dues) - monotonic()) if dues else None
 
     def _commit(self) -> None:
-        """Write what was taken. Whatever fails on the way is a failed write: an ended thread would let appends hang."""
+        """Write what was taken. Whatever fails on the way is a failed write: an ended thread would
+        let appends hang.
+        """
         if self._failure is not None:
             self._fail(self._failure)
             return
@@ -115,16 +132,19 @@ class Writer:
         try:
             self._look_before(size_bytes)
             self._wait_for_tables(size_bytes)
-            if self._failure is None:  # a sync that was due meanwhile may have failed, and what was taken with it
+            # a sync that was due meanwhile may have failed, and what was taken with it
+            if self._failure is None:
                 self._write()
         except Exception as error:  # noqa: BLE001 - whatever it was, the outcome is open
             self._fail(error)
 
     def _write(self) -> None:
-        # RocksDB's `write` holds the interpreter lock and `flush_wal` does not: so a batch is written without sync, in a
-        # piece small enough for the event loop, and synced by the call that lets the loop run.
+        # RocksDB's `write` holds the interpreter lock and `flush_wal` does not: so a batch is
+        # written without sync, in a piece small enough for the event loop, and synced by the call
+        # that lets the loop run.
         self._check_owner_before()
-        writes, self._taken = self._taken, []
+        writes = self._taken
+        self._taken = []
         if not self._unsynced and self._sync_interval_s is not None:
             self._sync_due = monotonic() + self._sync_interval_s
         self._unsynced += writes
@@ -215,27 +235,36 @@ class Writer:
             self._fail(error)
 
     def _look_before(self, size_bytes: int) -> None:
-        """Look at the disk unless that was just done: an exhausted one gives its reserve up before a write fails."""
+        """Look at the disk unless that was just done: an exhausted one gives its reserve up before
+        a write fails.
+        """
         self._unlooked_bytes += size_bytes
         now = monotonic()
-        is_due = now >= self._space_due or self._unlooked_bytes >= self._space.verdict.look_after_bytes
+        is_due = (
+            now >= self._space_due or self._unlooked_bytes >= self._space.verdict.look_after_bytes
+        )
         if not is_due and size_bytes >= SHORT_LOOK_BYTES:
             is_due = self._space.is_tight(size_bytes)
         if is_due:
             self._look_at_space(now)
 
     def _look_at_space(self, now: float) -> None:
-        self._space_due, self._unlooked_bytes = now + SPACE_CHECK_S, 0
+        self._space_due = now + SPACE_CHECK_S
+        self._unlooked_bytes = 0
         before = self._space.verdict
         verdict = self._space.look()
-        if verdict.level is not before.level or (verdict.level >= SpaceLevel.FULL and verdict != before):
+        if verdict.level is not before.level or (
+            verdict.level >= SpaceLevel.FULL and verdict != before
+        ):
             self._tell(self._group_commit.space_changed, verdict)
 
     def _wait_for_tables(self, size_bytes: int) -> None:
-        """Wait while RocksDB makes tables slower than they fill: its own wait would hold the interpreter lock.
+        """Wait while RocksDB makes tables slower than they fill: its own wait would hold the
+        interpreter lock.
 
-        Appends are held back meanwhile, by the queue that fills up. Closing does not wait. Raises `StorageFailed` when a
-        table could not be written: RocksDB may never try that again, and a write that finds no room would wait for good.
+        Appends are held back meanwhile, by the queue that fills up. Closing does not wait. Raises
+        `StorageFailed` when a table could not be written: RocksDB may never try that again, and a
+        write that finds no room would wait for good.
         """
         self._unasked_bytes += size_bytes
         if self._unasked_bytes < self._ask_after_bytes:
@@ -243,7 +272,9 @@ class Writer:
         self._unasked_bytes = 0
         while self._failure is None and self.is_behind():
             if self.table_failures():
-                raise StorageFailed(f"RocksDB could not write a table at {self._engine.path} — look after the disk")
+                raise StorageFailed(
+                    f"RocksDB could not write a table at {self._engine.path} — look after the disk"
+                )
             if self._ending.wait(TABLES_CHECK_S):
                 return
             self._tend()
@@ -267,10 +298,11 @@ class Writer:
         try:
             self._tell_loop(report, *arguments)
         except RuntimeError:
-            # The event loop ended without closing the store: nobody is left to submit or to be told.
+            # The event loop ended without closing the store: nobody is left to submit or to be
+            # told.
             self._stopping = True
 
-    # --- what it asks of RocksDB ---------------------------------------------------------------------------------------
+    # --- what it asks of RocksDB ------------------------------------------------------------------
 
     def write_batch(self, batch: WriteBatch) -> None:
         """Write a batch atomically, without sync."""

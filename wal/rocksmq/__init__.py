@@ -1,1 +1,3 @@
-"""RocksMQ: topics that consumer groups share, in the database of a node, on the same writer thread as its log."""
+"""RocksMQ: topics that consumer groups share, in the database of a node, on the same writer thread
+as its log.
+"""

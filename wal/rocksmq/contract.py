@@ -1,4 +1,6 @@
-"""What a queue of messages is to its users: `MessageQueue`, its consumers, what it tells of itself, and its options."""
+"""What a queue of messages is to its users: `MessageQueue`, its consumers, what it tells of itself,
+and its options.
+"""
 
 import math
 from collections import deque
@@ -15,10 +17,13 @@ from wal.position import POSITION_MAX
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 
 ACK_TIMEOUT_S = 30.0
-"""When what was delivered and not acknowledged comes again, unless the consumer says otherwise; in seconds."""
+"""When what was delivered and not acknowledged comes again, unless the consumer says otherwise; in
+seconds.
+"""
 CONSUME_BYTES_MAX = 16 << 20
 """Of one call, which ends with what takes it there."""
-ITERATED_AT_ONCE, ITERATION_WAIT_S = 100, 60.0
+ITERATED_AT_ONCE = 100
+ITERATION_WAIT_S = 60.0
 """An iterating consumer takes no more messages together, and waits so long before it asks again."""
 ITERATED_S_MAX = 1.0
 """An iterating consumer takes as many messages as it works off in this time..."""
@@ -27,7 +32,9 @@ ITERATED_PART = 0.1
 
 
 class GroupInfo(msgspec.Struct, frozen=True):
-    """A consumer group: everything below `current_id` is acknowledged, `lag` messages are not, `held` are with consumers."""
+    """A consumer group: everything below `current_id` is acknowledged, `lag` messages are not,
+    `held` are with consumers.
+    """
 
     current_id: int
     lag: int
@@ -35,9 +42,11 @@ class GroupInfo(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """A topic: its earliest kept id, its last one (one less when it is empty), what it holds, and its groups by name.
+    """A topic: its earliest kept id, its last one (one less when it is empty), what it holds, and
+    its groups by name.
 
-    `bytes` are those of payloads and properties, one where there are none. The counts go from the opening of the node on.
+    `bytes` are those of payloads and properties, one where there are none. The counts go from the
+    opening of the node on.
     """
 
     begin_id: int
@@ -51,22 +60,31 @@ class TopicInfo(msgspec.Struct, frozen=True):
     acked: int = 0
 
 
-def check_numbers(*, count: int = 1, wait_s: float = 0.0, ack_timeout_s: float | None = None) -> float:
+def check_numbers(
+    *, count: int = 1, wait_s: float = 0.0, ack_timeout_s: float | None = None
+) -> float:
     """Return how long a consumer may hold messages, infinity for ever. Raises `InvalidArgument`."""
     try:
-        lasts_s, _ = math.inf if ack_timeout_s is None else ack_timeout_s + 0.0, wait_s + 0.0
+        lasts_s = math.inf if ack_timeout_s is None else ack_timeout_s + 0.0
+        _ = wait_s + 0.0
     except (TypeError, OverflowError):  # no number, or one that is no time
         lasts_s = 0.0
     if not isinstance(count, int) or count < 1 or not lasts_s > 0:
         told = f"count={shown(count)}, wait_s={shown(wait_s)}, ack_timeout_s={shown(ack_timeout_s)}"
-        raise InvalidArgument(f"{told} — ask for 1 message or more, give seconds, or None to hold for ever")
+        raise InvalidArgument(
+            f"{told} — ask for 1 message or more, give seconds, or None to hold for ever"
+        )
     return lasts_s
 
 
 def check_place(message_id: int, kept: tuple[int, int] | None = None) -> int:
-    """Return a message id that a group may go to; `kept` are the first and last of its topic. Raises as `seek` does."""
+    """Return a message id that a group may go to; `kept` are the first and last of its topic.
+    Raises as `seek` does.
+    """
     if type(message_id) is not int:
-        raise InvalidArgument(f"{shown(message_id)} is no message id — pass one that consume or produce gave")
+        raise InvalidArgument(
+            f"{shown(message_id)} is no message id — pass one that consume or produce gave"
+        )
     if kept and message_id < kept[0]:
         raise Truncated(message_id, kept[0])
     if kept and message_id > kept[1] + 1:
@@ -78,9 +96,10 @@ def check_place(message_id: int, kept: tuple[int, int] | None = None) -> int:
 class MqOptions:
     """Pages and retention of topics.
 
-    A page ends with the message that takes it over `page_bytes`, or when retention finds all of it acknowledged. Pages
-    that every group has acknowledged are given up `retention_s` after that, and, the oldest first, while a topic has more
-    than `retention_bytes` of them. None: never for this reason. What a group has not acknowledged is always kept.
+    A page ends with the message that takes it over `page_bytes`, or when retention finds all of it
+    acknowledged. Pages that every group has acknowledged are given up `retention_s` after that,
+    and, the oldest first, while a topic has more than `retention_bytes` of them. None: never for
+    this reason. What a group has not acknowledged is always kept.
     """
 
     page_bytes: int = 64 << 20
@@ -109,7 +128,8 @@ def _no_clock() -> float:
 
 @dataclass(eq=False)
 class Consumer:
-    """One consumer of a group. Used in `async with`; iterating yields messages, one by one, and waits for more.
+    """One consumer of a group. Used in `async with`; iterating yields messages, one by one, and
+    waits for more.
 
     It holds what it got and did not acknowledge, until its time is over or the consumer is closed.
 
@@ -188,7 +208,8 @@ class Consumer:
         return message_id in self._own
 
     async def consume(self, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
-        """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once it is closed.
+        """As `MessageQueue.consume`; others do not get the same meanwhile. Raises `OnShutdown` once
+        it is closed.
 
         Closing it ends a wait, which then returns nothing.
         """
@@ -201,7 +222,9 @@ class Consumer:
         await self._ack(ids)
 
     async def give_back(self, ids: Sequence[int]) -> None:
-        """Have messages that it holds come again, to whoever asks first; what it does not hold is passed over."""
+        """Have messages that it holds come again, to whoever asks first; what it does not hold is
+        passed over.
+        """
         await self._give_back(_checked(ids))
 
     async def held(self, ids: Sequence[int]) -> list[int]:
@@ -222,9 +245,10 @@ class Consumer:
 class MessageQueue(Protocol):
     """Topics, and consumer groups that each get every message of a topic at least once.
 
-    What changes something is durable when it returns. Raises `InvalidArgument` for a name or number that cannot be,
-    `TopicNotFound` and `GroupNotFound`, `OnShutdown` after closing, `LogReopening` and `StorageFull` when nothing was
-    done, `Indeterminate` when that is not known. Cancelling undoes nothing that was begun.
+    What changes something is durable when it returns. Raises `InvalidArgument` for a name or number
+    that cannot be, `TopicNotFound` and `GroupNotFound`, `OnShutdown` after closing, `LogReopening`
+    and `StorageFull` when nothing was done, `Indeterminate` when that is not known. Cancelling
+    undoes nothing that was begun.
     """
 
     async def create_topic(self, topic: str) -> None:
@@ -234,7 +258,9 @@ class MessageQueue(Protocol):
         """Remove a topic, its groups and its messages, and give their space back."""
 
     async def create_consumer_group(self, topic: str, group: str, *, at: int = 0) -> None:
-        """Make a group, which begins at a message, or the nearest one that is kept. Raises `AlreadyExists`."""
+        """Make a group, which begins at a message, or the nearest one that is kept. Raises
+        `AlreadyExists`.
+        """
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
         """Remove a group: it keeps nothing from being given up any more."""
@@ -247,14 +273,20 @@ class MessageQueue(Protocol):
     ) -> Consumer:
         """Return a consumer; consumers of one group compete.
 
-        What it got and did not acknowledge within `ack_timeout_s` others may get; None: not before it is closed.
+        What it got and did not acknowledge within `ack_timeout_s` others may get; None: not before
+        it is closed.
         """
 
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
-        """Add messages, all or none, and return their ids, which follow on the last one. Raises `TooLarge`."""
+        """Add messages, all or none, and return their ids, which follow on the last one. Raises
+        `TooLarge`.
+        """
 
-    async def consume(self, topic: str, group: str, count: int, *, wait_s: float = 0.0) -> list[ConsumerMessage]:
-        """Return up to `count` messages, none behind 16 MiB; waits up to `wait_s` seconds for one. Cancelling loses none.
+    async def consume(
+        self, topic: str, group: str, count: int, *, wait_s: float = 0.0
+    ) -> list[ConsumerMessage]:
+        """Return up to `count` messages, none behind 16 MiB; waits up to `wait_s` seconds for one.
+        Cancelling loses none.
 
         What comes again comes first, the rest in the order of ids. It comes again unless it is
         acknowledged in time, and `delivery_count` of the message says how often it came. While
@@ -262,16 +294,19 @@ class MessageQueue(Protocol):
         """
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
-        """Acknowledge messages, in any order: the group never gets them again, unless it seeks. Repeating it is fine.
+        """Acknowledge messages, in any order: the group never gets them again, unless it seeks.
+        Repeating it is fine.
 
-        Raises `TooLarge`, and `Overloaded` when the group would leave too many gaps; then none is acknowledged.
+        Raises `TooLarge`, and `Overloaded` when the group would leave too many gaps; then none is
+        acknowledged.
         """
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
-        """Go to a message, in either direction: it is the next one, and all below it count as acknowledged.
+        """Go to a message, in either direction: it is the next one, and all below it count as
+        acknowledged.
 
-        What consumers hold is forgotten. Raises `Truncated`, which names the earliest, for one no longer kept, and
-        `InvalidArgument` for one that is yet to come, but for the very next.
+        What consumers hold is forgotten. Raises `Truncated`, which names the earliest, for one no
+        longer kept, and `InvalidArgument` for one that is yet to come, but for the very next.
         """
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
@@ -285,7 +320,9 @@ class MessageQueue(Protocol):
         """Return the last id, -1 when the topic holds no message."""
 
     async def get_message(self, topic: str, message_id: int) -> ConsumerMessage | None:
-        """Return a message, whatever groups have had, None for one that is not kept or yet to come."""
+        """Return a message, whatever groups have had, None for one that is not kept or yet to
+        come.
+        """
 
     async def check_topic_valid(self, topic: str) -> None:
         """Raise `TopicNotFound`, or `AlreadyExists` when it holds messages."""

@@ -1,4 +1,6 @@
-"""Messages of topics and the bytes of an entry of them: `docs/format.md`, section "Topic entry". No I/O."""
+"""Messages of topics and the bytes of an entry of them: `docs/format.md`, section "Topic entry". No
+I/O.
+"""
 
 import struct
 from bisect import bisect_left, bisect_right, insort
@@ -17,19 +19,26 @@ ENTRY_MAGIC = 0x514D
 """`MQ` on disk."""
 ENTRY_FORMAT = 1
 ENTRY_BYTES_TARGET = 1 << 20
-"""What is produced together is cut into entries of about this many bytes, which is what is read and checked at once."""
+"""What is produced together is cut into entries of about this many bytes, which is what is read and
+checked at once.
+"""
 PRODUCE_BYTES_MAX = 16 << 20
 """Of one call: it becomes one write, which holds the interpreter lock for about 1 ms per MiB."""
 NAME_BYTES_MAX = 255
 """Of a topic's or a group's name in UTF-8."""
 CACHE_BYTES_MAX = 64 << 20
-"""Entries that are kept in memory, of all topics together, as large as they are there: those used last."""
-MESSAGE_OVERHEAD_BYTES, ENTRY_OVERHEAD_BYTES = 264, 512
+"""Entries that are kept in memory, of all topics together, as large as they are there: those used
+last.
+"""
+MESSAGE_OVERHEAD_BYTES = 264
+ENTRY_OVERHEAD_BYTES = 512
 """What a message takes in memory beside its bytes, and an entry beside its messages."""
 
-_UNCHECKED, _CHECKED = struct.Struct("<HHI"), struct.Struct("<IIQ")
-"""magic, format, checksum; what that covers: previous checksum, message count, first id. Then come, four bytes each, of each
-message the lengths of payload and properties, and then of each its payload and its properties."""
+_UNCHECKED = struct.Struct("<HHI")
+_CHECKED = struct.Struct("<IIQ")
+"""magic, format, checksum; what that covers: previous checksum, message count, first id. Then come,
+four bytes each, of each message the lengths of payload and properties, and then of each its payload
+and its properties."""
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -77,16 +86,23 @@ def check_name(kind: str, name: str) -> str:
 
 
 def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[bytes], int]:
-    """Return what of a produce call is stored, and how many bytes. Raises `InvalidArgument`, `TooLarge`.
+    """Return what of a produce call is stored, and how many bytes. Raises `InvalidArgument`,
+    `TooLarge`.
 
     Of each message in turn that is its payload and its encoded properties, no bytes for none.
     """
-    # A list is no question of an abstract class, which costs as much as the rest does for one message.
+    # A list is no question of an abstract class, which costs as much as the rest does for one
+    # message.
     is_list = type(messages) is list or isinstance(messages, Sequence)
     if not is_list or isinstance(messages, (bytes, bytearray, memoryview, str)) or not messages:
-        raise InvalidArgument("messages are a list of bytes or of ProducerMessage — pass at least one")
+        raise InvalidArgument(
+            "messages are a list of bytes or of ProducerMessage — pass at least one"
+        )
     if len(messages) > MESSAGES_PER_ENTRY_MAX:
-        raise TooLarge(f"{len(messages)} messages in one call — produce at most {MESSAGES_PER_ENTRY_MAX} at a time")
+        raise TooLarge(
+            f"{len(messages)} messages in one call — produce at most {MESSAGES_PER_ENTRY_MAX} at a "
+            "time"
+        )
     bodies: list[Any] = [b""] * (2 * len(messages))
     bodies[::2] = messages
     if set(map(type, messages)) != {bytes}:
@@ -95,9 +111,13 @@ def bodies_of(messages: Sequence[ProducerMessage | bytes]) -> tuple[list[bytes],
                 bodies[2 * at] = message.payload
                 bodies[2 * at + 1] = _encoded(message.properties) if message.properties else b""
         if kinds := set(map(type, bodies)) - {bytes}:
-            raise InvalidArgument(f"a payload is {kinds.pop().__name__} — pass bytes, or a ProducerMessage of bytes")
+            raise InvalidArgument(
+                f"a payload is {kinds.pop().__name__} — pass bytes, or a ProducerMessage of bytes"
+            )
     if (size_bytes := sum(map(len, bodies))) > PRODUCE_BYTES_MAX:
-        raise TooLarge(f"{size_bytes} bytes in one call — produce at most {PRODUCE_BYTES_MAX} at a time")
+        raise TooLarge(
+            f"{size_bytes} bytes in one call — produce at most {PRODUCE_BYTES_MAX} at a time"
+        )
     return bodies, size_bytes
 
 
@@ -105,12 +125,15 @@ def _encoded(properties: Mapping[str, str]) -> bytes:
     try:
         return _encode(msgspec.convert(dict(properties), dict[str, str]))
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise InvalidArgument(f"properties {shown(properties)} are not text — pass names and values as str") from error
+        raise InvalidArgument(
+            f"properties {shown(properties)} are not text — pass names and values as str"
+        ) from error
 
 
 def parts_of(bodies: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Yield what of `bodies_of` is in each entry."""
-    ends, start = list(accumulate(map(len, bodies), initial=0)), 0
+    ends = list(accumulate(map(len, bodies), initial=0))
+    start = 0
     while start < len(bodies):
         stop = bisect_left(ends, ends[start] + ENTRY_BYTES_TARGET, start + 2, len(bodies))
         stop = min(stop + stop % 2, start + 2 * MESSAGES_PER_ENTRY_MAX)
@@ -119,9 +142,13 @@ def parts_of(bodies: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def encode_entry(bodies: Sequence[bytes], *, first_id: int, previous_crc32c: int) -> bytes:
-    """Return the bytes of messages as one entry; `wal.codec.entry_crc32c` reads its checksum back."""
+    """Return the bytes of messages as one entry; `wal.codec.entry_crc32c` reads its checksum
+    back.
+    """
     lengths = struct.pack(f"<{len(bodies)}I", *map(len, bodies))
-    checked = b"".join([_CHECKED.pack(previous_crc32c, len(bodies) // 2, first_id), lengths, *bodies])
+    checked = b"".join(
+        [_CHECKED.pack(previous_crc32c, len(bodies) // 2, first_id), lengths, *bodies]
+    )
     return _UNCHECKED.pack(ENTRY_MAGIC, ENTRY_FORMAT, crc32c(checked)) + checked
 
 
@@ -130,19 +157,30 @@ class TopicEntry:
 
     def __init__(self, bodies: Sequence[bytes], data: bytes, first_position: int) -> None:
         self._bodies = bodies
-        self.first_position, self.last_position = first_position, first_position + len(bodies) // 2 - 1
-        self.crc32c, self.size_bytes = entry_crc32c(data), len(data)
-        self.memory_bytes = self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(bodies) // 2 + ENTRY_OVERHEAD_BYTES
+        self.first_position = first_position
+        self.last_position = first_position + len(bodies) // 2 - 1
+        self.crc32c = entry_crc32c(data)
+        self.size_bytes = len(data)
+        self.memory_bytes = (
+            self.size_bytes + MESSAGE_OVERHEAD_BYTES * len(bodies) // 2 + ENTRY_OVERHEAD_BYTES
+        )
 
     @cached_property
     def messages(self) -> list[ConsumerMessage]:
         """Its messages, made when somebody wants them."""
-        bodies = zip(count(self.first_position), self._bodies[::2], self._bodies[1::2], strict=False)
-        return [ConsumerMessage(at, payload, _decode_properties(of) if of else {}) for at, payload, of in bodies]
+        bodies = zip(
+            count(self.first_position), self._bodies[::2], self._bodies[1::2], strict=False
+        )
+        return [
+            ConsumerMessage(at, payload, _decode_properties(of) if of else {})
+            for at, payload, of in bodies
+        ]
 
 
 def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
-    """Return a checked entry; `previous_crc32c` is None where the one before is not known. Raises as `check_head`."""
+    """Return a checked entry; `previous_crc32c` is None where the one before is not known. Raises
+    as `check_head`.
+    """
     _, messages, first_id = check_head(
         data, _CHECKED, magic=ENTRY_MAGIC, version=ENTRY_FORMAT, previous_crc32c=previous_crc32c
     )
@@ -153,7 +191,9 @@ def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
         if ends[-1] != len(data) or not entry.messages:
             raise ValueError(f"it has {len(data)} bytes, and its messages end at {ends[-1]}")
     except (struct.error, msgspec.DecodeError, ValueError) as error:
-        raise Corrupt(f"entry at position {first_id} passes its checksum but does not decode: {error}") from error
+        raise Corrupt(
+            f"entry at position {first_id} passes its checksum but does not decode: {error}"
+        ) from error
     return entry
 
 
@@ -162,7 +202,9 @@ class EntryCache:
 
     def __init__(self) -> None:
         self._entries = OrderedDict[tuple[int, int], TopicEntry]()
-        """By log id and last message id. No plain dict: its first key is the slower to find, the more were removed."""
+        """By log id and last message id. No plain dict: its first key is the slower to find, the
+        more were removed.
+        """
         self._keys: list[tuple[int, int]] = []
         """Those of the entries, ascending."""
         self._bytes = 0
@@ -176,14 +218,22 @@ class EntryCache:
         return entry if (entry := self._entries[key]).first_position <= message_id else None
 
     def messages(self, log_id: int, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
-        """Return those of some messages, from a place on, that lie in the entry of the first; none when that is not here."""
+        """Return those of some messages, from a place on, that lie in the entry of the first; none
+        when that is not here.
+        """
         if (entry := self.find(log_id, ids[start])) is None:
             return []
-        known, first = entry.messages, entry.first_position
-        return [known[each - first] for each in ids[start : bisect_right(ids, entry.last_position, start)]]
+        known = entry.messages
+        first = entry.first_position
+        return [
+            known[each - first]
+            for each in ids[start : bisect_right(ids, entry.last_position, start)]
+        ]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
-        """Keep an entry, and forget what was not used for longest, in time also all of a topic that is gone."""
+        """Keep an entry, and forget what was not used for longest, in time also all of a topic that
+        is gone.
+        """
         key = log_id, entry.last_position
         if key not in self._entries:
             self._entries[key] = entry

@@ -1,8 +1,9 @@
 """RocksMQ: topics and consumer groups in the database of a node; `MessageQueue` is its contract.
 
-What callers change in one turn of the event loop is one write of the store's writer thread: messages of a topic as one
-entry, positions of groups, pages. The topics in memory are those on the disk and what is on its way there; after a failed
-write they are read again, and only what consumers hold is kept.
+What callers change in one turn of the event loop is one write of the store's writer thread:
+messages of a topic as one entry, positions of groups, pages. The topics in memory are those on the
+disk and what is on its way there; after a failed write they are read again, and only what consumers
+hold is kept.
 """
 
 import asyncio
@@ -30,7 +31,14 @@ from wal.rocks.layout import entry_key
 from wal.rocks.log import last_entry, read_range
 from wal.rocks.store import RocksStore
 from wal.rocksmq import contract
-from wal.rocksmq.contract import ACK_TIMEOUT_S, CONSUME_BYTES_MAX, Consumer, MessageQueue, MqOptions, TopicInfo
+from wal.rocksmq.contract import (
+    ACK_TIMEOUT_S,
+    CONSUME_BYTES_MAX,
+    Consumer,
+    MessageQueue,
+    MqOptions,
+    TopicInfo,
+)
 from wal.rocksmq.messages import (
     PRODUCE_BYTES_MAX,
     ConsumerMessage,
@@ -42,7 +50,16 @@ from wal.rocksmq.messages import (
     decode_entry,
     size_of,
 )
-from wal.rocksmq.topic import HELD_MAX, PREFIX, Group, Lease, Topic, TopicRecord, decode_records, encode_ids
+from wal.rocksmq.topic import (
+    HELD_MAX,
+    PREFIX,
+    Group,
+    Lease,
+    Topic,
+    TopicRecord,
+    decode_records,
+    encode_ids,
+)
 from wal.runtime import carry_on, event_log, mark_heard
 from wal.timetick import IdAllocator, TickAllocator
 
@@ -51,9 +68,13 @@ _log = event_log(__name__)
 READ_BYTES = 1 << 20
 """So much is read at once, and checked: what follows is mostly asked for next."""
 SLOW_S = 0.2
-"""A write of what was produced, or a read for consumers, that takes longer is logged: once, however many wait for it."""
+"""A write of what was produced, or a read for consumers, that takes longer is logged: once, however
+many wait for it.
+"""
 CHECK_S_MAX = 600.0
-"""How often retention is looked at, if not ten times within its own time, and statistics are logged."""
+"""How often retention is looked at, if not ten times within its own time, and statistics are
+logged.
+"""
 
 COUNTED_S = 0.01
 """How long a count of deliveries waits for another write to go with."""
@@ -66,15 +87,23 @@ class _Write:
     """All that is changed in one turn of the event loop, and who waits for it."""
 
     def __init__(self) -> None:
-        self.changes, self.topics = dict[str, bytes | None](), dict[Topic, None]()
+        self.changes = dict[str, bytes | None]()
+        self.topics = dict[Topic, None]()
         self.dropped: list[tuple[bytes, bytes]] = []
-        self.room, self.began, self.admitted = 0, 0.0, 0.0
-        """How many bytes may still be produced in it, 0 until the store was asked for room; when it was, and had some."""
+        self.room = 0
+        self.began = 0.0
+        self.admitted = 0.0
+        """How many bytes may still be produced in it, 0 until the store was asked for room; when it
+        was, and had some.
+        """
         self.produced: list[tuple[Topic, TopicEntry]] = []
-        self._new, self._waiting = asyncio.get_running_loop().create_future, list[asyncio.Future[None]]()
+        self._new = asyncio.get_running_loop().create_future
+        self._waiting = list[asyncio.Future[None]]()
 
     def done(self, topic: Topic | None = None, group: str = "") -> asyncio.Future[None]:
-        """Bring what has changed of a topic and a group, too; return what each who waits may wait for, and cancel."""
+        """Bring what has changed of a topic and a group, too; return what each who waits may wait
+        for, and cancel.
+        """
         if topic is not None:
             self.topics[topic] = None
             if group:
@@ -90,9 +119,11 @@ class _Write:
 
 
 class RocksMQ(MessageQueue):
-    """The topics of a `RocksStore`; see `MessageQueue`. `open` of the store comes first, `close` before its own.
+    """The topics of a `RocksStore`; see `MessageQueue`. `open` of the store comes first, `close`
+    before its own.
 
-    `in_term` calls what reads them again after a failed write. Leases go by `elapsed_ms`, pages by `now_ms`.
+    `in_term` calls what reads them again after a failed write. Leases go by `elapsed_ms`, pages by
+    `now_ms`.
     """
 
     def __init__(
@@ -104,23 +135,32 @@ class RocksMQ(MessageQueue):
         elapsed_ms: Callable[[], int],
         in_term: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
     ) -> None:
-        self._store, self._options, self._in_term = store, options, in_term
-        self._now_ms, self._elapsed_ms = now_ms, elapsed_ms
+        self._store = store
+        self._options = options
+        self._in_term = in_term
+        self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
         self.ids = IdAllocator(TickAllocator(now_ms, elapsed_ms))
         self._topics: dict[str, Topic] = {}
         self._signals = defaultdict[tuple[str, str], Signal](Signal)
-        """Of each topic and group: who waits for messages looks again; as many as there are for, each wakes the next."""
+        """Of each topic and group: who waits for messages looks again; as many as there are for,
+        each wakes the next.
+        """
         self._cache = EntryCache()
         self._next_write: _Write | None = None
-        self._removal: asyncio.Future[None] | None = None  # the last one; if it fails, nothing is gone
-        self._loading, self._reading = asyncio.Lock(), asyncio.Lock()
-        self._openings, self._next_log_id, self._closed = 0, 0, False
+        # the last one; if it fails, nothing is gone
+        self._removal: asyncio.Future[None] | None = None
+        self._loading = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._openings = 0
+        self._next_log_id = 0
+        self._closed = False
         self._ahead: asyncio.Future[bool] | None = None
         self._counting: asyncio.TimerHandle | None = None
         self._uncounted: dict[Topic, None] = {}
         """Topics of which the disk lacks deliveries, for the write that the timer makes."""
 
-    # --- topics and groups ------------------------------------------------------------------------------------------------
+    # --- topics and groups ------------------------------------------------------------------------
 
     async def create_topic(self, topic: str) -> None:
         check_name("topic", topic)
@@ -129,10 +169,13 @@ class RocksMQ(MessageQueue):
         write = self._write()
         if topic not in self._topics:
             begin = self.ids.alloc_one()
-            self._topics[topic] = Topic(topic, TopicRecord(self._next_log_id, begin, begin - 1), is_new=True)
+            self._topics[topic] = Topic(
+                topic, TopicRecord(self._next_log_id, begin, begin - 1), is_new=True
+            )
             self._next_log_id += 1
             write.changes |= encode_ids(self._next_log_id, begin)
-        await write.done(self._topics[topic])  # also of a topic that was there: it may be on its way
+        # also of a topic that was there: it may be on its way
+        await write.done(self._topics[topic])
 
     async def destroy_topic(self, topic: str) -> None:
         found = await self._find(topic, changes=True, damaged=True)
@@ -141,7 +184,9 @@ class RocksMQ(MessageQueue):
         self.ids.update_id(found.next_id)
         write = self._write()
         write.changes |= found.removal() | encode_ids(self._next_log_id, self.ids.alloc_one())
-        write.dropped.append(dropped := (entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0)))
+        write.dropped.append(
+            dropped := (entry_key(found.log_id, 0), entry_key(found.log_id + 1, 0))
+        )
         await self._removed(write.done(), topic, found.groups)
         with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
             await self._store.engine.compact(*dropped)
@@ -159,8 +204,12 @@ class RocksMQ(MessageQueue):
         del found.groups[group]
         await self._removed(self._write().done(found, group), topic, [group])
 
-    async def _removed(self, removal: asyncio.Future[None], topic: str, groups: Iterable[str]) -> None:
-        """Have who waits for messages of groups that are no more in memory look again, and return when they are gone."""
+    async def _removed(
+        self, removal: asyncio.Future[None], topic: str, groups: Iterable[str]
+    ) -> None:
+        """Have who waits for messages of groups that are no more in memory look again, and return
+        when they are gone.
+        """
         for group in groups:
             self._signals.pop((topic, group), Signal()).wake()
         self._removal = removal
@@ -200,18 +249,22 @@ class RocksMQ(MessageQueue):
             _lasts_s=lasts_s,
         )
 
-    # --- messages ---------------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         bodies, size_bytes = bodies_of(messages)
         write = self._next_write
-        if write is None or not write.room or topic not in self._topics:  # else the first of this turn has asked
+        # else the first of this turn has asked
+        if write is None or not write.room or topic not in self._topics:
             began = monotonic()
             await self._ready()
             await self._store.admit(size_bytes)
-            await self._find(topic)  # raises; and the log may have come back while this waited for room
+            # raises; and the log may have come back while this waited for room
+            await self._find(topic)
             write = self._write()
-            write.room, write.began, write.admitted = write.room or PRODUCE_BYTES_MAX, began, monotonic()
+            write.room = write.room or PRODUCE_BYTES_MAX
+            write.began = began
+            write.admitted = monotonic()
         found = self._topic(topic)
         first = found.next_id + len(found.bodies) // 2
         found.bodies += bodies
@@ -223,19 +276,30 @@ class RocksMQ(MessageQueue):
         return range(first, first + len(messages))
 
     async def consume(
-        self, topic: str, group: str, count: int, *, wait_s: float = 0.0, by: tuple[asyncio.Event, float] = ANYBODY
+        self,
+        topic: str,
+        group: str,
+        count: int,
+        *,
+        wait_s: float = 0.0,
+        by: tuple[asyncio.Event, float] = ANYBODY,
     ) -> list[ConsumerMessage]:
         contract.check_numbers(count=count, wait_s=wait_s)
-        until, (closed, ack_timeout_s) = monotonic() + wait_s, by
+        until = monotonic() + wait_s
+        (closed, ack_timeout_s) = by
         while True:
             state = (found := await self._find(topic, group)).groups[group]
-            if closed.is_set():  # while it waited, also for the log: what it took now nobody would give back
+            # while it waited, also for the log: what it took now nobody would give back
+            if closed.is_set():
                 self._wake(topic, group, 1)  # it may have been its turn
                 return []
-            now, due = self._elapsed_ms() / 1000, state.due
+            now = self._elapsed_ms() / 1000
+            due = state.due
             lease = closed, now + ack_timeout_s
             if ids := state.take(lease, count, end_id=found.end_id, now=now):
-                if (topic, group) in self._signals and (state.due < due or state.first_open <= found.end_id):
+                if (topic, group) in self._signals and (
+                    state.due < due or state.first_open <= found.end_id
+                ):
                     # Each has to know until when to wait, or the next one takes what is left.
                     self._signals[topic, group].wake(None if state.due < due else 1)
                 self._read_ahead(found, ids[-1])
@@ -251,7 +315,8 @@ class RocksMQ(MessageQueue):
                     return _with_counts(messages, counts) if counts else messages
             elif (left := until - monotonic()) > 0:  # not if it is no number, which no timer takes
                 left = min(left, max(state.due - now, 0.001), CHECK_S_MAX)
-                with suppress(TimeoutError):  # not `wait_for`: its task would come too late for what happens now
+                # not `wait_for`: its task would come too late for what happens now
+                with suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await self._signals[topic, group].wait(closed)
             else:
@@ -267,7 +332,9 @@ class RocksMQ(MessageQueue):
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         found = await self._find(topic, group, changes=True)
-        await self._go_to(contract.check_place(message_id, (found.begin_id, found.end_id)), found, group)
+        await self._go_to(
+            contract.check_place(message_id, (found.begin_id, found.end_id)), found, group
+        )
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
         found = await self._find(topic, group, changes=True)
@@ -275,7 +342,9 @@ class RocksMQ(MessageQueue):
 
     async def _go_to(self, message_id: int, found: Topic, group: str) -> None:
         """Have a group, which may be new, go on at the nearest message that is kept."""
-        found.groups[group] = Group(min(max(contract.check_place(message_id), found.begin_id), found.end_id + 1))
+        found.groups[group] = Group(
+            min(max(contract.check_place(message_id), found.begin_id), found.end_id + 1)
+        )
         self._wake(found.name, group)
         await self._write().done(found, group)
 
@@ -283,7 +352,11 @@ class RocksMQ(MessageQueue):
         return found.end_id if (found := await self._find(topic)).end_id >= found.begin_id else -1
 
     async def get_message(self, topic: str, message_id: int) -> ConsumerMessage | None:
-        while (found := await self._find(topic)).begin_id <= contract.check_place(message_id) <= found.end_id:
+        while (
+            (found := await self._find(topic)).begin_id
+            <= contract.check_place(message_id)
+            <= found.end_id
+        ):
             if messages := self._cache.messages(found.log_id, [message_id]):
                 return messages[0]
             await carry_on(self._read(found, message_id))
@@ -316,17 +389,21 @@ class RocksMQ(MessageQueue):
             if self._ahead is not None:
                 await asyncio.wait([self._ahead])
 
-    # --- retention -------------------------------------------------------------------------------------------------------
+    # --- retention --------------------------------------------------------------------------------
 
     async def keep(self) -> None:
         """Give up pages when they may go, and log statistics, until cancelled."""
-        retention_s, logged_s = self._options.retention_s, monotonic()
-        pause_s = CHECK_S_MAX if retention_s is None else min(max(retention_s / 10, 1.0), CHECK_S_MAX)
+        retention_s = self._options.retention_s
+        logged_s = monotonic()
+        pause_s = (
+            CHECK_S_MAX if retention_s is None else min(max(retention_s / 10, 1.0), CHECK_S_MAX)
+        )
         while True:
             await asyncio.sleep(pause_s)
             try:
                 await self.retain()
-            except StreamingNodeError as error:  # of the disk, or a log that does not come back: it is tried again
+            except StreamingNodeError as error:
+                # of the disk, or a log that does not come back: it is tried again
                 _log.warning("retention_failed", error=str(error))
             if monotonic() - logged_s >= CHECK_S_MAX:
                 logged_s = monotonic()
@@ -336,19 +413,26 @@ class RocksMQ(MessageQueue):
     async def retain(self) -> None:
         """Give up the pages of every topic that retention allows, and their space."""
         await self._ready()
-        now_ms, write = self._now_ms(), self._write()
+        now_ms = self._now_ms()
+        write = self._write()
         for topic in self._topics.values():
             write.topics[topic] = None
             if topic.give_up(now_ms, self._options):
-                write.dropped.append((entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id)))
+                write.dropped.append(
+                    (entry_key(topic.log_id, 0), entry_key(topic.log_id, topic.begin_id))
+                )
         await write.done()
         for begin, end in write.dropped:
             await self._store.engine.compact(begin, end)
 
-    # --- what is in memory, and what is written -------------------------------------------------------------------------
+    # --- what is in memory, and what is written ---------------------------------------------------
 
-    async def _find(self, topic: str, *groups: str, changes: bool = False, damaged: bool = False) -> Topic:
-        """As `_topic`, which only raises that something is not there once the disk has that it is gone."""
+    async def _find(
+        self, topic: str, *groups: str, changes: bool = False, damaged: bool = False
+    ) -> Topic:
+        """As `_topic`, which only raises that something is not there once the disk has that it is
+        gone.
+        """
         while True:
             if self._next_write is None:
                 await self._ready(changes=changes)
@@ -359,7 +443,9 @@ class RocksMQ(MessageQueue):
                     raise
 
     async def _is_removing(self) -> bool:
-        """Return whether something was on its way to be removed, when the disk has that, or has failed."""
+        """Return whether something was on its way to be removed, when the disk has that, or has
+        failed.
+        """
         if self._removal is None or self._removal.done():
             return False
         await asyncio.wait([self._removal])
@@ -377,18 +463,25 @@ class RocksMQ(MessageQueue):
         return found
 
     async def _ready(self, *, changes: bool = False) -> None:
-        """Have the topics of the database that is open, or raise; asked once in a turn: then there is a write of it."""
-        while self._closed or self._openings != self._store.openings or not self._store.taking_writes:
+        """Have the topics of the database that is open, or raise; asked once in a turn: then there
+        is a write of it.
+        """
+        while (
+            self._closed or self._openings != self._store.openings or not self._store.taking_writes
+        ):
             if self._closed:
                 raise OnShutdown("the queue is closed")
             await self._in_term(self._load)
-        if changes:  # before anything is changed in memory; of a low disk a write in the queue hears no more
+        # before anything is changed in memory; of a low disk a write in the queue hears no more
+        if changes:
             self._store.check_admitted(makes_room=True)
 
     async def _load(self) -> None:
         """Read the topics anew, and keep what consumers hold."""
         async with self._loading:
-            openings, engine, before = self._store.openings, self._store.engine, self._topics
+            openings = self._store.openings
+            engine = self._store.engine
+            before = self._topics
             records = await self._store.scan_meta(PREFIX)
             if openings == self._openings:
                 return
@@ -399,11 +492,16 @@ class RocksMQ(MessageQueue):
             await engine.read(_check_ends, engine, topics)
             if openings != self._store.openings:
                 return
-            self._topics, (self._next_log_id, used), self._openings = topics, ids, openings
+            self._topics = topics
+            (self._next_log_id, used) = ids
+            self._openings = openings
             self.ids.update_id(max(used, *(topic.end_id for topic in topics.values()), 0))
             for name, topic in topics.items():
-                if (old := before.get(name)) and old.log_id == topic.log_id:  # else it was made anew
-                    topic.produced, topic.delivered, topic.acked = old.produced, old.delivered, old.acked
+                # else it was made anew
+                if (old := before.get(name)) and old.log_id == topic.log_id:
+                    topic.produced = old.produced
+                    topic.delivered = old.delivered
+                    topic.acked = old.acked
                     for group in topic.groups.keys() & old.groups.keys():
                         topic.groups[group].take_over(old.groups[group], end_id=topic.end_id)
                         self._count(topic, group, at_once=False)
@@ -418,11 +516,15 @@ class RocksMQ(MessageQueue):
         return write
 
     def _flush(self) -> None:
-        """Hand what was changed in this turn to the writer thread. Never suspends, so call order is the order on disk."""
-        write, self._next_write = self._next_write, None
+        """Hand what was changed in this turn to the writer thread. Never suspends, so call order is
+        the order on disk.
+        """
+        write = self._next_write
+        self._next_write = None
         if write is None:
             return
-        now_ms, stored = self._now_ms(), list[tuple[bytes, bytes]]()
+        now_ms = self._now_ms()
+        stored = list[tuple[bytes, bytes]]()
         for topic in write.topics:
             for data, entry in topic.write(page_bytes=self._options.page_bytes, now_ms=now_ms):
                 stored.append((entry_key(topic.log_id, entry.last_position), data))
@@ -459,7 +561,8 @@ class RocksMQ(MessageQueue):
         """
         found.changed_groups.add(group)
         if at_once:
-            with suppress(StreamingNodeError):  # as on a full disk, where an acknowledgement makes room
+            # as on a full disk, where an acknowledgement makes room
+            with suppress(StreamingNodeError):
                 self._store.check_admitted(makes_room=True)
                 return self._write().done(found, group)
         self._uncounted[found] = None
@@ -469,7 +572,8 @@ class RocksMQ(MessageQueue):
 
     def _write_counts(self) -> None:
         self._counting = None
-        topics, self._uncounted = self._uncounted, {}
+        topics = self._uncounted
+        self._uncounted = {}
         if self._closed or self._openings != self._store.openings or not self._store.taking_writes:
             return  # the topics are read again, and take over what is counted
         with suppress(StreamingNodeError):
@@ -490,7 +594,8 @@ class RocksMQ(MessageQueue):
 
         Of more than fits into one answer, it returns the first.
         """
-        messages, size_bytes = list[ConsumerMessage](), 0
+        messages = list[ConsumerMessage]()
+        size_bytes = 0
         try:
             if counted is not None:
                 with suppress(StreamingNodeError):  # a disk that fails keeps nobody from reading
@@ -501,7 +606,8 @@ class RocksMQ(MessageQueue):
                 if part := self._cache.messages(found.log_id, ids, len(messages)):
                     messages += part
                     size_bytes += sum(map(size_of, part))
-                # Cancelled, it gives back at once: who asks next must not get what comes behind that first.
+                # Cancelled, it gives back at once: who asks next must not get what comes behind
+                # that first.
                 elif not await carry_on(self._read(found, ids[len(messages)])):
                     break
         except Corrupt:
@@ -523,7 +629,9 @@ class RocksMQ(MessageQueue):
         *,
         undelivered: bool = False,
     ) -> None:
-        """Have messages come again, None: all, in the group of now: a failed write or a seek may have come between."""
+        """Have messages come again, None: all, in the group of now: a failed write or a seek may
+        have come between.
+        """
         if ids != [] and topic in self._topics and (state := self._topics[topic].groups.get(group)):
             given = list(state.held) if ids is None else ids
             state.give_back(given, whose, undelivered=undelivered)
@@ -534,25 +642,32 @@ class RocksMQ(MessageQueue):
             self._signals[topic, group].wake(count)
 
     def _read_ahead(self, found: Topic, delivered_id: int) -> None:
-        # Once half of what was read is delivered, what follows is read, while acknowledgements are on their way.
+        # Once half of what was read is delivered, what follows is read, while acknowledgements are
+        # on their way.
         if delivered_id in found.newest_half and (self._ahead is None or self._ahead.done()):
             self._ahead = asyncio.ensure_future(self._read(found, found.newest_half.stop))
             self._ahead.add_done_callback(mark_heard)  # who wants it meets it
 
     async def _read(self, found: Topic, first_id: int) -> bool:
-        """Have a message in memory, and what follows; return False if it was given up meanwhile. Raises `Corrupt`."""
-        engine, began = self._store.engine, monotonic()
+        """Have a message in memory, and what follows; return False if it was given up meanwhile.
+        Raises `Corrupt`.
+        """
+        engine = self._store.engine
+        began = monotonic()
 
         def read() -> list[TopicEntry]:
             kept = min(found.begin_id, first_id), found.end_id
-            read_some = partial(read_range, engine.entries, found.log_id, decode_entry, first_id, kept)
+            read_some = partial(
+                read_range, engine.entries, found.log_id, decode_entry, first_id, kept
+            )
             try:
                 return read_some(READ_BYTES)
             except Corrupt:
                 return read_some(1)  # this one alone may be sound
 
         async with self._reading:
-            # Others may have read it since it was looked for: consumers want the same at the same time.
+            # Others may have read it since it was looked for: consumers want the same at the same
+            # time.
             if not self._cache.find(found.log_id, first_id):
                 turn = monotonic()
                 try:
@@ -560,10 +675,13 @@ class RocksMQ(MessageQueue):
                 except Corrupt as error:
                     if self._topics.get(found.name) is not found or found.begin_id > first_id:
                         return False
-                    raise Corrupt(f"topic {found.name!r}, read from id {first_id}: {error}") from error
+                    raise Corrupt(
+                        f"topic {found.name!r}, read from id {first_id}: {error}"
+                    ) from error
                 for each in reversed(entries):  # what is asked for is the last to be forgotten
                     self._cache.put(found.log_id, each)
-                first, end = entries[0].first_position, entries[-1].last_position + 1
+                first = entries[0].first_position
+                end = entries[-1].last_position + 1
                 if end <= found.end_id:
                     found.newest_half = range((first + end) // 2, end)
                 if (taken := monotonic()) - began > SLOW_S:
@@ -571,7 +689,9 @@ class RocksMQ(MessageQueue):
         return True
 
 
-def _with_counts(messages: Sequence[ConsumerMessage], counts: Sequence[int]) -> list[ConsumerMessage]:
+def _with_counts(
+    messages: Sequence[ConsumerMessage], counts: Sequence[int]
+) -> list[ConsumerMessage]:
     """Return messages with how often each was delivered; those of the cache are for all groups."""
     return [
         message if count == 1 else msgspec.structs.replace(message, delivery_count=count)
@@ -581,14 +701,20 @@ def _with_counts(messages: Sequence[ConsumerMessage], counts: Sequence[int]) -> 
 
 def _tell_slow(what: str, topic: Topic, began: float, **steps: float) -> None:
     _log.warning(
-        f"slow_{what}", topic=topic.name, **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()}
+        f"slow_{what}",
+        topic=topic.name,
+        **{f"{step}_ms": int((at - began) * 1000) for step, at in steps.items()},
     )
 
 
 def _check_ends(engine: Engine, topics: Mapping[str, Topic]) -> None:
-    """Note with each topic whether its last entry is another one than was written last. Reader thread."""
+    """Note with each topic whether its last entry is another one than was written last. Reader
+    thread.
+    """
     for name, topic in topics.items():
         last = last_entry(engine.entries, topic.log_id)
         reached = (0, 0) if last is None else (last[0], entry_crc32c(last[1]))
         if topic.begin_id <= topic.end_id and reached != (topic.end_id, topic.crc32c):
-            topic.damage = f"topic {name!r} reaches id {reached[0]}, and {topic.end_id} was acknowledged"
+            topic.damage = (
+                f"topic {name!r} reaches id {reached[0]}, and {topic.end_id} was acknowledged"
+            )

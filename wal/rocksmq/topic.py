@@ -1,4 +1,5 @@
-"""A topic and its consumer groups: messages that wait to be written, pages, how far each group has come and who holds what.
+"""A topic and its consumer groups: messages that wait to be written, pages, how far each group has
+come and who holds what.
 
 Pure: no I/O, no clock. For one group a message is open, held or acknowledged:
 
@@ -8,8 +9,9 @@ Pure: no I/O, no clock. For one group a message is open, held or acknowledged:
 
 Each delivery of a message, which is `open -> held` and a consumer that gets it, is counted.
 
-The records in the state map are in `docs/format.md`, section "Topics": `mq/topic/<name>`, `mq/group/<topic>/<name>`, and
-`mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what outlives topics.
+The records in the state map are in `docs/format.md`, section "Topics": `mq/topic/<name>`,
+`mq/group/<topic>/<name>`, and `mq/page/<log id>/<last id>`, both in hexadecimal; `mq/ids` is what
+outlives topics.
 """
 
 import math
@@ -35,12 +37,15 @@ HELD_MAX = 16_384
 GAPS_MAX = 16_384
 """Ranges of acknowledged ids above one that is not, in a group: its record has them all."""
 
-_START, _STOP = operator.itemgetter(0), operator.itemgetter(1)
+_START = operator.itemgetter(0)
+_STOP = operator.itemgetter(1)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Page(msgspec.Struct, array_like=True):
-    """A closed page: its last id, its bytes, when it was closed and when all groups had acknowledged it, in Unix ms."""
+    """A closed page: its last id, its bytes, when it was closed and when all groups had
+    acknowledged it, in Unix ms.
+    """
 
     end_id: int
     size_bytes: int
@@ -49,7 +54,9 @@ class Page(msgspec.Struct, array_like=True):
 
 
 class TopicRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A topic on disk; `end_id` is one less than `begin_id` when it holds nothing, and the checksum is its last entry's."""
+    """A topic on disk; `end_id` is one less than `begin_id` when it holds nothing, and the checksum
+    is its last entry's.
+    """
 
     log_id: int
     begin_id: int
@@ -71,15 +78,23 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 Lease = tuple[object, float]
-"""Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its consumer closes."""
+"""Whose a delivery is, and until when, in seconds of the queue's clock; infinity: until its
+consumer closes.
+"""
 
 
 class Topic:
-    """One topic in memory, ahead of the disk by what is on its way; `changes` is what the disk does not have yet."""
+    """One topic in memory, ahead of the disk by what is on its way; `changes` is what the disk does
+    not have yet.
+    """
 
-    def __init__(self, name: str, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False) -> None:
+    def __init__(
+        self, name: str, record: TopicRecord, pages: Iterable[Page] = (), *, is_new: bool = False
+    ) -> None:
         self.name = name
-        self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = msgspec.structs.astuple(record)
+        self.log_id, self.begin_id, self.end_id, self.crc32c, self.open_bytes = (
+            msgspec.structs.astuple(record)
+        )
         self.next_id = self.end_id + 1
         """Ids from here on are free; those between it and `end_id` are on their way to the disk."""
         self.bodies: list[bytes] = []
@@ -102,15 +117,20 @@ class Topic:
     def info(self) -> TopicInfo:
         """What is told of it."""
         groups = {
-            name: GroupInfo(group.floor, group.lag(self.end_id), len(group.held)) for name, group in self.groups.items()
+            name: GroupInfo(group.floor, group.lag(self.end_id), len(group.held))
+            for name, group in self.groups.items()
         }
         kept_bytes = self.open_bytes + sum(page.size_bytes for page in self.pages)
-        pages, counts = (len(self.pages), self.acked_pages), (self.produced, self.delivered, self.acked)
+        pages = (len(self.pages), self.acked_pages)
+        counts = (self.produced, self.delivered, self.acked)
         return TopicInfo(self.begin_id, self.end_id, kept_bytes, *pages, groups, *counts)
 
     def write(self, *, page_bytes: int, now_ms: int) -> Iterator[tuple[bytes, TopicEntry]]:
-        """Give the waiting messages their ids and pages; yield the bytes of each entry of them, and the entry."""
-        bodies, self.bodies = self.bodies, []
+        """Give the waiting messages their ids and pages; yield the bytes of each entry of them, and
+        the entry.
+        """
+        bodies = self.bodies
+        self.bodies = []
         for part in parts_of(bodies):
             data = encode_entry(part, first_id=self.next_id, previous_crc32c=self.crc32c)
             entry = TopicEntry(part, data, self.next_id)
@@ -123,13 +143,18 @@ class Topic:
                 self.next_id += 1
 
     def changes(self, now_ms: int) -> dict[str, bytes | None]:
-        """Return the records that differ from those on the disk by key, None for one that goes; they count as written."""
+        """Return the records that differ from those on the disk by key, None for one that goes;
+        they count as written.
+        """
         self._settle(now_ms)
-        changes, self._changes = self._changes, {}
+        changes = self._changes
+        self._changes = {}
         for each in self.changed_groups:
             group = self.groups.get(each)
             changes[self._group_key(each)] = None if group is None else _encode(group.record)
-        record = TopicRecord(self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes)
+        record = TopicRecord(
+            self.log_id, self.begin_id, self.next_id - 1, self.crc32c, self.open_bytes
+        )
         if record != self._stored:
             self._stored = record
             changes[f"{PREFIX}topic/{self.name}"] = _encode(record)
@@ -142,25 +167,33 @@ class Topic:
         return dict.fromkeys([f"{PREFIX}topic/{self.name}", *keys])
 
     def give_up(self, now_ms: int, options: MqOptions) -> bool:
-        """Give up the acknowledged pages that are old enough, then the oldest above the size; return whether any went.
+        """Give up the acknowledged pages that are old enough, then the oldest above the size;
+        return whether any went.
 
-        If all groups have acknowledged what is in the open page it is closed: a topic that idles holds no space for ever.
+        If all groups have acknowledged what is in the open page it is closed: a topic that idles
+        holds no space for ever.
         """
         if self.open_bytes and self._acked_below() - 1 == self.end_id == self.next_id - 1:
             self._close_page(self.end_id, now_ms)
         self._settle(now_ms)
         limits = options.retention_s, options.retention_bytes
         limit_s, bytes_max = (math.inf if limit is None else limit for limit in limits)
-        begin_id, acked_bytes = self.begin_id, sum(page.size_bytes for page in self.pages[: self.acked_pages])
-        while self.acked_pages and (self.pages[0].acked_ms + limit_s * 1000 <= now_ms or acked_bytes > bytes_max):
+        begin_id = self.begin_id
+        acked_bytes = sum(page.size_bytes for page in self.pages[: self.acked_pages])
+        while self.acked_pages and (
+            self.pages[0].acked_ms + limit_s * 1000 <= now_ms or acked_bytes > bytes_max
+        ):
             page = self.pages.pop(0)
             acked_bytes -= page.size_bytes
             self.acked_pages -= 1
-            self.begin_id, self._changes[self._page_key(page)] = page.end_id + 1, None
+            self.begin_id = page.end_id + 1
+            self._changes[self._page_key(page)] = None
         return bool(self.begin_id > begin_id)
 
     def _acked_below(self) -> int:
-        """Below it all groups have acknowledged everything; 0 without a group: nobody is there who could have."""
+        """Below it all groups have acknowledged everything; 0 without a group: nobody is there who
+        could have.
+        """
         return min([group.floor for group in self.groups.values()], default=0)
 
     def _close_page(self, end_id: int, now_ms: int) -> None:
@@ -169,11 +202,19 @@ class Topic:
         self.open_bytes = 0
 
     def _settle(self, now_ms: int) -> None:
-        """Mark the pages that all groups have acknowledged, and no others; without a group nothing changes."""
-        below, count = self._acked_below(), self.acked_pages
-        count = bisect_left(self.pages, below, key=operator.attrgetter("end_id")) if self.groups else count
+        """Mark the pages that all groups have acknowledged, and no others; without a group nothing
+        changes.
+        """
+        below = self._acked_below()
+        count = self.acked_pages
+        count = (
+            bisect_left(self.pages, below, key=operator.attrgetter("end_id"))
+            if self.groups
+            else count
+        )
         for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
-            page.acked_ms = now_ms if count > self.acked_pages else 0  # or a group went back, or is new
+            # or a group went back, or is new
+            page.acked_ms = now_ms if count > self.acked_pages else 0
             self._changes[self._page_key(page)] = _encode(page)
         self.acked_pages = count
 
@@ -274,7 +315,9 @@ class Group:
         deliveries: Iterable[tuple[int, int, int]] = (),
     ) -> None:
         self._acked = [(0, current_id), *acked]
-        """Ranges of ids, which do not touch, in ascending order; the first one is all below the first open message."""
+        """Ranges of ids, which do not touch, in ascending order; the first one is all below the
+        first open message.
+        """
         self.first_open = 0
         """No message below it is open."""
         self.held: dict[int, Lease] = {}
@@ -292,7 +335,9 @@ class Group:
         self.exact_below = self.floor + HELD_MAX + acked_above
 
     def take_over(self, before: "Group", *, end_id: int) -> None:
-        """Go on from the group up to a failed write: what was delivered up to `end_id` stays with who holds it."""
+        """Go on from the group up to a failed write: what was delivered up to `end_id` stays with
+        who holds it.
+        """
         for each, lease in before.held.items():
             if self._acked[bisect_right(self._acked, each, key=_START) - 1][1] <= each <= end_id:
                 self.held[each] = lease
@@ -316,10 +361,13 @@ class Group:
         return end_id + 1 - sum([stop - start for start, stop in self._acked])
 
     def take(self, lease: Lease, count: int, *, end_id: int, now: float = 0.0) -> list[int]:
-        """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend. What was held too long is open."""
+        """Hold up to `count` messages, the first open ones up to `end_id`; ids ascend. What was
+        held too long is open.
+        """
         if now >= self.due:
             self.expire(now)
-        held, room = self.held, min(count, HELD_MAX - len(self.held))
+        held = self.held
+        room = min(count, HELD_MAX - len(self.held))
         open_ids: Iterable[int] = range(self.first_open, end_id + 1)
         if self.first_open < self._acked[-1][1]:
             acked = self._acked[bisect_right(self._acked, self.first_open, key=_STOP) :]
@@ -371,29 +419,41 @@ class Group:
     def ack(self, given: Sequence[int], *, end_id: int) -> int:
         """Acknowledge messages up to `end_id`, and return how many of them were held.
 
-        Raises `InvalidArgument`, `TooLarge`, and `Overloaded` when too many gaps would be left; then none is acknowledged.
+        Raises `InvalidArgument`, `TooLarge`, and `Overloaded` when too many gaps would be left;
+        then none is acknowledged.
         """
         try:
             if len(given) > MESSAGES_PER_ENTRY_MAX:
-                raise TooLarge(f"{len(given)} ids in one call — acknowledge at most {MESSAGES_PER_ENTRY_MAX}, or seek")
+                raise TooLarge(
+                    f"{len(given)} ids in one call — acknowledge at most {MESSAGES_PER_ENTRY_MAX}, "
+                    "or seek"
+                )
             ids = sorted(set(given)) or [0]  # of none, what is acknowledged since ever
         except TypeError:
             ids = [-1]
         if set(map(type, ids)) != {int} or ids[0] < 0 or ids[-1] > end_id:
-            raise InvalidArgument(f"ids={shown(given)} — acknowledge a list of ids up to {end_id}, that consume gave")
-        acked, held_before = self._acked, len(self.held)
-        if len(acked) == 1 and ids[0] <= acked[0][1] and ids[-1] - ids[0] < len(ids):  # all in order, as most are
+            raise InvalidArgument(
+                f"ids={shown(given)} — acknowledge a list of ids up to {end_id}, that consume gave"
+            )
+        acked = self._acked
+        held_before = len(self.held)
+        # all in order, as most are
+        if len(acked) == 1 and ids[0] <= acked[0][1] and ids[-1] - ids[0] < len(ids):
             acked = [(0, max(acked[0][1], ids[-1] + 1))]
         else:
             acked = acked.copy()
-            for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):  # of ids that follow each other
-                start, stop = (found := list(run))[0][1], found[-1][1] + 1
-                low, high = bisect_left(acked, start, key=_STOP), bisect_right(acked, stop, key=_START)
+            # of ids that follow each other
+            for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0]):
+                start = (found := list(run))[0][1]
+                stop = found[-1][1] + 1
+                low = bisect_left(acked, start, key=_STOP)
+                high = bisect_right(acked, stop, key=_START)
                 touched = acked[low:high] or [(start, stop)]
                 acked[low:high] = [(min(start, touched[0][0]), max(stop, touched[-1][1]))]
         if len(acked) > 1 + GAPS_MAX:
             raise Overloaded(
-                f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — acknowledge the earliest first"
+                f"acknowledged messages of the group would lie in over {GAPS_MAX} ranges — "
+                "acknowledge the earliest first"
             )
         self._acked = acked
         self.deliveries.forget_below(self.floor)
@@ -404,16 +464,24 @@ class Group:
 
 
 def encode_ids(next_log_id: int, used: int) -> dict[str, bytes | None]:
-    """Return the record of what outlives topics, by its key: the next log id, and an id that none of those gone is above."""
+    """Return the record of what outlives topics, by its key: the next log id, and an id that none
+    of those gone is above.
+    """
     return {f"{PREFIX}ids": _encode((next_log_id, used))}
 
 
 def decode_records(records: Mapping[str, bytes]) -> tuple[tuple[int, int], dict[str, Topic]]:
-    """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises, `KeyError`, `ValueError`."""
-    decode, ids = msgspec.msgpack.decode, (LOG_ID_FIRST, 0)
-    pages, topics = defaultdict[int, list[Page]](list), dict[str, Topic]()
-    for key in sorted(records, key=lambda key: (key.startswith(f"{PREFIX}group/"), key)):  # pages, topics, then groups
-        (kind, *names), value = key.removeprefix(PREFIX).split("/"), records[key]
+    """Return the topics that the records under `PREFIX` tell of. Raises what msgspec raises,
+    `KeyError`, `ValueError`.
+    """
+    decode = msgspec.msgpack.decode
+    ids = (LOG_ID_FIRST, 0)
+    pages = defaultdict[int, list[Page]](list)
+    topics = dict[str, Topic]()
+    # pages, topics, then groups
+    for key in sorted(records, key=lambda key: (key.startswith(f"{PREFIX}group/"), key)):
+        (kind, *names) = key.removeprefix(PREFIX).split("/")
+        value = records[key]
         if kind == "group":
             stored = decode(value, type=GroupRecord)
             group = Group(stored.current_id, stored.acked, stored.deliveries)

@@ -1,13 +1,15 @@
-"""A disk with two states: what programs see, and what a power cut leaves. Pure: no I/O, no clock, randomness comes in.
+"""A disk with two states: what programs see, and what a power cut leaves. Pure: no I/O, no clock,
+randomness comes in.
 
 In: file system operations. Out: the same disk after `lose_power`. What is durable, and when:
 
 - the bytes and the length of a file at its `sync`;
-- a name (made, renamed, removed) at the sync of its directory, together with every earlier change of a name there. A rename
-  between two directories is one change that either sync makes durable. A file whose name is durable and whose bytes never
-  were is empty.
+- a name (made, renamed, removed) at the sync of its directory, together with every earlier change
+  of a name there. A rename between two directories is one change that either sync makes durable. A
+  file whose name is durable and whose bytes never were is empty.
 
-That is what POSIX promises and less than ext4 keeps: a missing sync that ext4 forgives is found here.
+That is what POSIX promises and less than ext4 keeps: a missing sync that ext4 forgives is found
+here.
 """
 
 import errno
@@ -23,7 +25,9 @@ SECTOR_BYTES = 512
 ROOT_INODE = 1
 
 Loss = Literal["all", "some"]
-"""Everything unsynced is gone; or any of its pages, and the later changes of names, as a real disk may have it."""
+"""Everything unsynced is gone; or any of its pages, and the later changes of names, as a real disk
+may have it.
+"""
 
 
 @dataclass(slots=True)
@@ -67,20 +71,24 @@ class _NameChange:
 
 
 class ForgetfulDisk:
-    """Inodes by number; the root directory is number 1. Errors are `OSError`s with the number the kernel wants.
+    """Inodes by number; the root directory is number 1. Errors are `OSError`s with the number the
+    kernel wants.
 
-    `keeps_fsync=False` makes it lie: a sync returns and keeps nothing, which is what a test of durability must notice.
+    `keeps_fsync=False` makes it lie: a sync returns and keeps nothing, which is what a test of
+    durability must notice.
     """
 
     def __init__(self, *, keeps_fsync: bool = True) -> None:
         self.inodes: dict[int, Inode] = {ROOT_INODE: Directory(stat.S_IFDIR | 0o755)}
         self.keeps_fsync = keeps_fsync
         self.links: Counter[int] = Counter()
-        """How many names each inode has, as programs see them: the kernel gives no further name to one without any."""
+        """How many names each inode has, as programs see them: the kernel gives no further name to
+        one without any.
+        """
         self._changes: list[_NameChange] = []
         self._last_inode = ROOT_INODE
 
-    # --- names ------------------------------------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def lookup(self, directory: int, name: bytes) -> int:
         """Return the inode of a name. Raises ENOENT."""
@@ -126,7 +134,7 @@ class ForgetfulDisk:
             raise OSError(errno.ENOTDIR, "no directory")
         return found
 
-    # --- bytes ------------------------------------------------------------------------------------------------------------
+    # --- bytes ------------------------------------------------------------------------------------
 
     def file(self, number: int) -> File:
         """Return a file. Raises EINVAL for anything else."""
@@ -157,7 +165,7 @@ class ForgetfulDisk:
             file.data.extend(bytes(size - before))
         file.dirty.update(_pages(min(before, size), max(before, size)))
 
-    # --- durability -------------------------------------------------------------------------------------------------------
+    # --- durability -------------------------------------------------------------------------------
 
     def sync(self, number: int) -> None:
         """Make the bytes of a file, or the names of a directory, survive."""
@@ -174,7 +182,9 @@ class ForgetfulDisk:
                 pass
 
     def lose_power(self, random: Random, loss: Loss = "all") -> None:
-        """Forget what was not synced: all of it, or with `some` a random choice; programs then see what is durable."""
+        """Forget what was not synced: all of it, or with `some` a random choice; programs then see
+        what is durable.
+        """
         if loss == "some":
             self._make_durable(self._changes[: random.randint(0, len(self._changes))])
             for inode in self.inodes.values():
@@ -192,11 +202,15 @@ class ForgetfulDisk:
                 case Special():
                     pass
         directories = [inode for inode in self.inodes.values() if isinstance(inode, Directory)]
-        self.links = Counter(number for directory in directories for number in directory.names.values())
+        self.links = Counter(
+            number for directory in directories for number in directory.names.values()
+        )
 
     def unsynced_bytes(self) -> int:
         """Return how many bytes of pages a power cut would forget now."""
-        return PAGE_BYTES * sum(len(inode.dirty) for inode in self.inodes.values() if isinstance(inode, File))
+        return PAGE_BYTES * sum(
+            len(inode.dirty) for inode in self.inodes.values() if isinstance(inode, File)
+        )
 
     def _change(self, *entries: tuple[int, bytes, int | None]) -> None:
         change = _NameChange(entries)
@@ -216,7 +230,8 @@ class ForgetfulDisk:
 
     def _reached(self) -> set[int]:
         """Return the inodes that durable names lead to."""
-        reached, open_ends = {ROOT_INODE}, [ROOT_INODE]
+        reached = {ROOT_INODE}
+        open_ends = [ROOT_INODE]
         while open_ends:
             inode = self.inodes[open_ends.pop()]
             if isinstance(inode, Directory):
@@ -250,7 +265,9 @@ def _keep(file: File, pages: set[int]) -> None:
 
 
 def _keep_range(file: File, begin: int, end: int) -> None:
-    """Copy a range as seen to what is kept, which grows to hold it; the length is settled by the caller."""
+    """Copy a range as seen to what is kept, which grows to hold it; the length is settled by the
+    caller.
+    """
     piece = memoryview(file.data)[begin:end]
     if len(file.durable) < begin + len(piece):
         _resize(file.durable, begin + len(piece))
@@ -258,7 +275,9 @@ def _keep_range(file: File, begin: int, end: int) -> None:
 
 
 def _keep_some(file: File, random: Random) -> None:
-    """Keep a random choice of unsynced pages, one of them torn between two sectors, and one of the possible lengths."""
+    """Keep a random choice of unsynced pages, one of them torn between two sectors, and one of the
+    possible lengths.
+    """
     if not file.dirty:
         return
     pages = sorted(file.dirty)
@@ -268,5 +287,6 @@ def _keep_some(file: File, random: Random) -> None:
     torn = random.choice(pages)
     begin = torn * PAGE_BYTES
     _keep_range(file, begin, begin + SECTOR_BYTES * random.randrange(PAGE_BYTES // SECTOR_BYTES))
-    if random.random() < 0.5:  # the length reached the disk, the pages in it perhaps not: they read as zeros
+    # the length reached the disk, the pages in it perhaps not: they read as zeros
+    if random.random() < 0.5:
         _resize(file.durable, len(file.data))

@@ -1,4 +1,5 @@
-"""Power over a forgetful disk, for a driver: mount it, arm a cut, learn when power went, and switch it on again.
+"""Power over a forgetful disk, for a driver: mount it, arm a cut, learn when power went, and switch
+it on again.
 
 Linux, root. Why a file system of our own: `docs/adr/0011-power-cuts.md`.
 """
@@ -60,7 +61,10 @@ class ForgetfulMount:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -80,7 +84,10 @@ class ForgetfulMount:
     def went_off(self, timeout_s: float) -> bool:
         """Wait until an armed cut came, at most so long; say whether it did."""
         deadline_s = time.monotonic() + timeout_s
-        while not self._gone and (answer := self._next(max(0.0, deadline_s - time.monotonic()))) is not None:
+        while (
+            not self._gone
+            and (answer := self._next(max(0.0, deadline_s - time.monotonic()))) is not None
+        ):
             assert answer.number == UNASKED, "every order waits for its own answer"
         return self._gone
 
@@ -89,13 +96,17 @@ class ForgetfulMount:
         self._order(Order(do="off"))
 
     def on(self, *, seed: int, loss: Loss = "all") -> None:
-        """Bring power back, with what was not synced lost. Whoever used the disk must have been killed before."""
+        """Bring power back, with what was not synced lost. Whoever used the disk must have been
+        killed before.
+        """
         self._order(Order(do="on", seed=seed, loss=loss))
 
     def _order(self, order: Order) -> None:
         assert self._server.stdin is not None
         self._last_order += 1
-        self._server.stdin.write(msgspec.json.encode(msgspec.structs.replace(order, number=self._last_order)) + b"\n")
+        self._server.stdin.write(
+            msgspec.json.encode(msgspec.structs.replace(order, number=self._last_order)) + b"\n"
+        )
         self._server.stdin.flush()
         self._answer_to(self._last_order)
 
@@ -109,7 +120,9 @@ class ForgetfulMount:
                 raise ChildProcessError("the forgetful file system does not answer")
 
     def _next(self, timeout_s: float) -> Answer | None:
-        """Return the server's next line, None when there is none in time. Raises when the server has ended."""
+        """Return the server's next line, None when there is none in time. Raises when the server
+        has ended.
+        """
         assert self._server.stdout is not None
         while b"\n" not in self._lines:
             ready, _, _ = select.select([self._server.stdout], [], [], max(0.0, timeout_s))

@@ -29,13 +29,17 @@ CHANGES = frozenset(
         Opcode.SETATTR,
     }
 )
-"""Requests before which power may go: those that change what a power cut would leave, now or at the next sync."""
+"""Requests before which power may go: those that change what a power cut would leave, now or at the
+next sync.
+"""
 
 Answer = Callable[[int, bytes], bytes]
 
 
 class Requests:
-    """One mount's conversation; the handles of open directories are its only state beside the disk."""
+    """One mount's conversation; the handles of open directories are its only state beside the
+    disk.
+    """
 
     def __init__(self, disk: ForgetfulDisk, *, time_s: int) -> None:
         self._disk = disk
@@ -81,10 +85,20 @@ class Requests:
         wanted = flags & (wire.BIG_WRITES | wire.MAX_PAGES)
         pages = wire.WRITE_BYTES_MAX // PAGE_BYTES
         return wire.INIT_OUT.pack(
-            wire.KERNEL_MAJOR, wire.MINOR, read_ahead, wanted, 16, 12, wire.WRITE_BYTES_MAX, 1, pages, 0, 0
+            wire.KERNEL_MAJOR,
+            wire.MINOR,
+            read_ahead,
+            wanted,
+            16,
+            12,
+            wire.WRITE_BYTES_MAX,
+            1,
+            pages,
+            0,
+            0,
         )
 
-    # --- names ------------------------------------------------------------------------------------------------------------
+    # --- names ------------------------------------------------------------------------------------
 
     def _lookup(self, node: int, body: bytes) -> bytes:
         return self._entry(self._disk.lookup(node, _name(body)))
@@ -134,7 +148,7 @@ class Requests:
         self._disk.link(inode, node, _name(body[wire.LINK_IN.size :]))
         return self._entry(inode)
 
-    # --- attributes and bytes ---------------------------------------------------------------------------------------------
+    # --- attributes and bytes ---------------------------------------------------------------------
 
     def _attributes(self, node: int, body: bytes) -> bytes:
         return wire.ATTRIBUTES_HEAD.pack(VALID_S, 0, 0) + self._packed(node)
@@ -166,12 +180,14 @@ class Requests:
 
     def _statfs(self, node: int, body: bytes) -> bytes:
         blocks = SIZE_BYTES // PAGE_BYTES
-        return wire.STATFS_OUT.pack(blocks, blocks, blocks, 1 << 20, 1 << 20, PAGE_BYTES, 255, PAGE_BYTES, 0)
+        return wire.STATFS_OUT.pack(
+            blocks, blocks, blocks, 1 << 20, 1 << 20, PAGE_BYTES, 255, PAGE_BYTES, 0
+        )
 
     def _nothing(self, node: int, body: bytes) -> bytes:
         return b""
 
-    # --- directories ------------------------------------------------------------------------------------------------------
+    # --- directories ------------------------------------------------------------------------------
 
     def _open_directory(self, node: int, body: bytes) -> bytes:
         handle = 1 + max(self._listings, default=0)
@@ -182,7 +198,11 @@ class Requests:
         handle, offset, size, *_ = wire.READ_IN.unpack_from(body)
         listed = b""
         for index, (name, inode) in enumerate(self._listings[handle][offset:], offset + 1):
-            kind = stat.S_IFMT(self._disk.inodes[inode].mode) >> 12 if inode in self._disk.inodes else 0
+            kind = (
+                stat.S_IFMT(self._disk.inodes[inode].mode) >> 12
+                if inode in self._disk.inodes
+                else 0
+            )
             entry = wire.pad8(wire.DIRENT.pack(inode, index, len(name), kind) + name)
             if len(listed) + len(entry) > size:
                 break
@@ -193,7 +213,7 @@ class Requests:
         self._listings.pop(wire.OPEN_OUT.unpack_from(body)[0], None)
         return b""
 
-    # --- encoding ---------------------------------------------------------------------------------------------------------
+    # --- encoding ---------------------------------------------------------------------------------
 
     def _entry(self, inode: int) -> bytes:
         return wire.ENTRY_HEAD.pack(inode, 0, VALID_S, VALID_S, 0, 0) + self._packed(inode)
@@ -203,7 +223,20 @@ class Requests:
         size = len(inode.data) if isinstance(inode, File) else 0
         links = 2 if isinstance(inode, Directory) else self._disk.links[number]
         return wire.ATTRIBUTES.pack(
-            number, size, (size + 511) // 512, *[self._time_s] * 3, 0, 0, 0, inode.mode, links, 0, 0, 0, PAGE_BYTES, 0
+            number,
+            size,
+            (size + 511) // 512,
+            *[self._time_s] * 3,
+            0,
+            0,
+            0,
+            inode.mode,
+            links,
+            0,
+            0,
+            0,
+            PAGE_BYTES,
+            0,
         )
 
 

@@ -1,8 +1,10 @@
-"""The process that is the forgetful disk: serves the kernel from /dev/fuse and a driver from standard input.
+"""The process that is the forgetful disk: serves the kernel from /dev/fuse and a driver from
+standard input.
 
-In: one JSON order a line (`Order`). Out: one JSON line for each answer, with the order's number, and one with number 0 at
-the moment power goes when it was armed to go by itself. While power is off no request is answered, so whoever writes stands
-still, as on a machine without power; the driver kills it, then orders power on.
+In: one JSON order a line (`Order`). Out: one JSON line for each answer, with the order's number,
+and one with number 0 at the moment power goes when it was armed to go by itself. While power is off
+no request is answered, so whoever writes stands still, as on a machine without power; the driver
+kills it, then orders power on.
 """
 
 import ctypes
@@ -24,16 +26,19 @@ from tests.chaos.forgetful.requests import CHANGES, Requests
 MNT_DETACH = 2
 SERVER_NAME = "forgetful"
 
-UNASKED, MOUNTED = 0, 1
+UNASKED = 0
+MOUNTED = 1
 """Numbers of the answers that no order of the driver asked for; its orders count on from there."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the driver wants: `arm` power to go before the n-th change from now on, take power `off`, or have it back `on`.
+    """What the driver wants: `arm` power to go before the n-th change from now on, take power
+    `off`, or have it back `on`.
 
-    `on` loses what was unsynced, by `seed` and `loss`. `fresh` puts an empty disk in first. Every order is answered.
+    `on` loses what was unsynced, by `seed` and `loss`. `fresh` puts an empty disk in first. Every
+    order is answered.
     """
 
     do: Literal["arm", "off", "on", "fresh"]
@@ -45,7 +50,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """`off` is whether power is gone; `changes` how many there were since it came on. `number` 0: nobody asked."""
+    """`off` is whether power is gone; `changes` how many there were since it came on. `number` 0:
+    nobody asked.
+    """
 
     number: int
     off: bool
@@ -121,9 +128,11 @@ class ForgetfulServer:
         if opcode in wire.UNANSWERED:
             return
         try:
-            body, error = self._requests.answer(opcode, node, request[wire.IN_HEADER.size : length]), 0
+            body = self._requests.answer(opcode, node, request[wire.IN_HEADER.size : length])
+            error = 0
         except OSError as refused:
-            body, error = b"", refused.errno or 5
+            body = b""
+            error = refused.errno or 5
         self._send(wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), -error, unique) + body)
 
     def _send(self, answer: bytes) -> None:
@@ -134,19 +143,31 @@ class ForgetfulServer:
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
         options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={wire.WRITE_BYTES_MAX}"
         target = os.fsencode(self._mount_point)
-        if _libc.mount(SERVER_NAME.encode(), target, b"fuse." + SERVER_NAME.encode(), 0, options.encode()):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self._mount_point))
+        if _libc.mount(
+            SERVER_NAME.encode(), target, b"fuse." + SERVER_NAME.encode(), 0, options.encode()
+        ):
+            raise OSError(
+                ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self._mount_point)
+            )
         self._requests = Requests(self._disk, time_s=int(time.time()))
-        self._changes, self._off_at, self._off = 0, None, False
+        self._changes = 0
+        self._off_at = None
+        self._off = False
 
     def _unmount(self) -> None:
         if self._device >= 0:
             os.close(self._device)  # ends the waits of whoever is still in a request
             _libc.umount2(os.fsencode(self._mount_point), MNT_DETACH)
-            self._device, self._off = -1, True
+            self._device = -1
+            self._off = True
 
     def _tell(self, number: int) -> None:
-        answer = Answer(number=number, off=self._off, changes=self._changes, unsynced_bytes=self._disk.unsynced_bytes())
+        answer = Answer(
+            number=number,
+            off=self._off,
+            changes=self._changes,
+            unsynced_bytes=self._disk.unsynced_bytes(),
+        )
         os.write(sys.stdout.fileno(), msgspec.json.encode(answer) + b"\n")
 
 

@@ -1,7 +1,8 @@
-"""Seeded bugs: the judge is judged by what it finds. Each bug is tried with seed after seed until one shows it.
+"""Seeded bugs: the judge is judged by what it finds. Each bug is tried with seed after seed until
+one shows it.
 
-A bug that no seed of `SEEDS_MAX` shows is a failure of the harness, not of the node; so is one that is "found" where it is
-not, which is why the seed that shows it is run once more without the bug.
+A bug that no seed of `SEEDS_MAX` shows is a failure of the harness, not of the node; so is one that
+is "found" where it is not, which is why the seed that shows it is run once more without the bug.
 """
 
 import dataclasses
@@ -22,7 +23,9 @@ SEEDS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The first seed that shows a bug, and how: the first thing that is wrong with it, and without the bug ("": nothing)."""
+    """The first seed that shows a bug, and how: the first thing that is wrong with it, and without
+    the bug ("": nothing).
+    """
 
     seed: int
     shown_by: str
@@ -33,18 +36,25 @@ def run(gate: Gate, settings: Settings) -> GateReport:
     """Try each bug once; with `minutes`, all of them, otherwise the first few."""
     begun_s = time.monotonic()
     count = len(BUGS) if settings.minutes is not None else settings.count or len(EACH_COMMIT)
-    result, seeds = LifeResult(), dict[str, int]()
+    result = LifeResult()
+    seeds = dict[str, int]()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.chaos.seeded.catalogue", "tests.chaos.simulation.scenario"])
+    context.set_forkserver_preload(
+        ["tests.chaos.seeded.catalogue", "tests.chaos.simulation.scenario"]
+    )
     with ProcessPoolExecutor(settings.lanes, mp_context=context) as processes:
         found = processes.map(_find, range(count), [settings.seed] * count)
         for bug, finding in zip(BUGS[:count], found, strict=True):
             result.tried += 1
             result.covered[f"bug: {bug.name}"] += 1
             if finding is None:
-                result.findings.append(f"{bug.name}: not found in {SEEDS_MAX} seeds from {settings.seed} on")
+                result.findings.append(
+                    f"{bug.name}: not found in {SEEDS_MAX} seeds from {settings.seed} on"
+                )
             elif finding.without:
-                result.findings.append(f"{bug.name}: seed {finding.seed} fails without it too: {finding.without}")
+                result.findings.append(
+                    f"{bug.name}: seed {finding.seed} fails without it too: {finding.without}"
+                )
             else:
                 seeds[bug.name] = finding.seed - settings.seed + 1
     failed = len(result.findings)

@@ -1,9 +1,11 @@
-"""Every byte of one small file of each kind, in turn: one bit of it is flipped, the node is opened and everything is read.
+"""Every byte of one small file of each kind, in turn: one bit of it is flipped, the node is opened
+and everything is read.
 
-A life walks over one stretch of bytes; its seed is the number of the stretch, and a run without a seed goes on with the
-stretches that the kept runs have walked least often. Checkpoint, producers' window and reader positions are records of the
-state map: they lie in the log and tables that are walked. Kept: as for `rot`, and `verify` is asked about every byte whose
-change changes nothing; those it does not miss either are reported as meaningless, by range. They are padding, and not added
+A life walks over one stretch of bytes; its seed is the number of the stretch, and a run without a
+seed goes on with the stretches that the kept runs have walked least often. Checkpoint, producers'
+window and reader positions are records of the state map: they lie in the log and tables that are
+walked. Kept: as for `rot`, and `verify` is asked about every byte whose change changes nothing;
+those it does not miss either are reported as meaningless, by range. They are padding, and not added
 up; nor is another bit of a byte whose number is beyond the end of its file.
 """
 
@@ -31,10 +33,11 @@ ROOM_BYTES = {
     "segments/*/*.parquet": 3 << 10,
     "deletes/*/*.parquet": 2 << 10,
 }
-"""The newest file of each pattern (of tables all, end to end) has its bytes at fixed numbers, with room to the next.
+"""The newest file of each pattern (of tables all, end to end) has its bytes at fixed numbers, with
+room to the next.
 
-So a number means the same byte in every run, though no two runs write files of quite the same length. Numbers beyond the
-last byte start over at the first, each time with the next bit of it.
+So a number means the same byte in every run, though no two runs write files of quite the same
+length. Numbers beyond the last byte start over at the first, each time with the next bit of it.
 """
 STRETCHES = sum(ROOM_BYTES.values()) // STRETCH_BYTES
 STRETCH = "stretch of bytes: {} +{}"
@@ -59,7 +62,9 @@ def stretch_name(stretch: int) -> str:
 
 
 def live(nursery: Nursery, root: Path, seed: int, flips: int) -> LifeResult:
-    """Walk over the bytes of one stretch, or the first `flips` of them; beyond the end of a file with other bits of it."""
+    """Walk over the bytes of one stretch, or the first `flips` of them; beyond the end of a file
+    with other bits of it.
+    """
     stretch = seed % STRETCHES
     result = LifeResult()
     intact = _small_directory(nursery, root)
@@ -67,7 +72,8 @@ def live(nursery: Nursery, root: Path, seed: int, flips: int) -> LifeResult:
     size = _size(intact.directory, pattern)
     meaningless = []
     for number in range(first, first + flips):
-        at, lap = number % size, number // size
+        at = number % size
+        lap = number // size
         bit = (random.Random(f"{pattern} {at}").randrange(8) + lap) % 8
 
         def flip(directory: Path, at: int = at, bit: int = bit) -> str:

@@ -1,8 +1,10 @@
-"""Every named failpoint as a crash, alone and in pairs: a process dies there, and the next dies at one of the recovery.
+"""Every named failpoint as a crash, alone and in pairs: a process dies there, and the next dies at
+one of the recovery.
 
-A life is one directory: perhaps a life before it, a process that is killed at the failpoint, one that is killed while it
-recovers from that, one that reads everything. The seed names the failpoint, so that lives take them all in turn from
-wherever a run begins, and the second one. Kept: what was acknowledged is there once, whole and in order, and nothing else.
+A life is one directory: perhaps a life before it, a process that is killed at the failpoint, one
+that is killed while it recovers from that, one that reads everything. The seed names the failpoint,
+so that lives take them all in turn from wherever a run begins, and the second one. Kept: what was
+acknowledged is there once, whole and in order, and nothing else.
 """
 
 import dataclasses
@@ -26,15 +28,23 @@ BEFORE = {
 """What has to happen in a life before, so that the next one comes past these."""
 
 REOPENING = frozenset(
-    {"recovery.write_failed", "recovery.term_ended", "recovery.database_released", "recovery.reopened"}
+    {
+        "recovery.write_failed",
+        "recovery.term_ended",
+        "recovery.database_released",
+        "recovery.reopened",
+    }
 )
 A_WRITE_FAILS = "append.written=error@5"
 """What makes a running node open its log again, and come past `REOPENING`."""
 
 OUTSIDE_SPARK = tuple(name for name in FAILPOINTS if not name.startswith(("ingest.", "compact.")))
-"""Those of a node; the ones of the ingest need Spark and have a gate of their own, and its tests compact tables."""
+"""Those of a node; the ones of the ingest need Spark and have a gate of their own, and its tests
+compact tables.
+"""
 RECOVERY = tuple(name for name in OUTSIDE_SPARK if name.startswith("recovery."))
-FIRST, SECOND = "crash at: {}", "then at: {}"
+FIRST = "crash at: {}"
+SECOND = "then at: {}"
 """What a report calls a place, once for each of both crashes."""
 HIT_MAX = 6
 FIRST_HIT_SHARE = 0.6
@@ -55,19 +65,24 @@ def run(gate: Gate, settings: Settings) -> GateReport:
     least = min(covered[FIRST.format(name)] for name in OUTSIDE_SPARK)
     pairs = sum(covered[SECOND.format(name)] for name in RECOVERY)
     note = (
-        f"of {len(OUTSIDE_SPARK)} places the least tried was tried {least} times; {pairs} second crashes in a recovery"
+        f"of {len(OUTSIDE_SPARK)} places the least tried was tried {least} times; {pairs} "
+        "second crashes in a recovery"
     )
     return dataclasses.replace(report, covered=covered, notes=(note, *report.notes))
 
 
 def live(nursery: Nursery, root: Path, seed: int, crashes: int) -> LifeResult:
-    """Crash at the seed's failpoint and then in the recovery, and judge what is left; one try, whatever `crashes` says."""
+    """Crash at the seed's failpoint and then in the recovery, and judge what is left; one try,
+    whatever `crashes` says.
+    """
     choose = random.Random(seed)
-    name, second = OUTSIDE_SPARK[seed % len(OUTSIDE_SPARK)], choose.choice(RECOVERY)
+    name = OUTSIDE_SPARK[seed % len(OUTSIDE_SPARK)]
+    second = choose.choice(RECOVERY)
     hit = 1 if choose.random() < FIRST_HIT_SHARE else choose.randint(2, HIT_MAX)
     result = LifeResult(tried=crashes)
     passes = _Passes(nursery, root / f"hit-{hit}", result)
-    if not passes.crash_at(name, hit) and hit > 1:  # not every place is passed so often, or again at all
+    # not every place is passed so often, or again at all
+    if not passes.crash_at(name, hit) and hit > 1:
         passes.judge()
         passes = _Passes(nursery, root / "hit-1", result)
         result.counts["later hits not reached"] += 1
@@ -87,7 +102,9 @@ class _Passes:
 
     def __init__(self, nursery: Nursery, root: Path, result: LifeResult) -> None:
         root.mkdir()
-        self._nursery, self._root, self._result = nursery, root, result
+        self._nursery = nursery
+        self._root = root
+        self._result = result
         self._processes = 0
 
     def crash_at(self, name: str, hit: int) -> bool:
@@ -117,10 +134,18 @@ class _Passes:
     def _run(self, do: Literal["pass", "look"], armed: str = "") -> int | None:
         self._processes += 1
         out = self._root / f"process-{self._processes}"
-        job = Job(do=do, directory=str(self._root / "node"), out=str(out), first=self._processes, armed=armed)
+        job = Job(
+            do=do,
+            directory=str(self._root / "node"),
+            out=str(out),
+            first=self._processes,
+            armed=armed,
+        )
         code = self._nursery.run(job, PASS_S_MAX)
         if code not in (0, KILLED):
             lines = (out / PRINTED).read_text("utf-8").splitlines()
             ended = "hangs" if code is None else f"ended with {code}"
-            self._result.findings.append(f"{out.name} ({armed or do}) {ended}: {' | '.join(lines[-4:])}")
+            self._result.findings.append(
+                f"{out.name} ({armed or do}) {ended}: {' | '.join(lines[-4:])}"
+            )
         return code

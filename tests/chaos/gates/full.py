@@ -1,8 +1,10 @@
-"""A full disk, for real: ext4 of 48 MiB in a file, filled to the last block while a node works on it.
+"""A full disk, for real: ext4 of 48 MiB in a file, filled to the last block while a node works on
+it.
 
-A life fills the disk some times. Each time writes stop, with a typed error or standing still; then space is freed, and they
-resume by themselves within 5 seconds, or the process is killed on the full disk and the directory opens and reads there, or
-says how many bytes that needs. Kept: everything that was acknowledged.
+A life fills the disk some times. Each time writes stop, with a typed error or standing still; then
+space is freed, and they resume by themselves within 5 seconds, or the process is killed on the full
+disk and the directory opens and reads there, or says how many bytes that needs. Kept: everything
+that was acknowledged.
 """
 
 import random
@@ -32,7 +34,8 @@ SETTINGS: dict[str, object] = {
     "log.memtable_bytes": 1 << 18,
     "log.free_bytes_min": 2 << 20,
     "retention_s": 0,
-    "reopen.wait_s": 2.0,  # a call that waits for the log to come back is refused before patience ends
+    # a call that waits for the log to come back is refused before patience ends
+    "reopen.wait_s": 2.0,
 }
 KINDS = frozenset({"insert", "upsert", "transaction"})
 
@@ -61,15 +64,20 @@ def live(nursery: Nursery, root: Path, seed: int, fills: int) -> LifeResult:
 
 
 def _fill_once(life: Life, disk: SmallDisk, choose: random.Random) -> None:
-    pid = life.start(Load(inserters=2, upserters=1, buffered=1, cut_pause_s=choose.choice([0.05, 0.5])))
+    pid = life.start(
+        Load(inserters=2, upserters=1, buffered=1, cut_pause_s=choose.choice([0.05, 0.5]))
+    )
     journal = life.out / JOURNAL
     if not _wait(STARTED_S_MAX, lambda: any(each.outcome == "ok" for each in _writes(journal))):
         life.result.findings.append("a node on an empty small disk does not start to work")
     time.sleep(choose.uniform(0, 0.5))
     disk.fill()
     full_ns = time.monotonic_ns()
-    if not _wait(STOPPED_S_MAX, lambda: any(_failed_after(each, full_ns) for each in _writes(journal))):
-        life.result.counts["stood still until there was room"] += 1  # a call without a timeout is tried for ever
+    if not _wait(
+        STOPPED_S_MAX, lambda: any(_failed_after(each, full_ns) for each in _writes(journal))
+    ):
+        # a call without a timeout is tried for ever
+        life.result.counts["stood still until there was room"] += 1
     if choose.random() < 0.5:
         life.ended(life.nursery.kill(pid))
         _opens_while_full(life)
@@ -77,18 +85,24 @@ def _fill_once(life: Life, disk: SmallDisk, choose: random.Random) -> None:
     else:
         disk.free()
         freed_ns = time.monotonic_ns()
-        if _wait(RESUMED_S_MAX, lambda: any(each.started_ns > freed_ns and each.tick for each in _writes(journal))):
+        if _wait(
+            RESUMED_S_MAX,
+            lambda: any(each.started_ns > freed_ns and each.tick for each in _writes(journal)),
+        ):
             life.result.counts["resumed within 5 s"] += 1
         else:
             life.result.findings.append(
-                f"no write succeeded within {RESUMED_S_MAX:g} s after space was freed; {disk.free_bytes} bytes are free"
+                f"no write succeeded within {RESUMED_S_MAX:g} s after space was freed; "
+                f"{disk.free_bytes} bytes are free"
             )
         life.ended(life.nursery.kill(pid))
 
 
 def _opens_while_full(life: Life) -> None:
     out = life.out / "while-full"
-    code = life.nursery.run(Job(do="read", directory=str(life.directory), out=str(out), settings=SETTINGS))
+    code = life.nursery.run(
+        Job(do="read", directory=str(life.directory), out=str(out), settings=SETTINGS)
+    )
     seen = load_read_back(out)
     if code == 0:
         life.result.counts["opened on a full disk"] += 1
@@ -96,7 +110,9 @@ def _opens_while_full(life: Life) -> None:
         life.result.counts["refused to open, with the bytes it needs"] += 1
     else:
         reason = "" if seen is None else seen.error
-        life.result.findings.append(f"the directory does not open for reading on a full disk: exit {code} {reason}")
+        life.result.findings.append(
+            f"the directory does not open for reading on a full disk: exit {code} {reason}"
+        )
 
 
 def _failed_after(write: Operation, full_ns: int) -> bool:

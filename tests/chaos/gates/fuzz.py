@@ -1,8 +1,8 @@
 """Fuzzed decoders: bytes a node wrote, mutated, given to whatever reads them at the next open.
 
-A mutation flips, cuts, repeats, inserts, sets lengths to extremes, or splices two inputs; half of them then get a checksum
-that fits, or every decoder would only be asked for its first check. A decoder answers with what it decoded or a typed error,
-within a second and without taking memory.
+A mutation flips, cuts, repeats, inserts, sets lengths to extremes, or splices two inputs; half of
+them then get a checksum that fits, or every decoder would only be asked for its first check. A
+decoder answers with what it decoded or a typed error, within a second and without taking memory.
 """
 
 import random
@@ -26,7 +26,15 @@ from tests.chaos.simulation.world import World
 from wal.codec import CHECKSUM_END, crc32c, decode_entry
 from wal.errors import StreamingNodeError
 from wal.position import RocksMessageId
-from wal.rocks.floor import FLOOR_BYTES, SLOT_BYTES, Floor, decode_floor, decode_promise, decode_token_term, encode_slot
+from wal.rocks.floor import (
+    FLOOR_BYTES,
+    SLOT_BYTES,
+    Floor,
+    decode_floor,
+    decode_promise,
+    decode_token_term,
+    encode_slot,
+)
 
 INPUT_S_MAX = 1.0
 MEMORY_BYTES_MAX = 256 << 20
@@ -34,14 +42,28 @@ CORPUS_SEEDS = range(20)
 """Enough that each kind of record is written by several of them."""
 INPUTS_PER_LOOK = 2_000
 """Between two looks at the clock and at memory."""
-NUMBERS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1)
+NUMBERS = (
+    0,
+    1,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0xFFFF,
+    0x7FFFFFFF,
+    0xFFFFFFFF,
+    (1 << 63) - 1,
+    (1 << 64) - 1,
+)
 WIDTHS = (1, 2, 4, 8)
 _STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """What decodes some kind of stored bytes, valid ones, and how a checksum is made to fit again."""
+    """What decodes some kind of stored bytes, valid ones, and how a checksum is made to fit
+    again.
+    """
 
     decode: Callable[[bytes], object]
     corpus: tuple[bytes, ...]
@@ -59,14 +81,20 @@ def run(gate: Gate, settings: Settings) -> GateReport:
         result.tried += 1
         result.counts[name] += 1
         if finding:
-            result.findings.append(f"{finding}; again: python -m tests.chaos fuzz --count 1 --seed {seed}")
+            result.findings.append(
+                f"{finding}; again: python -m tests.chaos fuzz --count 1 --seed {seed}"
+            )
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     result.counts["MiB of memory at most"] = peak_bytes >> 20
-    return make_report(gate, settings, result, failed=len(result.findings), seconds=time.monotonic() - begun_s)
+    return make_report(
+        gate, settings, result, failed=len(result.findings), seconds=time.monotonic() - begun_s
+    )
 
 
 def fuzz_once(decoders: Mapping[str, Decoder], seed: int) -> tuple[str, str]:
-    """Give one mutated input to one decoder; return the decoder's name, and what is wrong, empty if nothing is."""
+    """Give one mutated input to one decoder; return the decoder's name, and what is wrong, empty if
+    nothing is.
+    """
     choose = random.Random(seed)
     name = choose.choice(sorted(decoders))
     decoder = decoders[name]
@@ -85,7 +113,9 @@ def fuzz_once(decoders: Mapping[str, Decoder], seed: int) -> tuple[str, str]:
 
 @contextmanager
 def _bounded_memory() -> Iterator[None]:
-    """Let the block take `MEMORY_BYTES_MAX` more and no byte beyond, touched or not: the kernel refuses that."""
+    """Let the block take `MEMORY_BYTES_MAX` more and no byte beyond, touched or not: the kernel
+    refuses that.
+    """
     before = resource.getrlimit(resource.RLIMIT_AS)
     in_use_bytes = int(_STATM.read_text("ascii").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use_bytes + MEMORY_BYTES_MAX, before[1]))
@@ -135,23 +165,34 @@ def collect_decoders() -> dict[str, Decoder]:
         with World(seed) as world:
             problems = Scenario(world).run()
             assert not problems, problems
-            entries += [write.data for write in world.disk.writes if isinstance(write, EntryWritten)]
-            manifests += [world.files.read(path) for path in world.files.files("cuts") if path.endswith(".json")]
+            entries += [
+                write.data for write in world.disk.writes if isinstance(write, EntryWritten)
+            ]
+            manifests += [
+                world.files.read(path)
+                for path in world.files.files("cuts")
+                if path.endswith(".json")
+            ]
             for write in world.disk.writes:
-                for key, value in write.changes.items() if isinstance(write, RecordsWritten) else ():
+                for key, value in (
+                    write.changes.items() if isinstance(write, RecordsWritten) else ()
+                ):
                     kind = next((prefix for prefix in records if key.startswith(prefix)), None)
                     if kind is not None and value is not None:
                         records[kind].append(value)
     checkpoints = [decode_checkpoint(data) for data in records["checkpoint/"]]
     return {
         "log entry": Decoder(_decode_entry, tuple(entries), _sign_entry),
-        "cut manifest": Decoder(partial(decode_manifest, name="fuzzed"), tuple(manifests), _sign_manifest),
+        "cut manifest": Decoder(
+            partial(decode_manifest, name="fuzzed"), tuple(manifests), _sign_manifest
+        ),
         "checkpoint": Decoder(decode_checkpoint, tuple(records["checkpoint/"])),
         "shard snapshot": Decoder(
             ShardState.restore, tuple(each.shard_state for each in checkpoints if each.shard_state)
         ),
         "producers' window": Decoder(
-            partial(decode_window, kind=RocksMessageId), tuple(each.producers for each in checkpoints if each.producers)
+            partial(decode_window, kind=RocksMessageId),
+            tuple(each.producers for each in checkpoints if each.producers),
         ),
         "reader position": Decoder(_decode_position, tuple(records["reader/"])),
         "floor": Decoder(_decode_floor, _floors(), _sign_floor),
@@ -184,7 +225,13 @@ def _decode_floor(data: bytes) -> object:
 
 def _floors() -> tuple[bytes, ...]:
     floors = [
-        Floor(node_id="0" * 32, generation=generation, term=1, tick=5, positions=dict.fromkeys(range(1, logs), 9))
+        Floor(
+            node_id="0" * 32,
+            generation=generation,
+            term=1,
+            tick=5,
+            positions=dict.fromkeys(range(1, logs), 9),
+        )
         for generation, logs in ((1, 2), (2, 5), (7, 200))
     ]
     slots = [encode_slot(floor).ljust(SLOT_BYTES, b"\0") for floor in floors]
@@ -201,7 +248,9 @@ def _sign_manifest(data: bytes) -> bytes:
 
 
 def _sign_floor(data: bytes) -> bytes:
-    """Return the file with checksums that fit both slots as they are, where their log count says where they end."""
+    """Return the file with checksums that fit both slots as they are, where their log count says
+    where they end.
+    """
     signed = bytearray(data)
     for start in (0, SLOT_BYTES):
         slot = bytes(signed[start : start + SLOT_BYTES])

@@ -1,8 +1,10 @@
-"""An ingest that dies at each of its steps, again and again, while its tables stay states of the node at a cut.
+"""An ingest that dies at each of its steps, again and again, while its tables stay states of the
+node at a cut.
 
-A life is one node with some cuts and empty tables. An ingest dies at a failpoint, or meets an error there; then another at
-the next one, and in the end one comes through. Kept, after each: every version of every table is its collection at the cut
-the version names, cuts ascend, and after the last all tables are at the newest cut. The driver dies, not the JVM.
+A life is one node with some cuts and empty tables. An ingest dies at a failpoint, or meets an error
+there; then another at the next one, and in the end one comes through. Kept, after each: every
+version of every table is its collection at the cut the version names, cuts ascend, and after the
+last all tables are at the newest cut. The driver dies, not the JVM.
 """
 
 import asyncio
@@ -40,7 +42,8 @@ PRINTED_MAX = 800
 COMMIT_BYTES = (1, 1 << 30)
 """One commit for each cut, or one for all."""
 INGEST_S_MAX = 600.0
-MASTER, MEMORY = "local[2]", "1g"
+MASTER = "local[2]"
+MEMORY = "1g"
 
 
 def lacking() -> str | None:
@@ -60,7 +63,8 @@ def run(gate: Gate, settings: Settings) -> GateReport:
 
 def live(spark: "SparkSession", _: Nursery, root: Path, seed: int, crashes: int) -> LifeResult:
     """Let ingests of one node die so often, then one come through."""
-    choose, result = random.Random(seed), LifeResult()
+    choose = random.Random(seed)
+    result = LifeResult()
     states = asyncio.run(make_cuts(root / "node", choose))
     ingests = _Ingests(spark, root, choose.choice(COMMIT_BYTES), states, result)
     for attempt in range(ATTEMPTS_MAX * crashes):
@@ -77,7 +81,9 @@ def live(spark: "SparkSession", _: Nursery, root: Path, seed: int, crashes: int)
 
 @dataclass(frozen=True, slots=True)
 class _Ingests:
-    """Ingest after ingest of one node into the same tables; after one that comes through, into new ones."""
+    """Ingest after ingest of one node into the same tables; after one that comes through, into new
+    ones.
+    """
 
     spark: "SparkSession"
     root: Path
@@ -95,9 +101,13 @@ class _Ingests:
             self.result.tried += 1
             self.result.counts["errors that ended an ingest"] += 1
         elif code != 0:
-            self.result.findings.append(f"{armed or 'the last ingest'} ended with {code}: {printed[-PRINTED_MAX:]}")
+            self.result.findings.append(
+                f"{armed or 'the last ingest'} ended with {code}: {printed[-PRINTED_MAX:]}"
+            )
         elif armed:
-            self.result.counts["ingests that did not come past the place, or outlived an error"] += 1
+            self.result.counts[
+                "ingests that did not come past the place, or outlived an error"
+            ] += 1
         found = _findings(self.root / "tables", self.states, whole=code == 0)
         self.result.findings += [f"after {place}: {finding}" for finding in found]
         if code == 0 and not self.result.findings:
@@ -124,7 +134,8 @@ def _findings(tables: Path, states: States, *, whole: bool = False) -> Iterator[
     """Yield what is wrong with tables; with `whole`, also what they lack of the newest cut."""
     from spark_sink.table import OpenTable
 
-    live, found = set(states[max(states)]), set[int]()
+    live = set(states[max(states)])
+    found = set[int]()
     for path in sorted(tables.iterdir()) if tables.is_dir() else ():
         table = None if path.name.startswith(".") else OpenTable.load(path)
         if table is None:

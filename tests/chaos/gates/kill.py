@@ -1,8 +1,9 @@
 """kill -9 at random: while the node opens, while it recovers, while it works.
 
-A life is ten kills of one directory: each process finds what the one before left. Kept: everything that was acknowledged, in
-either durability, because what was written to the operating system survives a process; and what named producers repeat over
-kills is there once, with one answer for ever.
+A life is ten kills of one directory: each process finds what the one before left. Kept: everything
+that was acknowledged, in either durability, because what was written to the operating system
+survives a process; and what named producers repeat over kills is there once, with one answer for
+ever.
 """
 
 import random
@@ -36,7 +37,9 @@ def live(nursery: Nursery, root: Path, seed: int, kills: int) -> LifeResult:
     node_settings, allowed = node_settings_of(choose)
     life = Life(nursery, root, seed=seed, settings=node_settings, allowed=allowed)
     while life.result.tried < kills:
-        pid = life.start(Load(producers=PRODUCERS, cut_pause_s=choose.choice([0.0, 0.02, 0.2, None])))
+        pid = life.start(
+            Load(producers=PRODUCERS, cut_pause_s=choose.choice([0.0, 0.02, 0.2, None]))
+        )
         code = nursery.kill(pid) if _time_to_kill(life, pid, choose) else nursery.wait(pid, 0)
         life.result.tried += code == KILLED
         life.ended(code)
@@ -46,7 +49,9 @@ def live(nursery: Nursery, root: Path, seed: int, kills: int) -> LifeResult:
 
 
 def node_settings_of(choose: random.Random) -> tuple[dict[str, object], Allowed]:
-    """Choose how a node is set up: memtables small enough to be flushed on the way, log truncated or not, synced or not."""
+    """Choose how a node is set up: memtables small enough to be flushed on the way, log truncated
+    or not, synced or not.
+    """
     truncated = choose.random() < 0.4
     node_settings: dict[str, object] = {
         "cut_interval_s": None,
@@ -59,7 +64,9 @@ def node_settings_of(choose: random.Random) -> tuple[dict[str, object], Allowed]
 
 
 def _time_to_kill(life: Life, pid: int, choose: random.Random) -> bool:
-    """Wait until it is time; False when the process ended by itself. Some kills come while it opens, most while it works."""
+    """Wait until it is time; False when the process ended by itself. Some kills come while it
+    opens, most while it works.
+    """
     if choose.random() < 0.3:
         return life.nursery.wait(pid, choose.uniform(0, OPENING_S_MAX)) is None
     end_s = time.monotonic() + STARTED_S_MAX

@@ -1,8 +1,10 @@
-"""A network that cuts, stalls and damages connections, between clients and a node process that is killed and comes back.
+"""A network that cuts, stalls and damages connections, between clients and a node process that is
+killed and comes back.
 
-A life is one node, served by a process of its own, and clients in this one that write and read through a proxy. Each fault
-comes while they do. Kept: every write that returned is there once, one in doubt at most once, one that was refused not at
-all; transactions are whole; a reader hears of every row once, in order; and when the last fault is over, everybody goes on.
+A life is one node, served by a process of its own, and clients in this one that write and read
+through a proxy. Each fault comes while they do. Kept: every write that returned is there once, one
+in doubt at most once, one that was refused not at all; transactions are whole; a reader hears of
+every row once, in order; and when the last fault is over, everybody goes on.
 """
 
 import asyncio
@@ -26,7 +28,8 @@ from tests.streamingnode.remote.proxy import Proxy, Way, proxied
 from wal.errors import Indeterminate, StreamingNodeError
 
 FAULTS_IN_A_LIFE = 6
-WRITERS, BYTES_MAX = 6, 20_000
+WRITERS = 6
+BYTES_MAX = 20_000
 GOES_ON_S_MAX = 60.0
 """How long after a fault every writer has written again: a node that was killed recovers first."""
 BETWEEN_S = 0.15
@@ -52,7 +55,8 @@ def live(_nursery: Nursery, root: Path, seed: int, faults: int) -> LifeResult:
 class _Life:
     def __init__(self, root: Path, choose: random.Random) -> None:
         self.result = LifeResult()
-        self._directory, self._choose = root / "node", choose
+        self._directory = root / "node"
+        self._choose = choose
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         self._server: subprocess.Popen[str] | None = None
@@ -68,8 +72,12 @@ class _Life:
         async with proxied(self._port) as proxy:
             async with sn.connect(proxy.url, give_up_s=GOES_ON_S_MAX) as node:
                 for name in ("rows", "pairs"):
-                    await node.create_collection(name, SCHEMA, primary_key="id", shards=2, if_not_exists=True)
-                tasks = [asyncio.create_task(self._write(proxy, writer)) for writer in range(WRITERS)]
+                    await node.create_collection(
+                        name, SCHEMA, primary_key="id", shards=2, if_not_exists=True
+                    )
+                tasks = [
+                    asyncio.create_task(self._write(proxy, writer)) for writer in range(WRITERS)
+                ]
                 reading = asyncio.create_task(self._read_on(node))
                 for _ in range(faults):
                     await self._fault(proxy)
@@ -83,7 +91,9 @@ class _Life:
         choose = self._choose
         await asyncio.sleep(choose.uniform(0, BETWEEN_S))
         way = choose.choice(list(Way))
-        fault = choose.choice(["cut", "cut at a byte", "stall", "damage", "half open", "refuse", "kill"])
+        fault = choose.choice(
+            ["cut", "cut at a byte", "stall", "damage", "half open", "refuse", "kill"]
+        )
         self.result.counts[f"times: {fault}"] += 1
         match fault:
             case "cut":
@@ -117,10 +127,14 @@ class _Life:
                 while any(now <= then for now, then in zip(self._written, before, strict=True)):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            self.result.findings.append(f"writers stand still: {before} writes then, {self._written} now")
+            self.result.findings.append(
+                f"writers stand still: {before} writes then, {self._written} now"
+            )
 
     async def _write(self, proxy: Proxy, writer: int) -> None:
-        """Write rows that nobody else writes, each under keys of its own; every client has its own connection."""
+        """Write rows that nobody else writes, each under keys of its own; every client has its own
+        connection.
+        """
         key = writer * 10**9
         while not self._stop.is_set():
             try:
@@ -135,7 +149,9 @@ class _Life:
             except (Unreachable, StreamingNodeError) as error:
                 self.result.counts[f"clients ended by {error.code}"] += 1
 
-    async def _write_one(self, node: sn.Node, producer: sn.Producer, writer: int, key: int, sequence: int) -> None:
+    async def _write_one(
+        self, node: sn.Node, producer: sn.Producer, writer: int, key: int, sequence: int
+    ) -> None:
         row = {"id": key, "mark": writer}
         try:
             match key % 5:
@@ -165,27 +181,36 @@ class _Life:
         async with node.read("rows", types=[sn.MessageType.INSERT]) as messages:
             async for message in messages:
                 if message.time_tick <= last_tick:
-                    self.result.findings.append(f"a reader heard of tick {message.time_tick} after {last_tick}")
+                    self.result.findings.append(
+                        f"a reader heard of tick {message.time_tick} after {last_tick}"
+                    )
                 last_tick = message.time_tick
                 for part in message.bodies or (message,):
                     rows = part.to_arrow()
                     self._read.update([] if rows is None else rows["id"].to_numpy().tolist())
 
     async def _judge(self, node: sn.Node, reading: "asyncio.Task[None]") -> None:
-        rows, pairs = await _ids(node, "rows"), await _ids(node, "pairs")
+        rows = await _ids(node, "rows")
+        pairs = await _ids(node, "pairs")
         try:
             async with asyncio.timeout(GOES_ON_S_MAX):
                 while self._read.total() < rows.total() and not reading.done():  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            self.result.findings.append(f"a reader stands still at {self._read.total()} of {rows.total()} rows")
+            self.result.findings.append(
+                f"a reader stands still at {self._read.total()} of {rows.total()} rows"
+            )
         reading.cancel()
         await asyncio.wait([reading])
         if not reading.cancelled() and reading.exception() is not None:
             self.result.findings.append(f"a reader ended with {reading.exception()!r}")
         found = {
             "acknowledged and lost": self._acknowledged - rows.keys(),
-            "twice": {key for key, count in (rows + pairs).items() if count > 2 or rows[key] > 1 or pairs[key] > 1},
+            "twice": {
+                key
+                for key, count in (rows + pairs).items()
+                if count > 2 or rows[key] > 1 or pairs[key] > 1
+            },
             "refused and there": self._refused & rows.keys(),
             "half a transaction": {key for key in rows if key % 5 == 2} ^ pairs.keys(),
             "of nobody": rows.keys() - self._acknowledged - self._in_doubt - self._refused,
@@ -193,7 +218,9 @@ class _Life:
                 key for key in rows.keys() | self._read.keys() if self._read[key] != rows[key]
             },
         }
-        self.result.findings += [f"{what}: {sorted(keys)[:10]}" for what, keys in found.items() if keys]
+        self.result.findings += [
+            f"{what}: {sorted(keys)[:10]}" for what, keys in found.items() if keys
+        ]
         self.result.counts["acknowledged"] += len(self._acknowledged)
         self.result.counts["in doubt"] += len(self._in_doubt)
 
@@ -201,7 +228,9 @@ class _Life:
         """Serve the node, and return when it is ready."""
         command = [sys.executable, "-m", "streamingnode", "serve", str(self._directory)]
         command += ["--listen", f"tcp://127.0.0.1:{self._port}"]
-        self._server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self._server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
         assert self._server.stdout is not None
         said = self._server.stdout.readline()
         if not said.startswith("ready"):

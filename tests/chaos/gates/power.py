@@ -1,8 +1,10 @@
-"""Power cuts on a disk that forgets: whatever was not synced is gone, or some of it, torn, with a part of the changed names.
+"""Power cuts on a disk that forgets: whatever was not synced is gone, or some of it, torn, with a
+part of the changed names.
 
-A life is several cuts of one directory, each before a random change of the disk, so also while the node is made, opened and
-recovered. Synced appends survive all of them; with durability `os` a suffix may be lost, never a hole. Before anything else
-the negative control: on a disk whose syncs keep nothing, the same checks must find loss, or they prove nothing.
+A life is several cuts of one directory, each before a random change of the disk, so also while the
+node is made, opened and recovered. Synced appends survive all of them; with durability `os` a
+suffix may be lost, never a hole. Before anything else the negative control: on a disk whose syncs
+keep nothing, the same checks must find loss, or they prove nothing.
 """
 
 import math
@@ -35,15 +37,30 @@ def run(gate: Gate, settings: Settings) -> GateReport:
 
 
 def live(nursery: Nursery, root: Path, seed: int, cuts: int) -> LifeResult:
-    """Cut the power of one directory so many times; the first life of a lane also runs the negative control."""
+    """Cut the power of one directory so many times; the first life of a lane also runs the negative
+    control.
+    """
     choose = random.Random(seed)
     with ForgetfulMount(root / "disk") as disk:
         node_settings, allowed = _node_settings_of(choose)
-        life = Life(nursery, root, seed=seed, directory=disk.path / "node", settings=node_settings, allowed=allowed)
+        life = Life(
+            nursery,
+            root,
+            seed=seed,
+            directory=disk.path / "node",
+            settings=node_settings,
+            allowed=allowed,
+        )
         while life.result.tried < cuts and not life.result.findings:
             changes = _changes_until_cut(choose)
             loss: Loss = choose.choice(["all", "some"])
-            cut_power(life, disk, Load(cut_pause_s=choose.choice([0.0, 0.02, 0.2, None])), changes=changes, loss=loss)
+            cut_power(
+                life,
+                disk,
+                Load(cut_pause_s=choose.choice([0.0, 0.02, 0.2, None])),
+                changes=changes,
+                loss=loss,
+            )
             life.result.tried += 1
         result = life.finish()
         result.counts["acknowledged and lost, as durability os may"] += life.lost
@@ -53,7 +70,13 @@ def live(nursery: Nursery, root: Path, seed: int, cuts: int) -> LifeResult:
 
 
 def cut_power(
-    life: Life, disk: ForgetfulMount, load: Load, *, changes: int, loss: Loss, running_s: float = RUNNING_S_MAX
+    life: Life,
+    disk: ForgetfulMount,
+    load: Load,
+    *,
+    changes: int,
+    loss: Loss,
+    running_s: float = RUNNING_S_MAX,
 ) -> None:
     """Let a process work until power goes, kill it where it stands, and bring power back."""
     disk.arm(changes)
@@ -76,7 +99,8 @@ def _changes_until_cut(choose: random.Random) -> int:
 
 
 def _node_settings_of(choose: random.Random) -> tuple[dict[str, object], Allowed]:
-    truncated, durability = choose.random() < 0.3, choose.choice(["fsync", "fsync", "os"])
+    truncated = choose.random() < 0.3
+    durability = choose.choice(["fsync", "fsync", "os"])
     node_settings: dict[str, object] = {
         "cut_interval_s": None,
         "durability": durability,
@@ -87,15 +111,28 @@ def _node_settings_of(choose: random.Random) -> tuple[dict[str, object], Allowed
     return node_settings, Allowed(truncated=truncated, suffix_lost=durability == "os")
 
 
-def _control(nursery: Nursery, root: Path, disk: ForgetfulMount, seed: int, result: LifeResult) -> None:
+def _control(
+    nursery: Nursery, root: Path, disk: ForgetfulMount, seed: int, result: LifeResult
+) -> None:
     """Require that loss is found on a disk that keeps nothing of a sync."""
     settings: dict[str, object] = {"cut_interval_s": None, "log.free_bytes_min": 1 << 20}
     for attempt in range(1, CONTROL_TRIES_MAX + 1):
         disk.fresh(keeps_fsync=False)
-        life = Life(nursery, root / str(attempt), seed=seed, directory=disk.path / "node", settings=settings)
+        life = Life(
+            nursery, root / str(attempt), seed=seed, directory=disk.path / "node", settings=settings
+        )
         # Something must be acknowledged before: on a busy machine opening alone takes seconds.
-        cut_power(life, disk, Load(), changes=CONTROL_CHANGES * attempt, loss="all", running_s=RUNNING_S_MAX * attempt)
+        cut_power(
+            life,
+            disk,
+            Load(),
+            changes=CONTROL_CHANGES * attempt,
+            loss="all",
+            running_s=RUNNING_S_MAX * attempt,
+        )
         if life.acknowledged and life.finish().findings:
             result.counts["negative controls that found the loss"] += 1
             return
-    result.findings.append("the negative control found no loss on a disk that keeps nothing of a sync")
+    result.findings.append(
+        "the negative control found no loss on a disk that keeps nothing of a sync"
+    )

@@ -1,9 +1,11 @@
-"""How long a killed node takes to open again, and how long that holds the event loop of the program that opens it.
+"""How long a killed node takes to open again, and how long that holds the event loop of the program
+that opens it.
 
-Nothing is cut and the log is kept whole, so everything has to be recovered: 64 MiB of log within 2 s, 1 GiB within 10 s, on
-two cores. A try is one open of a directory whose process was killed right after an acknowledgement; before each, another
-process adds to the log. A run that is kept also judges how long the loop is held, in one piece, so it wants a quiet machine:
-on a busy one other programs hold it too, which is why the few opens with each commit note it only.
+Nothing is cut and the log is kept whole, so everything has to be recovered: 64 MiB of log within 2
+s, 1 GiB within 10 s, on two cores. A try is one open of a directory whose process was killed right
+after an acknowledgement; before each, another process adds to the log. A run that is kept also
+judges how long the loop is held, in one piece, so it wants a quiet machine: on a busy one other
+programs hold it too, which is why the few opens with each commit note it only.
 """
 
 import shutil
@@ -29,7 +31,11 @@ ADDED_MIB = (8, 13, 18, 23, 28, 9, 14, 19, 24, 29)
 """Before each open after the first, in turns: RocksDB's own log is then of any length."""
 DONE_S_MAX = 300.0
 POLL_S = 0.05
-SETTINGS: dict[str, object] = {"cut_interval_s": None, "cut_bytes_max": 1 << 40, "log.free_bytes_min": 1 << 20}
+SETTINGS: dict[str, object] = {
+    "cut_interval_s": None,
+    "cut_bytes_max": 1 << 40,
+    "log.free_bytes_min": 1 << 20,
+}
 """No cut, so no checkpoint: the whole log is read again."""
 
 
@@ -60,14 +66,20 @@ class _Opened:
     @property
     def notes(self) -> Iterator[str]:
         size = f"{self.size_bytes >> 20} MiB of log"
-        took, held = (f"{median(each):.3f} s, at most {max(each):.3f} s" for each in (self.took_s, self.held_s))
+        took, held = (
+            f"{median(each):.3f} s, at most {max(each):.3f} s"
+            for each in (self.took_s, self.held_s)
+        )
         yield f"{size}: opened {len(self.took_s)} times, in {took}; allowed {self.allowed_s:g} s"
         yield f"{size}: the event loop held for {held}; {self.long_held} times more than {HOLD_AIM_MS:g} ms"
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:
-    """Measure the small log on each commit; for some minutes both, in turns, the large one once at least."""
-    begun_s, result = time.monotonic(), LifeResult()
+    """Measure the small log on each commit; for some minutes both, in turns, the large one once at
+    least.
+    """
+    begun_s = time.monotonic()
+    result = LifeResult()
     end_s = None if settings.minutes is None else begun_s + 60 * settings.minutes
     sizes = [_Opened(*each) for each in (SIZES if end_s is not None else SIZES[:1])]
     opens = OPENS if end_s is None else OPENS_LONG
@@ -89,9 +101,14 @@ def run(gate: Gate, settings: Settings) -> GateReport:
     return make_report(gate, settings, result, failed=failed, seconds=time.monotonic() - begun_s)
 
 
-def _open_often(nursery: Nursery, root: Path, opened: _Opened, opens: int, over: Callable[[], bool]) -> None:
-    """Open a log of the size so often, or once when it is `over`; every process is killed, so none leaves it tidier."""
-    rows, size_bytes = 0, opened.size_bytes
+def _open_often(
+    nursery: Nursery, root: Path, opened: _Opened, opens: int, over: Callable[[], bool]
+) -> None:
+    """Open a log of the size so often, or once when it is `over`; every process is killed, so none
+    leaves it tidier.
+    """
+    rows = 0
+    size_bytes = opened.size_bytes
     for number in range(opens):
         if number and over():
             return
@@ -105,7 +122,12 @@ def _open_often(nursery: Nursery, root: Path, opened: _Opened, opens: int, over:
 def _fill(nursery: Nursery, root: Path, number: int, size_bytes: int, *, first: int) -> int:
     out = root / f"fill-{number}"
     job = Job(
-        do="fill", directory=str(root / "node"), out=str(out), first=first, fill_bytes=size_bytes, settings=SETTINGS
+        do="fill",
+        directory=str(root / "node"),
+        out=str(out),
+        first=first,
+        fill_bytes=size_bytes,
+        settings=SETTINGS,
     )
     _run_until_killed(nursery, job, out / FILLED)
     return int((out / FILLED).read_text("utf-8"))
@@ -114,7 +136,9 @@ def _fill(nursery: Nursery, root: Path, number: int, size_bytes: int, *, first: 
 def _open_once(nursery: Nursery, root: Path, number: int) -> tuple[float, float]:
     out = root / f"open-{number}"
     _run_until_killed(
-        nursery, Job(do="open", directory=str(root / "node"), out=str(out), settings=SETTINGS), out / READ_BACK
+        nursery,
+        Job(do="open", directory=str(root / "node"), out=str(out), settings=SETTINGS),
+        out / READ_BACK,
     )
     seen = load_read_back(out)
     assert seen is not None
@@ -123,8 +147,11 @@ def _open_once(nursery: Nursery, root: Path, number: int) -> tuple[float, float]
 
 def _run_until_killed(nursery: Nursery, job: Job, done: Path) -> None:
     """Run a job until a file says that it is done, then kill it."""
-    pid, end_s = nursery.start(job), time.monotonic() + DONE_S_MAX
+    pid = nursery.start(job)
+    end_s = time.monotonic() + DONE_S_MAX
     while not done.exists():
         assert time.monotonic() < end_s, f"{job.do} takes too long"
-        assert nursery.wait(pid, POLL_S) is None, f"{job.do} ended by itself; what it printed is in {job.out}"
+        assert nursery.wait(pid, POLL_S) is None, (
+            f"{job.do} ended by itself; what it printed is in {job.out}"
+        )
     nursery.kill(pid)

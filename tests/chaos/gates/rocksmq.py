@@ -1,9 +1,11 @@
-"""A process that produces to topics, consumes from them, acknowledges and gives up pages, and what may befall it.
+"""A process that produces to topics, consumes from them, acknowledges and gives up pages, and what
+may befall it.
 
-A life is ten ends of one directory: by kill -9; or by power cuts on a disk that forgets what was not synced; or its
-small disk is filled to the last block, and freed, or the process is killed on it. Kept: every message that was produced is
-delivered to every group that did not begin to acknowledge it, what a group acknowledged never comes again, no id is given
-twice, and the directory verifies.
+A life is ten ends of one directory: by kill -9; or by power cuts on a disk that forgets what was
+not synced; or its small disk is filled to the last block, and freed, or the process is killed on
+it. Kept: every message that was produced is delivered to every group that did not begin to
+acknowledge it, what a group acknowledged never comes again, no id is given twice, and the directory
+verifies.
 """
 
 import asyncio
@@ -31,8 +33,11 @@ DISK_BYTES = 24 << 20
 CHANGES_MAX = 600
 """Of the disk, until power goes: some while it is opened, most while it works."""
 RUNNING_S_MAX = 3.0
-RESUMING, RESUMED_LINES = 0.5, 50
-"""How often space is freed before the kill, and what the process must say after that to have resumed."""
+RESUMING = 0.5
+RESUMED_LINES = 50
+"""How often space is freed before the kill, and what the process must say after that to have
+resumed.
+"""
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:
@@ -42,8 +47,13 @@ def run(gate: Gate, settings: Settings) -> GateReport:
 
 def live(_nursery: Nursery, root: Path, seed: int, ends: int) -> LifeResult:
     """End one directory's processes so many times, and look at what is left after each."""
-    choose, result = random.Random(seed), LifeResult()
-    kinds = [_Kill] + [_PowerCut] * (lacking_for_power() is None) + [_FullDisk] * (lacking_for_full() is None)
+    choose = random.Random(seed)
+    result = LifeResult()
+    kinds = (
+        [_Kill]
+        + [_PowerCut] * (lacking_for_power() is None)
+        + [_FullDisk] * (lacking_for_full() is None)
+    )
     with ExitStack() as stack:
         end = choose.choice(kinds)(root, choose, stack)
         while result.tried < ends and not end.told.findings:
@@ -51,7 +61,9 @@ def live(_nursery: Nursery, root: Path, seed: int, ends: int) -> LifeResult:
             end.told.run_until_killed(choose.getrandbits(32), end)
             result.tried += 1
             asyncio.run(end.told.look())
-            end.told.findings += [f"{each.place} {each.detail}" for each in verify_directory(end.directory).damages]
+            end.told.findings += [
+                f"{each.place} {each.detail}" for each in verify_directory(end.directory).damages
+            ]
     result.findings = end.told.findings
     result.counts[f"ends by {end.name}"] = result.tried
     result.counts["messages produced"] = sum(map(len, end.told.produced.values()))
@@ -97,7 +109,8 @@ class _PowerCut(_Kill):
             self._disk.off()
         process.kill()
         loss: Loss = self.choose.choice(["all", "some"])
-        self._disk.on(seed=self.choose.getrandbits(32), loss=loss)  # ends the waits of the killed process
+        # ends the waits of the killed process
+        self._disk.on(seed=self.choose.getrandbits(32), loss=loss)
 
 
 class _FullDisk(_Kill):

@@ -1,8 +1,9 @@
 """Bit rot: one bit of one file is flipped, the node is opened and everything is read.
 
-A life makes one killed directory and flips one bit of a fresh copy, again and again, in files of one kind. Kept: the node
-names the damage (refuses to open, or a read raises `Corrupt`), or shows exactly what was there, but for a last batch that
-nobody was told of. Showing anything else is a failure, and so is dying of it. Every byte of a small directory: `bytes`.
+A life makes one killed directory and flips one bit of a fresh copy, again and again, in files of
+one kind. Kept: the node names the damage (refuses to open, or a read raises `Corrupt`), or shows
+exactly what was there, but for a last batch that nobody was told of. Showing anything else is a
+failure, and so is dying of it. Every byte of a small directory: `bytes`.
 """
 
 import random
@@ -28,7 +29,8 @@ KINDS = {
 }
 """Files by kind, as patterns below the node directory."""
 FLIPS_IN_A_LIFE = 64
-LOAD_S, LOAD_S_MAX = 0.1, 20.0
+LOAD_S = 0.1
+LOAD_S_MAX = 20.0
 CUTS_MIN = 3
 
 
@@ -60,7 +62,8 @@ def flip_one(directory: Path, kind: str, choose: random.Random) -> str:
     paths = _files(directory, kind)
     path = choose.choices(paths, [path.stat().st_size for path in paths])[0]
     content = bytearray(path.read_bytes())
-    at, bit = choose.randrange(len(content)), choose.randrange(8)
+    at = choose.randrange(len(content))
+    bit = choose.randrange(8)
     content[at] ^= 1 << bit
     path.write_bytes(content)
     return f"{path.relative_to(directory)} byte {at} of {len(content)} bit {bit}"
@@ -79,7 +82,10 @@ def _killed_directory(nursery: Nursery, root: Path, seed: int) -> Intact:
 
 
 def _has_all_kinds(directory: Path) -> bool:
-    return all(_files(directory, kind) for kind in KINDS) and len(_files(directory, "cut manifest")) >= CUTS_MIN
+    return (
+        all(_files(directory, kind) for kind in KINDS)
+        and len(_files(directory, "cut manifest")) >= CUTS_MIN
+    )
 
 
 def _files(directory: Path, kind: str) -> list[Path]:

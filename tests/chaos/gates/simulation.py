@@ -1,6 +1,8 @@
-"""Simulated schedules: whole nodes in virtual time, one seed each, in as many processes as there are lanes.
+"""Simulated schedules: whole nodes in virtual time, one seed each, in as many processes as there
+are lanes.
 
-A seed is everything: `python -m tests.chaos simulation --seed S --count 1` does the same again, to the last turn.
+A seed is everything: `python -m tests.chaos simulation --seed S --count 1` does the same again, to
+the last turn.
 """
 
 import multiprocessing
@@ -19,7 +21,8 @@ AGAIN = "again: python -m tests.chaos simulation --count 1 --seed"
 def run(gate: Gate, settings: Settings) -> GateReport:
     """Run the gate."""
     begun_s = time.monotonic()
-    result, failed = LifeResult(), 0
+    result = LifeResult()
+    failed = 0
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.chaos.simulation.scenario"])
     with ProcessPoolExecutor(settings.lanes, mp_context=context) as processes:
@@ -45,7 +48,10 @@ def run_seeds(first: int, count: int) -> LifeResult:
         result.tried += 1
         result.counts += Counter({"lives": report.lives, "turns": report.turns})
         result.also += Counter(
-            {"history-checked operations": report.operations, "simulated power cuts": report.power_cuts}
+            {
+                "history-checked operations": report.operations,
+                "simulated power cuts": report.power_cuts,
+            }
         )
         result.counts += Counter(
             {

@@ -1,7 +1,8 @@
-"""A node under steady load for hours: memory, descriptors and the time of an insert must stay what they were.
+"""A node under steady load for hours: memory, descriptors and the time of an insert must stay what
+they were.
 
-One run is one node. What a run was too short to say gets a figure and no verdict; the lengths that a verdict takes are
-named below. The named reader's rows, each once and in order, get one always.
+One run is one node. What a run was too short to say gets a figure and no verdict; the lengths that
+a verdict takes are named below. The named reader's rows, each once and in order, get one always.
 """
 
 import math
@@ -19,19 +20,25 @@ from tests.chaos.report import GateReport
 from tests.chaos.soak import MISSED, Sample, read_samples
 from tests.chaos.worker import Job
 
-WARM_UP_S, WARM_UP_SHARE_MAX = 300.0, 1 / 3
+WARM_UP_S = 300.0
+WARM_UP_SHARE_MAX = 1 / 3
 """Left out: imports, buffers and caches that fill once. Of a short run at most a third."""
 SLOPE_MIB_PER_H_MAX = 1.0
 SLOPE_S_MIN = 4 * 3600.0
-"""Shorter runs cannot tell one MiB an hour from what the allocator takes and gives back; of what is in use, they can."""
-IN_USE_WARM_UP_S, IN_USE_S_MIN = 1200.0, 3600.0
-"""What is kept up to a bound is there by then: a step of 2 MiB was seen after a quarter of an hour, and none in the next 45
-minutes."""
+"""Shorter runs cannot tell one MiB an hour from what the allocator takes and gives back; of what is
+in use, they can.
+"""
+IN_USE_WARM_UP_S = 1200.0
+IN_USE_S_MIN = 3600.0
+"""What is kept up to a bound is there by then: a step of 2 MiB was seen after a quarter of an hour,
+and none in the next 45 minutes."""
 RESIDENT_GROWTH_MAX = 0.25
-"""Between the thirds after that warm-up. Allocators keep what they were given once: 297 to 346 MiB were seen within half an
-hour in which what is in use did not grow."""
+"""Between the thirds after that warm-up. Allocators keep what they were given once: 297 to 346 MiB
+were seen within half an hour in which what is in use did not grow."""
 BUCKET_S = 30.0
-"""Buffers fill up and are written within seconds: the mean of so long is taken for one point of the line."""
+"""Buffers fill up and are written within seconds: the mean of so long is taken for one point of the
+line.
+"""
 DESCRIPTORS_S_MIN = 600.0
 DRIFT_MAX = 0.10
 DRIFT_S_MIN = 3600.0
@@ -41,7 +48,11 @@ ENDING_S_MAX = 60.0
 
 def run(gate: Gate, settings: Settings) -> GateReport:
     """Soak one node for the minutes, or for `count` seconds."""
-    seconds = float(settings.count or gate.each_commit) if settings.minutes is None else 60 * settings.minutes
+    seconds = (
+        float(settings.count or gate.each_commit)
+        if settings.minutes is None
+        else 60 * settings.minutes
+    )
     root = Path(tempfile.mkdtemp(prefix="chaos-soak-", dir=settings.scratch))
     begun_s = time.monotonic()
     out = root / "soak"
@@ -52,7 +63,9 @@ def run(gate: Gate, settings: Settings) -> GateReport:
     result = LifeResult(tried=int(samples[-1].at_s - samples[0].at_s) if samples else 0)
     if code != 0:
         ended = "does not end" if code is None else f"ended with {code}"
-        result.findings.append(f"the node {ended}: {' | '.join((out / PRINTED).read_text('utf-8').splitlines()[-8:])}")
+        result.findings.append(
+            f"the node {ended}: {' | '.join((out / PRINTED).read_text('utf-8').splitlines()[-8:])}"
+        )
     if (out / MISSED).exists():
         result.findings.append(f"the named reader: {(out / MISSED).read_text('utf-8')}")
     figures, broken, result.undecided = judge(samples)
@@ -66,14 +79,18 @@ def run(gate: Gate, settings: Settings) -> GateReport:
 
 
 def judge(samples: Sequence[Sample]) -> tuple[list[str], list[str], tuple[str, ...]]:
-    """Return the figures of a run, the promises it broke, as far as its length permits to say, and what it leaves open."""
+    """Return the figures of a run, the promises it broke, as far as its length permits to say, and
+    what it leaves open.
+    """
     kept = after_warm_up(samples)
     if len(kept) < 3:
         return ["too short for any figure"], [], tuple(_JUDGES)
     length_s = kept[-1].at_s - kept[0].at_s
     figures = [
-        f"{kept[-1].inserts:,} inserts, {kept[-1].read:,} of them read by name; {length_s / 60:.1f} minutes after warm-up",
-        f"at most {_mib(kept, _disk):.1f} MiB of disk and {_mib(kept, _resident):.1f} MiB of memory, {_course(samples)}",
+        f"{kept[-1].inserts:,} inserts, {kept[-1].read:,} of them read by name; "
+        f"{length_s / 60:.1f} minutes after warm-up",
+        f"at most {_mib(kept, _disk):.1f} MiB of disk and {_mib(kept, _resident):.1f} MiB of "
+        f"memory, {_course(samples)}",
     ]
     broken: list[str] = []
     undecided: list[str] = []
@@ -96,8 +113,12 @@ def after_warm_up(samples: Sequence[Sample]) -> Sequence[Sample]:
     return [each for each in samples if each.at_s >= begin_s]
 
 
-def slope_mib_per_h(samples: Sequence[Sample], size: Callable[[Sample], int]) -> tuple[float, float]:
-    """Return the slope of a size by least squares over means of `BUCKET_S`, and two standard errors of it."""
+def slope_mib_per_h(
+    samples: Sequence[Sample], size: Callable[[Sample], int]
+) -> tuple[float, float]:
+    """Return the slope of a size by least squares over means of `BUCKET_S`, and two standard errors
+    of it.
+    """
     points = _means(samples, size)
     mean_h, mean = (fmean(column) for column in zip(*points, strict=True))
     spread = sum((at - mean_h) ** 2 for at, _ in points)
@@ -126,23 +147,35 @@ def _slope(kept: Sequence[Sample]) -> _Verdict:
 
 
 def _resident_growth(kept: Sequence[Sample]) -> _Verdict:
-    """An hour cannot tell a small slope of what allocators keep, but a large one: medians of its thirds are compared."""
+    """An hour cannot tell a small slope of what allocators keep, but a large one: medians of its
+    thirds are compared.
+    """
     begin_s = kept[0].at_s + IN_USE_WARM_UP_S - WARM_UP_S
     first, last = _thirds([each for each in kept if each.at_s >= begin_s] or kept)
-    before, after = (median(each.resident_bytes for each in third or kept) / 2**20 for third in (first, last))
-    text = f"resident memory goes from {before:.0f} to {after:.0f} MiB, allowed {RESIDENT_GROWTH_MAX:.0%} more"
+    before, after = (
+        median(each.resident_bytes for each in third or kept) / 2**20 for third in (first, last)
+    )
+    text = (
+        f"resident memory goes from {before:.0f} to {after:.0f} MiB, allowed "
+        f"{RESIDENT_GROWTH_MAX:.0%} more"
+    )
     return text, after > (1 + RESIDENT_GROWTH_MAX) * before, IN_USE_S_MIN
 
 
 def _in_use_slope(kept: Sequence[Sample]) -> _Verdict:
     begin_s = kept[0].at_s + IN_USE_WARM_UP_S - WARM_UP_S
     slope, error = slope_mib_per_h([each for each in kept if each.at_s >= begin_s] or kept, _in_use)
-    text = f"memory in use grows by {slope:.2f} MiB/h, give or take {error:.2f}, allowed {SLOPE_MIB_PER_H_MAX:g}"
+    text = (
+        f"memory in use grows by {slope:.2f} MiB/h, give or take {error:.2f}, allowed "
+        f"{SLOPE_MIB_PER_H_MAX:g}"
+    )
     return text, slope - error >= SLOPE_MIB_PER_H_MAX, IN_USE_S_MIN
 
 
 def _growth(kept: Sequence[Sample]) -> _Verdict:
-    """Tables and logs open and close files all the time, so the fewest of each third are compared."""
+    """Tables and logs open and close files all the time, so the fewest of each third are
+    compared.
+    """
     first, last = _thirds(kept)
     growth = min(each.descriptors for each in last) - min(each.descriptors for each in first)
     return f"descriptors grow by {growth}, allowed 0", growth > 0, DESCRIPTORS_S_MIN
@@ -150,7 +183,10 @@ def _growth(kept: Sequence[Sample]) -> _Verdict:
 
 def _drift(kept: Sequence[Sample]) -> _Verdict:
     first, last = (median(each.p99_s for each in third) for third in _thirds(kept))
-    text = f"p99 of an insert goes from {first * 1e3:.2f} to {last * 1e3:.2f} ms, allowed {DRIFT_MAX:.0%} more"
+    text = (
+        f"p99 of an insert goes from {first * 1e3:.2f} to {last * 1e3:.2f} ms, allowed "
+        f"{DRIFT_MAX:.0%} more"
+    )
     return text, last > (1 + DRIFT_MAX) * first, DRIFT_S_MIN
 
 
@@ -170,7 +206,9 @@ def _thirds(kept: Sequence[Sample]) -> tuple[Sequence[Sample], Sequence[Sample]]
 
 
 def _course(samples: Sequence[Sample]) -> str:
-    """Return the memory of the whole run at its quarters: a straight line looks otherwise than one that bends."""
+    """Return the memory of the whole run at its quarters: a straight line looks otherwise than one
+    that bends.
+    """
     at = [samples[(len(samples) - 1) * quarter // 4].resident_bytes / 2**20 for quarter in range(5)]
     return f"which was {', '.join(f'{each:.0f}' for each in at)} MiB at the quarters"
 

@@ -1,8 +1,10 @@
-"""Random steps on a whole node against a list: the model of tests/test_model.py, for as long as there is time.
+"""Random steps on a whole node against a list: the model of tests/test_model.py, for as long as
+there is time.
 
-A batch is some examples of one of the models under one seed, in a process of its own, in as many processes as there are
-lanes. Counted are steps that were executed with everything compared after them; the creation that begins each example is
-none. A batch that fails leaves its failing steps in a file.
+A batch is some examples of one of the models under one seed, in a process of its own, in as many
+processes as there are lanes. Counted are steps that were executed with everything compared after
+them; the creation that begins each example is none. A batch that fails leaves its failing steps in
+a file.
 """
 
 import multiprocessing
@@ -25,19 +27,24 @@ if TYPE_CHECKING:
 
 MODEL = "tests.test_model"
 PHASES = (Phase.generate,)
-"""A failing example is not made shorter: with a node under it that takes minutes, and the run goes on instead."""
+"""A failing example is not made shorter: with a node under it that takes minutes, and the run goes
+on instead.
+"""
 EXAMPLES_IN_A_BATCH = 10
 STEPS_IN_AN_EXAMPLE = 50
 """Everything is read again after each step, so longer examples cost more for each."""
 IN_MEMORY = Path("/dev/shm")
-"""A crash of the model is a copy of the directory, so no disk is needed, and one that syncs costs half of the time."""
+"""A crash of the model is a copy of the directory, so no disk is needed, and one that syncs costs
+half of the time.
+"""
 SEEDS = 2**31
 
 
 def run(gate: Gate, chosen: Settings) -> GateReport:
     """Run batch after batch until there were enough steps, or the time is over."""
     begun_s = time.monotonic()
-    result, failed = LifeResult(), 0
+    result = LifeResult()
+    failed = 0
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([MODEL])
     enough = None if chosen.minutes is not None else chosen.count or gate.each_commit

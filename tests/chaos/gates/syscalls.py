@@ -1,7 +1,9 @@
-"""System calls that fail or stand still: strace answers one of the node's syncs or renames with an error, or delays them.
+"""System calls that fail or stand still: strace answers one of the node's syncs or renames with an
+error, or delays them.
 
-A life is one process under strace, then a last one without. Kept: nothing acknowledged is lost whatever call failed, a
-failed write is told as such, and once one has failed the node takes writes again by itself.
+A life is one process under strace, then a last one without. Kept: nothing acknowledged is lost
+whatever call failed, a failed write is told as such, and once one has failed the node takes writes
+again by itself.
 """
 
 import os
@@ -29,12 +31,16 @@ PROCESS_S_MAX = 60.0
 REFUSALS = frozenset({"STORAGE_FAILED", "STORAGE_FULL", "INDETERMINATE"})
 """What a node may refuse to open with, or give up with, while its disk fails."""
 RESUMED_S_MIN = 1.5
-"""A failure so long before the end of the load leaves time to go on; later ones prove nothing either way."""
+"""A failure so long before the end of the load leaves time to go on; later ones prove nothing
+either way.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """System calls, and what strace does to them, with the number of the call (of its thread) chosen up to `calls_max`."""
+    """System calls, and what strace does to them, with the number of the call (of its thread)
+    chosen up to `calls_max`.
+    """
 
     calls: str
     does: str
@@ -70,7 +76,8 @@ def run(gate: Gate, settings: Settings) -> GateReport:
 
 def live(nursery: Nursery, root: Path, seed: int, tries: int) -> LifeResult:
     """Run one process with one fault, and see what is left."""
-    choose, fault = random.Random(seed), FAULTS[seed % len(FAULTS)]
+    choose = random.Random(seed)
+    fault = FAULTS[seed % len(FAULTS)]
     node_settings: dict[str, object] = {
         "cut_interval_s": None,
         "log.memtable_bytes": 1 << 18,
@@ -85,7 +92,9 @@ def live(nursery: Nursery, root: Path, seed: int, tries: int) -> LifeResult:
     life.result.counts[f"{fault.calls} {fault.does}"] += 1
     life.ended(code, may_refuse=REFUSALS)
     if code == 0 and not _resumed(operations):
-        life.result.findings.append("no write succeeded after one had failed, though there was time")
+        life.result.findings.append(
+            "no write succeeded after one had failed, though there was time"
+        )
     result = life.finish()
     result.findings[:] = [f"{injection}: {finding}" for finding in result.findings]
     return result
@@ -111,7 +120,8 @@ def _run_under_strace(job: str, out: Path, injection: str) -> int | None:
             return subprocess.run(
                 [*command, sys.executable, "-m", "tests.chaos.worker", job],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # Python renames what it compiles
+                # Python renames what it compiles
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
                 stdout=printed,
                 stderr=printed,
                 timeout=PROCESS_S_MAX,
@@ -122,9 +132,15 @@ def _run_under_strace(job: str, out: Path, injection: str) -> int | None:
 
 
 def _resumed(operations: list[Operation]) -> bool:
-    """Whether a write that began after the first indeterminate one was acknowledged, or there was no time for it."""
+    """Whether a write that began after the first indeterminate one was acknowledged, or there was
+    no time for it.
+    """
     writes = [each for each in operations if each.kind != "cut"]
-    failed_ns = [each.ended_ns for each in writes if each.outcome == "indeterminate" and each.ended_ns is not None]
+    failed_ns = [
+        each.ended_ns
+        for each in writes
+        if each.outcome == "indeterminate" and each.ended_ns is not None
+    ]
     if not failed_ns:
         return True
     last_ns = max(each.started_ns for each in writes)

@@ -1,8 +1,10 @@
-"""Two owners: the first is stopped where it stands, another takes the directory that no lock guards, then the first goes on.
+"""Two owners: the first is stopped where it stands, another takes the directory that no lock
+guards, then the first goes on.
 
-As on a file system without locks: `flock` does nothing, and RocksDB's own lock file is unlinked. A life hands one directory
-on some times. Kept: the new owner has everything that was acknowledged before, and the old one acknowledges nothing more
-once it goes on. The fencing token promises no more than that, so nobody makes a cut or fills a table of RocksDB meanwhile.
+As on a file system without locks: `flock` does nothing, and RocksDB's own lock file is unlinked. A
+life hands one directory on some times. Kept: the new owner has everything that was acknowledged
+before, and the old one acknowledges nothing more once it goes on. The fencing token promises no
+more than that, so nobody makes a cut or fills a table of RocksDB meanwhile.
 """
 
 import random
@@ -27,8 +29,8 @@ BESIDE_S = 0.4
 STARTED_S_MAX = 20.0
 POLL_S = 0.002
 FENCED = frozenset({"CHANNEL_FENCED", "ON_SHUTDOWN", "INDETERMINATE"})
-"""What an old owner may give up with; the second where a caller meets a node that has ended for the first, the third
-where it was stopped in its first write."""
+"""What an old owner may give up with; the second where a caller meets a node that has ended for the
+first, the third where it was stopped in its first write."""
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:
@@ -64,11 +66,14 @@ def _start(life: Life) -> int:
 
 
 def _take_over(life: Life, old: int, choose: random.Random) -> int:
-    """Stop an owner, give its directory to another, and let it go on beside that one for a while."""
+    """Stop an owner, give its directory to another, and let it go on beside that one for a
+    while.
+    """
     life.nursery.wait(old, choose.uniform(0, WORKING_S_MAX))
     life.nursery.signal(old, signal.SIGSTOP)
     (life.directory / LOCK_NAME).unlink(missing_ok=True)
-    (life.directory / DATABASE_NAME / "LOCK").unlink(missing_ok=True)  # an owner that refused to open has none
+    # an owner that refused to open has none
+    (life.directory / DATABASE_NAME / "LOCK").unlink(missing_ok=True)
     out_of_old = life.out
     new = _start(life)
     life.nursery.wait(new, choose.uniform(0, WORKING_S_MAX))

@@ -1,11 +1,13 @@
-"""Cycles among what calls did to each other: what no order of them, one after the other, can explain.
+"""Cycles among what calls did to each other: what no order of them, one after the other, can
+explain.
 
-In: edges between nodes, each with its reason. Out: one cycle of each tangle, named as Adya names it. Linear in nodes and
-edges: strongly connected components without recursion.
+In: edges between nodes, each with its reason. Out: one cycle of each tangle, named as Adya names
+it. Linear in nodes and edges: strongly connected components without recursion.
 
-    write before write (a version follows another), write before read (a read saw it), read before write (a read did not
-    see it), time (one call had ended when the other began)
-    G0: writes only    G1c: writes and what was read    G2: with a write that a read did not see    with time: real time
+    write before write (a version follows another), write before read (a read saw it), read before
+    write (a read did not see it), time (one call had ended when the other began) G0: writes only
+    G1c: writes and what was read    G2: with a write that a read did not see    with time: real
+    time
 """
 
 from collections import defaultdict, deque
@@ -61,7 +63,9 @@ def find_cycles(edges: Iterable[Edge]) -> list[Cycle]:
 
 
 def _tangles(graph: dict[Node, list[Edge]]) -> Iterator[frozenset[Node]]:
-    """Yield the strongly connected components of more than one node (Tarjan, with a stack of its own)."""
+    """Yield the strongly connected components of more than one node (Tarjan, with a stack of its
+    own).
+    """
     index: dict[Node, int] = {}
     low: dict[Node, int] = {}
     stack: list[Node] = []
@@ -136,4 +140,6 @@ def _path_to(node: Node, start: Node, came_by: dict[Node, Edge]) -> list[Edge]:
 
 
 def _cycle_of(start: Node, edges: list[Edge]) -> Cycle:
-    return Cycle((start, *(edge.after for edge in edges[:-1])), frozenset(edge.reason for edge in edges))
+    return Cycle(
+        (start, *(edge.after for edge in edges[:-1])), frozenset(edge.reason for edge in edges)
+    )

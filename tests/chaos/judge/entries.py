@@ -1,7 +1,8 @@
-"""What must hold between the entries of a whole log: transactions beside exclusive messages, inserts inside their segments.
+"""What must hold between the entries of a whole log: transactions beside exclusive messages,
+inserts inside their segments.
 
-In: entries from a log's beginning, in order. Out: one sentence for each that breaks a promise. Looks at the log alone, with
-nothing of the parts that write it.
+In: entries from a log's beginning, in order. Out: one sentence for each that breaks a promise.
+Looks at the log alone, with nothing of the parts that write it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,13 +24,19 @@ from wal.message import Message, TransactionMessage
 def judge_entries(entries: Iterable[LogEntry]) -> Iterator[str]:
     """Yield what is wrong.
 
-    I5: no transaction spans an exclusive message of its vchannels. I6: an insert's segment was created before it and sealed
-    after it.
+    I5: no transaction spans an exclusive message of its vchannels. I6: an insert's segment was
+    created before it and sealed after it.
     """
-    buffer, segments = TransactionBuffer(), _Segments()
-    begun, exclusive = dict[int, int](), dict[str, int]()
+    buffer = TransactionBuffer()
+    segments = _Segments()
+    begun = dict[int, int]()
+    exclusive = dict[str, int]()
     for at, entry in enumerate(entries):
-        begun.update((message.txn_id, at) for message in entry.messages if message.type is MessageType.BEGIN_TXN)
+        begun.update(
+            (message.txn_id, at)
+            for message in entry.messages
+            if message.type is MessageType.BEGIN_TXN
+        )
         for message in messages_of(buffer.observe(entry)):
             if isinstance(message, TransactionMessage):
                 for vchannel in sorted({body.vchannel for body in message.bodies}):
@@ -54,7 +61,11 @@ class _Segments:
         growing = self._growing
         match message.header:
             case CreateSegmentHeader() as header:
-                growing[header.segment_id] = (message.vchannel, header.collection_id, header.partition_id)
+                growing[header.segment_id] = (
+                    message.vchannel,
+                    header.collection_id,
+                    header.partition_id,
+                )
             case InsertHeader() as header:
                 place = (message.vchannel, header.collection_id, header.partition_id)
                 if growing.get(header.segment_id) != place:
@@ -67,8 +78,12 @@ class _Segments:
                     yield f"the cut at {message.position} seals {header.segment_ids}, growing are {sorted(growing)}"
                 growing.clear()
             case DropCollectionHeader(collection_id=collection_id):
-                self._growing = {key: place for key, place in growing.items() if place[1] != collection_id}
+                self._growing = {
+                    key: place for key, place in growing.items() if place[1] != collection_id
+                }
             case DropPartitionHeader(partition_id=partition_id):
-                self._growing = {key: place for key, place in growing.items() if place[2] != partition_id}
+                self._growing = {
+                    key: place for key, place in growing.items() if place[2] != partition_id
+                }
             case _:
                 pass

@@ -1,8 +1,10 @@
-"""A history in the form in which it is judged: calls by number, rows by value, and what is known of each.
+"""A history in the form in which it is judged: calls by number, rows by value, and what is known of
+each.
 
-In: events. Out: a `History`. Every value is written once, so a row names its writer, and a log has one order, so two reads
-of the same range can be compared with one list. `settle_deaths` decides what the death of a process leaves open: a call that
-nobody has met by the next look never happened; with a suffix lost, acknowledged ones may be gone, if all later ones are.
+In: events. Out: a `History`. Every value is written once, so a row names its writer, and a log has
+one order, so two reads of the same range can be compared with one list. `settle_deaths` decides
+what the death of a process leaves open: a call that nobody has met by the next look never happened;
+with a suffix lost, acknowledged ones may be gone, if all later ones are.
 """
 
 from bisect import bisect_left
@@ -140,12 +142,18 @@ def settle_deaths(history: History) -> Iterator[Anomaly]:
     _settle_open(history, lasting, seen)
 
 
-def _settle_losses(history: History, died: Died, lasting: frozenset[int], seen: set[int]) -> Iterator[Anomaly]:
-    """A suffix of what was acknowledged may be gone: nothing that survived is above anything that is missing."""
+def _settle_losses(
+    history: History, died: Died, lasting: frozenset[int], seen: set[int]
+) -> Iterator[Anomaly]:
+    """A suffix of what was acknowledged may be gone: nothing that survived is above anything that
+    is missing.
+    """
     told = [
         op
         for op in history.asked
-        if history.outcome(op) == "ok" and history.told[op].at_ns < died.at_ns and _writes(history, op)
+        if history.outcome(op) == "ok"
+        and history.told[op].at_ns < died.at_ns
+        and _writes(history, op)
     ]
     survivors = [op for op in told if any(put.value in seen for put in history.asked[op].puts)]
     survived = max((history.told[op].tick for op in survivors), default=0)
@@ -154,7 +162,9 @@ def _settle_losses(history: History, died: Died, lasting: frozenset[int], seen: 
         missing = _is_missed(history, op, lasting, died.at_ns)
         if missing and tick and tick < survived:
             yield Anomaly(
-                Kind.LOST, f"call {op} at tick {tick} is gone, and what came after it, at {survived}, is not: a hole"
+                Kind.LOST,
+                f"call {op} at tick {tick} is gone, and what came after it, at {survived}, is not: "
+                "a hole",
             )
         elif not tick or tick > survived:
             history.settled[op] = "failed" if missing else "open"
@@ -167,19 +177,25 @@ def _writes(history: History, op: int) -> bool:
 
 
 def _is_missed(history: History, op: int, lasting: frozenset[int], after_ns: int) -> bool:
-    """Whether a look that began after a moment should have shown something that the call wrote for good."""
+    """Whether a look that began after a moment should have shown something that the call wrote for
+    good.
+    """
     names = {put.collection for put in history.asked[op].puts if put.value in lasting}
     return any(state.asked_ns > after_ns and state.collection in names for state in history.states)
 
 
 def _settle_open(history: History, lasting: frozenset[int], seen: set[int]) -> None:
-    """What nobody has met after the death of its process never happened; of deletes, what they removed is met."""
+    """What nobody has met after the death of its process never happened; of deletes, what they
+    removed is met.
+    """
     whole = [scan for scan in history.scans if scan.after_tick == 0]
     for op, asked in history.asked.items():
         if history.outcome(op) != "open" or any(put.value in seen for put in asked.puts):
             continue
         died_ns = history.died_ns(op)
-        shows = {put.collection: True for put in asked.puts} or {drop.collection: False for drop in asked.drops}
+        shows = {put.collection: True for put in asked.puts} or {
+            drop.collection: False for drop in asked.drops
+        }
         read = any(
             scan.asked_ns > died_ns
             and scan.collection in shows

@@ -1,4 +1,6 @@
-"""What readers were given: each row in its place, everything in its range, nothing twice, calls whole, offsets in order."""
+"""What readers were given: each row in its place, everything in its range, nothing twice, calls
+whole, offsets in order.
+"""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -19,13 +21,15 @@ def place_rows(history: History) -> Iterator[Anomaly]:
                 yield from _place(history, scan, row)
             if tick_at.setdefault(row.position, row.tick) != row.tick:
                 yield Anomaly(
-                    Kind.POSITION, f"position {row.position} has ticks {tick_at[row.position]} and {row.tick}"
+                    Kind.POSITION,
+                    f"position {row.position} has ticks {tick_at[row.position]} and {row.tick}",
                 )
     ascending = sorted(tick_at.items())
     for (position, tick), (later_position, later_tick) in pairwise(ascending):
         if tick >= later_tick:
             yield Anomaly(
-                Kind.POSITION, f"position {later_position} has tick {later_tick}, {position} before it {tick}"
+                Kind.POSITION,
+                f"position {later_position} has tick {later_tick}, {position} before it {tick}",
             )
 
 
@@ -36,21 +40,33 @@ def _place(history: History, scan: Scanned, row: Seen) -> Iterator[Anomaly]:
         return
     before = history.place.setdefault(row.value, row)
     if (before.tick, before.position) != (row.tick, row.position):
-        yield Anomaly(Kind.POSITION, f"value {row.value} is at {before} and at {row}, read by {scan.reader}")
+        yield Anomaly(
+            Kind.POSITION, f"value {row.value} is at {before} and at {row}, read by {scan.reader}"
+        )
     told = history.told.get(op)
     if told is not None and told.outcome == "failed" and before is row:
-        yield Anomaly(Kind.ABORTED, f"value {row.value} at tick {row.tick}: call {op} was told that it failed")
+        yield Anomaly(
+            Kind.ABORTED, f"value {row.value} at tick {row.tick}: call {op} was told that it failed"
+        )
     if told is not None and told.outcome == "ok" and told.tick not in {0, row.tick}:
-        yield Anomaly(Kind.POSITION, f"value {row.value} is at tick {row.tick}, call {op} was told {told.tick}")
+        yield Anomaly(
+            Kind.POSITION,
+            f"value {row.value} is at tick {row.tick}, call {op} was told {told.tick}",
+        )
     if told is not None and told.position not in {0, row.position}:
-        yield Anomaly(Kind.POSITION, f"value {row.value} is at {row.position}, call {op} was told {told.position}")
+        yield Anomaly(
+            Kind.POSITION,
+            f"value {row.value} is at {row.position}, call {op} was told {told.position}",
+        )
     if told is not None and told.outcome == "ok" and told.tick:
         history.tick_of.setdefault(op, told.tick)
     history.tick_of.setdefault(op, row.tick)
 
 
 def settle_order(history: History) -> None:
-    """List what is known to be in each collection's log: what was read by anybody, and what was acknowledged."""
+    """List what is known to be in each collection's log: what was read by anybody, and what was
+    acknowledged.
+    """
     for op, told in history.told.items():
         if history.outcome(op) == "ok" and told.tick:
             history.tick_of.setdefault(op, told.tick)
@@ -61,7 +77,9 @@ def settle_order(history: History) -> None:
         for put in asked.puts:
             if put.value in history.place or history.outcome(op) == "ok":
                 place = history.place.get(put.value)
-                history.order.setdefault(put.collection, []).append((place.tick if place else tick, put.value))
+                history.order.setdefault(put.collection, []).append(
+                    (place.tick if place else tick, put.value)
+                )
     for listed in history.order.values():
         listed.sort()
 
@@ -77,7 +95,9 @@ def judge_reads(history: History, *, gaps: bool) -> Iterator[Anomaly]:
     yield from _told_offsets(history)
     reads: list[Scanned | State] = [*history.scans, *history.states]
     for read in reads:
-        yield from (Anomaly(Kind.CHANGED, f"value {value} in {read.collection}") for value in read.wrong)
+        yield from (
+            Anomaly(Kind.CHANGED, f"value {value} in {read.collection}") for value in read.wrong
+        )
 
 
 def _readers(history: History) -> Iterator[Anomaly]:
@@ -90,13 +110,22 @@ def _readers(history: History) -> Iterator[Anomaly]:
         floor = tick
         for row in scan.rows:
             if row.tick < tick or row.tick <= floor:
-                yield Anomaly(Kind.BACKWARDS, f"{scan.reader} saw tick {row.tick} of {scan.collection} after {tick}")
+                yield Anomaly(
+                    Kind.BACKWARDS,
+                    f"{scan.reader} saw tick {row.tick} of {scan.collection} after {tick}",
+                )
             if row.value in seen[key] and row.value != NO_VALUE:
-                yield Anomaly(Kind.DUPLICATE, f"{scan.reader} saw value {row.value} of {scan.collection} twice")
+                yield Anomaly(
+                    Kind.DUPLICATE,
+                    f"{scan.reader} saw value {row.value} of {scan.collection} twice",
+                )
             seen[key].add(row.value)
             tick = max(tick, row.tick)
         if tick > scan.until_tick:
-            yield Anomaly(Kind.BACKWARDS, f"{scan.reader} was at tick {tick}, past the {scan.until_tick} it asked for")
+            yield Anomaly(
+                Kind.BACKWARDS,
+                f"{scan.reader} was at tick {tick}, past the {scan.until_tick} it asked for",
+            )
         reached[key] = max(tick, scan.until_tick)
 
 
@@ -110,7 +139,10 @@ def _ranges(history: History) -> Iterator[Anomaly]:
         for tick, value in listed[start:end]:
             if value not in have:
                 lost = value not in history.place
-                what = f"value {value} at tick {tick} of {scan.collection} is not in ({scan.after_tick}, {scan.until_tick}]"
+                what = (
+                    f"value {value} at tick {tick} of {scan.collection} is not in "
+                    f"({scan.after_tick}, {scan.until_tick}]"
+                )
                 yield Anomaly(Kind.LOST if lost else Kind.SKIPPED, f"{what}, read by {scan.reader}")
 
 
@@ -124,7 +156,10 @@ def _never_seen(history: History) -> Iterator[Anomaly]:
         if history.outcome(op) == "ok" and not told.tick:
             for put in history.asked[op].puts:
                 if put.value not in history.place and whole[put.collection] > told.at_ns:
-                    yield Anomaly(Kind.LOST, f"value {put.value} of {put.collection}, acknowledged to call {op}")
+                    yield Anomaly(
+                        Kind.LOST,
+                        f"value {put.value} of {put.collection}, acknowledged to call {op}",
+                    )
 
 
 def _removals_met(history: History) -> Iterator[Anomaly]:
@@ -148,7 +183,10 @@ def _removals_met(history: History) -> Iterator[Anomaly]:
             end = bisect_right(listed, scan.until_tick, key=lambda item: item[0])
             for tick, key, op in listed[start:end]:
                 if (tick, key) not in have:
-                    text = f"{scan.reader} of {scan.collection} was not told at tick {tick} that call {op} removed key {key}"
+                    text = (
+                        f"{scan.reader} of {scan.collection} was not told at tick {tick} that "
+                        f"call {op} removed key {key}"
+                    )
                     yield Anomaly(Kind.SKIPPED, text)
 
 
@@ -166,7 +204,9 @@ def _whole(history: History) -> Iterator[Anomaly]:
         for put, place in zip(asked.puts, places, strict=True):
             if place is None and _is_covered(covered.get(put.collection, []), tick):
                 yield Anomaly(
-                    Kind.TORN, f"call {op} is at tick {tick} without its value {put.value} of {put.collection}"
+                    Kind.TORN,
+                    f"call {op} is at tick {tick} without its value {put.value} of "
+                    f"{put.collection}",
                 )
 
 
@@ -194,7 +234,9 @@ def _is_covered(ranges: list[tuple[int, int]], tick: int) -> bool:
 
 
 def _offsets(history: History, *, gaps: bool) -> Iterator[Anomaly]:
-    """Row offsets of a vchannel ascend with the ticks, none is used twice, and they leave no gap."""
+    """Row offsets of a vchannel ascend with the ticks, none is used twice, and they leave no
+    gap.
+    """
     everywhere: dict[str, set[Span]] = defaultdict(set)
     for scan in history.scans:
         due: dict[str, int] = defaultdict(int) if scan.after_tick == 0 else {}
@@ -203,7 +245,8 @@ def _offsets(history: History, *, gaps: bool) -> Iterator[Anomaly]:
             end = due[span.vchannel] if scan.after_tick == 0 else due.get(span.vchannel, span.first)
             if span.first > end and not gaps:
                 yield Anomaly(
-                    Kind.OFFSET, f"{span.vchannel} goes on at {span.first} where {end} was due, at {span.tick}"
+                    Kind.OFFSET,
+                    f"{span.vchannel} goes on at {span.first} where {end} was due, at {span.tick}",
                 )
             due[span.vchannel] = span.first + span.count
     for vchannel, spans in everywhere.items():
@@ -223,6 +266,11 @@ def _told_offsets(history: History) -> Iterator[Anomaly]:
             spans = found.get((span.tick, span.vchannel))
             if spans is None:
                 continue  # what nobody has read is not judged here
-            whole = Span(span.tick, span.vchannel, min(each.first for each in spans), sum(each.count for each in spans))
+            whole = Span(
+                span.tick,
+                span.vchannel,
+                min(each.first for each in spans),
+                sum(each.count for each in spans),
+            )
             if whole != span:
                 yield Anomaly(Kind.OFFSET, f"call {op} was told {span}, readers find {whole}")

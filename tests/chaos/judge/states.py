@@ -1,8 +1,10 @@
-"""Current rows and what there is: a state is what the writes up to its tick leave, and what exists is listed.
+"""Current rows and what there is: a state is what the writes up to its tick leave, and what exists
+is listed.
 
-A call without a known tick may have happened at any: the keys it touches are uncertain, and hold what is known, or what
-that call left. What drops of partitions remove is decided by time: rows written before one was asked for are gone from
-every state asked for after it was told; what overlaps with it may be there or not.
+A call without a known tick may have happened at any: the keys it touches are uncertain, and hold
+what is known, or what that call left. What drops of partitions remove is decided by time: rows
+written before one was asked for are gone from every state asked for after it was told; what
+overlaps with it may be there or not.
 """
 
 from collections import defaultdict
@@ -22,8 +24,8 @@ class _Collection:
     """What the calls do to one collection."""
 
     changes: list[tuple[int, int, int]] = field(default_factory=list)
-    """Tick, position and call, of what is known to have happened; no call for removals that readers met and nobody answers
-    for."""
+    """Tick, position and call, of what is known to have happened; no call for removals that readers
+    met and nobody answers for."""
     removals: dict[int, Removed] = field(default_factory=dict)
     """By tick: these."""
     unknown: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -45,7 +47,10 @@ def judge_states(history: History) -> Iterator[Anomaly]:
     collections = _collections(history)
     yield from _removals(history, collections)
     for name in {state.collection for state in history.states}:
-        states = sorted((state for state in history.states if state.collection == name), key=lambda state: state.tick)
+        states = sorted(
+            (state for state in history.states if state.collection == name),
+            key=lambda state: state.tick,
+        )
         yield from _replayed(history, name, collections[name], states)
     yield from _settled_rows(history, collections)
     yield from _existence(history)
@@ -54,8 +59,11 @@ def judge_states(history: History) -> Iterator[Anomaly]:
 def _collections(history: History) -> dict[str, _Collection]:
     collections: dict[str, _Collection] = defaultdict(_Collection)
     for op, asked in history.possible():
-        places = (history.place[put.value].position for put in asked.puts if put.value in history.place)
-        tick, position = history.tick_of.get(op), min(places, default=0)
+        places = (
+            history.place[put.value].position for put in asked.puts if put.value in history.place
+        )
+        tick = history.tick_of.get(op)
+        position = min(places, default=0)
         names = {put.collection for put in asked.puts} | {drop.collection for drop in asked.drops}
         for name in names if tick else ():
             collections[name].changes.append((tick or 0, position, op))
@@ -94,7 +102,10 @@ def _removals(history: History, collections: dict[str, _Collection]) -> Iterator
             of.changes.append((removed.tick, removed.position, NOBODYS))
             for key in removed.keys:
                 if (scan.collection, key) not in asked:
-                    text = f"key {key} of {scan.collection} is removed at tick {removed.tick}, which nobody asked for"
+                    text = (
+                        f"key {key} of {scan.collection} is removed at tick {removed.tick}, "
+                        "which nobody asked for"
+                    )
                     yield Anomaly(Kind.INVENTED, text)
 
 
@@ -102,7 +113,9 @@ def _has_failed(history: History, op: int) -> bool:
     return op in history.told and history.told[op].outcome == "failed"
 
 
-def _replayed(history: History, name: str, of: _Collection, states: Sequence[State]) -> Iterator[Anomaly]:
+def _replayed(
+    history: History, name: str, of: _Collection, states: Sequence[State]
+) -> Iterator[Anomaly]:
     changes = sorted(of.changes)
     rows: dict[int, set[int]] = defaultdict(set)
     at = 0
@@ -144,15 +157,20 @@ def _apply(history: History, name: str, op: int, rows: dict[int, set[int]]) -> N
 def _wrong(of: _Collection, key: int, expected: set[int], found: set[int]) -> str:
     """Return what is wrong with the rows of a key, "" when nothing is."""
     unknown = of.unknown.get(key, set())
-    missing, extra = sorted(expected - found), sorted(found - expected - unknown)
+    missing = sorted(expected - found)
+    extra = sorted(found - expected - unknown)
     if key in of.uncertain:
         missing = missing if not found and key not in of.droppable and key not in of.added else []
         if key not in of.added and len(found) > 1:
             return f"has rows {sorted(found)[:SHOWN_MAX]}, and each upsert replaces"
-    return f"missing {missing[:SHOWN_MAX]}, too many {extra[:SHOWN_MAX]}" if missing or extra else ""
+    return (
+        f"missing {missing[:SHOWN_MAX]}, too many {extra[:SHOWN_MAX]}" if missing or extra else ""
+    )
 
 
-def _clear(history: History, of: _Collection, state: State, expected: dict[int, set[int]]) -> set[int]:
+def _clear(
+    history: History, of: _Collection, state: State, expected: dict[int, set[int]]
+) -> set[int]:
     """Take out what drops have removed, and return the values of which that cannot be told."""
     doubtful: set[int] = set()
     if not of.clears:
@@ -172,10 +190,13 @@ def _clear(history: History, of: _Collection, state: State, expected: dict[int, 
 def _is_cleared(history: History, of: _Collection, put: Put, state: State) -> bool | None:
     """Whether a row is gone with its partition or collection; None when that may be or not."""
     op = history.writer[put.value]
-    asked_ns, ended_ns = history.asked[op].at_ns, history.ended_ns(op)
+    asked_ns = history.asked[op].at_ns
+    ended_ns = history.ended_ns(op)
     gone: bool | None = False
     for partition in {"", put.partition}:
-        for (clear_asked, clear_told), over in zip(of.clears[partition], of.clears_over[partition], strict=True):
+        for (clear_asked, clear_told), over in zip(
+            of.clears[partition], of.clears_over[partition], strict=True
+        ):
             if clear_asked > state.told_ns or over < asked_ns:
                 continue
             if ended_ns < clear_asked and clear_told < state.asked_ns:
@@ -185,7 +206,9 @@ def _is_cleared(history: History, of: _Collection, put: Put, state: State) -> bo
 
 
 def _settled_rows(history: History, collections: dict[str, _Collection]) -> Iterator[Anomaly]:
-    """A call whose process died happened or not: what it wrote for good is in every later state, or in none."""
+    """A call whose process died happened or not: what it wrote for good is in every later state, or
+    in none.
+    """
     lasting = lasting_values(history) - _met_removed(history, collections)
     for op, asked in history.asked.items():
         values = [put for put in asked.puts if put.value in lasting]
@@ -204,8 +227,15 @@ def _settled_rows(history: History, collections: dict[str, _Collection]) -> Iter
 
 
 def _met_removed(history: History, collections: dict[str, _Collection]) -> set[int]:
-    """Return the values of keys that readers met as removed by a delete that died unanswered: nobody's, yet it happened."""
-    keys = {(name, key) for name, of in collections.items() for removed in of.removals.values() for key in removed.keys}
+    """Return the values of keys that readers met as removed by a delete that died unanswered:
+    nobody's, yet it happened.
+    """
+    keys = {
+        (name, key)
+        for name, of in collections.items()
+        for removed in of.removals.values()
+        for key in removed.keys
+    }
     return {value for value, put in history.put_of.items() if (put.collection, put.key) in keys}
 
 
@@ -225,7 +255,9 @@ def _existence(history: History) -> Iterator[Anomaly]:
     reads: list[Scanned | State] = [*history.scans, *history.states]
     for read in reads:
         if told_ns.get(read.collection, FOREVER_NS) < read.asked_ns:
-            yield Anomaly(Kind.STATE, f"collection {read.collection} was dropped, and could be read")
+            yield Anomaly(
+                Kind.STATE, f"collection {read.collection} was dropped, and could be read"
+            )
 
 
 def _acknowledged(history: History, before_ns: int) -> Iterator[Put]:

@@ -1,6 +1,8 @@
-"""What a seeded bug is: one function replaced by one that is wrong in the way a programmer could have been.
+"""What a seeded bug is: one function replaced by one that is wrong in the way a programmer could
+have been.
 
-Only the harness puts one in, to see whether the judge of histories finds it; nothing of the product reaches it.
+Only the harness puts one in, to see whether the judge of histories finds it; nothing of the product
+reaches it.
 """
 
 from collections.abc import Callable, Iterator

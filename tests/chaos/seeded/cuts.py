@@ -73,7 +73,11 @@ def _row_group_lost(right: Right) -> Right:
 
 def _checkpoint_too_far(right: Right) -> Right:
     async def advance(run: FlushRun, message: Any, published: Any) -> None:
-        await right(run, msgspec.structs.replace(message, last_confirmed_position=message.position), published)
+        await right(
+            run,
+            msgspec.structs.replace(message, last_confirmed_position=message.position),
+            published,
+        )
 
     return advance
 
@@ -93,7 +97,9 @@ def _manifest_first(right: Right) -> Right:
 
 def _border_read_twice(right: Right) -> Right:
     async def read_tail(channel: Any, info: Any, checkpoint: Any, *, until: int) -> Any:
-        return await right(channel, info, msgspec.structs.replace(checkpoint, tick=0, position=0), until=until)
+        return await right(
+            channel, info, msgspec.structs.replace(checkpoint, tick=0, position=0), until=until
+        )
 
     return read_tail
 
@@ -131,8 +137,12 @@ def _partitions_live_for_ever(right: Right) -> Right:
 
 def _drops_not_saved(right: Right) -> Right:
     def snapshot(state: ShardState) -> bytes:
-        live, catalog = state.catalog, state.catalog
-        undropped = [msgspec.structs.replace(each, dropped_tick=0) for each in catalog.collections(dropped=True)]
+        live = state.catalog
+        catalog = state.catalog
+        undropped = [
+            msgspec.structs.replace(each, dropped_tick=0)
+            for each in catalog.collections(dropped=True)
+        ]
         state.catalog = type(catalog)(undropped)
         try:
             saved: bytes = right(state)
@@ -172,19 +182,37 @@ def _furthest_reader(_right: Right) -> Right:
 
 COMMIT_WITHOUT_BODY = SeededBug("commit without body", FlushRun, "_take_in", _body_lost)
 CUT_DROPS_A_ROW = SeededBug("cut drops a row", OpenCut, "insert", _row_dropped)
-CHECKPOINT_TOO_FAR = SeededBug("checkpoint ahead of open transactions", FlushRun, "_advance", _checkpoint_too_far)
+CHECKPOINT_TOO_FAR = SeededBug(
+    "checkpoint ahead of open transactions", FlushRun, "_advance", _checkpoint_too_far
+)
 OTHERS = (
     SeededBug("delete lost in a cut", OpenCut, "delete", _delete_dropped),
     SeededBug("rows twice in a cut", OpenCut, "insert", _rows_twice),
     SeededBug("a row group lost", ParquetFile, "write", _row_group_lost),
     SeededBug("manifest before its files", flusher.run, "publish_cut", _manifest_first),
-    SeededBug("rows at the border of a cut twice", streamingnode.snapshot, "_read_tail", _border_read_twice),
-    SeededBug("an upsert deletes its own row", flusher.snapshot, "apply_deletes", _delete_takes_its_own),
-    SeededBug("a delete takes later rows", flusher.snapshot, "apply_deletes", _delete_takes_later_rows),
+    SeededBug(
+        "rows at the border of a cut twice",
+        streamingnode.snapshot,
+        "_read_tail",
+        _border_read_twice,
+    ),
+    SeededBug(
+        "an upsert deletes its own row", flusher.snapshot, "apply_deletes", _delete_takes_its_own
+    ),
+    SeededBug(
+        "a delete takes later rows", flusher.snapshot, "apply_deletes", _delete_takes_later_rows
+    ),
     SeededBug("a state later than asked for", flusher.snapshot, "_up_to", _later_than_asked),
-    SeededBug("a dropped partition keeps its rows", flusher.snapshot, "_partitions", _partitions_live_for_ever),
+    SeededBug(
+        "a dropped partition keeps its rows",
+        flusher.snapshot,
+        "_partitions",
+        _partitions_live_for_ever,
+    ),
     SeededBug("a dropped collection comes back", ShardState, "snapshot", _drops_not_saved),
-    SeededBug("files of earlier cuts collected", flusher.cuts, "_is_of_cut", _earlier_cuts_orphaned),
+    SeededBug(
+        "files of earlier cuts collected", flusher.cuts, "_is_of_cut", _earlier_cuts_orphaned
+    ),
     SeededBug("truncation forgets readers", Retention, "enforce", _truncation_forgets_readers),
     SeededBug("truncation follows the furthest reader", NamedReaders, "lease", _furthest_reader),
 )

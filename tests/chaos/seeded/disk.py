@@ -10,7 +10,8 @@ from tests.chaos.simulation.store import SYNC_S, SimulatedLog, SimulatedStore
 
 def _acknowledge_before_sync(_right: Right) -> Right:
     def write(store: SimulatedStore) -> None:
-        batch, store._queue = store._queue, []
+        batch = store._queue
+        store._queue = []
         store._unsynced += batch
         store._keep(batch)
         _tell_written(batch)
@@ -62,12 +63,19 @@ def _one_entry_more_dropped(right: Right) -> Right:
     return truncate
 
 
-ACKNOWLEDGE_BEFORE_SYNC = SeededBug("acknowledge before sync", SimulatedStore, "_write", _acknowledge_before_sync)
+ACKNOWLEDGE_BEFORE_SYNC = SeededBug(
+    "acknowledge before sync", SimulatedStore, "_write", _acknowledge_before_sync
+)
 NO_DIRECTORY_FSYNC = SeededBug("no directory fsync", SimulatedFiles, "sync_parents", nothing)
 OTHERS = (
     SeededBug("acknowledge before write", SimulatedStore, "submit", _acknowledge_before_write),
     SeededBug("no file fsync", SimulatedFiles, "sync", nothing),
     SeededBug("last write of a batch lost", SimulatedStore, "_keep", _lose_a_write),
-    SeededBug("synced when written, under durability os", SimulatedStore, "_acknowledge", _readable_when_written),
+    SeededBug(
+        "synced when written, under durability os",
+        SimulatedStore,
+        "_acknowledge",
+        _readable_when_written,
+    ),
     SeededBug("truncation off by one", SimulatedLog, "truncate", _one_entry_more_dropped),
 )

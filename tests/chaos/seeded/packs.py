@@ -27,7 +27,7 @@ from wal.headers import MessageType
 from wal.packer import Packer
 from wal.rows import LaidOut, row_offsets
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def _boundary_off_by_one(right: Right) -> Right:
@@ -55,7 +55,8 @@ def _stored_boundary_off_by_one(right: Right) -> Right:
     def decode(*arguments: Any, **options: bool) -> PackedRows:
         rows: PackedRows = right(*arguments, **options)
         shifted = [
-            replace(batch, starts=np.concatenate((batch.starts[:1], batch.starts[:-1]))) for batch in rows.batches
+            replace(batch, starts=np.concatenate((batch.starts[:1], batch.starts[:-1])))
+            for batch in rows.batches
         ]
         return replace(rows, batches=tuple(shifted))
 
@@ -63,7 +64,9 @@ def _stored_boundary_off_by_one(right: Right) -> Right:
 
 
 def _offsets_by_batch(right: Right) -> Right:
-    """A delete has the offset before or behind all rows of its shard, and not that of its place among them."""
+    """A delete has the offset before or behind all rows of its shard, and not that of its place
+    among them.
+    """
     return _with_offsets_in(right, lambda number, _group, place: (number, place))
 
 
@@ -75,7 +78,9 @@ def _offsets_turned_round(right: Right) -> Right:
 def _with_offsets_in(right: Right, order: Callable[[int, int, int], tuple[int, int]]) -> Right:
     """Count rows in the order of the numbers of their batches, groups and boundaries."""
 
-    def lay_out(groups: Any, *arguments: Any, next_offsets: Mapping[str, int], **options: Any) -> LaidOut:
+    def lay_out(
+        groups: Any, *arguments: Any, next_offsets: Mapping[str, int], **options: Any
+    ) -> LaidOut:
         laid: LaidOut = right(groups, *arguments, next_offsets=next_offsets, **options)
         given = [np.zeros_like(batch.offsets) for batch in laid.batches]
         boundaries = [
@@ -87,8 +92,12 @@ def _with_offsets_in(right: Right, order: Callable[[int, int, int], tuple[int, i
         for _, number, at in sorted(boundaries):
             batch = laid.batches[number]
             given[number][at] = offsets[batch.vchannel]
-            offsets[batch.vchannel] += int(batch.counts[at]) if batch.type is MessageType.INSERT else 0
-        batches = [replace(batch, offsets=each) for batch, each in zip(laid.batches, given, strict=True)]
+            offsets[batch.vchannel] += (
+                int(batch.counts[at]) if batch.type is MessageType.INSERT else 0
+            )
+        batches = [
+            replace(batch, offsets=each) for batch, each in zip(laid.batches, given, strict=True)
+        ]
         return laid._replace(batches=batches, row_offsets=row_offsets(batches, len(groups)))
 
     return lay_out
@@ -106,12 +115,14 @@ def _delivered_by_batch(right: Right) -> Right:
 
 def _half_a_packed_transaction(right: Right) -> Right:
     def whole(rows: PackedRows, group: int, bodies: list[Any]) -> Any:
-        return right(rows, group, bodies[1:] if rows.transactions[group] and len(bodies) > 1 else bodies)
+        return right(
+            rows, group, bodies[1:] if rows.transactions[group] and len(bodies) > 1 else bodies
+        )
 
     return whole
 
 
-# --- what callers are told --------------------------------------------------------------------------------------------
+# --- what callers are told ------------------------------------------------------------------------
 
 
 def _result_of_the_next(right: Right) -> Right:
@@ -152,22 +163,30 @@ def _error_of_the_neighbour(right: Right) -> Right:
     return refuse
 
 
-# --- stamps -----------------------------------------------------------------------------------------------------------
+# --- stamps ---------------------------------------------------------------------------------------
 
 
 def _window_of_another(right: Right) -> Right:
     """Of the writes of two producers, the second is looked for among those of the first."""
 
     def look(interceptor: IdempotencyInterceptor, pack: Pack, tries: Any) -> Any:
-        named = [group for group in pack.groups if group.producer is not None and group.producer.sequence]
+        named = [
+            group for group in pack.groups if group.producer is not None and group.producer.sequence
+        ]
         for one, other in pairwise(named):
             assert one.producer is not None, "only those are looked at"
             assert other.producer is not None, "only those are looked at"
             try:
-                known = interceptor.window.find(replace(one.producer, sequence=other.producer.sequence))
+                known = interceptor.window.find(
+                    replace(one.producer, sequence=other.producer.sequence)
+                )
             except (ProducerFenced, SequenceTooOld):
                 continue
-            if known is not None and one.producer.producer_id != other.producer.producer_id and other.pack is pack:
+            if (
+                known is not None
+                and one.producer.producer_id != other.producer.producer_id
+                and other.pack is pack
+            ):
                 pack.leave(other, known)
         return right(interceptor, pack, tries)
 
@@ -191,7 +210,7 @@ def _stamps_of_the_entry_only(right: Right) -> Right:
     return decode
 
 
-# --- the queue --------------------------------------------------------------------------------------------------------
+# --- the queue ------------------------------------------------------------------------------------
 
 
 def _cancelled_and_written(right: Right) -> Right:
@@ -235,12 +254,22 @@ def _torn(written: EntryWritten) -> list[EntryWritten]:
     whole = entry.rows
     left = whole.only(np.arange(len(whole.ticks)) > 0)
     assert left is not None, "each write has rows"
-    columns = {name: getattr(whole, name)[1:] for name in ("ticks", "counts", "transactions", "producers")}
+    columns = {
+        name: getattr(whole, name)[1:] for name in ("ticks", "counts", "transactions", "producers")
+    }
     positions = whole.positions[1:] - whole.counts[0]
     last = whole.position - int(whole.counts[0])
-    left = replace(left, positions=positions, position=last, batches=tuple(map(_of_later, left.batches)), **columns)
+    left = replace(
+        left,
+        positions=positions,
+        position=last,
+        batches=tuple(map(_of_later, left.batches)),
+        **columns,
+    )
     previous = int.from_bytes(written.data[CHECKSUM_END : CHECKSUM_END + 4], "little")
-    data = encode_entry(replace(entry, rows=left, first_position=int(positions[0])), previous_crc32c=previous)
+    data = encode_entry(
+        replace(entry, rows=left, first_position=int(positions[0])), previous_crc32c=previous
+    )
     return [EntryWritten(written.log, written.first_position, left.position, left.time_tick, data)]
 
 
@@ -251,7 +280,7 @@ def _of_later(batch: RowBatch) -> RowBatch:
     return replace(batch, payload=rows.serialize().to_pybytes(), groups=batch.groups - U4.type(1))
 
 
-# --- readers ----------------------------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 def _rest_of_an_entry_skipped(_right: Right) -> Right:
@@ -269,7 +298,8 @@ def _entry_again_from_its_begin(right: Right) -> Right:
     """Who resumes within an entry gets all of it again."""
 
     def select(chosen: ScanFilter, rows: PackedRows) -> Any:
-        after_tick, chosen.after_tick = chosen.after_tick, 0
+        after_tick = chosen.after_tick
+        chosen.after_tick = 0
         try:
             return right(chosen, rows)
         finally:
@@ -291,18 +321,39 @@ def _lost_at_a_split(right: Right) -> Right:
 BOUNDARY_OFF_BY_ONE = SeededBug(
     "boundaries off by one", interceptors.shard.interceptor, "lay_out", _boundary_off_by_one
 )
-RESULT_OF_ANOTHER = SeededBug("one caller's result given to another", Pack, "results", _result_of_the_next)
+RESULT_OF_ANOTHER = SeededBug(
+    "one caller's result given to another", Pack, "results", _result_of_the_next
+)
 CANCELLED_AND_WRITTEN = SeededBug(
     "a cancelled caller's rows are written", Packer, "_append_together", _cancelled_and_written
 )
-TORN_ENTRY = SeededBug("a torn entry loses only some of its writes", SimulatedStore, "_fail", _torn_entry)
+TORN_ENTRY = SeededBug(
+    "a torn entry loses only some of its writes", SimulatedStore, "_fail", _torn_entry
+)
 OTHERS = (
-    SeededBug("stored boundaries off by one", wal.codec, "decode_rows", _stored_boundary_off_by_one),
-    SeededBug("a delete among others has no place", interceptors.shard.interceptor, "lay_out", _offsets_by_batch),
-    SeededBug("two writes of one entry turned round", interceptors.shard.interceptor, "lay_out", _offsets_turned_round),
+    SeededBug(
+        "stored boundaries off by one", wal.codec, "decode_rows", _stored_boundary_off_by_one
+    ),
+    SeededBug(
+        "a delete among others has no place",
+        interceptors.shard.interceptor,
+        "lay_out",
+        _offsets_by_batch,
+    ),
+    SeededBug(
+        "two writes of one entry turned round",
+        interceptors.shard.interceptor,
+        "lay_out",
+        _offsets_turned_round,
+    ),
     SeededBug("an entry is delivered batch by batch", PackedRows, "_bodies", _delivered_by_batch),
     SeededBug("half a packed transaction", PackedRows, "_whole", _half_a_packed_transaction),
-    SeededBug("one caller's offsets given to another", interceptors.shard.interceptor, "lay_out", _offsets_of_the_next),
+    SeededBug(
+        "one caller's offsets given to another",
+        interceptors.shard.interceptor,
+        "lay_out",
+        _offsets_of_the_next,
+    ),
     SeededBug("one caller's error given to another too", Pack, "leave", _error_for_the_others_too),
     SeededBug(
         "a neighbour refused with whom nothing fits",
@@ -310,11 +361,23 @@ OTHERS = (
         "_refuse_misfits",
         _error_of_the_neighbour,
     ),
-    SeededBug("a stamp checked against another's window", IdempotencyInterceptor, "_look", _window_of_another),
-    SeededBug("stamps of an entry given to the next write", wal.codec, "_encode_rows", _stamps_of_the_next),
+    SeededBug(
+        "a stamp checked against another's window",
+        IdempotencyInterceptor,
+        "_look",
+        _window_of_another,
+    ),
+    SeededBug(
+        "stamps of an entry given to the next write", wal.codec, "_encode_rows", _stamps_of_the_next
+    ),
     SeededBug("stamps in an entry forgotten", wal.codec, "decode_rows", _stamps_of_the_entry_only),
     SeededBug("what comes again comes twice", Packer, "come_again", _comes_again_twice),
     SeededBug("the rest of an entry is skipped", PackedRows, "within", _rest_of_an_entry_skipped),
-    SeededBug("an entry comes again from its begin", ScanFilter, "_select_rows", _entry_again_from_its_begin),
+    SeededBug(
+        "an entry comes again from its begin",
+        ScanFilter,
+        "_select_rows",
+        _entry_again_from_its_begin,
+    ),
     SeededBug("lost where a reader's batch ends", ReadRows, "split", _lost_at_a_split),
 )

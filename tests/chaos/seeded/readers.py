@@ -1,4 +1,6 @@
-"""Bugs of readers: rows left out, repeated, too early, not to the end, and places that are kept wrong."""
+"""Bugs of readers: rows left out, repeated, too early, not to the end, and places that are kept
+wrong.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -94,7 +96,11 @@ def _bodies_at_once(right: Right) -> Right:
     def observe_message(buffer: TransactionBuffer, message: Message) -> Any:
         outcome = right(buffer, message)
         is_body = message.txn_id and message.type in {MessageType.INSERT, MessageType.DELETE}
-        return msgspec.structs.replace(message, txn_id=0) if is_body and message.txn_id in buffer._open else outcome
+        return (
+            msgspec.structs.replace(message, txn_id=0)
+            if is_body and message.txn_id in buffer._open
+            else outcome
+        )
 
     return observe_message
 
@@ -115,7 +121,12 @@ def _one_shard_of_a_tick(right: Right) -> Right:
 
 def _ends_early(right: Right) -> Right:
     def start(reader: CollectionReader, backend: Any, request: Any, **rest: Any) -> None:
-        right(reader, backend, request._replace(until=request.until and request.until - (1 << 20)), **rest)
+        right(
+            reader,
+            backend,
+            request._replace(until=request.until and request.until - (1 << 20)),
+            **rest,
+        )
 
     return start
 
@@ -123,7 +134,9 @@ def _ends_early(right: Right) -> Right:
 def _repeats_what_was_acknowledged(right: Right) -> Right:
     async def scan(reading: EmbeddedReading, start: Any) -> None:
         is_place = isinstance(start, StartingPoint)
-        await right(reading, start._replace(after_tick=max(start.after_tick - 1, 0)) if is_place else start)
+        await right(
+            reading, start._replace(after_tick=max(start.after_tick - 1, 0)) if is_place else start
+        )
 
     return scan
 
@@ -147,15 +160,28 @@ OTHERS = (
     SeededBug("a reader starts one late", scanner.source, "_start_with", _starts_one_late),
     SeededBug("a reader starts one early", scanner.source, "_start_after_tick", _starts_one_early),
     SeededBug("a history with a hole", scanner.source, "_start_at_earliest", _all_with_a_hole),
-    SeededBug("a reader is not told of truncation", scanner.source, "_start_after_tick", _truncation_not_told),
+    SeededBug(
+        "a reader is not told of truncation",
+        scanner.source,
+        "_start_after_tick",
+        _truncation_not_told,
+    ),
     SeededBug("the live tail skips", LiveTail, "read", _tail_skips),
-    SeededBug("an entry lost at the switch to the tail", EntrySource, "_switch_to", _lost_at_the_switch),
-    SeededBug("readers are told of a tick too many", EntrySource, "_read_tail", _told_one_tick_too_many),
+    SeededBug(
+        "an entry lost at the switch to the tail", EntrySource, "_switch_to", _lost_at_the_switch
+    ),
+    SeededBug(
+        "readers are told of a tick too many", EntrySource, "_read_tail", _told_one_tick_too_many
+    ),
     SeededBug("bodies before their commit", TransactionBuffer, "_observe_message", _bodies_at_once),
     SeededBug("half a transaction", wal.entry, "assemble_transaction", _half_a_transaction),
-    SeededBug("one shard of an insert", streamingnode.read_message, "_merged", _one_shard_of_a_tick),
+    SeededBug(
+        "one shard of an insert", streamingnode.read_message, "_merged", _one_shard_of_a_tick
+    ),
     SeededBug("a read ends early", CollectionReader, "__init__", _ends_early),
-    SeededBug("acknowledged messages come again", EmbeddedReading, "_scan", _repeats_what_was_acknowledged),
+    SeededBug(
+        "acknowledged messages come again", EmbeddedReading, "_scan", _repeats_what_was_acknowledged
+    ),
     SeededBug("acknowledged in memory only", NamedReaders, "save", _acknowledged_in_memory),
     SeededBug("acknowledged too far", NamedReaders, "save", _acknowledged_too_far),
 )

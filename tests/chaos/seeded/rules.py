@@ -28,7 +28,8 @@ def _floor_goes_down(right: Right) -> Right:
 
 def _held_goes_by_age(right: Right) -> Right:
     def freeze(window: Window, *arguments: Any, **options: Any) -> Window:
-        held, window.held = window.held, frozenset()
+        held = window.held
+        window.held = frozenset()
         try:
             frozen: Window = right(window, *arguments, **options)
         finally:
@@ -71,6 +72,12 @@ def _too_old_is_refused(right: Right) -> Right:
 
 FLOOR_GOES_DOWN = SeededBug("a window's floor goes down", Window, "_forget", _floor_goes_down)
 HELD_GOES_BY_AGE = SeededBug("a held write goes by age", Window, "freeze", _held_goes_by_age)
-PAGE_KEEPS_ITS_TIME = SeededBug("an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time)
-HANDED_OVER_BACKWARDS = SeededBug("handed over backwards", Packer, "hand_over", _handed_over_backwards)
-TOO_OLD_IS_REFUSED = SeededBug("too old is a dead letter", SpoolingBackend, "_is_final", _too_old_is_refused)
+PAGE_KEEPS_ITS_TIME = SeededBug(
+    "an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time
+)
+HANDED_OVER_BACKWARDS = SeededBug(
+    "handed over backwards", Packer, "hand_over", _handed_over_backwards
+)
+TOO_OLD_IS_REFUSED = SeededBug(
+    "too old is a dead letter", SpoolingBackend, "_is_final", _too_old_is_refused
+)

@@ -30,7 +30,8 @@ def _stale_tick(_right: Right) -> Right:
 
 def _confirmed_when_queued(right: Right) -> Right:
     def decide(interceptor: TimeTickInterceptor, pack: Any, acker: Any) -> None:
-        ticket, durable = pack.ticket, asyncio.get_running_loop().create_future()
+        ticket = pack.ticket
+        durable = asyncio.get_running_loop().create_future()
         durable.set_result(None)
         pack.ticket = None if ticket is None else msgspec.structs.replace(ticket, durable=durable)
         right(interceptor, pack, acker)
@@ -64,7 +65,22 @@ CONFIRMED_WHEN_QUEUED = SeededBug(
 )
 STALE_TICK = SeededBug("stale consistent tick", TimeTickSyncOperator, "sync", _stale_tick)
 OTHERS = (
-    SeededBug("the floor does not know what readers know", SimulatedStore, "promise_tick", _promise_nothing),
-    SeededBug("readers resume at their own position", TxnInterceptor, "oldest_open_begin", _own_position_confirmed),
-    SeededBug("last-confirmed one too far", TxnInterceptor, "oldest_open_begin", _last_confirmed_one_too_far),
+    SeededBug(
+        "the floor does not know what readers know",
+        SimulatedStore,
+        "promise_tick",
+        _promise_nothing,
+    ),
+    SeededBug(
+        "readers resume at their own position",
+        TxnInterceptor,
+        "oldest_open_begin",
+        _own_position_confirmed,
+    ),
+    SeededBug(
+        "last-confirmed one too far",
+        TxnInterceptor,
+        "oldest_open_begin",
+        _last_confirmed_one_too_far,
+    ),
 )

@@ -22,7 +22,8 @@ def _abort_lost(_right: Right) -> Right:
 
     async def rollback(interceptor: TxnInterceptor, pack: Pack, append: Any) -> None:
         message = pack.messages[0]
-        message.type, message.header = MessageType.COMMIT_TXN, CommitTxnHeader()
+        message.type = MessageType.COMMIT_TXN
+        message.header = CommitTxnHeader()
         await interceptor._commit(pack, append)
 
     return rollback
@@ -36,7 +37,11 @@ def _recovery_ends_early(right: Right) -> Right:
 
             async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
                 entries: list[LogEntry] = await log.read(position, bytes_max=1)
-                return [] if entries and entries[-1].last_position + 3 > log.durable_position else entries
+                return (
+                    []
+                    if entries and entries[-1].last_position + 3 > log.durable_position
+                    else entries
+                )
 
         return await right(Short(), **options)  # type: ignore[no-any-return]
 
@@ -46,7 +51,9 @@ def _recovery_ends_early(right: Right) -> Right:
 def _offsets_of_the_last_row_but_one(right: Right) -> Right:
     def restore(data: bytes) -> ShardState:
         state: ShardState = right(data)
-        state.next_offsets = {name: max(offset - 1, 0) for name, offset in state.next_offsets.items()}
+        state.next_offsets = {
+            name: max(offset - 1, 0) for name, offset in state.next_offsets.items()
+        }
         return state
 
     return restore
@@ -109,10 +116,17 @@ def _indeterminate_is_done(_right: Right) -> Right:
 
 ABORT_LOST = SeededBug("abort lost", TxnInterceptor, "_rollback", _abort_lost)
 RETRY_NOT_RECOGNISED = SeededBug("retry not recognised", Window, "find", _retry_not_recognised)
-WINDOW_NOT_PERSISTED = SeededBug("window not persisted", streamingnode.channel, "encode_window", _window_not_persisted)
+WINDOW_NOT_PERSISTED = SeededBug(
+    "window not persisted", streamingnode.channel, "encode_window", _window_not_persisted
+)
 OTHERS = (
     SeededBug("recovery ends early", streamingnode.channel, "recover", _recovery_ends_early),
-    SeededBug("row offsets used again after recovery", ShardState, "restore", _offsets_of_the_last_row_but_one),
+    SeededBug(
+        "row offsets used again after recovery",
+        ShardState,
+        "restore",
+        _offsets_of_the_last_row_but_one,
+    ),
     SeededBug("row offsets count inserts", ShardState, "_add_rows", _offsets_of_inserts),
     SeededBug("window not rebuilt", Window, "observe", _window_not_rebuilt),
     SeededBug("another result for a retry", Window, "add", _result_of_another),

@@ -1,6 +1,8 @@
-"""The clients of a simulated node: each does drawn calls one after the other and notes what it was told and what it read.
+"""The clients of a simulated node: each does drawn calls one after the other and notes what it was
+told and what it read.
 
-Collection `a` only grows, `b` is upserted and deleted from and has a partition that comes and goes, `c` comes and goes.
+Collection `a` only grows, `b` is upserted and deleted from and has a partition that comes and goes,
+`c` comes and goes.
 """
 
 import asyncio
@@ -39,7 +41,8 @@ class Clients:
     """The clients of one life."""
 
     def __init__(self, notes: Notes, node: Node, life: int, *, truncated: bool) -> None:
-        self.notes, self.node = notes, node
+        self.notes = notes
+        self.node = node
         self.reading = Reading(notes, node, life, truncated=truncated)
         self.producing = Producing(notes, node, self.reading)
         self._choose: random.Random = notes.world.choose
@@ -53,10 +56,14 @@ class Clients:
 
     async def work(self, calls: int) -> None:
         """Have several clients do so many calls in all, then end."""
-        clients, kinds = self._choose.choice([1, 2, 3, 4, 12]), self._kinds()
+        clients = self._choose.choice([1, 2, 3, 4, 12])
+        kinds = self._kinds()
         async with asyncio.TaskGroup() as tasks:
             follower = tasks.create_task(self._follow())
-            writers = [tasks.create_task(self._call_often(max(1, calls // clients), kinds)) for _ in range(clients)]
+            writers = [
+                tasks.create_task(self._call_often(max(1, calls // clients), kinds))
+                for _ in range(clients)
+            ]
             await asyncio.wait(writers)
             follower.cancel()
 
@@ -81,7 +88,9 @@ class Clients:
         return True
 
     async def _together(self) -> None:
-        """Make several calls at once: what they write goes in one entry, as far as it is not too early or too late."""
+        """Make several calls at once: what they write goes in one entry, as far as it is not too
+        early or too late.
+        """
         producing = self.producing
         calls = [self._insert, self._insert, self._upsert, self._delete, self._buffered]
         calls += [producing.say, producing.draw, producing.write_fenced]
@@ -90,7 +99,9 @@ class Clients:
                 tasks.create_task(self._call_once(call))
 
     def _kinds(self) -> list[_Kind]:
-        """Return what this life's clients do: rather this or rather that, so that rare things meet each other somewhere."""
+        """Return what this life's clients do: rather this or rather that, so that rare things meet
+        each other somewhere.
+        """
         reading = self.reading
         kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
             (8, self._insert),
@@ -122,7 +133,7 @@ class Clients:
             await call()
         return None
 
-    # --- rows -----------------------------------------------------------------------------------------------------------
+    # --- rows -------------------------------------------------------------------------------------
 
     async def _insert(self) -> None:
         await self._insert_into(self._any())
@@ -133,7 +144,9 @@ class Clients:
         rows = self._as_it_comes(puts)
         async with self.notes.call(self._client, puts) as told:
             told.append(
-                await self.node.insert(collection, rows, partition=partition or None, timeout=self.notes.deadline_s())
+                await self.node.insert(
+                    collection, rows, partition=partition or None, timeout=self.notes.deadline_s()
+                )
             )
 
     async def _upsert(self) -> None:
@@ -141,22 +154,37 @@ class Clients:
         puts = self._puts("b", 1, replace=True, partition=partition)
         rows = self._as_it_comes(puts)
         async with self.notes.call(self._client, puts) as told:
-            told.append(await self.node.upsert("b", rows, partition=partition or None, timeout=self.notes.deadline_s()))
+            told.append(
+                await self.node.upsert(
+                    "b", rows, partition=partition or None, timeout=self.notes.deadline_s()
+                )
+            )
 
     async def _delete(self) -> None:
         key = self._choose.randrange(KEYS)
-        async with self.notes.call(self._client, drops=(Drop(self.reading.name("b"), key),)) as told:
+        async with self.notes.call(
+            self._client, drops=(Drop(self.reading.name("b"), key),)
+        ) as told:
             told.append(await self.node.delete("b", [key], timeout=self.notes.deadline_s()))
 
     def _as_it_comes(self, puts: tuple[Put, ...]) -> list[dict[str, int]] | pa.RecordBatch:
         """Return rows as dicts or as Arrow."""
         rows = dicts_of(puts)
-        return rows if self._choose.random() < 0.7 else pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+        return (
+            rows if self._choose.random() < 0.7 else pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+        )
 
     async def _buffered(self) -> None:
         partition = self._partition_of("b")
-        puts = (*self._puts("a", self._choose.choice([1, 2, 6])), *self._puts("b", 1, partition=partition))
-        drops = (Drop(self.reading.name("b"), self._choose.randrange(KEYS)),) if self._choose.random() < 0.3 else ()
+        puts = (
+            *self._puts("a", self._choose.choice([1, 2, 6])),
+            *self._puts("b", 1, partition=partition),
+        )
+        drops = (
+            (Drop(self.reading.name("b"), self._choose.randrange(KEYS)),)
+            if self._choose.random() < 0.3
+            else ()
+        )
         async with self.notes.call(self._client, puts, drops) as told:
             async with self.node.transaction() as txn:
                 for drop in drops:
@@ -174,7 +202,10 @@ class Clients:
             txn_id = await self.node.begin_transaction(keepalive_s=self._choose.choice([0.02, 5.0]))
             for put in puts:
                 await self.node.insert(
-                    collection_of(put), dicts_of((put,)), txn_id=txn_id, partition=put.partition or None
+                    collection_of(put),
+                    dicts_of((put,)),
+                    txn_id=txn_id,
+                    partition=put.partition or None,
                 )
                 if self._choose.random() < 0.3:
                     await asyncio.sleep(self._choose.random() * 0.2)
@@ -185,7 +216,8 @@ class Clients:
 
     async def _overlapping(self) -> None:
         """Have a transaction end in another, and a cut before that one ends."""
-        first, second = self._puts("a", 1), self._puts("a", 1)
+        first = self._puts("a", 1)
+        second = self._puts("a", 1)
         async with self.notes.call(self._client, second) as told_later:
             async with self.notes.call(self._client, first) as told:
                 inner = await self.node.begin_transaction()
@@ -202,7 +234,7 @@ class Clients:
         result = await self.node.flush()
         self.notes.world.note("cut", result.number, result.tick)
 
-    # --- collections and partitions ---------------------------------------------------------------------------------------
+    # --- collections and partitions ---------------------------------------------------------------
 
     async def _make(self, name: str) -> None:
         async with self._changing:
@@ -237,5 +269,9 @@ class Clients:
         has = PARTITION in self.node.collection(collection).partitions
         return PARTITION if has and self._choose.random() < 0.5 else ""
 
-    def _puts(self, collection: str, count: int, *, replace: bool = False, partition: str = "") -> tuple[Put, ...]:
-        return self.notes.puts(self.reading.name(collection), count, replace=replace, partition=partition)
+    def _puts(
+        self, collection: str, count: int, *, replace: bool = False, partition: str = ""
+    ) -> tuple[Put, ...]:
+        return self.notes.puts(
+            self.reading.name(collection), count, replace=replace, partition=partition
+        )

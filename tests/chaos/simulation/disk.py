@@ -1,7 +1,9 @@
-"""The disk of a simulated machine, as the log store sees it: writes in order, of which a first part is synced.
+"""The disk of a simulated machine, as the log store sees it: writes in order, of which a first part
+is synced.
 
-A killed process leaves all that was written. A power cut leaves what was synced and any first part of the rest: pages of one
-file reach the disk in order or are cut off by a checksum. The floor file is a page of its own and may be newer or older.
+A killed process leaves all that was written. A power cut leaves what was synced and any first part
+of the rest: pages of one file reach the disk in order or are cut off by a checksum. The floor file
+is a page of its own and may be newer or older.
 """
 
 import random
@@ -76,7 +78,8 @@ class Disk:
     def __init__(self) -> None:
         self.writes: list[Written] = []
         self.synced = 0
-        self.floor, self.floor_synced = Floor(), Floor()
+        self.floor = Floor()
+        self.floor_synced = Floor()
         self.owner = 0
         """Grows with each process; a process of the past can do nothing any more."""
 
@@ -97,7 +100,9 @@ class Disk:
         return lost
 
     def read(self) -> tuple[dict[str, StoredLog], dict[str, bytes], int]:
-        """Return logs, state map and term. Raises `Corrupt` when less is there than the floor says."""
+        """Return logs, state map and term. Raises `Corrupt` when less is there than the floor
+        says.
+        """
         logs: dict[str, StoredLog] = {}
         records: dict[str, bytes] = {}
         term = 0
@@ -116,7 +121,9 @@ class Disk:
         for name, position in self.floor.positions.items():
             log = logs.get(name, StoredLog())
             if not log.last_positions or log.last_positions[-1] < position:
-                raise Corrupt(f"log {name!r} ends at {log.last_positions[-1:]}, the floor is {position}")
+                raise Corrupt(
+                    f"log {name!r} ends at {log.last_positions[-1:]}, the floor is {position}"
+                )
         return logs, records, max(term, self.floor.term)
 
 

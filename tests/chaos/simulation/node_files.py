@@ -1,7 +1,8 @@
-"""The files of a simulated node: a real directory, best in memory, under a disk that fails and forgets.
+"""The files of a simulated node: a real directory, best in memory, under a disk that fails and
+forgets.
 
-Every operation may raise `OSError`. A power cut takes back what was not made durable: bytes of files that were not synced,
-and names, new or removed, whose directory was not.
+Every operation may raise `OSError`. A power cut takes back what was not made durable: bytes of
+files that were not synced, and names, new or removed, whose directory was not.
 """
 
 import os
@@ -13,7 +14,9 @@ from flusher.directory import NodeDirectory
 
 
 class SimulatedFiles(NodeDirectory):
-    """A `NodeDirectory` that one process after another uses; `fault` is the chance of each operation to fail."""
+    """A `NodeDirectory` that one process after another uses; `fault` is the chance of each
+    operation to fail.
+    """
 
     def __init__(self, root: Path, choose: random.Random) -> None:
         super().__init__(root)
@@ -26,7 +29,9 @@ class SimulatedFiles(NodeDirectory):
         self._open: list[BinaryIO] = []
 
     def end_process(self) -> None:
-        """Keep what a dead process has not handed over from being written when its memory is collected."""
+        """Keep what a dead process has not handed over from being written when its memory is
+        collected.
+        """
         with Path(os.devnull).open("wb") as nowhere:
             for file in self._open:
                 if not file.closed:
@@ -62,8 +67,14 @@ class SimulatedFiles(NodeDirectory):
         """Make names durable."""
         self._turn()
         parents = {Path(path).parent for path in paths}
-        self._named = {target: source for target, source in self._named.items() if Path(target).parent not in parents}
-        self._removed = {path: data for path, data in self._removed.items() if Path(path).parent not in parents}
+        self._named = {
+            target: source
+            for target, source in self._named.items()
+            if Path(target).parent not in parents
+        }
+        self._removed = {
+            path: data for path, data in self._removed.items() if Path(path).parent not in parents
+        }
 
     def remove(self, path: str) -> None:
         """Remove; that is not durable."""
@@ -84,7 +95,12 @@ class SimulatedFiles(NodeDirectory):
         for target, source in self._named.items():
             if self._choose.random() < 0.5 and (self.root / target).exists():
                 (self.root / target).rename(self.root / source)
-        for path in sorted({*self._unsynced, *(self._named[path] for path in self._unsynced if path in self._named)}):
+        for path in sorted(
+            {
+                *self._unsynced,
+                *(self._named[path] for path in self._unsynced if path in self._named),
+            }
+        ):
             if (self.root / path).exists():
                 content = (self.root / path).read_bytes()
                 (self.root / path).write_bytes(content[: self._choose.randint(0, len(content))])

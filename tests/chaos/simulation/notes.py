@@ -1,11 +1,18 @@
-"""What all clients of a world noted over its lives: the events that are judged, and what they remember beside them."""
+"""What all clients of a world noted over its lives: the events that are judged, and what they
+remember beside them.
+"""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from interceptors.errors import CollectionNotFound, PartitionNotFound, ProducerFenced, SequenceTooOld
+from interceptors.errors import (
+    CollectionNotFound,
+    PartitionNotFound,
+    ProducerFenced,
+    SequenceTooOld,
+)
 from streamingnode.read_message import ReadMessage
 from streamingnode.writing.write import WriteResult
 from tests.chaos.journal import Asked, Clear, Drop, Event, Outcome, Put, Removed, Seen, Span, Told
@@ -19,7 +26,9 @@ OF_PRODUCERS = (ProducerFenced, SequenceTooOld)
 
 @dataclass(slots=True)
 class ProducedWrite:
-    """A write of a named producer: to be repeated as it is until its result is known, and told the same ever after."""
+    """A write of a named producer: to be repeated as it is until its result is known, and told the
+    same ever after.
+    """
 
     op: int
     puts: tuple[Put, ...]
@@ -48,51 +57,75 @@ class Notes:
     ticks: dict[str, list[int]] = field(default_factory=dict)
     """By collection: ticks that a reader met or asked for."""
     cleared: set[str] = field(default_factory=set)
-    """Collections of which somebody has asked to drop a partition: states before that are not kept."""
+    """Collections of which somebody has asked to drop a partition: states before that are not
+    kept.
+    """
     acknowledged: dict[str, int] = field(default_factory=dict)
     """By named reader: the tick that it has acknowledged for sure."""
     produced: dict[str, Produced] = field(default_factory=lambda: defaultdict(Produced))
     """By named producer: what became of its writes."""
 
-    def puts(self, name: str, count: int, *, replace: bool = False, partition: str = "") -> tuple[Put, ...]:
+    def puts(
+        self, name: str, count: int, *, replace: bool = False, partition: str = ""
+    ) -> tuple[Put, ...]:
         """Return so many new rows of drawn keys."""
         puts = []
         for _ in range(count):
             self.values += 1
-            puts.append(Put(name, self.world.choose.randrange(KEYS), self.values, replace, partition))
+            puts.append(
+                Put(name, self.world.choose.randrange(KEYS), self.values, replace, partition)
+            )
         return tuple(puts)
 
     def deadline_s(self) -> float | None:
-        """Return a deadline for a call, mostly none; who misses it knows whether the log had the write."""
+        """Return a deadline for a call, mostly none; who misses it knows whether the log had the
+        write.
+        """
         choose = self.world.choose
         return None if choose.random() > 0.1 else choose.random() * 0.01 + 1e-6
 
     def asked(
-        self, client: str, puts: tuple[Put, ...], drops: tuple[Drop, ...] = (), clears: tuple[Clear, ...] = ()
+        self,
+        client: str,
+        puts: tuple[Put, ...],
+        drops: tuple[Drop, ...] = (),
+        clears: tuple[Clear, ...] = (),
     ) -> int:
         """Note that a call begins, and return its number."""
         self.calls += 1
         self.events.append(Asked(self.calls, client, self.world.now_ns(), puts, drops, clears))
         return self.calls
 
-    def told(self, op: int, outcome: Outcome, result: WriteResult | None = None, error: str = "") -> None:
+    def told(
+        self, op: int, outcome: Outcome, result: WriteResult | None = None, error: str = ""
+    ) -> None:
         """Note that a call has ended."""
         tick = position = 0
         spans: tuple[Span, ...] = ()
         if result is not None:
-            tick, position = result.time_tick, result.message_ids[-1].position
-            spans = tuple(Span(tick, name, first, count) for name, (first, count) in result.row_offsets.items())
+            tick = result.time_tick
+            position = result.message_ids[-1].position
+            spans = tuple(
+                Span(tick, name, first, count)
+                for name, (first, count) in result.row_offsets.items()
+            )
         self.world.note(op, outcome, tick, error)
         self.events.append(Told(op, self.world.now_ns(), outcome, tick, error, position, spans))
         self.world.answered()
 
     def tried(self, op: int) -> None:
-        """Note that a call is tried, perhaps again and in another process: it is open until that one ends, too."""
+        """Note that a call is tried, perhaps again and in another process: it is open until that
+        one ends, too.
+        """
         self.events.append(Told(op, self.world.now_ns(), "open"))
 
     @asynccontextmanager
     async def call(
-        self, client: str, puts: tuple[Put, ...] = (), drops: tuple[Drop, ...] = (), clears: tuple[Clear, ...] = ()
+        self,
+        client: str,
+        puts: tuple[Put, ...] = (),
+        drops: tuple[Drop, ...] = (),
+        clears: tuple[Clear, ...] = (),
     ) -> AsyncIterator[list[WriteResult]]:
         """Note a call and what becomes of it; the block may leave the result it was told.
 
@@ -106,12 +139,16 @@ class Notes:
             except (CollectionNotFound, PartitionNotFound) as error:
                 names = {*map(collection_of, puts), *map(collection_of, drops)}
                 if not clears and "c" not in names and not any(put.partition for put in puts):
-                    raise PromiseBroken(f"a call of what is never dropped was told {error.code}") from error
+                    raise PromiseBroken(
+                        f"a call of what is never dropped was told {error.code}"
+                    ) from error
                 raise
 
     @asynccontextmanager
     async def outcome_of(self, op: int) -> AsyncIterator[list[WriteResult]]:
-        """Note what becomes of a call that was asked; the block may leave the result it was told."""
+        """Note what becomes of a call that was asked; the block may leave the result it was
+        told.
+        """
         results: list[WriteResult] = []
         outcome: Outcome = "open"
         code = ""
@@ -119,7 +156,8 @@ class Notes:
             yield results
             outcome = "ok"
         except StreamingNodeError as error:
-            outcome, code = ("open" if error.retryable == "indeterminate" else "failed"), error.code
+            outcome = "open" if error.retryable == "indeterminate" else "failed"
+            code = error.code
             raise
         finally:
             if self.world.living:
@@ -149,7 +187,11 @@ def removed_of(message: ReadMessage) -> Iterator[Removed]:
     """Yield the keys that it removes."""
     for body in message.bodies or (message,):
         if body.type is MessageType.DELETE and (keys := body.to_arrow()) is not None:
-            yield Removed(message.time_tick, message.message_id.position, tuple(keys["key"].to_numpy().tolist()))
+            yield Removed(
+                message.time_tick,
+                message.message_id.position,
+                tuple(keys["key"].to_numpy().tolist()),
+            )
 
 
 def spans_of(message: ReadMessage) -> Iterator[Span]:

@@ -16,12 +16,18 @@ class Reading:
     """Reads of one life; `truncated` says that the node gives up log behind its cuts."""
 
     def __init__(self, notes: Notes, node: Node, life: int, *, truncated: bool) -> None:
-        self._notes, self._node, self._life, self._truncated = notes, node, life, truncated
-        self._world, self._choose = notes.world, notes.world.choose
+        self._notes = notes
+        self._node = node
+        self._life = life
+        self._truncated = truncated
+        self._world = notes.world
+        self._choose = notes.world.choose
         self._readers = 0
 
     def name(self, collection: str) -> str:
-        """Return what a collection is called in the history: one that is made again has another name."""
+        """Return what a collection is called in the history: one that is made again has another
+        name.
+        """
         return f"{collection}#{self._node.collection(collection).id}"
 
     def reader(self, what: str) -> str:
@@ -44,8 +50,12 @@ class Reading:
         asked_ns = self._world.now_ns()
         until = await self._node.consistent_tick()
         policy = DeliverPolicy.start_after(after) if after else DeliverPolicy.all()
-        rows, spans, removed = list[Seen](), list[Span](), list[Removed]()
-        first_tick, name = 0, self.name(collection)  # now: it may be another one than when the tick was asked for
+        rows = list[Seen]()
+        spans = list[Span]()
+        removed = list[Removed]()
+        # now: it may be another one than when the tick was asked for
+        first_tick = 0
+        name = self.name(collection)
         async with self._node.read(collection, policy, until=until) as messages:
             async for message in self._all_of(messages):
                 first_tick = first_tick or message.time_tick
@@ -54,7 +64,8 @@ class Reading:
                 removed += removed_of(message)
         # The log may begin behind a cut: what came before is in states only.
         since = after or ((first_tick - 1 if first_tick else until) if self._truncated else 0)
-        told_ns, read = self._world.now_ns(), (tuple(rows), tuple(spans), tuple(removed))
+        told_ns = self._world.now_ns()
+        read = (tuple(rows), tuple(spans), tuple(removed))
         self._scanned(Scanned(name, reader, asked_ns, told_ns, since, until, *read))
         known = self._notes.ticks.setdefault(name, [])
         known += {row.tick for row in rows[-3:]}
@@ -80,13 +91,17 @@ class Reading:
                     for message in found:
                         yield message
             case _:
-                async for batch in messages.batches(max_rows=self._choose.randint(1, 5), max_wait_s=0.01):
+                async for batch in messages.batches(
+                    max_rows=self._choose.randint(1, 5), max_wait_s=0.01
+                ):
                     for message in batch:
                         yield message
 
     async def follow(self, collection: str) -> None:
         """Read for ever, and note what has come whenever a tick says that it is complete."""
-        name, reader, reached = self.name(collection), self.reader("follower"), 0
+        name = self.name(collection)
+        reader = self.reader("follower")
+        reached = 0
         rows = list[Seen]()
         try:
             async with self._node.read(collection, include_ticks=True) as messages:
@@ -95,8 +110,11 @@ class Reading:
                     reached = reached or message.time_tick - 1
                     if self._choose.random() < 0.3:
                         now = self._world.now_ns()
-                        self._scanned(Scanned(name, reader, 0, now, reached, message.time_tick, tuple(rows)))
-                        reached, rows = message.time_tick, []
+                        self._scanned(
+                            Scanned(name, reader, 0, now, reached, message.time_tick, tuple(rows))
+                        )
+                        reached = message.time_tick
+                        rows = []
         except StreamingNodeError as error:
             self._world.note("follower", error.code)
 
@@ -104,7 +122,8 @@ class Reading:
         """Go on where the last reader of this name acknowledged."""
         asked_ns = self._world.now_ns()
         until = await self._node.consistent_tick()
-        name, acknowledged = self.name(collection), self._notes.acknowledged
+        name = self.name(collection)
+        acknowledged = self._notes.acknowledged
         after = acknowledged.get(name, -1)
         rows = list[Seen]()
         async with self._node.read(collection, name="billing", until=until) as messages:
@@ -117,7 +136,9 @@ class Reading:
                     acknowledged[name] = message.time_tick
         after = until if after < 0 else after
         reader = self.reader(f"named {name}")
-        self._scanned(Scanned(name, reader, asked_ns, self._world.now_ns(), after, until, tuple(rows)))
+        self._scanned(
+            Scanned(name, reader, asked_ns, self._world.now_ns(), after, until, tuple(rows))
+        )
 
     async def state(self, collection: str) -> None:
         """Note the current rows, now and then those of a tick long past."""
@@ -127,17 +148,22 @@ class Reading:
         past = self._notes.ticks.setdefault(name, [])
         is_past = bool(past) and self._choose.random() < 0.2
         if is_past:
-            tick, asked_ns = self._choose.choice(past), 0
+            tick = self._choose.choice(past)
+            asked_ns = 0
         past.append(tick)
         try:
-            values = (await self._node.snapshot(collection, as_of=tick))["value"].to_numpy().tolist()
+            values = (
+                (await self._node.snapshot(collection, as_of=tick))["value"].to_numpy().tolist()
+            )
         except Truncated:
             if is_past and name in self._notes.cleared:
                 return
             if tick < self._node.collection(collection).created_tick:
                 return  # it was made anew after the tick was asked for
             raise
-        self._notes.events.append(State(name, asked_ns, self._world.now_ns(), tick, tuple(sorted(values))))
+        self._notes.events.append(
+            State(name, asked_ns, self._world.now_ns(), tick, tuple(sorted(values)))
+        )
         self._world.note("state", name, tick, len(values))
 
     def _scanned(self, scanned: Scanned) -> None:

@@ -1,6 +1,8 @@
-"""One seed: a few lives of one node, ended by kills, power cuts and in order, and the judgement of what they left.
+"""One seed: a few lives of one node, ended by kills, power cuts and in order, and the judgement of
+what they left.
 
-`run_seed` is all there is to call: equal seeds do equal things, so a seed that fails is the whole report.
+`run_seed` is all there is to call: equal seeds do equal things, so a seed that fails is the whole
+report.
 """
 
 from collections.abc import Iterator
@@ -77,7 +79,9 @@ class Scenario:
         self.notes = Notes(world)
         self.lives = self.power_cuts = self.operations = self.packs = self.packed = 0
         self._settings = _settings(world)
-        self._packing = {name: self._settings.pop(name) for name in ("PACKS_IN_FLIGHT_MAX", "PACK_GROUPS_MAX")}
+        self._packing = {
+            name: self._settings.pop(name) for name in ("PACKS_IN_FLIGHT_MAX", "PACK_GROUPS_MAX")
+        }
 
     def run(self) -> list[str]:
         """Live, die, and be judged."""
@@ -85,16 +89,21 @@ class Scenario:
         try:
             for _ in range(choose.randint(1, LIVES_MAX)):
                 self._live_somehow()
-            self.world.faults, self.world.answers_left = Faults(), 0
+            self.world.faults = Faults()
+            self.world.answers_left = 0
             self._live(calls=choose.randint(0, 4), turns=0, look=True)
             self._live(calls=0, turns=0, look=True)
         except Exception as error:
-            return [*self.world.broken, *(f"{type(each).__name__}: {each}" for each in _leaves(error))]
+            return [
+                *self.world.broken,
+                *(f"{type(each).__name__}: {each}" for each in _leaves(error)),
+            ]
         verdict = judged(self.notes.events)
         self.operations = verdict.operations
         entries = list(self.world.log_entries())
         together = [count for entry in entries if (count := groups_of(entry)) > 1]
-        self.packs, self.packed = len(together), sum(together)
+        self.packs = len(together)
+        self.packed = sum(together)
         return [*self.world.broken, *map(str, verdict.anomalies), *judge_entries(entries)]
 
     def _live_somehow(self) -> None:
@@ -133,7 +142,9 @@ class Scenario:
 
     async def _life(self, calls: int, *, look: bool) -> None:
         async with self.world.open_node(**self._settings) as node:
-            clients = Clients(self.notes, node, self.lives, truncated=self._settings["retention_s"] == 0)
+            clients = Clients(
+                self.notes, node, self.lives, truncated=self._settings["retention_s"] == 0
+            )
             if look:
                 await clients.create()
             else:

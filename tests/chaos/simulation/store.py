@@ -1,8 +1,10 @@
-"""A log store on a simulated disk: keeps the contract of `wal.log`, and fails and is slow as a real one.
+"""A log store on a simulated disk: keeps the contract of `wal.log`, and fails and is slow as a real
+one.
 
-Writes wait in a queue, are written in batches, synced, recorded in the floor, and settled, each step some virtual time after
-the one before. After a write or sync that fails the store takes none until it is reopened; what it left is drawn. A store
-that `syncs_late` acknowledges what is written, as durability `os` does, and syncs now and then.
+Writes wait in a queue, are written in batches, synced, recorded in the floor, and settled, each
+step some virtual time after the one before. After a write or sync that fails the store takes none
+until it is reopened; what it left is drawn. A store that `syncs_late` acknowledges what is written,
+as durability `os` does, and syncs now and then.
 """
 
 import asyncio
@@ -31,13 +33,17 @@ from wal.position import RocksMessageId
 from wal.queue import SyncedPosition
 
 WAL_NAME = RocksMessageId.wal_name
-WRITE_S, SYNC_S, FLOOR_SYNC_S = 0.0005, 0.004, 0.2
+WRITE_S = 0.0005
+SYNC_S = 0.004
+FLOOR_SYNC_S = 0.2
 LATE_SYNC_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFaults:
-    """Chances, from 0 to 1: of a batch whose write or sync fails, of an attempt to reopen that fails."""
+    """Chances, from 0 to 1: of a batch whose write or sync fails, of an attempt to reopen that
+    fails.
+    """
 
     write: float = 0.0
     reopen: float = 0.0
@@ -57,10 +63,19 @@ class SimulatedStore:
     short_of_space = False
 
     def __init__(
-        self, disk: Disk, choose: random.Random, *, faults: StoreFaults, node_id: str, syncs_late: bool
+        self,
+        disk: Disk,
+        choose: random.Random,
+        *,
+        faults: StoreFaults,
+        node_id: str,
+        syncs_late: bool,
     ) -> None:
-        self.disk, self.choose, self.node_id = disk, choose, node_id
-        self._faults, self._syncs_late = faults, syncs_late
+        self.disk = disk
+        self.choose = choose
+        self.node_id = node_id
+        self._faults = faults
+        self._syncs_late = syncs_late
         self.term = self.promised_tick = 0
         self._logs: dict[str, SimulatedLog] = {}
         self._records: dict[str, bytes] = {}
@@ -82,7 +97,8 @@ class SimulatedStore:
         """Read the disk, as a start does, and take the next term. Raises `Corrupt`."""
         await self.hop()
         logs, self._records, term = self.disk.read()
-        self.term, self.promised_tick = term + 1, self.disk.floor.tick
+        self.term = term + 1
+        self.promised_tick = self.disk.floor.tick
         self.disk.writes.append(TermTaken(self.term))
         self.disk.sync()
         self._acknowledged = self.disk.synced
@@ -102,7 +118,7 @@ class SimulatedStore:
         self._readable.set()
         self._sync_floor_later()
 
-    # --- the contract ----------------------------------------------------------------------------------------------------
+    # --- the contract -----------------------------------------------------------------------------
 
     @property
     def condition(self) -> str:
@@ -142,7 +158,9 @@ class SimulatedStore:
         """Return records by prefix."""
         await self.until_readable()
         await self.hop()
-        return {key: value for key, value in sorted(self._records.items()) if key.startswith(prefix)}
+        return {
+            key: value for key, value in sorted(self._records.items()) if key.startswith(prefix)
+        }
 
     async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
         """Set records; durable on return."""
@@ -177,7 +195,7 @@ class SimulatedStore:
             for log in self._logs.values():
                 log.end(OnShutdown("the simulated store is closed"))
 
-    # --- for its logs ----------------------------------------------------------------------------------------------------
+    # --- for its logs -----------------------------------------------------------------------------
 
     def on_append(self, tick: int, last_tick: int) -> None:
         """Look at an append before it happens; for the world to check."""
@@ -218,7 +236,7 @@ class SimulatedStore:
             self._begin()
         return queued
 
-    # --- the writer ------------------------------------------------------------------------------------------------------
+    # --- the writer -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._busy = True
@@ -226,7 +244,8 @@ class SimulatedStore:
         self._later(WRITE_S, self._write)
 
     def _write(self) -> None:
-        batch, self._queue = self._queue, []
+        batch = self._queue
+        self._queue = []
         self._unsynced += batch
         failing = self.choose.random() < self._faults.write
         if failing and self.choose.random() < 0.5:
@@ -236,7 +255,11 @@ class SimulatedStore:
         self._keep(batch)
         if failing:
             self._later(SYNC_S, self._fail)
-        elif self._syncs_late and not self._sync_due and all(isinstance(item.write, EntryWritten) for item in batch):
+        elif (
+            self._syncs_late
+            and not self._sync_due
+            and all(isinstance(item.write, EntryWritten) for item in batch)
+        ):
             self._later(WRITE_S, self._acknowledge, batch)
         else:
             self._later(SYNC_S, self._sync)
@@ -268,7 +291,9 @@ class SimulatedStore:
             self._begin()
 
     def _sync(self) -> None:
-        batch, self._unsynced, self._sync_due = self._unsynced, [], False
+        batch = self._unsynced
+        self._unsynced = []
+        self._sync_due = False
         self.disk.sync()
         floor = self.disk.floor
         for item in batch:
@@ -291,12 +316,19 @@ class SimulatedStore:
         self._next()
 
     def _fail(self) -> None:
-        """End everything in flight: nobody knows what of it is on disk, but what a caller was told of is."""
+        """End everything in flight: nobody knows what of it is on disk, but what a caller was told
+        of is.
+        """
         self._failure = Indeterminate("a simulated write failed and may or may not be in the log")
-        lost = self.choose.randint(0, len(self.disk.writes) - max(self.disk.synced, self._acknowledged))
+        lost = self.choose.randint(
+            0, len(self.disk.writes) - max(self.disk.synced, self._acknowledged)
+        )
         if lost:
             del self.disk.writes[-lost:]
-        failed, self._unsynced, self._queue, self._sync_due = [*self._unsynced, *self._queue], [], [], False
+        failed = [*self._unsynced, *self._queue]
+        self._unsynced = []
+        self._queue = []
+        self._sync_due = False
         for item in failed:
             for outcome in (item.durable, item.written):
                 if not outcome.done():
@@ -328,7 +360,9 @@ class SimulatedStore:
 
 
 class SimulatedLog:
-    """One log: positions, entries as the disk has them, and what of it is synced; see `wal.log.Log`."""
+    """One log: positions, entries as the disk has them, and what of it is synced; see
+    `wal.log.Log`.
+    """
 
     wal_name = WAL_NAME
 
@@ -368,12 +402,14 @@ class SimulatedLog:
     def append(self, pack: Pack) -> AppendTicket:
         """Queue a pack."""
         self._store.check_writable()
-        first, tick = self.next_position, pack.time_tick
+        first = self.next_position
+        tick = pack.time_tick
         self._store.on_append(pack.first_tick, self.last_tick)
         pack.require_tick_above(self.last_tick)
         data = pack.encode(WAL_NAME, first_position=first, previous_crc32c=self._crc32c)
         self._crc32c = entry_crc32c(data)
-        self.next_position, self.last_tick = first + pack.message_count, tick
+        self.next_position = first + pack.message_count
+        self.last_tick = tick
         entry = EntryWritten(self.name, first, self.next_position - 1, tick, data)
         queued = self._store.submit(entry, log=self)
         return AppendTicket(first, written=queued.written, durable=queued.durable)
@@ -391,27 +427,33 @@ class SimulatedLog:
         if position < self.first_position:
             raise Truncated(RocksMessageId(position), RocksMessageId(self.first_position))
         entries: list[LogEntry] = []
-        size, previous = 0, None
+        size = 0
+        previous = None
         for written in self.stored.entries[bisect_left(self.stored.last_positions, position) :]:
             if written.last_position > end or size >= bytes_max:
                 break
             entry = decode_entry(written.data, wal_name=WAL_NAME, previous_crc32c=previous)
             entries.append(entry)
-            previous, size = entry.crc32c, size + entry.size_bytes
+            previous = entry.crc32c
+            size = size + entry.size_bytes
         return entries
 
     async def wait_beyond(self, position: int) -> None:
         """Wait for a synced message after `position`."""
         await self._synced.wait_beyond(position)
 
-    async def truncate(self, position: int, *, needed: Callable[[], int | None] | None = None) -> None:
+    async def truncate(
+        self, position: int, *, needed: Callable[[], int | None] | None = None
+    ) -> None:
         """Give up everything before the entry that holds `position`."""
         self._store.check_writable()
         position = min(position, self.durable_position)
         if is_needed(position, needed):
             return
         self._store.on_truncate(position)
-        await asyncio.shield(self._store.submit(RangeDropped(self.name, position), log=self).durable)
+        await asyncio.shield(
+            self._store.submit(RangeDropped(self.name, position), log=self).durable
+        )
 
     def settle(self, written: Written) -> None:
         """Take over what is synced."""

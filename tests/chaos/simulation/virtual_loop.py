@@ -1,7 +1,9 @@
-"""An event loop whose time passes only when nothing is left to do, and whose every choice is drawn from a seed.
+"""An event loop whose time passes only when nothing is left to do, and whose every choice is drawn
+from a seed.
 
-Ready callbacks run in a drawn order, work for a thread runs inline after a drawn delay. A loop with nothing ready and no
-timer has found a deadlock; one that turns for ever without getting anywhere has found a livelock.
+Ready callbacks run in a drawn order, work for a thread runs inline after a drawn delay. A loop with
+nothing ready and no timer has found a deadlock; one that turns for ever without getting anywhere
+has found a livelock.
 """
 
 import asyncio
@@ -22,7 +24,9 @@ from anyio._backends._asyncio import CancelScope
 T = TypeVar("T")
 
 TURN_S = 100e-6
-"""Virtual cost of one turn: what waits by turning, as cancellation does, must not stop the clock."""
+"""Virtual cost of one turn: what waits by turning, as cancellation does, must not stop the
+clock.
+"""
 TURNS_MAX = 300_000
 HOP_S_MAX = 0.004
 """A hop to a thread and back takes up to this much, now and then a hundred times as much."""
@@ -35,7 +39,9 @@ class Stuck(Exception):
 
 
 class _Numbers:
-    """Numbers of tasks and scopes, from the start again for each loop: their order in a set depends on them."""
+    """Numbers of tasks and scopes, from the start again for each loop: their order in a set depends
+    on them.
+    """
 
     next = itertools.count()
 
@@ -136,7 +142,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @staticmethod
     def silence_the_dead() -> None:
-        """Say nothing, in this process, of what dead ones never awaited: it may be collected at any time."""
+        """Say nothing, in this process, of what dead ones never awaited: it may be collected at any
+        time.
+        """
         sys.unraisablehook = lambda _: None
         warnings.simplefilter("ignore", RuntimeWarning)
 
@@ -172,7 +180,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise Stuck(f"nothing will ever happen again, and these wait: {waiting}")
 
     def _take_due(self) -> None:
-        while self._scheduled and (self._scheduled[0].cancelled() or self._scheduled[0].when() <= self._now_s):
+        while self._scheduled and (
+            self._scheduled[0].cancelled() or self._scheduled[0].when() <= self._now_s
+        ):
             timer = self._forget_first()
             if not timer.cancelled():
                 self._ready.append(timer)
@@ -203,7 +213,9 @@ async def run_inline(
     cancellable: bool = False,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> T:
-    """Stand in for `anyio.to_thread.run_sync`: the function runs on the loop, at a moment of its own."""
+    """Stand in for `anyio.to_thread.run_sync`: the function runs on the loop, at a moment of its
+    own.
+    """
     await anyio.lowlevel.checkpoint()
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)

@@ -1,7 +1,9 @@
-"""The world of one seed: a machine with a disk and a clock, on which one node process lives after another.
+"""The world of one seed: a machine with a disk and a clock, on which one node process lives after
+another.
 
-A life is a whole node, put together by the composition root as ever, with four things in other hands: the log store, the
-files, the clock and the threads. It ends by itself, by a kill at a drawn turn of its loop, or by a power cut there.
+A life is a whole node, put together by the composition root as ever, with four things in other
+hands: the log store, the files, the clock and the threads. It ends by itself, by a kill at a drawn
+turn of its loop, or by a power cut there.
 """
 
 import hashlib
@@ -67,7 +69,9 @@ class World:
         self.seed = seed
         self.choose = random.Random(f"world {seed}")
         self.disk = Disk()
-        self._root = Path(tempfile.mkdtemp(prefix="simulation-", dir=MEMORY if MEMORY.is_dir() else None))
+        self._root = Path(
+            tempfile.mkdtemp(prefix="simulation-", dir=MEMORY if MEMORY.is_dir() else None)
+        )
         self.files = SimulatedFiles(self._root, self.choose)
         self.faults = Faults()
         self.elapsed_s = 0.0
@@ -100,7 +104,9 @@ class World:
         return self._digest.hexdigest()
 
     def answered(self) -> None:
-        """Take note that a client was told something; a life that is to end behind so many answers ends now."""
+        """Take note that a client was told something; a life that is to end behind so many answers
+        ends now.
+        """
         self.answers_left -= 1
         if self.answers_left == 0 and self._loop is not None:
             self._loop.halt_at_turn = self._loop.turns + 1 + self.choose.randint(0, 2)
@@ -124,11 +130,15 @@ class World:
     def now_ms(self) -> int:
         """Return what the machine's clock says, which somebody may have set."""
         if self.clock_leaps and self.choose.random() < self.faults.clock_leap:
-            self.clock_offset_ms += self.choose.choice([-3_600_000, -1000, -1, 1, 1000, 3_599_000, 86_400_000])
+            self.clock_offset_ms += self.choose.choice(
+                [-3_600_000, -1000, -1, 1, 1000, 3_599_000, 86_400_000]
+            )
         return START_MS + self.clock_offset_ms + int(self.now_s() * 1000)
 
     def live(self, main: Coroutine[object, object, None], *, turns: int = 0) -> bool:
-        """Run one process until `main` ends (True), or until it is killed after so many turns (False)."""
+        """Run one process until `main` ends (True), or until it is killed after so many turns
+        (False).
+        """
         loop = VirtualLoop(self.choose)
         loop.halt_at_turn = turns
         self._loop = loop
@@ -139,27 +149,39 @@ class World:
                 ended = not turns or loop.turns < turns
             finally:
                 self.turns += loop.turns
-                self.note("life", loop.turns, len(self.disk.writes), self.disk.synced, self.files.operations)
+                self.note(
+                    "life",
+                    loop.turns,
+                    len(self.disk.writes),
+                    self.disk.synced,
+                    self.files.operations,
+                )
                 self.elapsed_s += loop.time() + 0.001
                 self._loop = None
                 self._bury(loop)
-                if inspect.getcoroutinestate(main) == inspect.CORO_CREATED:  # killed before its first step
+                # killed before its first step
+                if inspect.getcoroutinestate(main) == inspect.CORO_CREATED:
                     main.close()
         return ended
 
     def _bury(self, loop: VirtualLoop) -> None:
         """End the process for good: what its clean-ups do after death changes nothing."""
-        writes, floor, drawn = list(self.disk.writes), self.disk.floor.copy(), self.choose.getstate()
+        writes = list(self.disk.writes)
+        floor = self.disk.floor.copy()
+        drawn = self.choose.getstate()
         self.files.end_process()
         loop.bury()
-        self.disk.writes, self.disk.floor = writes, floor
+        self.disk.writes = writes
+        self.disk.floor = floor
         self.choose.setstate(drawn)
 
     def lose_power(self) -> None:
         """Cut the power, while no process lives."""
         written = list(self.disk.writes)
         lost = self.disk.lose_power(self.choose)
-        self.packs_lost += sum(groups_of(entry) > 1 for entry in _decoded(written[len(self.disk.writes) :]))
+        self.packs_lost += sum(
+            groups_of(entry) > 1 for entry in _decoded(written[len(self.disk.writes) :])
+        )
         self.files.lose_power()
         self.note("power", lost)
 
@@ -171,31 +193,44 @@ class World:
         """Return a node on this machine; only within `live`."""
         config = _config_of(tuple(settings.items()))
         return OpenNode(
-            None, lambda: config, partial(composition.compose, now_ms=self.now_ms, elapsed_ms=self.elapsed_ms)
+            None,
+            lambda: config,
+            partial(composition.compose, now_ms=self.now_ms, elapsed_ms=self.elapsed_ms),
         )
 
-    # --- what composition asks for ----------------------------------------------------------------------------------------
+    # --- what composition asks for ----------------------------------------------------------------
 
-    async def open_store(self, _path: Path | None, _config: NodeConfig, *, brief: bool) -> SimulatedStore:
+    async def open_store(
+        self, _path: Path | None, _config: NodeConfig, *, brief: bool
+    ) -> SimulatedStore:
         """Return the opened log store of this machine."""
         store = _CheckedStore(self)
         await store.open()
         return store
 
-    async def files_directory(self, _path: Path | None, _config: NodeConfig, _closing: AsyncExitStack) -> NodeDirectory:
+    async def files_directory(
+        self, _path: Path | None, _config: NodeConfig, _closing: AsyncExitStack
+    ) -> NodeDirectory:
         """Give out this machine's files."""
         self.files.fault = self.faults.files
         return self.files
 
 
 class _CheckedStore(SimulatedStore):
-    """The store, and what must hold whenever it is told to give something up or to remember something."""
+    """The store, and what must hold whenever it is told to give something up or to remember
+    something.
+    """
 
     def __init__(self, world: World) -> None:
         super().__init__(
-            world.disk, world.choose, faults=world.faults.store, node_id=NODE_ID, syncs_late=world.syncs_late
+            world.disk,
+            world.choose,
+            faults=world.faults.store,
+            node_id=NODE_ID,
+            syncs_late=world.syncs_late,
         )
-        self._world, self._files = world, world.files
+        self._world = world
+        self._files = world.files
 
     def on_append(self, tick: int, last_tick: int) -> None:
         """I10: tick order is position order."""
@@ -209,8 +244,14 @@ class _CheckedStore(SimulatedStore):
                 checkpoint = decode_checkpoint(content)
                 cut = read_cut(NodeDirectory(self._files.root), checkpoint.cut_number)
                 uncovered = {*file_paths(cut.manifest)} & self._files.not_durable()
-                if uncovered or cut.crc32c != checkpoint.manifest_crc32c or cut.manifest.tick != checkpoint.tick:
-                    self._break(f"checkpoint {checkpoint.cut_number} is ahead of its files: {uncovered}")
+                if (
+                    uncovered
+                    or cut.crc32c != checkpoint.manifest_crc32c
+                    or cut.manifest.tick != checkpoint.tick
+                ):
+                    self._break(
+                        f"checkpoint {checkpoint.cut_number} is ahead of its files: {uncovered}"
+                    )
 
     def on_truncate(self, position: int) -> None:
         """I8: the log is kept down to the durable checkpoint and every named reader."""
@@ -253,7 +294,9 @@ _read_parquet = pq.read_table
 
 
 def _read_table(source: pa.BufferReader) -> pa.Table:
-    """Read Parquet without threads of its own, equal bytes once: the files of a cut are read again and again."""
+    """Read Parquet without threads of its own, equal bytes once: the files of a cut are read again
+    and again.
+    """
     return _read_bytes(source.read())
 
 
@@ -278,7 +321,8 @@ def _in_our_hands(world: World) -> Iterator[None]:
         (sys, "unraisablehook", lambda _: None),  # what the clean-ups of a dead process say
     ]
     with ExitStack() as undo, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that a dead process never awaited
+        # of coroutines that a dead process never awaited
+        warnings.simplefilter("ignore", RuntimeWarning)
         logging.disable(logging.CRITICAL)
         undo.callback(logging.disable, logging.NOTSET)
         undo.callback(random.setstate, random.getstate())

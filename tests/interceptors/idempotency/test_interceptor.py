@@ -1,4 +1,6 @@
-"""Retries on a live channel: recognised, joined, taken over, refused; and the same after the log was read again."""
+"""Retries on a live channel: recognised, joined, taken over, refused; and the same after the log
+was read again.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,7 +32,8 @@ from wal.rows import Piece
 
 pytestmark = pytest.mark.anyio
 
-FEED, OTHER = 7, 8
+FEED = 7
+OTHER = 8
 
 
 @pytest.fixture
@@ -46,7 +49,11 @@ def know(channel: LiveChannel) -> None:
 
 
 def named(
-    sequence: int, *what: Piece | MutableMessage, producer_id: int = FEED, epoch: int = 1, is_transaction: bool = False
+    sequence: int,
+    *what: Piece | MutableMessage,
+    producer_id: int = FEED,
+    epoch: int = 1,
+    is_transaction: bool = False,
 ) -> AppendGroup:
     """Return rows or messages as write `sequence` of a producer."""
     group = group_of(*what, producer=ProducerStamp(producer_id, epoch, sequence))
@@ -55,7 +62,11 @@ def named(
 
 
 def write(
-    channel: LiveChannel, sequence: int, *what: Piece | MutableMessage, producer_id: int = FEED, epoch: int = 1
+    channel: LiveChannel,
+    sequence: int,
+    *what: Piece | MutableMessage,
+    producer_id: int = FEED,
+    epoch: int = 1,
 ) -> Awaitable[AppendResult]:
     """Append rows or messages as write `sequence` of a producer."""
     return channel.append_group(named(sequence, *what, producer_id=producer_id, epoch=epoch))
@@ -76,7 +87,9 @@ def stamps_in(entry: LogEntry) -> Sequence[ProducerStamp | None]:
 async def entries_of(channel: LiveChannel, *sequences: int) -> list[int]:
     """Return how many entries the log has for each sequence of the feed."""
     stamps = [stamp for entry in await channel.entries() for stamp in stamps_in(entry)]
-    return [sum(stamp is not None and stamp.sequence == each for stamp in stamps) for each in sequences]
+    return [
+        sum(stamp is not None and stamp.sequence == each for stamp in stamps) for each in sequences
+    ]
 
 
 async def rows(channel: LiveChannel, info: CollectionInfo) -> AppendResult:
@@ -84,7 +97,9 @@ async def rows(channel: LiveChannel, info: CollectionInfo) -> AppendResult:
 
 
 async def transaction(channel: LiveChannel, info: CollectionInfo) -> AppendResult:
-    return await channel.append_group(named(1, delete(info), insert(info, 2), insert(info, 1), is_transaction=True))
+    return await channel.append_group(
+        named(1, delete(info), insert(info, 2), insert(info, 1), is_transaction=True)
+    )
 
 
 async def streamed_commit(channel: LiveChannel, info: CollectionInfo) -> AppendResult:
@@ -101,7 +116,9 @@ async def streamed_begin(channel: LiveChannel, _info: CollectionInfo) -> AppendR
 async def rollback(channel: LiveChannel, _info: CollectionInfo) -> AppendResult:
     if not hasattr(channel, "open_txn"):
         channel.open_txn = await channel.begin()  # type: ignore[attr-defined]
-    message = MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader("asked"), txn_id=channel.open_txn)  # type: ignore[attr-defined]
+    message = MutableMessage(
+        MessageType.ROLLBACK_TXN, RollbackTxnHeader("asked"), txn_id=channel.open_txn
+    )  # type: ignore[attr-defined]
     return await write(channel, 1, message)
 
 
@@ -159,7 +176,9 @@ async def test_joined_retry_says_that_its_write_may_be_in_the_log(channel: LiveC
     assert await joined == await first
 
 
-async def test_first_try_cancelled_in_the_queue_still_answers_its_retry(channel: LiveChannel) -> None:
+async def test_first_try_cancelled_in_the_queue_still_answers_its_retry(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("c", shards=2)
     for shard in (0, 1):
         await channel.append(insert(info, shard=shard))
@@ -178,7 +197,9 @@ async def test_first_try_cancelled_in_the_queue_still_answers_its_retry(channel:
     assert await entries_of(channel, 1) == [1]
 
 
-async def test_retry_takes_over_from_a_first_try_cancelled_before_the_queue(channel: LiveChannel) -> None:
+async def test_retry_takes_over_from_a_first_try_cancelled_before_the_queue(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("c")
     first = start(write(channel, 1, insert(info)))
     await asyncio.sleep(0)  # it waits for its first segment
@@ -230,13 +251,17 @@ async def test_producers_that_use_the_same_sequences_do_not_meet(channel: LiveCh
     results = {}
     for sequence in (1, 2, 3):
         for producer_id in (FEED, OTHER):
-            results[producer_id, sequence] = await write(channel, sequence, insert(info), producer_id=producer_id)
+            results[producer_id, sequence] = await write(
+                channel, sequence, insert(info), producer_id=producer_id
+            )
     assert len({each.time_tick for each in results.values()}) == 6
     for (producer_id, sequence), result in results.items():
         assert await write(channel, sequence, insert(info), producer_id=producer_id) == result
 
 
-async def test_zombie_is_refused_and_its_write_in_flight_answers_the_new_epoch(channel: LiveChannel) -> None:
+async def test_zombie_is_refused_and_its_write_in_flight_answers_the_new_epoch(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("c")
     await channel.append(insert(info))
     channel.log.hold()
@@ -269,8 +294,14 @@ async def test_gaps_are_kept_open_until_they_fall_out_of_the_window(channel: Liv
     assert await entries_of(channel, 3, 5, 9, 10) == [0, 1, 1, 1]
 
 
-@given(st.lists(st.tuples(st.sampled_from([FEED, OTHER]), st.integers(1, 6), st.integers(0, 4)), max_size=25))
-def test_a_window_read_off_the_log_knows_what_the_live_one_knows(steps: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([FEED, OTHER]), st.integers(1, 6), st.integers(0, 4)), max_size=25
+    )
+)
+def test_a_window_read_off_the_log_knows_what_the_live_one_knows(
+    steps: list[tuple[int, int, int]],
+) -> None:
     async def run() -> None:
         async with LiveChannel.open() as channel:
             know(channel)

@@ -1,4 +1,6 @@
-"""Named writes in packs: each is recognised, joined or refused by itself, and what goes with it is not held up."""
+"""Named writes in packs: each is recognised, joined or refused by itself, and what goes with it is
+not held up.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +29,8 @@ from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
-FEED, OTHER = 7, 8
+FEED = 7
+OTHER = 8
 NEXT = 0
 """The sequence that stands for the next one."""
 
@@ -58,14 +61,20 @@ def named(
 
 async def rows_in(channel: LiveChannel) -> list[int]:
     """Return how many rows each insert in the log has, in order, from the second on."""
-    inserts = [message for message in await channel.messages() if message.type is MessageType.INSERT]
+    inserts = [
+        message for message in await channel.messages() if message.type is MessageType.INSERT
+    ]
     return [getattr(message.header, "rows", 0) for message in inserts[1:]]
 
 
 async def sequences_in(channel: LiveChannel) -> list[int]:
     """Return the sequences of the feed's groups, in the order of the log."""
     entries = await channel.entries()
-    stamps = [stamp for entry in entries for stamp in (entry.rows.producers if entry.rows else [entry.producer])]
+    stamps = [
+        stamp
+        for entry in entries
+        for stamp in (entry.rows.producers if entry.rows else [entry.producer])
+    ]
     return [stamp.sequence for stamp in stamps if stamp is not None and stamp.producer_id == FEED]
 
 
@@ -74,7 +83,9 @@ async def test_retry_of_what_is_in_the_log_hears_its_first_result_and_the_others
 ) -> None:
     info = await ready(channel)
     (first,) = await channel.pack(named(info, 1))
-    other, again, new = await channel.pack(group_of(insert(info, 2)), named(info, 1, 5), named(info, 2, 3))
+    other, again, new = await channel.pack(
+        group_of(insert(info, 2)), named(info, 1, 5), named(info, 2, 3)
+    )
     assert again == first
     assert isinstance(other, AppendResult)
     assert isinstance(new, AppendResult)
@@ -82,9 +93,13 @@ async def test_retry_of_what_is_in_the_log_hears_its_first_result_and_the_others
     assert await sequences_in(channel) == [1, 2]
 
 
-async def test_the_same_write_twice_in_one_pack_is_one_write_and_both_hear_of_it(channel: LiveChannel) -> None:
+async def test_the_same_write_twice_in_one_pack_is_one_write_and_both_hear_of_it(
+    channel: LiveChannel,
+) -> None:
     info = await ready(channel)
-    first, again, other = await channel.pack(named(info, 1), named(info, 1), group_of(insert(info, 2)))
+    first, again, other = await channel.pack(
+        named(info, 1), named(info, 1), group_of(insert(info, 2))
+    )
     assert isinstance(first, AppendResult)
     assert again == first
     assert isinstance(other, AppendResult)
@@ -131,7 +146,9 @@ async def test_commit_that_waits_while_its_producer_is_opened_again_is_refused_a
     assert (await sequences_in(channel), channel.txn.sessions) == ([], ())
 
 
-async def test_retry_of_a_write_under_way_leaves_its_pack_which_does_not_wait_for_it(channel: LiveChannel) -> None:
+async def test_retry_of_a_write_under_way_leaves_its_pack_which_does_not_wait_for_it(
+    channel: LiveChannel,
+) -> None:
     info = await ready(channel)
     channel.log.hold()
     (first,) = channel.start(named(info, 1))
@@ -158,8 +175,11 @@ async def test_retry_in_a_pack_hears_why_the_first_try_was_refused(channel: Live
     assert isinstance(later, AppendResult)
 
 
-async def test_refused_group_of_a_pack_is_no_result_and_its_retry_is_a_first_try(channel: LiveChannel) -> None:
-    info, gone = await ready(channel), await channel.create_collection("gone")
+async def test_refused_group_of_a_pack_is_no_result_and_its_retry_is_a_first_try(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel)
+    gone = await channel.create_collection("gone")
     await channel.drop_collection(gone)
     refused, written = await channel.pack(named(gone, 1), named(info, 2))
     assert isinstance(refused, CollectionNotFound)
@@ -169,7 +189,7 @@ async def test_refused_group_of_a_pack_is_no_result_and_its_retry_is_a_first_try
     assert await sequences_in(channel) == [2, 1]
 
 
-async def test_cancelled_group_of_a_pack_leaves_its_retry_a_first_try(channel: LiveChannel) -> None:
+async def test_cancelled_group_of_pack_leaves_its_retry_a_first_try(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     channel.log.hold()
     waiting = channel.start(named(info, 1), named(info, 2))
@@ -182,12 +202,22 @@ async def test_cancelled_group_of_a_pack_leaves_its_retry_a_first_try(channel: L
     assert await sequences_in(channel) == [2, 1]
 
 
-async def test_sequences_are_drawn_in_the_order_of_the_log_and_none_for_what_is_refused(channel: LiveChannel) -> None:
-    info, gone = await ready(channel), await channel.create_collection("gone")
+async def test_sequences_are_drawn_in_the_order_of_the_log_and_none_for_what_is_refused(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel)
+    gone = await channel.create_collection("gone")
     await channel.drop_collection(gone)
-    groups = [named(each, NEXT, rows) for each, rows in ((info, 1), (gone, 2), (info, 3), (info, 4))]
+    groups = [
+        named(each, NEXT, rows) for each, rows in ((info, 1), (gone, 2), (info, 3), (info, 4))
+    ]
     outcomes = await channel.pack(*groups)
-    assert [type(each) for each in outcomes] == [AppendResult, CollectionNotFound, AppendResult, AppendResult]
+    assert [type(each) for each in outcomes] == [
+        AppendResult,
+        CollectionNotFound,
+        AppendResult,
+        AppendResult,
+    ]
     assert await sequences_in(channel) == [1, 2, 3]
     for sequence, outcome in zip((1, 2, 3), (outcomes[0], *outcomes[2:]), strict=True):
         assert channel.idempotency.window.find(ProducerStamp(FEED, 1, sequence)) == outcome
@@ -195,11 +225,13 @@ async def test_sequences_are_drawn_in_the_order_of_the_log_and_none_for_what_is_
 
 
 @pytest.mark.parametrize("sequence", [NEXT, 5], ids=["drawn", "given"])
-async def test_write_that_left_its_pack_and_comes_again_while_that_is_under_way_is_written_once_and_remembered(
+async def test_write_left_its_pack_and_comes_again_while_under_way_is_written_once_and_remembered(
     channel: LiveChannel, sequence: int
 ) -> None:
     info = await ready(channel)
-    leaving, stays, retry_group = named(info, sequence, 1), named(info, 9, 2), named(info, sequence or 1, 1)
+    leaving = named(info, sequence, 1)
+    stays = named(info, 9, 2)
+    retry_group = named(info, sequence or 1, 1)
     at_once: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     at_once.set_result(None)
     sent_back: list[Redo] = [Redo(at_once, waiting_for="a lock", groups=[leaving])]
@@ -223,7 +255,8 @@ async def test_write_that_left_its_pack_and_comes_again_while_that_is_under_way_
 
 async def test_write_that_waits_to_come_again_has_not_begun(channel: LiveChannel) -> None:
     info = await ready(channel)
-    leaving, stays = named(info, 5), named(info, 9)
+    leaving = named(info, 5)
+    stays = named(info, 9)
     later: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     sent_back: list[Redo] = [Redo(later, waiting_for="a lock", groups=[leaving])]
     channel.log.refusal = lambda _pack: sent_back.pop() if sent_back else None
@@ -235,7 +268,7 @@ async def test_write_that_waits_to_come_again_has_not_begun(channel: LiveChannel
     assert leaving.begun
 
 
-# --- the node's own stamp of a pack -----------------------------------------------------------------------------------
+# --- the node's own stamp of a pack ---------------------------------------------------------------
 
 
 async def test_each_group_of_a_pack_that_is_known_as_a_whole_hears_its_own_result() -> None:
@@ -243,7 +276,11 @@ async def test_each_group_of_a_pack_that_is_known_as_a_whole_hears_its_own_resul
         know(channel)
         channel.idempotency.window.fence(NODE_PRODUCER_ID, 0)
         info = await ready(channel)
-        groups = [group_of(insert(info, 1)), named(info, 3, 2), group_of(delete(info), insert(info, 4))]
+        groups = [
+            group_of(insert(info, 1)),
+            named(info, 3, 2),
+            group_of(delete(info), insert(info, 4)),
+        ]
         groups[2].is_transaction = True
         pack = Pack(list(groups), channel.packer.come_again, ProducerStamp(NODE_PRODUCER_ID, 0, 0))
         channel.log.hold()
@@ -277,14 +314,18 @@ async def _run(channel: LiveChannel, pack: Pack) -> None:
     await channel.append_pack(pack)
 
 
-# --- over the log -----------------------------------------------------------------------------------------------------
+# --- over the log ---------------------------------------------------------------------------------
 
 
-WRITES = st.tuples(st.sampled_from([FEED, OTHER, 0]), st.integers(0, 6), st.integers(1, 3), st.booleans())
+WRITES = st.tuples(
+    st.sampled_from([FEED, OTHER, 0]), st.integers(0, 6), st.integers(1, 3), st.booleans()
+)
 
 
 @given(st.lists(st.lists(WRITES, min_size=1, max_size=5), max_size=8))
-def test_a_window_read_off_a_log_of_packs_is_the_live_one(packs: list[list[tuple[int, int, int, bool]]]) -> None:
+def test_a_window_read_off_a_log_of_packs_is_the_live_one(
+    packs: list[list[tuple[int, int, int, bool]]],
+) -> None:
     async def run() -> None:
         async with LiveChannel.open() as channel:
             know(channel)
@@ -302,7 +343,8 @@ def test_a_window_read_off_a_log_of_packs_is_the_live_one(packs: list[list[tuple
                     assert isinstance(outcome, AppendResult)
                     if group.producer is not None:
                         assert told.setdefault(group.producer, outcome) == outcome
-            recovered, live = (await recover(channel.memory)).window, channel.idempotency.window
+            recovered = (await recover(channel.memory)).window
+            live = channel.idempotency.window
             know_of = {key: known.results for key, known in live.producers.items() if known.results}
             assert {key: known.results for key, known in recovered.producers.items()} == know_of
             assert all(live.find(stamp) == result for stamp, result in told.items())

@@ -48,7 +48,9 @@ async def test_epoch_rises_with_each_opening_and_over_restarts(ids: Callable[...
     assert after.producer_id == 5
 
 
-async def test_opening_fences_the_one_before_and_says_how_far_it_came(ids: Callable[..., None]) -> None:
+async def test_opening_fences_the_one_before_and_says_how_far_it_came(
+    ids: Callable[..., None],
+) -> None:
     window = Window()
     ids(5)
     producers = await opened(MemoryLogStore(), window)
@@ -61,8 +63,11 @@ async def test_opening_fences_the_one_before_and_says_how_far_it_came(ids: Calla
     assert window.find(ProducerStamp(second.producer_id, second.epoch, 41)) == result_at(1)
 
 
-async def test_opening_waits_for_what_the_one_before_has_under_way(ids: Callable[..., None]) -> None:
-    store, window = MemoryLogStore(), Window()
+async def test_opening_waits_for_what_the_one_before_has_under_way(
+    ids: Callable[..., None],
+) -> None:
+    store = MemoryLogStore()
+    window = Window()
     ids(5)
     producers = Producers(store, "p0", ProducerLimits())
     interceptor = IdempotencyInterceptor(window, producers.places)
@@ -88,8 +93,11 @@ async def test_opening_waits_for_what_the_one_before_has_under_way(ids: Callable
     assert await writing == result_at(1)
 
 
-async def test_epoch_given_out_after_the_last_write_fences_after_a_restart(ids: Callable[..., None]) -> None:
-    store, window = MemoryLogStore(), Window()
+async def test_epoch_given_out_after_the_last_write_fences_after_a_restart(
+    ids: Callable[..., None],
+) -> None:
+    store = MemoryLogStore()
+    window = Window()
     ids(5)
     producers = await opened(store, window)
     zombie = await producers.open("feed")
@@ -101,7 +109,9 @@ async def test_epoch_given_out_after_the_last_write_fences_after_a_restart(ids: 
         rebuilt.find(ProducerStamp(5, zombie.epoch, 1))
 
 
-async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_id(ids: Callable[..., None]) -> None:
+async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_id(
+    ids: Callable[..., None],
+) -> None:
     window = Window()
     ids(5, 6)
     producers = await opened(MemoryLogStore(), window)
@@ -121,7 +131,9 @@ async def test_ids_of_the_node_and_of_others_are_never_drawn(ids: Callable[..., 
     assert [(await producers.open(name)).producer_id for name in ("a", "b")] == [5, 6]
 
 
-async def test_one_producer_too_many_is_refused_and_deleting_one_helps(ids: Callable[..., None]) -> None:
+async def test_one_producer_too_many_is_refused_and_deleting_one_helps(
+    ids: Callable[..., None],
+) -> None:
     ids(5, 6, 7)
     producers = await opened(MemoryLogStore())
     for name in ("a", "b"):
@@ -149,14 +161,19 @@ async def test_record_that_does_not_decode_is_corrupt_and_named() -> None:
 
 
 @pytest.mark.parametrize("call", ["open", "delete"])
-async def test_call_that_is_cancelled_fences_the_producer_with_its_write(ids: Callable[..., None], call: str) -> None:
-    store, window = SlowStore(), Window()
+async def test_call_that_is_cancelled_fences_the_producer_with_its_write(
+    ids: Callable[..., None], call: str
+) -> None:
+    store = SlowStore()
+    window = Window()
     ids(5)
     producers = await opened(store, window)
     store.gate.set()
     first = await producers.open("feed")
     store.gate.clear()
-    changing = asyncio.ensure_future(producers.open("feed") if call == "open" else producers.delete("feed"))
+    changing = asyncio.ensure_future(
+        producers.open("feed") if call == "open" else producers.delete("feed")
+    )
     await turns()
     changing.cancel()
     await turns()
@@ -169,7 +186,8 @@ async def test_call_that_is_cancelled_fences_the_producer_with_its_write(ids: Ca
 async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it_is_opened_again(
     ids: Callable[..., None],
 ) -> None:
-    store, window = SlowStore(), Window()
+    store = SlowStore()
+    window = Window()
     store.gate.set()
     ids(5)
     producers = await opened(store, window)
@@ -183,11 +201,15 @@ async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it
     assert window.find(ProducerStamp(again.producer_id, again.epoch, 1)) is None
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before the window was rebuilt", "meanwhile"])
+@pytest.mark.parametrize(
+    "before", [True, False], ids=["before the window was rebuilt", "meanwhile"]
+)
 async def test_place_counts_only_if_nothing_of_its_write_was_forgotten_since(
     ids: Callable[..., None], before: bool
 ) -> None:
-    """The log has the write, from a failed try whose caller gave up, and the rebuilt window keeps one result."""
+    """The log has the write, from a failed try whose caller gave up, and the rebuilt window keeps
+    one result.
+    """
     store = MemoryLogStore()
     ids(5)
     producers = await opened(store)

@@ -39,7 +39,9 @@ results = st.builds(
     txn_id=numbers,
     row_offsets=st.dictionaries(st.text(max_size=9), st.tuples(numbers, numbers), max_size=3),
 )
-producers = st.tuples(numbers, numbers, numbers, st.dictionaries(st.integers(1, SEQUENCE_MAX), results, max_size=3))
+producers = st.tuples(
+    numbers, numbers, numbers, st.dictionaries(st.integers(1, SEQUENCE_MAX), results, max_size=3)
+)
 
 
 @given(tick=numbers, known=st.lists(producers, max_size=3))
@@ -58,7 +60,9 @@ def test_a_window_decodes_to_what_was_encoded(
 
 
 def test_the_documented_producers_are_byte_for_byte_what_is_written() -> None:
-    (block,) = re.findall(r"idempotency/test_snapshot.py -->\n```\n(.*?)```", FORMAT.read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"idempotency/test_snapshot.py -->\n```\n(.*?)```", FORMAT.read_text(), re.DOTALL
+    )
     documented = bytes.fromhex("".join(line.partition("  ")[0] for line in block.splitlines()))
     assert documented == encode_window(EXAMPLE)
     decoded = decode_window(documented, RocksMessageId)
@@ -67,7 +71,9 @@ def test_the_documented_producers_are_byte_for_byte_what_is_written() -> None:
 
 def test_producers_of_a_newer_release_are_not_guessed_at() -> None:
     with pytest.raises(UnsupportedFormat, match="format 2"):
-        decode_window(msgspec.msgpack.encode(StoredWindow(format=2, tick=1, producers=())), RocksMessageId)
+        decode_window(
+            msgspec.msgpack.encode(StoredWindow(format=2, tick=1, producers=())), RocksMessageId
+        )
 
 
 @pytest.mark.parametrize("end", range(len(encode_window(EXAMPLE))))

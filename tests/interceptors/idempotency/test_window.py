@@ -1,11 +1,27 @@
-"""The window against a plain dict of everything that was ever written: it may forget, and never forgets silently."""
+"""The window against a plain dict of everything that was ever written: it may forget, and never
+forgets silently.
+"""
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
 from interceptors.errors import ProducerFenced, SequenceTooOld
-from interceptors.window import CLIENT_AGE_MS, Places, ProducerLimits, Window, decode_window, encode_window
+from interceptors.window import (
+    CLIENT_AGE_MS,
+    Places,
+    ProducerLimits,
+    Window,
+    decode_window,
+    encode_window,
+)
 from wal.append import AppendResult
 from wal.position import CLIENT_PRODUCER_IDS, MemoryMessageId, Place, ProducerStamp
 from wal.timetick import add_ms, compose_tick, physical_ms
@@ -58,7 +74,8 @@ class WindowMachine(RuleBasedStateMachine):
 
     @rule(producer_id=producers, sequence=sequences)
     def write(self, producer_id: int, sequence: int) -> None:
-        key, found = (producer_id, sequence), self.find(producer_id, sequence)
+        key = (producer_id, sequence)
+        found = self.find(producer_id, sequence)
         if isinstance(found, SequenceTooOld):
             return
         if key in self.written:
@@ -78,7 +95,9 @@ class WindowMachine(RuleBasedStateMachine):
         """A caller names a write, and keeps it for as long as it may still send it."""
         key = producer_id, sequence
         if not self.window.has_forgotten(key):
-            self.held[key] = self.places.hold(Place(ProducerStamp(producer_id, self.epochs[producer_id], sequence)))
+            self.held[key] = self.places.hold(
+                Place(ProducerStamp(producer_id, self.epochs[producer_id], sequence))
+            )
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -108,24 +127,32 @@ class WindowMachine(RuleBasedStateMachine):
     def crash(self, saved: tuple[bytes, int]) -> None:
         """Go on with a checkpoint and what the log has above its tick, in another process."""
         self.held.clear()
-        self.places, self.latest = Places(), saved
+        self.places = Places()
+        self.latest = saved
         self.rebuild(saved)
 
     @precondition(lambda self: self.latest is not None)
     @rule(meanwhile=st.none() | st.tuples(producers, sequences))
     def reopen(self, meanwhile: tuple[int, int] | None) -> None:
-        """The same in one process, which keeps what is held, and where a caller may come meanwhile."""
-        before, held = self.window, self.places.writes()
+        """The same in one process, which keeps what is held, and where a caller may come
+        meanwhile.
+        """
+        before = self.window
+        held = self.places.writes()
         assert self.latest is not None
         self.rebuild(self.latest, held)
         if meanwhile is not None and not before.has_forgotten(meanwhile):
-            self.held[meanwhile] = self.places.hold(Place(ProducerStamp(meanwhile[0], 0, meanwhile[1])))
+            self.held[meanwhile] = self.places.hold(
+                Place(ProducerStamp(meanwhile[0], 0, meanwhile[1]))
+            )
             if meanwhile not in held and self.window.has_forgotten(meanwhile):
                 self.places.release(meanwhile)
                 del self.held[meanwhile]
         self.window.held = self.places
 
-    def rebuild(self, saved: tuple[bytes, int], held: frozenset[tuple[int, int]] = frozenset()) -> None:
+    def rebuild(
+        self, saved: tuple[bytes, int], held: frozenset[tuple[int, int]] = frozenset()
+    ) -> None:
         data, tick = saved
         self.window = decode_window(data, MemoryMessageId, LIMITS, held=held or self.places)
         for (producer_id, sequence), (result, epoch) in self.written.items():
@@ -147,7 +174,9 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def the_next_sequence_is_always_a_first_try(self) -> None:
         for producer_id in self.epochs:
-            last = max((sequence for key, sequence in self.written if key == producer_id), default=0)
+            last = max(
+                (sequence for key, sequence in self.written if key == producer_id), default=0
+            )
             assert self.window.last_sequence(producer_id) == last
             assert self.find(producer_id, last + 1) is None
 
@@ -158,7 +187,9 @@ class WindowMachine(RuleBasedStateMachine):
             newest = sorted(sequence for key, sequence in self.written if key == producer_id)
             kept = [s for s in newest if isinstance(self.find(producer_id, s), AppendResult)]
             result, _ = self.written[producer_id, newest[-1]]
-            age_ms = physical_ms(add_ms(FIRST_TICK, len(self.written))) - physical_ms(result.time_tick)
+            age_ms = physical_ms(add_ms(FIRST_TICK, len(self.written))) - physical_ms(
+                result.time_tick
+            )
             assert newest[-1] in kept or age_ms > LIMITS.results_age_s * 1000, (
                 "a held one below it may be written later"
             )
@@ -166,7 +197,9 @@ class WindowMachine(RuleBasedStateMachine):
     @invariant()
     def the_bounds_hold(self) -> None:
         self.held_most = max(self.held_most, len(self.held))
-        assert self.window.results <= LIMITS.results_max + self.held_most, "held ones come on top, until the next write"
+        assert self.window.results <= LIMITS.results_max + self.held_most, (
+            "held ones come on top, until the next write"
+        )
         kept = [isinstance(self.find(*key), AppendResult) for key in self.written]
         assert sum(kept) == self.window.results
 
@@ -191,7 +224,9 @@ def test_as_many_results_as_promised_are_kept_of_a_producer_in_any_order() -> No
     with pytest.raises(SequenceTooOld) as caught:
         window.find(ProducerStamp(1, 0, 10))
     assert (caught.value.sequence, caught.value.oldest) == (10, 20)
-    assert window.find(ProducerStamp(1, 0, 45)) is None, "a gap above what is forgotten may still be filled"
+    assert window.find(ProducerStamp(1, 0, 45)) is None, (
+        "a gap above what is forgotten may still be filled"
+    )
 
 
 def test_producer_that_nobody_registered_is_refused() -> None:
@@ -213,7 +248,9 @@ def test_results_past_their_age_are_not_saved_but_stay_refused() -> None:
     window = Window(ProducerLimits(results_age_s=60))
     window.add(ProducerStamp(1, 3, 2), result_at(1, tick=FIRST_TICK))
     window.add(ProducerStamp(1, 3, 5), result_at(2, tick=add_ms(FIRST_TICK, 60_000)))
-    later = decode_window(encode_window(window.freeze(add_ms(FIRST_TICK, 60_001), now_ms=0)), MemoryMessageId)
+    later = decode_window(
+        encode_window(window.freeze(add_ms(FIRST_TICK, 60_001), now_ms=0)), MemoryMessageId
+    )
     with pytest.raises(SequenceTooOld):
         later.find(ProducerStamp(1, 3, 2))
     assert later.find(ProducerStamp(1, 3, 5)) == result_at(2, tick=add_ms(FIRST_TICK, 60_000))
@@ -227,9 +264,13 @@ def test_a_restart_takes_no_sequence_below_a_younger_result_that_was_free_before
     window.add(ProducerStamp(1, 3, 1), result_at(1, tick=FIRST_TICK))
     window.add(ProducerStamp(1, 3, 9), result_at(2, tick=FIRST_TICK))
     window.add(ProducerStamp(1, 3, 4), result_at(3, tick=add_ms(FIRST_TICK, 60_000)))
-    later = decode_window(encode_window(window.freeze(add_ms(FIRST_TICK, 60_001), now_ms=0)), MemoryMessageId)
+    later = decode_window(
+        encode_window(window.freeze(add_ms(FIRST_TICK, 60_001), now_ms=0)), MemoryMessageId
+    )
     for sequence in range(2, 12):
-        assert later.find(ProducerStamp(1, 3, sequence)) == window.find(ProducerStamp(1, 3, sequence))
+        assert later.find(ProducerStamp(1, 3, sequence)) == window.find(
+            ProducerStamp(1, 3, sequence)
+        )
     with pytest.raises(SequenceTooOld):
         later.find(ProducerStamp(1, 3, 1))
 
@@ -244,7 +285,8 @@ def test_forgotten_producers_are_unknown_and_free_their_results() -> None:
 
 
 def test_what_a_client_was_told_of_is_forgotten_once_nobody_sends_it_any_more() -> None:
-    places, client_id = Places(), CLIENT_PRODUCER_IDS
+    places = Places()
+    client_id = CLIENT_PRODUCER_IDS
     window = Window(held=places)
     stamps = [ProducerStamp(client_id, 1, sequence) for sequence in range(1, 6)]
     place = places.hold(Place(stamps[1]))
@@ -252,7 +294,9 @@ def test_what_a_client_was_told_of_is_forgotten_once_nobody_sends_it_any_more() 
         window.add(stamp, result_at(number))
     window.settle(client_id, 4)
     assert window.results == 3
-    assert [window.find(stamp) for stamp in (*stamps[1:2], *stamps[3:])] == list(map(result_at, (1, 3, 4)))
+    assert [window.find(stamp) for stamp in (*stamps[1:2], *stamps[3:])] == list(
+        map(result_at, (1, 3, 4))
+    )
     for stamp in (stamps[0], stamps[2]):
         with pytest.raises(SequenceTooOld):
             window.find(stamp)
@@ -263,8 +307,11 @@ def test_what_a_client_was_told_of_is_forgotten_once_nobody_sends_it_any_more() 
         window.find(stamps[1])
 
 
-def test_client_is_known_for_its_time_since_its_last_write_whatever_the_clock_of_ticks_says() -> None:
-    window, stamps = Window(held=Places()), [ProducerStamp(CLIENT_PRODUCER_IDS + each, 1, 1) for each in range(2)]
+def test_client_is_known_for_its_time_since_its_last_write_whatever_the_clock_of_ticks_says() -> (
+    None
+):
+    window = Window(held=Places())
+    stamps = [ProducerStamp(CLIENT_PRODUCER_IDS + each, 1, 1) for each in range(2)]
     for stamp in stamps:
         window.add(stamp, result_at(1, tick=FIRST_TICK))
     window.freeze(FIRST_TICK, now_ms=5)
@@ -285,13 +332,14 @@ def test_places_keep_nothing_of_clients_whose_writes_nobody_sends_any_more() -> 
     assert (len(places), len(places._last)) == (0, kept)
 
 
-# --- held writes, one after the other: in the machine above the next step mostly hides what one does wrong -----------
+# --- held writes, one after the other: in the machine above the next step mostly hides what one doe
 
 
 @pytest.mark.parametrize("how", ["by age", "by number", "as settled"])
 def test_the_floor_stays_where_it_is_when_a_write_that_was_held_is_forgotten(how: str) -> None:
     """Else the one above it, forgotten before, is written again."""
-    places, producer_id = Places(), CLIENT_PRODUCER_IDS if how == "as settled" else 1
+    places = Places()
+    producer_id = CLIENT_PRODUCER_IDS if how == "as settled" else 1
     limits = ProducerLimits(results_per_producer_max=2, results_max=4, results_age_s=60)
     window = Window(limits, held=places)
     stamps = [ProducerStamp(producer_id, 1, sequence) for sequence in range(1, 5)]
@@ -316,7 +364,8 @@ def test_the_floor_stays_where_it_is_when_a_write_that_was_held_is_forgotten(how
 
 
 def test_a_held_write_is_not_forgotten_by_age_here_nor_over_a_reopening() -> None:
-    places, client_id = Places(), CLIENT_PRODUCER_IDS
+    places = Places()
+    client_id = CLIENT_PRODUCER_IDS
     window = Window(ProducerLimits(results_age_s=60), held=places)
     stamps = [ProducerStamp(of, 1, sequence) for of in (1, client_id) for sequence in (1, 2)]
     held = [places.hold(Place(stamps[0])), places.hold(Place(stamps[2]))]

@@ -10,7 +10,9 @@ from wal.headers import (
     DropPartitionHeader,
 )
 
-CREATE = CreateCollectionHeader(1, "orders", b"schema", 3, "id", ("p0_1v0", "p0_1v1"), ((2, DEFAULT_PARTITION),))
+CREATE = CreateCollectionHeader(
+    1, "orders", b"schema", 3, "id", ("p0_1v0", "p0_1v1"), ((2, DEFAULT_PARTITION),)
+)
 ROWS = (1, 2, 3)
 """Collection, partition and schema version of rows that fit."""
 
@@ -24,7 +26,12 @@ def catalog(*partitions: CreatePartitionHeader) -> Catalog:
 
 
 def other(number: int = 7, name: str = "other", **fields: object) -> CreateCollectionHeader:
-    defaults = {"schema": b"", "schema_version": 1, "primary_key": "id", "vchannels": (f"p0_{number}v0",)}
+    defaults = {
+        "schema": b"",
+        "schema_version": 1,
+        "primary_key": "id",
+        "vchannels": (f"p0_{number}v0",),
+    }
     partitions = ((number + 1, DEFAULT_PARTITION),)
     return CreateCollectionHeader(number, name, **({"partitions": partitions} | defaults | fields))  # type: ignore[arg-type]
 
@@ -73,7 +80,9 @@ def test_schema_is_kept_after_the_drop() -> None:
     ],
     ids=["name"],
 )
-def test_collection_that_does_not_fit_is_refused(header: CreateCollectionHeader, error: type[Exception]) -> None:
+def test_collection_that_does_not_fit_is_refused(
+    header: CreateCollectionHeader, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         catalog().check_create_collection(header)
 
@@ -98,7 +107,9 @@ def test_name_is_free_again_after_the_drop_and_the_ids_stay_apart() -> None:
     ],
     ids=["no collection", "name"],
 )
-def test_partition_that_does_not_fit_is_refused(header: CreatePartitionHeader, error: type[Exception]) -> None:
+def test_partition_that_does_not_fit_is_refused(
+    header: CreatePartitionHeader, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         catalog().check_create_partition(header)
 
@@ -112,7 +123,9 @@ def test_partition_that_does_not_fit_is_refused(header: CreatePartitionHeader, e
     ],
     ids=["no collection", "no partition", "default"],
 )
-def test_partition_that_may_not_be_dropped_stays(header: DropPartitionHeader, error: type[Exception]) -> None:
+def test_partition_that_may_not_be_dropped_stays(
+    header: DropPartitionHeader, error: type[Exception]
+) -> None:
     with pytest.raises(error):
         catalog().check_drop_partition(header)
 
@@ -122,7 +135,9 @@ def test_partition_that_may_not_be_dropped_stays(header: DropPartitionHeader, er
     [((9, 2, 3), CollectionNotFound), ((1, 5, 3), PartitionNotFound), ((1, 2, 2), SchemaMismatch)],
     ids=["collection", "partition", "schema version"],
 )
-def test_insert_that_does_not_fit_is_refused(rows: tuple[int, int, int], error: type[Exception]) -> None:
+def test_insert_that_does_not_fit_is_refused(
+    rows: tuple[int, int, int], error: type[Exception]
+) -> None:
     with pytest.raises(error):
         catalog().check_insert("p0_1v0", *rows)
 

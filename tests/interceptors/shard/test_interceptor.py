@@ -21,7 +21,14 @@ from tests.interceptors.live_channel import (
 from tests.wal.packed import pack_of
 from wal.append import Pack
 from wal.errors import AlreadyExists, InvalidArgument, StorageFull
-from wal.headers import CutHeader, DeleteHeader, DropCollectionHeader, FlushHeader, InsertHeader, MessageType
+from wal.headers import (
+    CutHeader,
+    DeleteHeader,
+    DropCollectionHeader,
+    FlushHeader,
+    InsertHeader,
+    MessageType,
+)
 from wal.message import Message, MutableMessage
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +49,7 @@ def segment_ids(messages: list[Message]) -> list[int]:
     return [getattr(message.header, "segment_id", 0) for message in messages]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 async def test_row_offsets_are_contiguous_on_each_vchannel(channel: LiveChannel) -> None:
@@ -53,17 +60,27 @@ async def test_row_offsets_are_contiguous_on_each_vchannel(channel: LiveChannel)
     assert first.row_offsets == {v0: (0, 3), v1: (0, 2)}
     assert second.row_offsets == {v0: (3, 5)}
     headers = [message.header for message in await of_type(channel, MessageType.INSERT)]
-    assert [header.first_offset for header in headers if isinstance(header, InsertHeader)] == [0, 0, 3, 4]
+    assert [header.first_offset for header in headers if isinstance(header, InsertHeader)] == [
+        0,
+        0,
+        3,
+        4,
+    ]
 
 
-async def test_look_at_the_state_before_the_log_has_a_group_takes_no_offset_back(channel: LiveChannel) -> None:
+async def test_look_at_the_state_before_the_log_has_a_group_takes_no_offset_back(
+    channel: LiveChannel,
+) -> None:
     def look(_: Pack) -> None:
-        assert channel.shard.state.catalog.collections()  # as a thread would, that asks at any moment
+        # as a thread would, that asks at any moment
+        assert channel.shard.state.catalog.collections()
 
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     channel.log.refusal = look
-    offsets = [(await channel.append(insert(info, 2))).row_offsets[info.vchannels[0]] for _ in range(3)]
+    offsets = [
+        (await channel.append(insert(info, 2))).row_offsets[info.vchannels[0]] for _ in range(3)
+    ]
     assert offsets == [(1, 2), (3, 2), (5, 2)]
 
 
@@ -72,13 +89,20 @@ async def test_delete_gets_the_next_offset_of_its_moment(channel: LiveChannel) -
     await channel.append(delete(info))
     await channel.append(delete(info), insert(info, 3), delete(info))
     headers = [message.header for message in await of_type(channel, MessageType.DELETE)]
-    assert [header.next_offset for header in headers if isinstance(header, DeleteHeader)] == [0, 0, 3]
+    assert [header.next_offset for header in headers if isinstance(header, DeleteHeader)] == [
+        0,
+        0,
+        3,
+    ]
 
 
 async def test_segment_is_created_before_its_first_row(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     await channel.append(insert(info))
-    (created,), (row,) = await of_type(channel, MessageType.CREATE_SEGMENT), await of_type(channel, MessageType.INSERT)
+    (created,), (row,) = (
+        await of_type(channel, MessageType.CREATE_SEGMENT),
+        await of_type(channel, MessageType.INSERT),
+    )
     assert created.time_tick < row.time_tick
     assert segment_ids([created]) == segment_ids([row])
 
@@ -92,10 +116,15 @@ async def test_rows_waiting_for_one_segment_share_it(channel: LiveChannel) -> No
     assert len(channel.shard.wanted) == 0
 
 
-async def test_segments_that_are_missing_together_are_made_in_one_group(channel: LiveChannel) -> None:
+async def test_segments_that_are_missing_together_are_made_in_one_group(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a", shards=3)
     await channel.append(*(insert(info, shard=shard) for shard in range(3)))
-    assert len({message.time_tick for message in await of_type(channel, MessageType.CREATE_SEGMENT)}) == 1
+    assert (
+        len({message.time_tick for message in await of_type(channel, MessageType.CREATE_SEGMENT)})
+        == 1
+    )
 
 
 async def test_full_segment_takes_the_crossing_rows_and_no_more(channel: LiveChannel) -> None:
@@ -128,17 +157,22 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
 
 @pytest.mark.parametrize("misfit", REFUSED)
 @pytest.mark.parametrize("kind", ["rows", "transaction", "bodies"])
-async def test_refused_group_changes_neither_itself_nor_the_state(channel: LiveChannel, misfit: str, kind: str) -> None:
+async def test_refused_group_changes_neither_itself_nor_the_state(
+    channel: LiveChannel, misfit: str, kind: str
+) -> None:
     fields, error = REFUSED[misfit]
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     txn_id = await channel.begin()
     if kind == "bodies":
-        group = group_of(insert_body(info, txn_id=txn_id), insert_body(info, txn_id=txn_id, **fields))
+        group = group_of(
+            insert_body(info, txn_id=txn_id), insert_body(info, txn_id=txn_id, **fields)
+        )
     else:
         group = group_of(insert(info), insert(info, **fields))
         group.is_transaction = kind == "transaction"
-    headers, before = [message.header for message in group.messages], channel.shard.state.snapshot()
+    headers = [message.header for message in group.messages]
+    before = channel.shard.state.snapshot()
     with pytest.raises(error):
         await channel.append_group(group)
     assert channel.shard.state.snapshot() == before
@@ -175,7 +209,7 @@ async def test_appends_on_their_way_count_for_those_behind_them(channel: LiveCha
         channel.log.release()
 
 
-# --- DDL --------------------------------------------------------------------------------------------------------------
+# --- DDL ------------------------------------------------------------------------------------------
 
 
 async def test_of_two_concurrent_creates_of_one_name_one_wins(channel: LiveChannel) -> None:
@@ -198,16 +232,27 @@ async def test_of_two_concurrent_creates_of_one_name_one_wins(channel: LiveChann
     assert len(channel.shard.catalog.collections()) == 1
 
 
-async def test_collections_partitions_and_segments_never_share_an_id(channel: LiveChannel) -> None:
-    one, two = await channel.create_collection("a"), await channel.create_collection("b")
+async def test_collections_partitions_and_segments_never_share_id(channel: LiveChannel) -> None:
+    one = await channel.create_collection("a")
+    two = await channel.create_collection("b")
     eu = await channel.create_partition(two, "eu")
     await channel.append(insert(one))
-    ids = [one.id, one.partitions[0].id, two.id, two.partitions[0].id, eu, *channel.shard.state.segments]
+    ids = [
+        one.id,
+        one.partitions[0].id,
+        two.id,
+        two.partitions[0].id,
+        eu,
+        *channel.shard.state.segments,
+    ]
     assert len(set(ids)) == len(ids) == 6
 
 
-async def test_dropped_collection_takes_its_segments_and_offsets_along(channel: LiveChannel) -> None:
-    one, two = await channel.create_collection("a"), await channel.create_collection("b")
+async def test_dropped_collection_takes_its_segments_and_offsets_along(
+    channel: LiveChannel,
+) -> None:
+    one = await channel.create_collection("a")
+    two = await channel.create_collection("b")
     await channel.append(insert(one))
     await channel.append(insert(two))
     await channel.drop_collection(one)
@@ -224,7 +269,9 @@ async def test_dropped_partition_takes_its_segments_along(channel: LiveChannel) 
     eu = await channel.create_partition(info, "eu")
     await channel.append(insert(info), insert(info, partition_id=eu))
     await channel.drop_partition(info, eu)
-    assert [segment.partition_id for segment in channel.shard.state.segments.values()] == [info.partitions[0].id]
+    assert [segment.partition_id for segment in channel.shard.state.segments.values()] == [
+        info.partitions[0].id
+    ]
     with pytest.raises(PartitionNotFound):
         await channel.append(insert(info, partition_id=eu))
 
@@ -233,13 +280,18 @@ async def test_dropped_partition_takes_its_segments_along(channel: LiveChannel) 
 async def test_ddl_has_one_part_for_each_vchannel(channel: LiveChannel, keep: int) -> None:
     info = await channel.create_collection("a", shards=2)
     header = DropCollectionHeader(info.id)
-    parts = [MutableMessage(MessageType.DROP_COLLECTION, header, name) for name in (*info.vchannels, "p0_9v0")]
+    parts = [
+        MutableMessage(MessageType.DROP_COLLECTION, header, name)
+        for name in (*info.vchannels, "p0_9v0")
+    ]
     with pytest.raises(AssertionError, match="one part for each"):
         await channel.append(*parts[:keep])
     assert channel.shard.catalog.collection(info.id).dropped_tick == 0
 
 
-async def test_rows_waiting_for_a_segment_of_what_is_dropped_meanwhile_hear_it(channel: LiveChannel) -> None:
+async def test_rows_waiting_for_a_segment_of_what_is_dropped_meanwhile_hear_it(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     eu = await channel.create_partition(info, "eu")
     channel.log.refusal = _refuse_segments
@@ -264,11 +316,12 @@ def _refuse_segments(pack: Pack) -> Exception | None:
     return StorageFull("disk", 1, 2) if is_segment else None
 
 
-# --- cuts and seals ---------------------------------------------------------------------------------------------------
+# --- cuts and seals -------------------------------------------------------------------------------
 
 
 async def test_cut_seals_every_growing_segment_and_counts_up(channel: LiveChannel) -> None:
-    one, two = await channel.create_collection("a"), await channel.create_collection("b", shards=2)
+    one = await channel.create_collection("a")
+    two = await channel.create_collection("b", shards=2)
     await channel.append(insert(one))
     await channel.append(insert(two), insert(two, shard=1))
     growing = sorted(channel.shard.state.segments)
@@ -279,7 +332,9 @@ async def test_cut_seals_every_growing_segment_and_counts_up(channel: LiveChanne
     assert channel.shard.state.segments == {}
 
 
-async def test_rows_after_a_cut_go_to_a_new_segment_at_the_next_offset(channel: LiveChannel) -> None:
+async def test_rows_after_a_cut_go_to_a_new_segment_at_the_next_offset(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     await channel.append(insert(info, 2))
     await channel.cut()
@@ -318,7 +373,9 @@ async def test_only_rows_deletes_and_drops_are_something_to_cut(channel: LiveCha
         assert not channel.shard.state.changes_since_cut
 
 
-async def test_dropped_collection_is_remembered_until_a_later_cut_and_forgetting(channel: LiveChannel) -> None:
+async def test_dropped_collection_is_remembered_until_a_later_cut_and_forgetting(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     await channel.drop_collection(info)
     end = channel.ticks.allocate()
@@ -363,7 +420,7 @@ async def test_seal_that_comes_too_late_is_refused(channel: LiveChannel) -> None
         await channel.append(MutableMessage(MessageType.FLUSH, header, info.vchannels[0]))
 
 
-# --- the step of the tick ---------------------------------------------------------------------------------------------
+# --- the step of the tick -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("groups", [1, 3])

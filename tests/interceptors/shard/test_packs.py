@@ -1,4 +1,6 @@
-"""Rows of many groups in one pack: each is refused, waits, or gets its place, as if it were alone."""
+"""Rows of many groups in one pack: each is refused, waits, or gets its place, as if it were
+alone.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 from interceptors.errors import CollectionNotFound, PartitionNotFound, SchemaMismatch
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.state import SegmentLimits
-from tests.interceptors.live_channel import Limits, LiveChannel, delete, group_of, insert, settle_tasks, target_of
+from tests.interceptors.live_channel import (
+    Limits,
+    LiveChannel,
+    delete,
+    group_of,
+    insert,
+    settle_tasks,
+    target_of,
+)
 from tests.wal.packed import piece, rows_group
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.entry import LogEntry
@@ -52,11 +62,14 @@ def offset_of(message: Message) -> int:
     return header.first_offset if isinstance(header, InsertHeader) else header.next_offset
 
 
-# --- one entry --------------------------------------------------------------------------------------------------------
+# --- one entry ------------------------------------------------------------------------------------
 
 
-async def test_groups_that_come_together_are_one_entry_at_ascending_ticks_and_positions(channel: LiveChannel) -> None:
-    info, position = await ready(channel, shards=2), channel.memory.next_position
+async def test_groups_that_come_together_are_one_entry_at_ascending_ticks_and_positions(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel, shards=2)
+    position = channel.memory.next_position
     groups = [
         group_of(insert(info, 2)),
         rows_group(delete(info, shard=1), insert(info, 1), is_transaction=True),
@@ -70,31 +83,48 @@ async def test_groups_that_come_together_are_one_entry_at_ascending_ticks_and_po
     assert [result.message_id.position - position for result in results] == [0, 4, 6]
     assert [result.txn_id for result in results] == [0, ticks[1], 0]
     v0, v1 = info.vchannels
-    assert [result.row_offsets for result in results] == [{v0: (1, 2)}, {v0: (3, 1)}, {v1: (1, 1), v0: (4, 3)}]
+    assert [result.row_offsets for result in results] == [
+        {v0: (1, 2)},
+        {v0: (3, 1)},
+        {v1: (1, 1), v0: (4, 3)},
+    ]
     assert [entry.tick_at(result.message_id.position) for result in results] == ticks
 
 
 async def test_results_of_a_pack_are_what_readers_of_the_log_find(channel: LiveChannel) -> None:
     info = await ready(channel, shards=2)
-    groups = [group_of(insert(info, number, shard=number % 2), delete(info)) for number in range(1, 5)]
+    groups = [
+        group_of(insert(info, number, shard=number % 2), delete(info)) for number in range(1, 5)
+    ]
     groups[2].is_transaction = True
-    results, before = written(await channel.pack(*groups)), len(groups)
-    found = [message for message in await channel.visible() if message.time_tick >= results[0].time_tick]
+    results = written(await channel.pack(*groups))
+    before = len(groups)
+    found = [
+        message for message in await channel.visible() if message.time_tick >= results[0].time_tick
+    ]
     for result in results:
         of_group = [message for message in found if message.time_tick == result.time_tick]
-        inserted = [body for message in of_group for body in message.bodies if body.type is MessageType.INSERT]
-        assert {body.vchannel: (offset_of(body), getattr(body.header, "rows", 0)) for body in inserted} == dict(
-            result.row_offsets
-        )
+        inserted = [
+            body
+            for message in of_group
+            for body in message.bodies
+            if body.type is MessageType.INSERT
+        ]
+        assert {
+            body.vchannel: (offset_of(body), getattr(body.header, "rows", 0)) for body in inserted
+        } == dict(result.row_offsets)
         assert of_group[-1].message_id == result.message_id
     assert len({message.time_tick for message in found}) == before
 
 
-# --- refused ----------------------------------------------------------------------------------------------------------
+# --- refused --------------------------------------------------------------------------------------
 
 
-async def test_groups_that_fit_nothing_are_refused_alone_and_the_others_are_written(channel: LiveChannel) -> None:
-    info, gone = await ready(channel), await ready(channel, "gone")
+async def test_groups_that_fit_nothing_are_refused_alone_and_the_others_are_written(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel)
+    gone = await ready(channel, "gone")
     await channel.drop_collection(gone)
     position = channel.memory.next_position
     groups = [
@@ -124,8 +154,11 @@ async def test_groups_that_fit_nothing_are_refused_alone_and_the_others_are_writ
     assert results[1].row_offsets == {info.vchannels[0]: (2, 2)}
 
 
-async def test_group_with_one_misfit_among_its_pieces_is_refused_as_a_whole(channel: LiveChannel) -> None:
-    info, gone = await ready(channel), await ready(channel, "gone")
+async def test_group_with_one_misfit_among_its_pieces_is_refused_as_a_whole(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel)
+    gone = await ready(channel, "gone")
     await channel.drop_collection(gone)
     both = rows_group(insert(info), insert(gone), is_transaction=True)
     refused, other = await channel.pack(both, group_of(insert(info)))
@@ -136,14 +169,17 @@ async def test_group_with_one_misfit_among_its_pieces_is_refused_as_a_whole(chan
 async def test_pack_of_nothing_but_misfits_leaves_no_trace(channel: LiveChannel) -> None:
     info = await ready(channel)
     await channel.drop_collection(info)
-    before, position = channel.shard.state.snapshot(), channel.memory.next_position
+    before = channel.shard.state.snapshot()
+    position = channel.memory.next_position
     outcomes = await channel.pack(*[group_of(insert(info)) for _ in range(3)])
     assert all(isinstance(outcome, CollectionNotFound) for outcome in outcomes)
     assert channel.shard.state.snapshot() == before
     assert channel.memory.next_position == position
 
 
-async def test_pack_that_the_log_refuses_leaves_no_trace_and_each_group_hears_it(channel: LiveChannel) -> None:
+async def test_pack_that_the_log_refuses_leaves_no_trace_and_each_group_hears_it(
+    channel: LiveChannel,
+) -> None:
     info = await ready(channel)
     before = channel.shard.state.snapshot()
     channel.log.refusal = lambda _: StorageFull("disk", 1, 2)
@@ -154,13 +190,21 @@ async def test_pack_that_the_log_refuses_leaves_no_trace_and_each_group_hears_it
     assert (await channel.append(insert(info))).row_offsets == {info.vchannels[0]: (1, 1)}
 
 
-# --- without a segment ------------------------------------------------------------------------------------------------
+# --- without a segment ----------------------------------------------------------------------------
 
 
-async def test_groups_without_a_segment_come_behind_the_others_which_do_not_wait(channel: LiveChannel) -> None:
-    info, new = await ready(channel), await channel.create_collection("new")
+async def test_groups_without_a_segment_come_behind_the_others_which_do_not_wait(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel)
+    new = await channel.create_collection("new")
     position = channel.memory.next_position
-    groups = [group_of(insert(new)), group_of(insert(info)), group_of(insert(new, 2)), group_of(delete(new))]
+    groups = [
+        group_of(insert(new)),
+        group_of(insert(info)),
+        group_of(insert(new, 2)),
+        group_of(delete(new)),
+    ]
     results = written(await channel.pack(*groups))
     kinds = [
         "rows" if entry.rows is not None else entry.messages[0].type.name
@@ -169,13 +213,17 @@ async def test_groups_without_a_segment_come_behind_the_others_which_do_not_wait
     assert kinds == ["rows", "CREATE_SEGMENT", "rows"]
     first, second, third, fourth = [result.time_tick for result in results]
     assert second < fourth < first < third
-    assert [results[at].row_offsets for at in (0, 2)] == [{new.vchannels[0]: (0, 1)}, {new.vchannels[0]: (1, 2)}]
+    assert [results[at].row_offsets for at in (0, 2)] == [
+        {new.vchannels[0]: (0, 1)},
+        {new.vchannels[0]: (1, 2)},
+    ]
 
 
 async def test_group_that_waits_for_a_segment_of_what_is_dropped_meanwhile_is_refused_alone(
     channel: LiveChannel,
 ) -> None:
-    info, new = await ready(channel), await channel.create_collection("new")
+    info = await ready(channel)
+    new = await channel.create_collection("new")
     channel.log.refusal = refuse_segments
     waiting, other = channel.start(group_of(insert(new)), group_of(insert(info)))
     assert (await other).count == 1
@@ -190,7 +238,11 @@ async def test_full_segment_takes_a_whole_pack_and_the_next_one_goes_to_another(
         info = await ready(channel)
         for _ in range(2):
             written(await channel.pack(*[group_of(insert(info, 3)) for _ in range(3)]))
-        rows = [message.header for message in await channel.messages() if message.type is MessageType.INSERT]
+        rows = [
+            message.header
+            for message in await channel.messages()
+            if message.type is MessageType.INSERT
+        ]
         segments = [getattr(header, "segment_id", 0) for header in rows]
         assert segments == [segments[0]] * 4 + [segments[4]] * 3
         assert segments[4] != segments[0]
@@ -201,17 +253,20 @@ def refuse_segments(pack: Pack) -> Exception | None:
     return StorageFull("disk", 1, 2) if is_segment else None
 
 
-# --- cancelled --------------------------------------------------------------------------------------------------------
+# --- cancelled ------------------------------------------------------------------------------------
 
 
-async def test_groups_cancelled_while_their_pack_waits_are_not_written(channel: LiveChannel) -> None:
+async def test_groups_cancelled_while_their_pack_waits_are_not_written(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     channel.log.hold()
     waiting = channel.start(*[group_of(insert(info, rows)) for rows in (1, 2, 4)])
     await settle_tasks()
     waiting[1].cancel()
     channel.log.release()
-    first, third = await waiting[0], await waiting[2]
+    first = await waiting[0]
+    third = await waiting[2]
     assert [result.row_offsets for result in (first, third)] == [
         {info.vchannels[0]: (0, 1)},
         {info.vchannels[0]: (1, 4)},
@@ -220,8 +275,11 @@ async def test_groups_cancelled_while_their_pack_waits_are_not_written(channel: 
     assert (await channel.types()).count(MessageType.INSERT) == 2
 
 
-async def test_group_cancelled_after_it_left_its_pack_does_not_come_again(channel: LiveChannel) -> None:
-    info, new = await ready(channel), await channel.create_collection("new")
+async def test_group_cancelled_after_it_left_its_pack_does_not_come_again(
+    channel: LiveChannel,
+) -> None:
+    info = await ready(channel)
+    new = await channel.create_collection("new")
     channel.log.hold()
     leaving, other = channel.start(group_of(insert(new)), group_of(insert(info)))
     await settle_tasks()
@@ -244,12 +302,19 @@ async def test_group_cancelled_in_the_logs_queue_is_written(channel: LiveChannel
     assert queued.cancelled()
 
 
-# --- deletes and inserts that wait together ---------------------------------------------------------------------------
+# --- deletes and inserts that wait together -------------------------------------------------------
 
 
-async def test_delete_takes_what_came_before_it_in_its_pack_and_nothing_after(channel: LiveChannel) -> None:
+async def test_delete_takes_what_came_before_it_in_its_pack_and_nothing_after(
+    channel: LiveChannel,
+) -> None:
     info = await ready(channel)
-    groups = [group_of(insert(info, 2)), group_of(delete(info)), group_of(insert(info)), group_of(delete(info))]
+    groups = [
+        group_of(insert(info, 2)),
+        group_of(delete(info)),
+        group_of(insert(info)),
+        group_of(delete(info)),
+    ]
     groups.append(rows_group(delete(info), insert(info), delete(info), is_transaction=True))
     written(await channel.pack(*groups))
     bodies = [body for message in (await channel.visible())[-5:] for body in message.bodies]
@@ -280,14 +345,22 @@ async def opened(channel: LiveChannel) -> list[tuple[CollectionInfo, tuple[int, 
         info = await channel.create_collection(name, shards=3)
         partitions = (info.partitions[0].id, await channel.create_partition(info, "eu"))
         await channel.append(
-            *(insert(info, shard=shard, partition_id=each) for shard in range(3) for each in partitions)
+            *(
+                insert(info, shard=shard, partition_id=each)
+                for shard in range(3)
+                for each in partitions
+            )
         )
         found.append((info, partitions))
     return found
 
 
 def rows_of(
-    collections: list[tuple[CollectionInfo, tuple[int, int]]], kind: MessageType, at: int, part: int, shards: list[int]
+    collections: list[tuple[CollectionInfo, tuple[int, int]]],
+    kind: MessageType,
+    at: int,
+    part: int,
+    shards: list[int],
 ) -> Piece:
     info, partitions = collections[at]
     if kind is MessageType.INSERT:
@@ -309,7 +382,9 @@ def test_a_pack_leaves_what_its_groups_leave_one_after_the_other(
         async with LiveChannel.open() as channel:
             collections = await opened(channel)
             appended = [
-                rows_group(*[rows_of(collections, *each) for each in pieces], is_transaction=is_transaction)
+                rows_group(
+                    *[rows_of(collections, *each) for each in pieces], is_transaction=is_transaction
+                )
                 for pieces, is_transaction in groups
             ]
             before = channel.memory.next_position
@@ -322,7 +397,10 @@ def test_a_pack_leaves_what_its_groups_leave_one_after_the_other(
             return (
                 [seen(message) for message in found],
                 [message.position for message in found],
-                [(result.first_position, result.count, dict(result.row_offsets)) for result in results],
+                [
+                    (result.first_position, result.count, dict(result.row_offsets))
+                    for result in results
+                ],
                 {key: (each.stats.rows, each.stats.bytes) for key, each in state.segments.items()},
                 (state.next_offsets, state.changes_since_cut, state.position),
             )
@@ -352,7 +430,13 @@ async def test_many_writers_at_once_leave_every_row_once_and_offsets_without_gap
         channel.log.release()
     assert len({result.time_tick for result in results}) == 39
     for shard, vchannel in enumerate(info.vchannels):
-        spans = sorted(result.row_offsets[vchannel] for result in results if vchannel in result.row_offsets)
-        assert [first for first, _ in spans] == [sum(count for _, count in spans[:at]) for at in range(len(spans))]
-        assert sum(count for _, count in spans) == sum(rows for rows in range(1, 40) if rows % 2 == shard)
+        spans = sorted(
+            result.row_offsets[vchannel] for result in results if vchannel in result.row_offsets
+        )
+        assert [first for first, _ in spans] == [
+            sum(count for _, count in spans[:at]) for at in range(len(spans))
+        ]
+        assert sum(count for _, count in spans) == sum(
+            rows for rows in range(1, 40) if rows % 2 == shard
+        )
     assert len(await channel.entries()) < 39

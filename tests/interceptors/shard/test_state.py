@@ -30,9 +30,17 @@ def tick(seconds: float) -> int:
 
 
 def segment(
-    number: int = 1, *, size: int = 1, rows: int = 1, age_s: float = 1, idle_s: float = 0, bytes_max: int = 1000
+    number: int = 1,
+    *,
+    size: int = 1,
+    rows: int = 1,
+    age_s: float = 1,
+    idle_s: float = 0,
+    bytes_max: int = 1000,
 ) -> GrowingSegment:
-    stats = SegmentStats(bytes_max=bytes_max, rows=rows, bytes=size, changed_tick=tick(NOW_S - idle_s) if rows else 0)
+    stats = SegmentStats(
+        bytes_max=bytes_max, rows=rows, bytes=size, changed_tick=tick(NOW_S - idle_s) if rows else 0
+    )
     return GrowingSegment(number, "p0_1v0", 1, 2, 1, tick(NOW_S - age_s), stats)
 
 
@@ -50,8 +58,12 @@ def segment(
     ],
     ids=["full", "exactly full", "old", "young", "idle", "busy", "too small to be idle", "empty"],
 )
-def test_policy_names_its_reason_or_leaves_the_segment(due: GrowingSegment, reason: str | None) -> None:
-    assert [reason for _, reason in due_seals([due], LIMITS, tick=tick(NOW_S))] == ([reason] if reason else [])
+def test_policy_names_its_reason_or_leaves_the_segment(
+    due: GrowingSegment, reason: str | None
+) -> None:
+    assert [reason for _, reason in due_seals([due], LIMITS, tick=tick(NOW_S))] == (
+        [reason] if reason else []
+    )
 
 
 def test_high_water_mark_seals_the_largest_first_down_to_the_low_one() -> None:
@@ -88,7 +100,7 @@ def test_limits_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
         SegmentLimits(**wrong)
 
 
-# --- how full a segment is --------------------------------------------------------------------------------------------
+# --- how full a segment is ------------------------------------------------------------------------
 
 
 def filled(size_bytes: int, rows: int = 1, rows_max: int = 0) -> SegmentStats:
@@ -109,7 +121,7 @@ def test_row_limit_of_zero_is_no_limit() -> None:
     assert not filled(0, rows=1 << 40).reached
 
 
-# --- in a checkpoint --------------------------------------------------------------------------------------------------
+# --- in a checkpoint ------------------------------------------------------------------------------
 
 
 def test_snapshot_of_a_newer_release_is_refused_as_such() -> None:

@@ -23,7 +23,8 @@ class RefuseSegments:
     """Refuses the first `times` CREATE_SEGMENT groups."""
 
     def __init__(self, error: Exception, times: int) -> None:
-        self.error, self.left = error, times
+        self.error = error
+        self.left = times
         self.tried: list[Pack] = []
 
     def __call__(self, pack: Pack) -> Exception | None:
@@ -34,7 +35,9 @@ class RefuseSegments:
         return self.error if self.left >= 0 else None
 
 
-async def test_allocation_is_tried_again_with_fresh_messages_after_pauses(channel: LiveChannel) -> None:
+async def test_allocation_is_tried_again_with_fresh_messages_after_pauses(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     refusal = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=3)
     await channel.append(insert(info))
@@ -44,7 +47,9 @@ async def test_allocation_is_tried_again_with_fresh_messages_after_pauses(channe
     assert len({getattr(message.header, "segment_id", 0) for message in messages}) == 4
 
 
-async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error(channel: LiveChannel) -> None:
+async def test_allocation_that_fails_for_good_ends_every_wait_with_a_typed_error(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     refusal = channel.log.refusal = RefuseSegments(StorageFull("disk", 1, 2), times=10**6)
     errors: list[Overloaded] = []
@@ -89,7 +94,8 @@ async def test_failed_write_is_not_tried_again(channel: LiveChannel) -> None:
 
 
 async def test_closing_ends_the_waits_and_refuses_new_ones(channel: LiveChannel) -> None:
-    one, two = await channel.create_collection("a"), await channel.create_collection("b")
+    one = await channel.create_collection("a")
+    two = await channel.create_collection("b")
     channel.log.hold()
     errors: list[OnShutdown] = []
 
@@ -109,7 +115,7 @@ async def test_closing_ends_the_waits_and_refuses_new_ones(channel: LiveChannel)
     assert len(channel.shard.state.segments) == 1
 
 
-# --- seals ------------------------------------------------------------------------------------------------------------
+# --- seals ----------------------------------------------------------------------------------------
 
 
 class Refuse:

@@ -39,7 +39,9 @@ class Bench:
         self.ticks = ticks or allocator()
         self.readers = Readers()
         self.first = self.ticks.allocate()
-        self.acks = AckManager(self.ticks, confirmed_tick=self.first, tail=self.readers, mvcc=MvccManager(self.first))
+        self.acks = AckManager(
+            self.ticks, confirmed_tick=self.first, tail=self.readers, mvcc=MvccManager(self.first)
+        )
         self.acks.promised_tick = TICK_MAX
 
     def mark(self) -> Acker:
@@ -210,7 +212,9 @@ async def test_mark_is_confirmed_when_everything_below_it_has_ended_and_not_earl
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40))
-def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(seed: int, count: int) -> None:
+def test_release_is_gapless_ascending_and_never_ahead_of_an_unacknowledged_tick(
+    seed: int, count: int
+) -> None:
     async def scenario() -> None:
         rng = random.Random(seed)
         bench = Bench()

@@ -30,7 +30,9 @@ async def test_idle_log_gets_ticks_by_the_timer_alone() -> None:
     assert channel.promised[-1] >= channel.tail.confirmed_tick
 
 
-async def test_tick_that_cannot_be_promised_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_tick_that_cannot_be_promised_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     channel = TickChannel()
     inspector = TimeTickInspector(channel.sync_operator, interval_s=0.001)
     channel.promise_refusal = StorageFull("data", 0, 1)

@@ -96,7 +96,9 @@ async def test_entry_written_but_not_synced_is_acknowledged_and_not_published() 
     assert channel.published() == [result.time_tick]
 
 
-async def test_messages_may_be_used_again_once_the_append_returned_though_not_published_yet() -> None:
+async def test_messages_may_be_used_again_once_the_append_returned_though_not_published_yet() -> (
+    None
+):
     channel = TickChannel(durability="os")
     group = insert(A, txn_id=5)
     append = await channel.start(group)
@@ -149,12 +151,13 @@ async def test_write_nobody_can_know_the_end_of_counts_as_indeterminate() -> Non
     assert channel.acks._indeterminate_tick
 
 
-# --- packs of several groups ------------------------------------------------------------------------------------------
+# --- packs of several groups ----------------------------------------------------------------------
 
 
-async def test_groups_of_a_pack_get_ticks_one_after_the_other_and_are_published_as_one_entry() -> None:
+async def test_groups_of_a_pack_get_ticks_one_after_other_and_are_published_as_one_entry() -> None:
     channel = TickChannel(oldest_open_begin=lambda: 7)
-    before, (pack, task) = await channel.start(insert()), await start_pack(channel, insert(A), insert(A, B), insert(B))
+    before = await channel.start(insert())
+    (pack, task) = await start_pack(channel, insert(A), insert(A, B), insert(B))
     channel.log.write()
     await task
     results = [group.result() for group in pack.groups]
@@ -183,8 +186,9 @@ async def test_no_tick_of_a_pack_is_confirmed_before_the_entry_is_durable() -> N
     assert await consistent > pack.time_tick
 
 
-async def test_groups_that_leave_behind_the_tick_give_theirs_back_and_the_rest_stays_in_order() -> None:
-    channel, gone = TickChannel(), insert()
+async def test_groups_that_leave_behind_tick_give_theirs_back_and_the_rest_stays_in_order() -> None:
+    channel = TickChannel()
+    gone = insert()
 
     async def end(pack: Pack) -> None:
         pack.leave(gone)
@@ -226,7 +230,9 @@ async def test_pack_of_unknown_outcome_stops_every_tick_from_its_first_on() -> N
     assert channel.tail.confirmed_tick == (await good).time_tick
 
 
-async def start_pack(channel: TickChannel, *groups: AppendGroup) -> tuple[Pack, "asyncio.Future[None]"]:
+async def start_pack(
+    channel: TickChannel, *groups: AppendGroup
+) -> tuple[Pack, "asyncio.Future[None]"]:
     pack = Pack(list(groups))
     task = asyncio.ensure_future(channel.append_pack(pack))
     await settle()

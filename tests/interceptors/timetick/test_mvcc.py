@@ -38,7 +38,11 @@ def test_entries_out_of_order_do_not_move_a_vchannel_back() -> None:
 
 def test_vchannel_of_a_pack_changes_at_the_last_group_that_writes_to_it() -> None:
     mvcc = MvccManager(10)
-    mvcc.update(packed_entry(insert(A), insert(A, B), insert(A), insert(B), insert(A), tick=12, first_position=1))
+    mvcc.update(
+        packed_entry(
+            insert(A), insert(A, B), insert(A), insert(B), insert(A), tick=12, first_position=1
+        )
+    )
     assert mvcc.all_vchannels() == [(A, 16, False), (B, 15, False)]
 
 
@@ -53,7 +57,11 @@ def test_streamed_transaction_changes_its_vchannels_at_its_commit_only() -> None
 
 def test_buffered_transaction_changes_its_vchannels_at_its_tick() -> None:
     mvcc = MvccManager(10)
-    mvcc.update(packed_entry(transaction_group(*insert(A).pieces, *insert(B).pieces), tick=12, first_position=1))
+    mvcc.update(
+        packed_entry(
+            transaction_group(*insert(A).pieces, *insert(B).pieces), tick=12, first_position=1
+        )
+    )
     assert mvcc.all_vchannels() == [(A, 12, False), (B, 12, False)]
 
 

@@ -30,7 +30,9 @@ async def test_idle_tick_follows_the_clock_and_is_promised_before_readers_hear_o
     assert channel.log.next_position == 1, "nothing was written"
 
 
-async def test_tick_that_cannot_be_promised_is_an_error_and_readers_hear_of_it_once_it_can() -> None:
+async def test_tick_that_cannot_be_promised_is_an_error_and_readers_hear_of_it_once_it_can() -> (
+    None
+):
     channel = TickChannel()
     channel.promise_refusal = StorageFailed("the floor file cannot be written")
     for _ in range(2):
@@ -48,7 +50,9 @@ async def test_disk_that_takes_longer_than_a_promise_reaches_ahead_does_not_keep
     channel = TickChannel()
     channel.promise_ms = promise_ms
     tick = await asyncio.wait_for(channel.sync_operator.sync(), 60)
-    assert physical_ms(channel.promised[-1]) - physical_ms(tick) <= promise_ms, "no further ahead than needed"
+    assert physical_ms(channel.promised[-1]) - physical_ms(tick) <= promise_ms, (
+        "no further ahead than needed"
+    )
     assert len(channel.promised) <= 4
 
 

@@ -13,7 +13,10 @@ from wal.log import log_end
 
 class TickChannel:
     def __init__(
-        self, *, durability: str = "fsync", oldest_open_begin: Callable[[], int | None] = lambda: None
+        self,
+        *,
+        durability: str = "fsync",
+        oldest_open_begin: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.clock = StillClock()
         self.ticks = allocator(self.clock)
@@ -26,10 +29,14 @@ class TickChannel:
         self.promise_ms = 0
         """How long the disk takes for one."""
         self.mvcc = MvccManager(self.first_tick)
-        self.acks = AckManager(self.ticks, confirmed_tick=self.first_tick, tail=self.tail, mvcc=self.mvcc)
+        self.acks = AckManager(
+            self.ticks, confirmed_tick=self.first_tick, tail=self.tail, mvcc=self.mvcc
+        )
         self.sync_operator = TimeTickSyncOperator(self.acks, promise_tick=self._promise)
         self.timetick = TimeTickInterceptor(acks=self.acks, oldest_open_begin=oldest_open_begin)
-        self.append_pack = Chain([RedoInterceptor(wait_s_max=5), self.timetick], log_end(self.log)).append
+        self.append_pack = Chain(
+            [RedoInterceptor(wait_s_max=5), self.timetick], log_end(self.log)
+        ).append
 
     async def append(self, group: AppendGroup) -> AppendResult:
         """Append a group alone."""

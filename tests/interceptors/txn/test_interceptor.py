@@ -32,13 +32,17 @@ async def channel() -> AsyncIterator[LiveChannel]:
 
 
 async def transactions(channel: LiveChannel) -> list[TransactionMessage]:
-    return [message for message in await channel.visible() if isinstance(message, TransactionMessage)]
+    return [
+        message for message in await channel.visible() if isinstance(message, TransactionMessage)
+    ]
 
 
-# --- one group --------------------------------------------------------------------------------------------------------
+# --- one group ------------------------------------------------------------------------------------
 
 
-async def test_transaction_in_one_group_takes_the_groups_tick_as_id_and_needs_no_session(channel: LiveChannel) -> None:
+async def test_transaction_in_one_group_takes_the_groups_tick_as_id_and_needs_no_session(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     result = await channel.transact(delete(info), insert(info, 3))
     assert result.txn_id == result.time_tick
@@ -51,7 +55,10 @@ async def test_transaction_in_one_group_assigns_bodies_in_their_order(channel: L
     await channel.append(insert(info, 5))
     await channel.transact(delete(info), insert(info, 3), delete(info))
     (txn,) = await transactions(channel)
-    offsets = [getattr(body.header, "first_offset", getattr(body.header, "next_offset", None)) for body in txn.bodies]
+    offsets = [
+        getattr(body.header, "first_offset", getattr(body.header, "next_offset", None))
+        for body in txn.bodies
+    ]
     assert offsets == [5, 5, 8]
 
 
@@ -60,7 +67,7 @@ async def test_streamed_transaction_may_be_empty(channel: LiveChannel) -> None:
     assert [txn.bodies for txn in await transactions(channel)] == [()]
 
 
-# --- streamed ---------------------------------------------------------------------------------------------------------
+# --- streamed -------------------------------------------------------------------------------------
 
 
 async def test_streamed_transaction_is_invisible_until_its_commit(channel: LiveChannel) -> None:
@@ -77,8 +84,11 @@ async def test_streamed_transaction_is_invisible_until_its_commit(channel: LiveC
     assert [body.type for body in txn.bodies] == [MessageType.INSERT, MessageType.DELETE]
 
 
-async def test_commit_names_the_vchannels_of_all_collections_it_touched(channel: LiveChannel) -> None:
-    one, two = await channel.create_collection("a", shards=2), await channel.create_collection("b")
+async def test_commit_names_the_vchannels_of_all_collections_it_touched(
+    channel: LiveChannel,
+) -> None:
+    one = await channel.create_collection("a", shards=2)
+    two = await channel.create_collection("b")
     txn_id = await channel.begin()
     await channel.append(insert_body(two, txn_id=txn_id))
     await channel.append(insert_body(one, shard=1, txn_id=txn_id))
@@ -105,7 +115,7 @@ async def test_begin_without_keepalive_gets_the_default_in_the_log(channel: Live
     assert entry.messages[0].header == BeginTxnHeader(10_000)
 
 
-async def test_keepalive_is_no_longer_than_the_oldest_a_session_gets(channel: LiveChannel) -> None:
+async def test_keepalive_is_no_longer_than_oldest_a_session_gets(channel: LiveChannel) -> None:
     await channel.begin(60_001)
     (begin_message,) = (await channel.entries())[-1].messages
     assert begin_message.header == BeginTxnHeader(60_000)
@@ -140,7 +150,9 @@ async def test_body_that_is_refused_does_not_count(channel: LiveChannel) -> None
     assert len(txn.bodies) == 1
 
 
-async def test_transaction_over_its_size_is_rolled_back_with_a_typed_error(channel: LiveChannel) -> None:
+async def test_transaction_over_its_size_is_rolled_back_with_a_typed_error(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
     await channel.append(insert_body(info, 90, txn_id=txn_id))
@@ -152,7 +164,7 @@ async def test_transaction_over_its_size_is_rolled_back_with_a_typed_error(chann
     assert await transactions(channel) == []
 
 
-# --- commits and bodies on their way ----------------------------------------------------------------------------------
+# --- commits and bodies on their way --------------------------------------------------------------
 
 
 async def test_commit_waits_until_no_body_is_on_its_way(channel: LiveChannel) -> None:
@@ -198,7 +210,9 @@ async def test_commit_given_up_while_it_waits_may_be_repeated(channel: LiveChann
     assert len(await transactions(channel)) == 1
 
 
-async def test_commit_given_up_and_not_repeated_is_rolled_back_by_expiry(channel: LiveChannel) -> None:
+async def test_commit_given_up_and_not_repeated_is_rolled_back_by_expiry(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     txn_id = await channel.begin()
@@ -243,7 +257,9 @@ async def test_of_two_commits_that_wait_together_one_is_the_commit(channel: Live
     assert len(await transactions(channel)) == 1
 
 
-async def test_second_commit_after_the_first_says_that_it_is_committed(channel: LiveChannel) -> None:
+async def test_second_commit_after_the_first_says_that_it_is_committed(
+    channel: LiveChannel,
+) -> None:
     txn_id = await channel.begin()
     await channel.commit(txn_id)
     with pytest.raises(InvalidTransactionState, match="committed"):
@@ -267,7 +283,9 @@ async def test_commit_that_the_log_refuses_is_rolled_back(channel: LiveChannel) 
     assert await transactions(channel) == []
 
 
-async def test_commit_into_a_full_segment_waits_for_a_new_one_and_succeeds(channel: LiveChannel) -> None:
+async def test_commit_into_a_full_segment_waits_for_a_new_one_and_succeeds(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
     await channel.append(insert_body(info, 3, txn_id=txn_id))

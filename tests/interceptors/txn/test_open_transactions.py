@@ -33,13 +33,15 @@ async def channel() -> AsyncIterator[LiveChannel]:
 
 
 async def transactions(channel: LiveChannel) -> list[TransactionMessage]:
-    return [message for message in await channel.visible() if isinstance(message, TransactionMessage)]
+    return [
+        message for message in await channel.visible() if isinstance(message, TransactionMessage)
+    ]
 
 
-# --- expiry -----------------------------------------------------------------------------------------------------------
+# --- expiry ---------------------------------------------------------------------------------------
 
 
-async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: LiveChannel) -> None:
+async def test_expired_transaction_refused_and_its_rollback_logged(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin(10)
     await channel.append(insert_body(info, txn_id=txn_id))
@@ -51,8 +53,12 @@ async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: L
     assert channel.txn.oldest_open_begin() is None
 
 
-@pytest.mark.parametrize("ends", ["acknowledged", "refused by the log", "refused on the way", "cancelled"])
-async def test_only_a_body_that_was_acknowledged_extends_the_keepalive(channel: LiveChannel, ends: str) -> None:
+@pytest.mark.parametrize(
+    "ends", ["acknowledged", "refused by the log", "refused on the way", "cancelled"]
+)
+async def test_only_a_body_that_was_acknowledged_extends_the_keepalive(
+    channel: LiveChannel, ends: str
+) -> None:
     info = await channel.create_collection("a")
     await channel.append(insert(info))
     txn_id = await channel.begin(10)
@@ -80,13 +86,14 @@ async def test_only_a_body_that_was_acknowledged_extends_the_keepalive(channel: 
     assert expired == (0 if ends == "acknowledged" else 1)
 
 
-async def test_fences_that_no_open_transaction_may_span_are_forgotten_while_others_are_always_open(
+async def test_fences_no_open_transaction_may_span_are_forgotten_while_others_are_always_open(
     channel: LiveChannel,
 ) -> None:
     txn_id = await channel.begin()
     for number in range(20):
         await channel.create_collection(f"c{number}")
-        before, txn_id = txn_id, await channel.begin()
+        before = txn_id
+        txn_id = await channel.begin()
         await channel.rollback(before)
     assert len(channel.txn._fences) <= 2
 
@@ -101,7 +108,9 @@ async def test_timer_expires_what_no_client_asks_for(channel: LiveChannel) -> No
     assert channel.txn.sessions == ()
 
 
-async def test_client_may_roll_back_what_expired_and_the_worker_does_not_repeat_it(channel: LiveChannel) -> None:
+async def test_client_may_roll_back_what_expired_and_the_worker_does_not_repeat_it(
+    channel: LiveChannel,
+) -> None:
     txn_id = await channel.begin(10)
     channel.pass_ms(11)
     channel.txn.expire()
@@ -110,7 +119,9 @@ async def test_client_may_roll_back_what_expired_and_the_worker_does_not_repeat_
     assert (await channel.types()).count(MessageType.ROLLBACK_TXN) == 1
 
 
-async def test_rollback_worker_writes_a_rollback_as_soon_as_a_session_failed(channel: LiveChannel) -> None:
+async def test_rollback_worker_writes_a_rollback_as_soon_as_a_session_failed(
+    channel: LiveChannel,
+) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(channel.txn.run, channel.append_group)
         await channel.begin(10)
@@ -142,12 +153,16 @@ async def test_clock_set_back_makes_no_transaction_older_or_younger(channel: Liv
         await channel.commit(txn_id)
 
 
-# --- exclusive messages -----------------------------------------------------------------------------------------------
+# --- exclusive messages ---------------------------------------------------------------------------
 
 
-async def test_exclusive_message_ends_the_transactions_of_its_vchannels_only(channel: LiveChannel) -> None:
-    one, two = await channel.create_collection("a"), await channel.create_collection("b")
-    hit, spared = await channel.begin(), await channel.begin()
+async def test_exclusive_message_ends_the_transactions_of_its_vchannels_only(
+    channel: LiveChannel,
+) -> None:
+    one = await channel.create_collection("a")
+    two = await channel.create_collection("b")
+    hit = await channel.begin()
+    spared = await channel.begin()
     await channel.append(insert_body(one, txn_id=hit))
     await channel.append(insert_body(two, txn_id=spared))
     await channel.create_partition(one, "eu")
@@ -157,7 +172,9 @@ async def test_exclusive_message_ends_the_transactions_of_its_vchannels_only(cha
     assert [txn.txn_id for txn in await transactions(channel)] == [spared]
 
 
-async def test_first_body_behind_an_exclusive_message_ends_the_transaction(channel: LiveChannel) -> None:
+async def test_first_body_behind_an_exclusive_message_ends_the_transaction(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
     await channel.create_partition(info, "eu")
@@ -175,7 +192,7 @@ async def test_transaction_begun_after_an_exclusive_message_is_free(channel: Liv
     await channel.rollback(older)
 
 
-async def test_exclusive_message_that_is_refused_ends_no_transaction(channel: LiveChannel) -> None:
+async def test_exclusive_message_is_refused_ends_no_transaction(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     await channel.create_partition(info, "eu")
     txn_id = await channel.begin()
@@ -185,11 +202,12 @@ async def test_exclusive_message_that_is_refused_ends_no_transaction(channel: Li
     await channel.commit(txn_id)
 
 
-# --- where readers resume ---------------------------------------------------------------------------------------------
+# --- where readers resume -------------------------------------------------------------------------
 
 
 async def test_oldest_open_begin_follows_the_oldest_transaction(channel: LiveChannel) -> None:
-    first, second = await channel.begin(), await channel.begin()
+    first = await channel.begin()
+    second = await channel.begin()
     assert channel.txn.oldest_open_begin() == 1
     await channel.commit(second)
     assert channel.txn.oldest_open_begin() == 1
@@ -209,12 +227,16 @@ async def test_begin_counts_as_open_from_its_place_in_the_log(channel: LiveChann
 async def test_scope_of_a_commit_has_the_vchannels_of_its_bodies(channel: LiveChannel) -> None:
     info = await channel.create_collection("a", shards=3)
     txn_id = await channel.begin()
-    await channel.append(insert_body(info, shard=2, txn_id=txn_id), insert_body(info, shard=0, txn_id=txn_id))
+    await channel.append(
+        insert_body(info, shard=2, txn_id=txn_id), insert_body(info, shard=0, txn_id=txn_id)
+    )
     scope = channel.txn.scope_of(Pack([AppendGroup([commit(txn_id)])]))
     assert set(scope) == {"", info.vchannels[0], info.vchannels[2]}
 
 
-async def test_rollback_of_what_a_drop_overtook_waits_for_no_vchannel_and_leaves_no_lock(channel: LiveChannel) -> None:
+async def test_rollback_of_what_a_drop_overtook_waits_for_no_vchannel_and_leaves_no_lock(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a", shards=2)
     txn_id = await channel.begin()
     await channel.append(insert_body(info, shard=1, txn_id=txn_id))
@@ -223,7 +245,7 @@ async def test_rollback_of_what_a_drop_overtook_waits_for_no_vchannel_and_leaves
     assert not set(info.vchannels) & set(channel.lock._locks)
 
 
-# --- after a restart --------------------------------------------------------------------------------------------------
+# --- after a restart ------------------------------------------------------------------------------
 
 
 async def test_open_transaction_survives_a_restart_and_commits(channel: LiveChannel) -> None:
@@ -238,7 +260,9 @@ async def test_open_transaction_survives_a_restart_and_commits(channel: LiveChan
     assert [getattr(body.header, "first_offset", None) for body in txn.bodies] == [0, 2]
 
 
-async def test_transaction_overtaken_before_a_restart_stays_dead_after_it(channel: LiveChannel) -> None:
+async def test_transaction_overtaken_before_a_restart_stays_dead_after_it(
+    channel: LiveChannel,
+) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin()
     await channel.append(insert_body(info, 2, txn_id=txn_id))
@@ -267,7 +291,7 @@ async def test_restart_counts_as_age(channel: LiveChannel) -> None:
             await reopened.commit(txn_id)
 
 
-async def test_state_of_a_commit_in_the_logs_hands_is_left_to_the_log(channel: LiveChannel) -> None:
+async def test_state_of_a_commit_in_logs_hands_is_left_to_the_log(channel: LiveChannel) -> None:
     txn_id = await channel.begin(10)
     channel.log.hold()
     async with anyio.create_task_group() as tasks:
@@ -281,10 +305,10 @@ async def test_state_of_a_commit_in_the_logs_hands_is_left_to_the_log(channel: L
     assert len(await transactions(channel)) == 1
 
 
-# --- commits that are repeated ----------------------------------------------------------------------------------------
+# --- commits that are repeated --------------------------------------------------------------------
 
 
-def test_a_transaction_that_never_committed_is_not_taken_for_one_that_did_nor_for_a_forgotten_one() -> None:
+def test_transaction_never_committed_is_not_taken_for_one_that_did_nor_for_forgotten_one() -> None:
     known = Commits()
     known.add(7)
     assert 7 in known
@@ -292,16 +316,20 @@ def test_a_transaction_that_never_committed_is_not_taken_for_one_that_did_nor_fo
     assert known.known_after == 0
 
 
-def test_forgetting_a_commit_makes_older_ones_unknown_and_not_uncommitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_a_commit_makes_older_ones_unknown_and_not_uncommitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(txn, "COMMITS_MAX", 2)
     known = Commits(known_after=3)
     for txn_id in (9, 5, 8, 20):
         known.add(txn_id)
     assert [txn_id in known for txn_id in (9, 5, 8, 20)] == [False, False, True, True]
-    assert known.known_after == 9, "not the id forgotten last: commits do not come in the order of begins"
+    assert known.known_after == 9, (
+        "not the id forgotten last: commits do not come in the order of begins"
+    )
 
 
-# --- the end of the log -----------------------------------------------------------------------------------------------
+# --- the end of the log ---------------------------------------------------------------------------
 
 
 async def test_rollback_worker_ends_when_the_log_takes_no_more() -> None:

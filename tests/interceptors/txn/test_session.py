@@ -100,7 +100,9 @@ def test_commit_sent_back_out_of_place_is_a_bug() -> None:
 
 @pytest.mark.parametrize("state", SessionState)
 @pytest.mark.parametrize("event", SessionEvent)
-def test_event_outside_the_table_raises_and_changes_nothing(state: SessionState, event: SessionEvent) -> None:
+def test_event_outside_the_table_raises_and_changes_nothing(
+    state: SessionState, event: SessionEvent
+) -> None:
     at = session()
     at.state = state
     if (state, event) in TRANSITIONS:

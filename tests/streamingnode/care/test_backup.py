@@ -1,4 +1,6 @@
-"""Backups of running and closed nodes: whole, verified; restored nodes begin a life of their own."""
+"""Backups of running and closed nodes: whole, verified; restored nodes begin a life of their
+own.
+"""
 
 import os
 import shutil
@@ -20,7 +22,17 @@ from streamingnode.care.inspect import read_record
 from streamingnode.care.verify import verify_directory
 from streamingnode.node import Node
 from tests.parts_of import parts_of
-from tests.streamingnode.sample_node import SCHEMA, SETTINGS, Sample, copy_of, files_of, flip, largest, rows_of, segment
+from tests.streamingnode.sample_node import (
+    SCHEMA,
+    SETTINGS,
+    Sample,
+    copy_of,
+    files_of,
+    flip,
+    largest,
+    rows_of,
+    segment,
+)
 from wal.errors import AlreadyExists, AlreadyOwned, Corrupt, InvalidArgument, StreamingNodeError
 
 NEXT_STEP = " — "
@@ -37,12 +49,15 @@ async def append_until(node: Node, stop: anyio.Event, acknowledged: dict[int, st
             await node.flush()
 
 
-def test_backups_under_running_appends_have_all_that_was_acknowledged_before(sample: Sample, tmp_path: Path) -> None:
+def test_backups_under_running_appends_have_all_that_was_acknowledged_before(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.killed, tmp_path / "node")
     before: list[dict[int, str]] = []
 
     async def run() -> None:
-        stop, acknowledged = anyio.Event(), dict(sample.rows)
+        stop = anyio.Event()
+        acknowledged = dict(sample.rows)
         async with sn.open_node(path, **SETTINGS | {"retention_s": 0}) as node:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(append_until, node, stop, acknowledged)
@@ -56,7 +71,8 @@ def test_backups_under_running_appends_have_all_that_was_acknowledged_before(sam
     anyio.run(run)
     assert not (path / "backup.tmp").exists()
     for number in range(4):
-        backup, restored = tmp_path / f"backup-{number}", tmp_path / f"restored-{number}"
+        backup = tmp_path / f"backup-{number}"
+        restored = tmp_path / f"restored-{number}"
         assert verify_directory(backup).worst is None
         restore_directory(backup, restored)
         found = rows_of(restored)
@@ -73,11 +89,15 @@ def test_a_backup_shares_no_bytes_with_the_node(sample: Sample, tmp_path: Path) 
             await node.backup(tmp_path / "backup")
 
     anyio.run(run)
-    assert all((tmp_path / "backup" / name).stat().st_nlink == 1 for name in files_of(tmp_path / "backup"))
+    assert all(
+        (tmp_path / "backup" / name).stat().st_nlink == 1 for name in files_of(tmp_path / "backup")
+    )
 
 
 @pytest.mark.parametrize("state", ["closed", "killed"])
-def test_a_restored_backup_of_a_closed_node_has_every_row(sample: Sample, tmp_path: Path, state: str) -> None:
+def test_a_restored_backup_of_a_closed_node_has_every_row(
+    sample: Sample, tmp_path: Path, state: str
+) -> None:
     path = copy_of(getattr(sample, state), tmp_path / "node")
     made = backup_directory(path, tmp_path / "backup")
     assert made.cut == 3
@@ -87,7 +107,9 @@ def test_a_restored_backup_of_a_closed_node_has_every_row(sample: Sample, tmp_pa
     assert verify_directory(tmp_path / "restored").worst is None
 
 
-def test_a_restored_node_has_a_term_no_owner_of_the_original_can_have(sample: Sample, tmp_path: Path) -> None:
+def test_a_restored_node_has_a_term_no_owner_of_the_original_can_have(
+    sample: Sample, tmp_path: Path
+) -> None:
     backup_directory(copy_of(sample.closed, tmp_path / "node"), tmp_path / "backup")
 
     async def term(path: Path) -> int:
@@ -103,7 +125,9 @@ def test_a_restored_node_has_a_term_no_owner_of_the_original_can_have(sample: Sa
     assert anyio.run(term, tmp_path / "restored-2") > 2 * RESTORE_TERM_STEP
 
 
-def test_ticks_of_a_restored_node_are_above_all_that_the_backup_has(sample: Sample, tmp_path: Path) -> None:
+def test_ticks_of_a_restored_node_are_above_all_that_the_backup_has(
+    sample: Sample, tmp_path: Path
+) -> None:
     made = backup_directory(copy_of(sample.closed, tmp_path / "node"), tmp_path / "backup")
     restore_directory(tmp_path / "backup", tmp_path / "restored")
 
@@ -114,12 +138,14 @@ def test_ticks_of_a_restored_node_are_above_all_that_the_backup_has(sample: Samp
     assert anyio.run(insert) > made.tick
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_a_backup_is_not_opened_as_a_node(sample: Sample, tmp_path: Path) -> None:
     backup_directory(copy_of(sample.closed, tmp_path / "node"), tmp_path / "backup")
-    before = {name: (tmp_path / "backup" / name).read_bytes() for name in files_of(tmp_path / "backup")}
+    before = {
+        name: (tmp_path / "backup" / name).read_bytes() for name in files_of(tmp_path / "backup")
+    }
     with pytest.raises(InvalidArgument, match="streamingnode restore"):
         rows_of(tmp_path / "backup")
     with pytest.raises(InvalidArgument, match="is a backup"):
@@ -128,8 +154,11 @@ def test_a_backup_is_not_opened_as_a_node(sample: Sample, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("occupied", ["a file", "a directory with something"])
-def test_nothing_is_written_where_something_is(sample: Sample, tmp_path: Path, occupied: str) -> None:
-    path, target = copy_of(sample.closed, tmp_path / "node"), tmp_path / "target"
+def test_nothing_is_written_where_something_is(
+    sample: Sample, tmp_path: Path, occupied: str
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    target = tmp_path / "target"
     if occupied == "a file":
         target.write_text("mine")
     else:
@@ -144,9 +173,13 @@ def test_nothing_is_written_where_something_is(sample: Sample, tmp_path: Path, o
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a\0b", 3, None, b"x", "/", "loop", "x" * 300, "x" * 250, "file/x"], ids=lambda n: f"{n!r:.9}"
+    "name",
+    ["", "a\0b", 3, None, b"x", "/", "loop", "x" * 300, "x" * 250, "file/x"],
+    ids=lambda n: f"{n!r:.9}",
 )
-def test_a_target_that_cannot_be_made_is_a_typed_error(sample: Sample, tmp_path: Path, name: Any) -> None:
+def test_a_target_that_cannot_be_made_is_a_typed_error(
+    sample: Sample, tmp_path: Path, name: Any
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").write_text("mine")
@@ -155,7 +188,9 @@ def test_a_target_that_cannot_be_made_is_a_typed_error(sample: Sample, tmp_path:
     async def run() -> None:
         async with sn.open_node(path, **SETTINGS) as node:
             with pytest.raises(StreamingNodeError, match=NEXT_STEP):
-                await node.backup(tmp_path / name if name and isinstance(name, str) and "\0" not in name else name)
+                await node.backup(
+                    tmp_path / name if name and isinstance(name, str) and "\0" not in name else name
+                )
 
     anyio.run(run)
     if isinstance(name, str) and "\0" not in name and name:
@@ -166,7 +201,9 @@ def test_a_target_that_cannot_be_made_is_a_typed_error(sample: Sample, tmp_path:
     assert set(tmp_path.iterdir()) == before
 
 
-def test_neither_a_backup_nor_a_node_is_made_inside_what_it_is_made_from(sample: Sample, tmp_path: Path) -> None:
+def test_neither_a_backup_nor_a_node_is_made_inside_what_it_is_made_from(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     backup = tmp_path / "backup"
     backup_directory(path, backup)
@@ -196,7 +233,9 @@ def test_an_empty_directory_will_do_as_a_target(sample: Sample, tmp_path: Path) 
 
 @pytest.mark.parametrize("leads_to", ["an empty directory", "nothing"])
 def test_a_link_stands_for_where_it_leads_to(sample: Sample, tmp_path: Path, leads_to: str) -> None:
-    path, disk, link = copy_of(sample.closed, tmp_path / "node"), tmp_path / "disk", tmp_path / "link"
+    path = copy_of(sample.closed, tmp_path / "node")
+    disk = tmp_path / "disk"
+    link = tmp_path / "link"
     link.symlink_to(disk)
     if leads_to == "an empty directory":
         disk.mkdir()
@@ -206,9 +245,13 @@ def test_a_link_stands_for_where_it_leads_to(sample: Sample, tmp_path: Path, lea
     assert rows_of(disk) == sample.rows
 
 
-def test_the_mount_of_a_disk_is_refused_before_anything_is_copied(sample: Sample, tmp_path: Path) -> None:
+def test_the_mount_of_a_disk_is_refused_before_anything_is_copied(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
-    with pytest.raises(InvalidArgument, match="is where a disk is mounted — name a new directory on it"):
+    with pytest.raises(
+        InvalidArgument, match="is where a disk is mounted — name a new directory on it"
+    ):
         backup_directory(path, Path("/proc"))
 
 
@@ -253,10 +296,14 @@ def test_a_damaged_node_gives_no_backup(sample: Sample, tmp_path: Path, damage: 
 
 @pytest.mark.parametrize("name", ["backup.json", "floor", "segment", "log"])
 @pytest.mark.parametrize("how", ["flip", "cut", "missing"])
-def test_a_backup_that_changed_is_not_restored(sample: Sample, tmp_path: Path, name: str, how: str) -> None:
+def test_a_backup_that_changed_is_not_restored(
+    sample: Sample, tmp_path: Path, name: str, how: str
+) -> None:
     backup = tmp_path / "backup"
     backup_directory(copy_of(sample.closed, tmp_path / "node"), backup)
-    file = {"segment": segment(backup, 0), "log": largest(backup, "log/*.sst")}.get(name, backup / name)
+    file = {"segment": segment(backup, 0), "log": largest(backup, "log/*.sst")}.get(
+        name, backup / name
+    )
     match how:
         case "flip":
             flip(file, min(40, file.stat().st_size - 1))
@@ -297,7 +344,9 @@ def left_over(place: Path) -> list[Path]:
     return list(place.rglob("backup*"))
 
 
-def test_a_cancelled_backup_leaves_nothing_and_the_next_one_works(sample: Sample, tmp_path: Path) -> None:
+def test_a_cancelled_backup_leaves_nothing_and_the_next_one_works(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
 
     async def run() -> None:
@@ -313,7 +362,9 @@ def test_a_cancelled_backup_leaves_nothing_and_the_next_one_works(sample: Sample
     assert verify_directory(tmp_path / "backup").worst is None
 
 
-def test_links_that_a_crash_left_are_a_warning_and_gone_after_the_next_backup(sample: Sample, tmp_path: Path) -> None:
+def test_links_that_a_crash_left_are_a_warning_and_gone_after_the_next_backup(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     shutil.copytree(path / "log", path / "backup.tmp" / "log")
     [finding] = verify_directory(path).findings
@@ -330,12 +381,17 @@ def test_links_that_a_crash_left_are_a_warning_and_gone_after_the_next_backup(sa
 def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_away(
     sample: Sample, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, copy_all = copy_of(sample.closed, tmp_path / "node"), making._contents
+    path = copy_of(sample.closed, tmp_path / "node")
+    copy_all = making._contents
 
-    def copy_while_a_table_takes_a_newer_cut(*arguments: Any) -> Iterator[tuple[Path, str, int | None]]:
+    def copy_while_a_table_takes_a_newer_cut(
+        *arguments: Any,
+    ) -> Iterator[tuple[Path, str, int | None]]:
         (path / "leases").mkdir(exist_ok=True)
         node_id = CutLog(path).node_id
-        write_lease(path, Lease(table=str(tmp_path / "t"), node_id=node_id, collection_id=1, cut=99, tick=1))
+        write_lease(
+            path, Lease(table=str(tmp_path / "t"), node_id=node_id, collection_id=1, cut=99, tick=1)
+        )
         return copy_all(*arguments)
 
     async def run() -> None:
@@ -350,8 +406,11 @@ def test_what_tables_take_while_the_backup_copies_is_not_in_it_and_takes_no_cut_
 
 @pytest.mark.may_block
 @pytest.mark.parametrize("running", [True, False], ids=["running", "closed"])
-def test_a_backup_has_what_the_table_of_a_dropped_collection_waits_for(tmp_path: Path, running: bool) -> None:
-    path, made = tmp_path / "node", tmp_path / "backup"
+def test_a_backup_has_what_the_table_of_a_dropped_collection_waits_for(
+    tmp_path: Path, running: bool
+) -> None:
+    path = tmp_path / "node"
+    made = tmp_path / "backup"
 
     async def run() -> None:
         async with sn.open_node(path, **SETTINGS) as node:
@@ -360,7 +419,13 @@ def test_a_backup_has_what_the_table_of_a_dropped_collection_waits_for(tmp_path:
             number = (await node.flush()).number
             collection_id = int(next(path.glob("segments/*")).name)
             node_id = CutLog(path).read(number).manifest.node_id
-            lease = Lease(table=str(tmp_path / "orders"), node_id=node_id, collection_id=collection_id, cut=0, tick=0)
+            lease = Lease(
+                table=str(tmp_path / "orders"),
+                node_id=node_id,
+                collection_id=collection_id,
+                cut=0,
+                tick=0,
+            )
             write_lease(path, lease)
             await node.drop_collection("orders")
             await node.flush()

@@ -1,6 +1,8 @@
-"""Every kind of file of a node, cut short, swapped, doubled, older or a stranger's: found and named, and no row is missing.
+"""Every kind of file of a node, cut short, swapped, doubled, older or a stranger's: found and
+named, and no row is missing.
 
-A node on such a directory has every row it ever acknowledged, or says that it cannot; it never goes on with fewer.
+A node on such a directory has every row it ever acknowledged, or says that it cannot; it never goes
+on with fewer.
 """
 
 import itertools
@@ -32,11 +34,16 @@ PATTERNS = {
 
 def files_like(path: Path, pattern: str) -> list[Path]:
     """Return the files of a pattern that hold something, by size: the last one holds the most."""
-    return sorted((each for each in path.glob(pattern) if each.stat().st_size), key=lambda each: each.stat().st_size)
+    return sorted(
+        (each for each in path.glob(pattern) if each.stat().st_size),
+        key=lambda each: each.stat().st_size,
+    )
 
 
 Fault = Callable[[Path, str, Path, Path], bool]
-"""Does something to a file of a pattern; told the node, an older copy of it, and a stranger. Returns whether it did."""
+"""Does something to a file of a pattern; told the node, an older copy of it, and a stranger.
+Returns whether it did.
+"""
 
 
 def cut_to(share: float) -> Fault:
@@ -50,7 +57,8 @@ def cut_to(share: float) -> Fault:
 
 def cut_last_byte(path: Path, pattern: str, _older: Path, _stranger: Path) -> bool:
     file = files_like(path, pattern)[-1]
-    content = file.read_bytes().rstrip(b"\0")  # what RocksDB made ready and has not written is nothing
+    # what RocksDB made ready and has not written is nothing
+    content = file.read_bytes().rstrip(b"\0")
     os.truncate(file, len(content) - 1)
     return True
 
@@ -86,7 +94,9 @@ def strangers(path: Path, pattern: str, _older: Path, stranger: Path) -> bool:
 
 
 def taken_from(path: Path, pattern: str, other: Path) -> bool:
-    """Put a file of another directory in the place of the one of that name, or else of the largest."""
+    """Put a file of another directory in the place of the one of that name, or else of the
+    largest.
+    """
     for file in reversed(files_like(path, pattern)):
         source = other / file.relative_to(path)
         if source.is_file() and source.read_bytes() != file.read_bytes():
@@ -108,7 +118,9 @@ FAULTS: dict[str, Fault] = {
 
 @pytest.fixture(scope="module")
 def nodes(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The sample, closed and killed, with more in it since: so that the sample itself is an older copy."""
+    """The sample, closed and killed, with more in it since: so that the sample itself is an older
+    copy.
+    """
     place = tmp_path_factory.mktemp("nodes")
     path = copy_of(sample.closed, place / "closed")
 
@@ -130,10 +142,18 @@ def cases() -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("state, part, fault", list(cases()))
 def test_bad_file_is_found_and_no_row_is_missing(
-    nodes: dict[str, Path], sample: Sample, stranger: Path, tmp_path: Path, state: str, part: str, fault: str
+    nodes: dict[str, Path],
+    sample: Sample,
+    stranger: Path,
+    tmp_path: Path,
+    state: str,
+    part: str,
+    fault: str,
 ) -> None:
     path = copy_of(nodes[state], tmp_path / "node")
-    if not files_like(path, PATTERNS[part]) or not FAULTS[fault](path, PATTERNS[part], sample.closed, stranger):
+    if not files_like(path, PATTERNS[part]) or not FAULTS[fault](
+        path, PATTERNS[part], sample.closed, stranger
+    ):
         return  # there is no such file, or no other one of its kind
     report = verify_directory(path)
     expected = sample.rows | {key: "last" if key == -21 else "later" for key in range(-21, 0)}

@@ -46,7 +46,11 @@ def cut_off(path: Path, failpoint: str) -> Path:
 
 def files(path: Path) -> dict[Path, bytes | None]:
     """Return everything under a directory, but the lock that a look takes."""
-    return {each: each.read_bytes() if each.is_file() else None for each in path.rglob("*") if each.name != "node.lock"}
+    return {
+        each: each.read_bytes() if each.is_file() else None
+        for each in path.rglob("*")
+        if each.name != "node.lock"
+    }
 
 
 @pytest.mark.parametrize("failpoint", ["recovery.database_created", "recovery.floor_created"])

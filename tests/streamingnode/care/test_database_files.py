@@ -1,4 +1,6 @@
-"""Files of the database that carry no rows: a verification says what is wrong with them, and does not mend it."""
+"""Files of the database that carry no rows: a verification says what is wrong with them, and does
+not mend it.
+"""
 
 from pathlib import Path
 
@@ -20,7 +22,9 @@ def write(settings: Path, content: bytes | None) -> None:
         settings.write_bytes(content)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"garbage", b'{"raw_mode":false,"prefix_extractors":{}}'])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"garbage", b'{"raw_mode":false,"prefix_extractors":{}}']
+)
 def test_a_look_leaves_the_settings_as_they_are_to_the_next_opening(
     sample: Sample, tmp_path: Path, content: bytes | None
 ) -> None:
@@ -41,11 +45,15 @@ def test_bad_settings_of_a_backup_stay_damage_however_often_it_is_verified(
     backup_directory(sample.closed, backup)
     write(backup / "log" / SETTINGS_NAME, content)
     for _ in range(2):
-        assert f"log/{SETTINGS_NAME}" in {finding.place for finding in verify_directory(backup).findings}
+        assert f"log/{SETTINGS_NAME}" in {
+            finding.place for finding in verify_directory(backup).findings
+        }
         assert verify_directory(backup).damages
 
 
-def test_torn_end_of_rocksdbs_manifest_is_named_and_opening_drops_it(sample: Sample, tmp_path: Path) -> None:
+def test_torn_end_of_rocksdbs_manifest_is_named_and_opening_drops_it(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.killed, tmp_path / "node")
     manifest = manifest_of(path / "log")
     torn = manifest.read_bytes() + A_LOST_PAGE

@@ -18,16 +18,22 @@ TICK = 1 << 40
 def chain(
     *counts: int, first: int = 1, terms: tuple[int, ...] = (), ticks: tuple[int, ...] = ()
 ) -> list[tuple[int, bytes]]:
-    """Return (last position, bytes) of entries with so many messages each, that follow each other."""
-    entries, position, crc32c = [], first, 0
+    """Return (last position, bytes) of entries with so many messages each, that follow each
+    other.
+    """
+    entries = []
+    position = first
+    crc32c = 0
     for index, count in enumerate(counts):
         term = terms[index] if terms else 1
         tick = ticks[index] if ticks else TICK + position
         messages = [
-            MutableMessage(MessageType.TIME_TICK, TimeTickHeader(), time_tick=tick, wal_term=term) for _ in range(count)
+            MutableMessage(MessageType.TIME_TICK, TimeTickHeader(), time_tick=tick, wal_term=term)
+            for _ in range(count)
         ]
         data = encode_entry(into_entry(messages, first_position=position), previous_crc32c=crc32c)
-        crc32c, position = entry_crc32c(data), position + count
+        crc32c = entry_crc32c(data)
+        position = position + count
         entries.append((position - 1, data))
     return entries
 
@@ -93,7 +99,11 @@ def test_an_entry_twice_is_damage() -> None:
     assert len(places(check(entries, floor=6))) == 1
 
 
-@pytest.mark.parametrize("terms, ticks", [((2, 1), (TICK, TICK + 1)), ((1, 1), (TICK, TICK))], ids=["term", "tick"])
-def test_a_tick_or_term_that_goes_back_is_named(terms: tuple[int, ...], ticks: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    "terms, ticks", [((2, 1), (TICK, TICK + 1)), ((1, 1), (TICK, TICK))], ids=["term", "tick"]
+)
+def test_a_tick_or_term_that_goes_back_is_named(
+    terms: tuple[int, ...], ticks: tuple[int, ...]
+) -> None:
     report = check(chain(1, 1, terms=terms, ticks=ticks), floor=2)
     assert places(report) == ["log 'p0', positions 2 to 2"]

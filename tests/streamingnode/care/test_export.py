@@ -1,4 +1,6 @@
-"""Export: the rows a snapshot has, of a damaged node what can be read, nothing wrong in silence, and the node untouched."""
+"""Export: the rows a snapshot has, of a damaged node what can be read, nothing wrong in silence,
+and the node untouched.
+"""
 
 import json
 import os
@@ -43,7 +45,9 @@ from wal.rocks.recovery import manifest_of
 
 def content(path: Path) -> dict[str, tuple[bytes, int] | None]:
     return {
-        each.relative_to(path).as_posix(): (each.read_bytes(), each.stat().st_mode) if each.is_file() else None
+        each.relative_to(path).as_posix(): (each.read_bytes(), each.stat().st_mode)
+        if each.is_file()
+        else None
         for each in path.rglob("*")
     }
 
@@ -69,12 +73,15 @@ def salvaged(path: Path, out: Path) -> ExportResult:
 
 def test_a_sound_node_comes_out_as_it_is_read(sample: Sample, tmp_path: Path) -> None:
     for name, node in (("closed", sample.closed), ("killed", sample.killed)):
-        path, out = copy_of(node, tmp_path / name), tmp_path / f"{name}-out"
+        path = copy_of(node, tmp_path / name)
+        out = tmp_path / f"{name}-out"
         before = content(path)
         result = export_directory(path, out)
         assert content(path) == before
         assert result.missing == ()
-        assert [(file.collection, file.rows) for file in result.files] == [("orders", len(sample.rows))]
+        assert [(file.collection, file.rows) for file in result.files] == [
+            ("orders", len(sample.rows))
+        ]
         assert rows_in(out) == sample.rows
         assert pq.read_schema(out / "orders.parquet").equals(SCHEMA)
         assert rows_of(path) == sample.rows
@@ -86,7 +93,9 @@ def test_a_backup_comes_out_too(sample: Sample, tmp_path: Path) -> None:
     assert rows_in(tmp_path / "out") == sample.rows
 
 
-def test_transactions_drops_partitions_and_types_come_out_as_a_snapshot_has_them(tmp_path: Path) -> None:
+def test_transactions_drops_partitions_and_types_come_out_as_a_snapshot_has_them(
+    tmp_path: Path,
+) -> None:
     schema = schema_of(
         id=pa.int64(),
         price=pa.decimal128(12, 2),
@@ -97,7 +106,13 @@ def test_transactions_drops_partitions_and_types_come_out_as_a_snapshot_has_them
     snapshots: dict[str, pa.Table] = {}
 
     def row(key: int) -> dict[str, Any]:
-        return {"id": key, "price": Decimal("1.50"), "at": None, "tags": ["a", str(key)], "place": {"lat": key / 2}}
+        return {
+            "id": key,
+            "price": Decimal("1.50"),
+            "at": None,
+            "tags": ["a", str(key)],
+            "place": {"lat": key / 2},
+        }
 
     async def make() -> None:
         async with sn.open_node(tmp_path / "node", **SETTINGS) as node:
@@ -128,7 +143,9 @@ def test_transactions_drops_partitions_and_types_come_out_as_a_snapshot_has_them
             await node.insert("gone", [{"id": 7, "item": "back"}])
             for collection in node.collections():
                 snapshots[collection.name] = await node.snapshot(collection.name)
-            shutil.copytree(tmp_path / "node", tmp_path / "killed", ignore=shutil.ignore_patterns("node.sock"))
+            shutil.copytree(
+                tmp_path / "node", tmp_path / "killed", ignore=shutil.ignore_patterns("node.sock")
+            )
 
     anyio.run(make)
     for name in ("node", "killed"):
@@ -140,15 +157,20 @@ def test_transactions_drops_partitions_and_types_come_out_as_a_snapshot_has_them
             assert found.sort_by("id").equals(expected.sort_by("id"))
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", [damage for damage, _ in FILE_DAMAGE.values()], ids=FILE_DAMAGE.keys())
+@pytest.mark.parametrize(
+    "damage", [damage for damage, _ in FILE_DAMAGE.values()], ids=FILE_DAMAGE.keys()
+)
 def test_of_damaged_cuts_the_rest_comes_out_and_every_lost_file_is_named(
     sample: Sample, tmp_path: Path, damage: Damage
 ) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
-    manifests = [decode_manifest((path / manifest_path(number)).read_bytes(), name="") for number in range(1, CUTS + 1)]
+    manifests = [
+        decode_manifest((path / manifest_path(number)).read_bytes(), name="")
+        for number in range(1, CUTS + 1)
+    ]
     damage(path)
     result = salvaged(path, tmp_path / "out")
     places = {missing.place for missing in result.missing}
@@ -162,7 +184,9 @@ def test_of_damaged_cuts_the_rest_comes_out_and_every_lost_file_is_named(
         lost = sum(missing.rows or 0 for missing in result.missing)
     rows = rows_in(tmp_path / "out")
     assert 0 < len(sample.rows.keys() - rows.keys()) <= lost
-    assert {key: rows[key] for key in rows.keys() & sample.rows.keys()}.items() <= sample.rows.items()
+    assert {
+        key: rows[key] for key in rows.keys() & sample.rows.keys()
+    }.items() <= sample.rows.items()
 
 
 def test_a_hole_in_the_log_is_named_by_its_positions_and_what_is_behind_it_comes_out(
@@ -190,15 +214,19 @@ def test_without_its_end_the_log_comes_out_up_to_there(sample: Sample, tmp_path:
     assert max(rows) > CUTS * PER_CUT
 
 
-def test_without_a_log_the_files_of_the_newest_cut_come_out(sample: Sample, tmp_path: Path) -> None:
+def test_without_a_log_files_of_the_newest_cut_come_out(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     shutil.rmtree(path / "log")
     result = salvaged(path, tmp_path / "out")
     assert [missing.place for missing in result.missing] == ["log"]
-    assert rows_in(tmp_path / "out") == {key: item for key, item in sample.rows.items() if key < CUTS * PER_CUT}
+    assert rows_in(tmp_path / "out") == {
+        key: item for key, item in sample.rows.items() if key < CUTS * PER_CUT
+    }
 
 
-def test_without_log_and_newest_manifest_the_cut_before_comes_out(sample: Sample, tmp_path: Path) -> None:
+def test_without_log_and_newest_manifest_the_cut_before_comes_out(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     shutil.rmtree(path / "log")
     flip(path / CUT_3, 100)
@@ -208,7 +236,9 @@ def test_without_log_and_newest_manifest_the_cut_before_comes_out(sample: Sample
     assert max(rows) == (CUTS - 1) * PER_CUT - 1
 
 
-def test_without_a_floor_file_all_comes_out_and_that_is_named(sample: Sample, tmp_path: Path) -> None:
+def test_without_a_floor_file_all_comes_out_and_that_is_named(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     (path / "floor").unlink()
     [missing] = salvaged(path, tmp_path / "out").missing
@@ -217,13 +247,16 @@ def test_without_a_floor_file_all_comes_out_and_that_is_named(sample: Sample, tm
 
 
 @pytest.mark.parametrize("state", ["closed", "killed"])
-def test_no_flipped_bit_gives_wrong_rows_in_silence(sample: Sample, tmp_path: Path, state: str) -> None:
+def test_no_flipped_bit_gives_wrong_rows_in_silence(
+    sample: Sample, tmp_path: Path, state: str
+) -> None:
     original = sample.closed if state == "closed" else sample.killed
     found = 0
     for _, place in kinds_of(original):
         size = (original / place).stat().st_size
         for part in (0.0, 0.02, 0.35, 0.6, 0.93, 1.0):
-            path, out = copy_of(original, tmp_path / "node"), tmp_path / "out"
+            path = copy_of(original, tmp_path / "node")
+            out = tmp_path / "out"
             flip(path / place, min(int(size * part), size - 1))
             before = content(path)
             try:
@@ -256,7 +289,10 @@ def test_a_transaction_that_lost_a_part_is_left_out_whole_and_named(tmp_path: Pa
     remove_last_entry_with(path, b"in")
     result = salvaged(path, tmp_path / "out")
     assert rows_in(tmp_path / "out") == {0: "before", 3: "after"}
-    assert [missing.place.partition(",")[2].split()[0] for missing in result.missing] == ["positions", "transaction"]
+    assert [missing.place.partition(",")[2].split()[0] for missing in result.missing] == [
+        "positions",
+        "transaction",
+    ]
     assert result.missing[1].collection == "orders"
 
 
@@ -270,14 +306,18 @@ def test_rows_of_what_nobody_knows_any_more_are_named_with_their_number(tmp_path
             await node.create_collection("invoices", SCHEMA, primary_key="id")
             await node.create_partition("orders", "europe")
             await node.insert("invoices", [{"id": key, "item": "lost"} for key in range(5)])
-            await node.insert("orders", [{"id": key, "item": "lost"} for key in range(1, 4)], partition="europe")
+            await node.insert(
+                "orders", [{"id": key, "item": "lost"} for key in range(1, 4)], partition="europe"
+            )
 
     anyio.run(make)
     remove_last_entry_with(path, b"invoices")
     remove_last_entry_with(path, b"europe")
     result = salvaged(path, tmp_path / "out")
     assert rows_in(tmp_path / "out") == {0: "known"}
-    unknown = [missing.rows for missing in result.missing if missing.place.startswith("partition number ")]
+    unknown = [
+        missing.rows for missing in result.missing if missing.place.startswith("partition number ")
+    ]
     assert sorted(filter(None, unknown)) == [3, 5]
 
 
@@ -293,7 +333,9 @@ def test_a_torn_end_of_the_manifest_is_told_from_damage(sample: Sample, tmp_path
 
 
 def remove_last_entry_with(path: Path, text: bytes) -> None:
-    """Remove the last entry of the log that has these bytes, as no disk does it: every other check holds."""
+    """Remove the last entry of the log that has these bytes, as no disk does it: every other check
+    holds.
+    """
     owned, database, found = take_directory(path, RocksOptions())
     entries = database.get_column_family(ENTRY_FAMILY)
     iterator = entries.iter()
@@ -312,16 +354,24 @@ def remove_last_entry_with(path: Path, text: bytes) -> None:
 
 
 def test_what_a_lost_table_had_taken_is_named_with_its_rows(tmp_path: Path) -> None:
-    path, given_up = tmp_path / "node", 2
+    path = tmp_path / "node"
+    given_up = 2
 
     async def make() -> None:
-        async with sn.open_node(path, **SETTINGS | {"retention_s": 0, "flush.retention.interval_s": 0.01}) as node:
+        async with sn.open_node(
+            path, **SETTINGS | {"retention_s": 0, "flush.retention.interval_s": 0.01}
+        ) as node:
             collection = await node.create_collection("orders", SCHEMA, primary_key="id", shards=1)
             for key in range(4):
                 await node.insert("orders", [{"id": key, "item": "x"}])
                 await node.flush()
             node_id = decode_manifest((path / CUT_3).read_bytes(), name="").node_id
-            lease = {"node_id": node_id, "collection_id": collection.id, "cut": given_up, "table": str(tmp_path / "t")}
+            lease = {
+                "node_id": node_id,
+                "collection_id": collection.id,
+                "cut": given_up,
+                "table": str(tmp_path / "t"),
+            }
             (path / "leases").mkdir(exist_ok=True)
             (path / "leases" / "table.json").write_text(json.dumps(lease))
             with anyio.fail_after(60):
@@ -330,11 +380,15 @@ def test_what_a_lost_table_had_taken_is_named_with_its_rows(tmp_path: Path) -> N
 
     anyio.run(make)
     [missing] = salvaged(path, tmp_path / "out").missing
-    assert (missing.collection, missing.place, missing.rows) == ("orders", f"cuts before {given_up + 1}", given_up)
+    assert (missing.collection, missing.place, missing.rows) == (
+        "orders",
+        f"cuts before {given_up + 1}",
+        given_up,
+    )
     assert rows_in(tmp_path / "out") == {2: "x", 3: "x"}
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 
 def test_what_is_no_node_and_a_target_in_use_are_refused(sample: Sample, tmp_path: Path) -> None:
@@ -350,7 +404,9 @@ def test_what_is_no_node_and_a_target_in_use_are_refused(sample: Sample, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_node_in_use_is_refused_and_one_that_is_read_cannot_be_opened(sample: Sample, tmp_path: Path) -> None:
+def test_a_node_in_use_is_refused_and_one_that_is_read_cannot_be_opened(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
 
     async def both_ways() -> None:

@@ -1,4 +1,6 @@
-"""A disk that fails at the n-th sync, for n = 1, 2, ...: backup and restore leave nothing half done."""
+"""A disk that fails at the n-th sync, for n = 1, 2, ...: backup and restore leave nothing half
+done.
+"""
 
 import itertools
 import os
@@ -31,7 +33,9 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, at: int) -> Callable[[], bool]:
 
 
 def run_until_it_passes(attempt: Callable[[int], bool]) -> int:
-    """Call `attempt` with n = 1, 2, ... until it says that the n-th sync was not reached; return how many failed."""
+    """Call `attempt` with n = 1, 2, ... until it says that the n-th sync was not reached; return
+    how many failed.
+    """
     return next(n for n in itertools.count(1) if not attempt(n)) - 1
 
 

@@ -1,6 +1,8 @@
-"""Flipped bits and cut files at sampled places of every file: never silently wrong, neither in verify nor in opening.
+"""Flipped bits and cut files at sampled places of every file: never silently wrong, neither in
+verify nor in opening.
 
-"Silently" means: verify finds no damage, or opening and reading raises nothing, and the rows are not those written.
+"Silently" means: verify finds no damage, or opening and reading raises nothing, and the rows are
+not those written.
 """
 
 import random
@@ -13,8 +15,18 @@ from streamingnode.care.verify import verify_directory
 from tests.streamingnode.sample_node import Sample, copy_of, files_of, kinds_of, rows_of
 from wal.errors import StreamingNodeError
 
-WITHOUT_ROWS = ("LOG", "OPTIONS-", "IDENTITY", "rocksdict-config.json", "node.lock", "LOCK", "reserve")
-"""RocksDB's notes for people and itself, our lock, the disk's reserve: nothing in them is a row or says where one is."""
+WITHOUT_ROWS = (
+    "LOG",
+    "OPTIONS-",
+    "IDENTITY",
+    "rocksdict-config.json",
+    "node.lock",
+    "LOCK",
+    "reserve",
+)
+"""RocksDB's notes for people and itself, our lock, the disk's reserve: nothing in them is a row or
+says where one is.
+"""
 
 PLACES_PER_FILE = 1
 
@@ -46,9 +58,12 @@ def outcome(path: Path, rows: dict[int, str]) -> str:
 
 
 @pytest.mark.parametrize("state", ["closed", "killed"])
-def test_verify_misses_no_damage_that_changes_what_is_read(sample: Sample, tmp_path: Path, state: str) -> None:
+def test_verify_misses_no_damage_that_changes_what_is_read(
+    sample: Sample, tmp_path: Path, state: str
+) -> None:
     original: Path = getattr(sample, state)
-    missed, found = [], 0
+    missed = []
+    found = 0
     for name in files_of(original):
         if Path(name).name.startswith(WITHOUT_ROWS):
             continue
@@ -64,7 +79,9 @@ def test_verify_misses_no_damage_that_changes_what_is_read(sample: Sample, tmp_p
 
 
 @pytest.mark.parametrize("state", ["closed", "killed"])
-def test_a_damaged_node_opens_with_the_right_rows_or_is_refused(sample: Sample, tmp_path: Path, state: str) -> None:
+def test_a_damaged_node_opens_with_the_right_rows_or_is_refused(
+    sample: Sample, tmp_path: Path, state: str
+) -> None:
     original: Path = getattr(sample, state)
     outcomes = {"right": 0, "refused": 0}
     for kind, name in kinds_of(original):

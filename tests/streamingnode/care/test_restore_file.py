@@ -1,4 +1,6 @@
-"""One file back from a backup: only the one the node wrote, durably, and nothing else of the directory changes."""
+"""One file back from a backup: only the one the node wrote, durably, and nothing else of the
+directory changes.
+"""
 
 import itertools
 import json
@@ -45,13 +47,22 @@ def backup(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def content(path: Path) -> dict[str, bytes]:
-    found = {each.relative_to(path).as_posix(): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+    found = {
+        each.relative_to(path).as_posix(): each.read_bytes()
+        for each in path.rglob("*")
+        if each.is_file()
+    }
     return {name: data for name, data in found.items() if name != "node.lock"}
 
 
-@pytest.mark.parametrize("damage", [damage for damage, _ in FILE_DAMAGE.values()], ids=FILE_DAMAGE.keys())
-def test_damaged_files_come_back_one_by_one(sample: Sample, backup: Path, tmp_path: Path, damage: Damage) -> None:
-    path, sound = copy_of(sample.closed, tmp_path / "node"), content(sample.closed)
+@pytest.mark.parametrize(
+    "damage", [damage for damage, _ in FILE_DAMAGE.values()], ids=FILE_DAMAGE.keys()
+)
+def test_damaged_files_come_back_one_by_one(
+    sample: Sample, backup: Path, tmp_path: Path, damage: Damage
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    sound = content(sample.closed)
     damage(path)
     damaged = sorted(name for name, data in sound.items() if content(path).get(name) != data)
     for name in reversed(damaged):  # the newest manifest first: it vouches for the one before it
@@ -62,8 +73,11 @@ def test_damaged_files_come_back_one_by_one(sample: Sample, backup: Path, tmp_pa
     assert rows_of(path) == sample.rows
 
 
-def test_a_delete_file_and_what_is_no_file_any_more_come_back(sample: Sample, backup: Path, tmp_path: Path) -> None:
-    path, sound = copy_of(sample.closed, tmp_path / "node"), content(sample.closed)
+def test_a_delete_file_and_what_is_no_file_any_more_come_back(
+    sample: Sample, backup: Path, tmp_path: Path
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    sound = content(sample.closed)
     deletes = min((path / "deletes").rglob("*.parquet"))
     deletes.unlink()
     os.mkfifo(deletes)
@@ -75,8 +89,11 @@ def test_a_delete_file_and_what_is_no_file_any_more_come_back(sample: Sample, ba
     assert verify_directory(path).worst is None
 
 
-def test_a_manifest_is_vouched_for_by_the_one_after_it(sample: Sample, backup: Path, tmp_path: Path) -> None:
-    path, sound = copy_of(sample.closed, tmp_path / "node"), content(sample.closed)
+def test_a_manifest_is_vouched_for_by_the_one_after_it(
+    sample: Sample, backup: Path, tmp_path: Path
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    sound = content(sample.closed)
     for name in (CUT_1, CUT_2, CUT_3):
         (path / name).unlink()
     with pytest.raises(Corrupt):
@@ -86,8 +103,11 @@ def test_a_manifest_is_vouched_for_by_the_one_after_it(sample: Sample, backup: P
     assert content(path) == sound
 
 
-def test_a_file_that_is_not_the_one_the_node_wrote_is_not_taken(sample: Sample, backup: Path, tmp_path: Path) -> None:
-    path, other = copy_of(sample.closed, tmp_path / "node"), copy_of(backup, tmp_path / "backup")
+def test_a_file_that_is_not_the_one_the_node_wrote_is_not_taken(
+    sample: Sample, backup: Path, tmp_path: Path
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    other = copy_of(backup, tmp_path / "backup")
     lost = segment(path, 1).relative_to(path).as_posix()
     flip(path / lost, 600)
     before = content(path)
@@ -120,7 +140,9 @@ def test_a_file_that_is_not_the_one_the_node_wrote_is_not_taken(sample: Sample, 
         "cuts/0000000000000000.json",
     ],
 )
-def test_what_is_no_file_of_a_cut_is_refused(sample: Sample, backup: Path, tmp_path: Path, name: str) -> None:
+def test_what_is_no_file_of_a_cut_is_refused(
+    sample: Sample, backup: Path, tmp_path: Path, name: str
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     before = content(path)
     with pytest.raises(InvalidArgument):
@@ -141,7 +163,9 @@ def test_another_node_a_backup_and_a_node_in_use_are_refused(
         restore_file(path, path, CUT_1)
 
 
-def test_files_come_back_beside_the_running_node_which_reads_them(sample: Sample, backup: Path, tmp_path: Path) -> None:
+def test_files_come_back_beside_the_running_node_which_reads_them(
+    sample: Sample, backup: Path, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     lost = segment(path, 1).relative_to(path).as_posix()
 
@@ -161,12 +185,18 @@ def test_files_come_back_beside_the_running_node_which_reads_them(sample: Sample
 def test_a_database_of_which_files_go_while_it_is_read_is_read_again(
     sample: Sample, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its owner flushes and compacts: one look in thirty failed beside one that was written to as fast as it took."""
-    path, looks = copy_of(sample.closed, tmp_path / "node"), itertools.count()
+    """Its owner flushes and compacts: one look in thirty failed beside one that was written to as
+    fast as it took.
+    """
+    path = copy_of(sample.closed, tmp_path / "node")
+    looks = itertools.count()
 
     def open_once_gone(database: Path) -> Rdict:
         if next(looks) % 3 < 2:
-            raise Corrupt("While opening a file for sequentially reading: 000083.log: No such file or directory")
+            raise Corrupt(
+                "While opening a file for sequentially reading: 000083.log: No such file or "
+                "directory"
+            )
         return open_read_only(database)
 
     monkeypatch.setattr("streamingnode.care.database.open_read_only", open_once_gone)
@@ -177,7 +207,8 @@ def test_a_file_that_retention_gave_up_meanwhile_does_not_stay(
     sample: Sample, backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
-    lost, looks = segment(path, 1), itertools.count()
+    lost = segment(path, 1)
+    looks = itertools.count()
 
     def given_up_at_the_second_look(directory: Path) -> tuple[Survey, NodeRecords]:
         found, records = read_node_records(directory)
@@ -214,10 +245,14 @@ def test_a_failing_disk_leaves_the_old_file_or_the_new_one(
 
 
 def test_a_cut_that_retention_took_is_not_brought_back(tmp_path: Path) -> None:
-    path, backup, given_up = tmp_path / "node", tmp_path / "backup", 2
+    path = tmp_path / "node"
+    backup = tmp_path / "backup"
+    given_up = 2
 
     async def make() -> None:
-        async with sn.open_node(path, **SETTINGS | {"retention_s": 0, "flush.retention.interval_s": 0.01}) as node:
+        async with sn.open_node(
+            path, **SETTINGS | {"retention_s": 0, "flush.retention.interval_s": 0.01}
+        ) as node:
             collection = await node.create_collection("orders", SCHEMA, primary_key="id", shards=1)
             for key in range(4):
                 await node.insert("orders", [{"id": key, "item": "x"}])

@@ -32,7 +32,9 @@ async def append_until(node: Node, stop: anyio.Event) -> int:
     return key - 1_000_000
 
 
-async def test_a_running_node_is_sound_under_appends_and_cuts(sample: Sample, tmp_path: Path) -> None:
+async def test_a_running_node_is_sound_under_appends_and_cuts(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.killed, tmp_path / "node")
     stop = anyio.Event()
     async with sn.open_node(path, **SETTINGS | {"retention_s": 0}) as node:
@@ -48,7 +50,9 @@ async def test_a_running_node_is_sound_under_appends_and_cuts(sample: Sample, tm
         assert (await node.verify()).counts["cuts"] > 3
 
 
-async def test_a_file_damaged_under_a_running_node_is_found_and_others_are_read(sample: Sample, tmp_path: Path) -> None:
+async def test_a_file_damaged_under_a_running_node_is_found_and_others_are_read(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     async with sn.open_node(path, **SETTINGS) as node:
         flip(segment(path, 2), 700)
@@ -60,7 +64,7 @@ async def test_a_file_damaged_under_a_running_node_is_found_and_others_are_read(
             await node.snapshot("orders")
 
 
-async def test_damage_in_the_log_of_a_running_node_is_found(sample: Sample, tmp_path: Path) -> None:
+async def test_damage_in_log_of_a_running_node_is_found(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     table = max(path.glob("log/*.sst"), key=lambda each: each.stat().st_size)
     flip(table, table.stat().st_size // 3)
@@ -94,7 +98,9 @@ async def test_verifying_while_the_log_comes_back_says_so_and_leaves_nothing_in_
             assert (await node.verify()).findings == []
 
 
-def test_cuts_that_retention_takes_while_they_are_walked_are_no_gap(sample: Sample, tmp_path: Path) -> None:
+def test_cuts_that_retention_takes_while_they_are_walked_are_no_gap(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     node_id = read_node_records(path)[0].node_id
 

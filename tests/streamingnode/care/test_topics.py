@@ -36,7 +36,9 @@ def change(directory: Path, key: bytes, value: bytes | None) -> None:
 
 
 @pytest.mark.may_block
-async def test_messages_of_sound_topics_are_counted_by_a_closed_and_by_a_running_node(tmp_path: Path) -> None:
+async def test_messages_of_sound_topics_are_counted_by_a_closed_and_by_a_running_node(
+    tmp_path: Path,
+) -> None:
     await fill(tmp_path / "node")
     report = verify_directory(tmp_path / "node")
     assert (report.findings, report.counts["topics"], report.counts["topic messages"]) == ([], 1, 6)
@@ -57,8 +59,12 @@ async def test_an_entry_that_is_not_what_was_written_is_named_with_its_topic(
     assert damage.place.startswith("topic 'events', from id")
     async with sn.open_node(tmp_path / "node") as node:
         assert [found.place[:14] for found in (await node.verify()).damages] == ["topic 'events'"]
-        sound = [] if at == 2 else [*itertools.chain(*ids[:at])]  # a topic that ends too early is not read at all
-        assert not sound or [each.message_id for each in await node.mq.consume("events", "g", 9)] == sound
+        # a topic that ends too early is not read at all
+        sound = [] if at == 2 else [*itertools.chain(*ids[:at])]
+        assert (
+            not sound
+            or [each.message_id for each in await node.mq.consume("events", "g", 9)] == sound
+        )
         with pytest.raises(sn.errors.Corrupt, match="events"):
             await node.mq.consume("events", "g", 9)
         await node.mq.create_topic("other")  # the rest goes on

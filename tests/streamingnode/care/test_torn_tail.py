@@ -1,4 +1,6 @@
-"""What a power cut leaves of a log that is synced in the background is told from rot, before the node was opened again."""
+"""What a power cut leaves of a log that is synced in the background is told from rot, before the
+node was opened again.
+"""
 
 import re
 import shutil
@@ -17,14 +19,17 @@ from tests.streamingnode.care.test_export import rows_in
 from tests.streamingnode.sample_node import SCHEMA, SETTINGS, flip, rows_of
 from wal.rocks.recovery import BLOCK_BYTES
 
-SYNCED, UNSYNCED = 100, 200
+SYNCED = 100
+UNSYNCED = 200
 """Inserts before and after the last sync; each more than a block of RocksDB's log."""
 OS: dict[str, Any] = SETTINGS | {"durability": "os", "log.sync_interval_ms": 2_000}
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A node as a kill leaves it: everything acknowledged is in RocksDB's log, the first part of it synced."""
+    """A node as a kill leaves it: everything acknowledged is in RocksDB's log, the first part of it
+    synced.
+    """
     place = tmp_path_factory.mktemp("torn")
 
     async def insert(node: sn.Node, first: int, last: int) -> None:
@@ -37,7 +42,9 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             await insert(node, 0, SYNCED)
             await node.producer("feed")  # its record is synced, and with it what came before
             await insert(node, SYNCED, SYNCED + UNSYNCED)
-            shutil.copytree(place / "alive", place / "killed", ignore=shutil.ignore_patterns("node.sock"))
+            shutil.copytree(
+                place / "alive", place / "killed", ignore=shutil.ignore_patterns("node.sock")
+            )
 
     anyio.run(make)
     return place / "killed"
@@ -52,12 +59,16 @@ def cut_by_power(killed: Path, path: Path, share: float) -> Path:
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.999])
-def test_torn_tail_is_a_warning_that_counts_its_bytes(killed: Path, tmp_path: Path, share: float) -> None:
+def test_torn_tail_is_a_warning_that_counts_its_bytes(
+    killed: Path, tmp_path: Path, share: float
+) -> None:
     path = cut_by_power(killed, tmp_path / "node", share)
     size = max(file.stat().st_size for file in path.glob("log/*.log"))
     [finding] = verify_directory(path).findings
     assert (finding.severity, finding.place) == (Severity.WARNING, "log")
-    said = re.fullmatch(r"torn tail, will be dropped: (\d+) bytes, not acknowledged as durable", finding.detail)
+    said = re.fullmatch(
+        r"torn tail, will be dropped: (\d+) bytes, not acknowledged as durable", finding.detail
+    )
     assert said is not None
     assert 0 <= int(said[1]) - size * (1 - share) < 2_000, "from the record that is torn to the end"
     assert export_directory(path, tmp_path / "out").missing == ()
@@ -81,7 +92,9 @@ def test_log_that_ends_whole_has_no_torn_tail(killed: Path, tmp_path: Path) -> N
     assert len(rows_of(path)) == SYNCED + UNSYNCED
 
 
-def test_hole_in_what_was_synced_is_damage_although_more_is_torn(killed: Path, tmp_path: Path) -> None:
+def test_hole_in_what_was_synced_is_damage_although_more_is_torn(
+    killed: Path, tmp_path: Path
+) -> None:
     path = cut_by_power(killed, tmp_path / "node", 0.05)
     report = verify_directory(path)
     assert report.worst is Severity.DAMAGE
@@ -104,8 +117,11 @@ def test_hole_between_two_log_files_is_a_torn_tail_and_no_damage(tmp_path: Path)
             await insert(node, 0)
             await node.producer("feed")
             await insert(node, 1)
-            shutil.copytree(tmp_path / "alive", tmp_path / "node", ignore=shutil.ignore_patterns("node.sock"))
-            key, first = 2, newest(tmp_path / "alive")
+            shutil.copytree(
+                tmp_path / "alive", tmp_path / "node", ignore=shutil.ignore_patterns("node.sock")
+            )
+            key = 2
+            first = newest(tmp_path / "alive")
             while newest(tmp_path / "alive") == first:
                 await insert(node, key)
                 key += 1
@@ -121,14 +137,18 @@ def test_hole_between_two_log_files_is_a_torn_tail_and_no_damage(tmp_path: Path)
     assert verify_directory(tmp_path / "node").findings == []
 
 
-def test_torn_entry_of_several_blocks_before_another_is_a_torn_tail_and_no_damage(tmp_path: Path) -> None:
+def test_torn_entry_of_several_blocks_before_another_is_a_torn_tail_and_no_damage(
+    tmp_path: Path,
+) -> None:
     async def make() -> None:
         async with sn.open_node(tmp_path / "alive", **OS) as node:
             await node.create_collection("orders", SCHEMA, primary_key="id")
             await node.producer("feed")
             for key in range(2):
                 await node.insert("orders", [{"id": key, "item": "tea" * 50_000}])
-            shutil.copytree(tmp_path / "alive", tmp_path / "killed", ignore=shutil.ignore_patterns("node.sock"))
+            shutil.copytree(
+                tmp_path / "alive", tmp_path / "killed", ignore=shutil.ignore_patterns("node.sock")
+            )
 
     anyio.run(make)
     log = max(tmp_path.glob("killed/log/*.log"), key=lambda file: file.stat().st_size)

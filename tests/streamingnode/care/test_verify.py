@@ -52,15 +52,23 @@ def test_a_sound_node_is_sound_however_it_ended(sample: Sample, tmp_path: Path, 
 
 def test_verifying_changes_nothing_but_the_lock(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.killed, tmp_path / "node")
-    before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file() and each.name != "node.lock"}
+    before = {
+        each: each.read_bytes()
+        for each in path.rglob("*")
+        if each.is_file() and each.name != "node.lock"
+    }
     verify_directory(path)
     assert {
-        each: each.read_bytes() for each in path.rglob("*") if each.is_file() and each.name != "node.lock"
+        each: each.read_bytes()
+        for each in path.rglob("*")
+        if each.is_file() and each.name != "node.lock"
     } == before
 
 
 @pytest.mark.parametrize("damage, text", FILE_DAMAGE.values(), ids=FILE_DAMAGE.keys())
-def test_damaged_files_of_cuts_are_named(sample: Sample, tmp_path: Path, damage: Damage, text: str) -> None:
+def test_damaged_files_of_cuts_are_named(
+    sample: Sample, tmp_path: Path, damage: Damage, text: str
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     sound = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
     damage(path)
@@ -83,10 +91,16 @@ def take_directory(path: Path, other: Path, name: str) -> Path:
 
 
 STRANGERS: dict[str, tuple[Change, str]] = {
-    "floor of another node": (lambda path, other: shutil.copy(other / "floor", path / "floor"), "log"),
+    "floor of another node": (
+        lambda path, other: shutil.copy(other / "floor", path / "floor"),
+        "log",
+    ),
     "log of another node": (lambda path, other: take_directory(path, other, "log"), "log"),
     "log and floor of another node": (
-        lambda path, other: (take_directory(path, other, "log"), shutil.copy(other / "floor", path / "floor")),
+        lambda path, other: (
+            take_directory(path, other, "log"),
+            shutil.copy(other / "floor", path / "floor"),
+        ),
         "cuts",
     ),
     "cuts of another node": (lambda path, other: take_directory(path, other, "cuts"), "cuts"),
@@ -106,7 +120,9 @@ def test_parts_of_another_node_are_foreign_and_do_not_open(
         rows_of(path)
 
 
-def test_a_segment_of_another_node_is_damage(sample: Sample, stranger: Path, tmp_path: Path) -> None:
+def test_a_segment_of_another_node_is_damage(
+    sample: Sample, stranger: Path, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     shutil.copy(segment(stranger, 1), segment(path, 1))
     [finding] = verify_directory(path).damages
@@ -116,8 +132,11 @@ def test_a_segment_of_another_node_is_damage(sample: Sample, stranger: Path, tmp
 
 
 @pytest.mark.parametrize("cuts", [1, 3])
-def test_a_log_older_than_the_cuts_beside_it_is_named_and_refused(sample: Sample, tmp_path: Path, cuts: int) -> None:
-    path, older = copy_of(sample.closed, tmp_path / "node"), tmp_path / "older"
+def test_a_log_older_than_the_cuts_beside_it_is_named_and_refused(
+    sample: Sample, tmp_path: Path, cuts: int
+) -> None:
+    path = copy_of(sample.closed, tmp_path / "node")
+    older = tmp_path / "older"
 
     async def go_on() -> None:
         async with sn.open_node(path, **SETTINGS) as node:
@@ -135,8 +154,11 @@ def test_a_log_older_than_the_cuts_beside_it_is_named_and_refused(sample: Sample
         rows_of(path)
 
 
-def test_a_cut_of_another_history_of_the_same_node_breaks_the_chain(sample: Sample, tmp_path: Path) -> None:
-    one, other = copy_of(sample.closed, tmp_path / "one"), copy_of(sample.closed, tmp_path / "other")
+def test_a_cut_of_another_history_of_the_same_node_breaks_the_chain(
+    sample: Sample, tmp_path: Path
+) -> None:
+    one = copy_of(sample.closed, tmp_path / "one")
+    other = copy_of(sample.closed, tmp_path / "other")
 
     async def go_on(path: Path) -> None:
         async with sn.open_node(path, **SETTINGS) as node:
@@ -196,14 +218,18 @@ def test_left_overs_and_strangers_files_are_warnings(sample: Sample, tmp_path: P
     ]
 
 
-def test_no_file_is_called_a_left_over_while_a_manifest_is_missing(sample: Sample, tmp_path: Path) -> None:
+def test_no_file_is_called_a_left_over_while_a_manifest_is_missing(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     (path / CUT_3).unlink()
     [finding] = verify_directory(path).findings
     assert (finding.place, finding.severity) == (CUT_3, Severity.DAMAGE)
 
 
-def test_stray_manifest_of_a_high_number_is_one_finding_beside_the_gap(sample: Sample, tmp_path: Path) -> None:
+def test_stray_manifest_of_a_high_number_is_one_finding_beside_the_gap(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     (path / "cuts" / "9999999999999999.json").write_bytes(b"{}")
     assert len(verify_directory(path).findings) < 5
@@ -212,17 +238,24 @@ def test_stray_manifest_of_a_high_number_is_one_finding_beside_the_gap(sample: S
 def test_lease_copied_over_another_is_found(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     node_id = msgspec.json.decode((path / CUT_2).read_bytes().partition(b"\n")[0])["node_id"]
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     for table, collection_id in ((one, 1), (two, 2)):
-        write_lease(path, Lease(table=str(table), node_id=node_id, collection_id=collection_id, cut=CUTS))
-    assert not [finding for finding in verify_directory(path).findings if "copied" in finding.detail]
-    shutil.copyfile(lease_path(path, one), lease_path(path, two))
-    assert [finding.place for finding in verify_directory(path).findings if "copied" in finding.detail] == [
-        lease_path(path, two).relative_to(path).as_posix()
+        write_lease(
+            path, Lease(table=str(table), node_id=node_id, collection_id=collection_id, cut=CUTS)
+        )
+    assert not [
+        finding for finding in verify_directory(path).findings if "copied" in finding.detail
     ]
+    shutil.copyfile(lease_path(path, one), lease_path(path, two))
+    assert [
+        finding.place for finding in verify_directory(path).findings if "copied" in finding.detail
+    ] == [lease_path(path, two).relative_to(path).as_posix()]
 
 
-def test_leases_are_looked_at_and_one_ahead_of_the_node_is_damage(sample: Sample, tmp_path: Path) -> None:
+def test_leases_are_looked_at_and_one_ahead_of_the_node_is_damage(
+    sample: Sample, tmp_path: Path
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     (path / "leases").mkdir(exist_ok=True)
     node_id = msgspec.json.decode((path / CUT_2).read_bytes().partition(b"\n")[0])["node_id"]
@@ -237,11 +270,17 @@ def test_leases_are_looked_at_and_one_ahead_of_the_node_is_damage(sample: Sample
     assert "the node is an older copy" in detail
     (path / "leases").rename(path / "elsewhere")
     (path / "leases").symlink_to("elsewhere")
-    assert ("leases", Severity.WARNING) in {(each.place, each.severity) for each in verify_directory(path).findings}
+    assert ("leases", Severity.WARNING) in {
+        (each.place, each.severity) for each in verify_directory(path).findings
+    }
 
 
-@pytest.mark.parametrize("offset", [10, 4096 + 10, PROMISE_OFFSET, TOKEN_OFFSET], ids=["0", "1", "promise", "claim"])
-def test_a_slot_of_the_floor_that_fails_its_checksum_is_a_warning(sample: Sample, tmp_path: Path, offset: int) -> None:
+@pytest.mark.parametrize(
+    "offset", [10, 4096 + 10, PROMISE_OFFSET, TOKEN_OFFSET], ids=["0", "1", "promise", "claim"]
+)
+def test_a_slot_of_the_floor_that_fails_its_checksum_is_a_warning(
+    sample: Sample, tmp_path: Path, offset: int
+) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     content = bytearray((path / "floor").read_bytes())
     content[PROMISE_OFFSET : PROMISE_OFFSET + 12] = encode_promise(5)

@@ -1,4 +1,6 @@
-"""A node directory with something in it, the program as a function, and a node as all the verbs may find one."""
+"""A node directory with something in it, the program as a function, and a node as all the verbs may
+find one.
+"""
 
 import hashlib
 import json
@@ -29,7 +31,9 @@ class Printed:
     """What one run of the program left behind."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+        self.code = code
+        self.out = out
+        self.err = err
 
     @property
     def document(self) -> dict[str, object]:
@@ -60,7 +64,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def data(tmp_path: Path, run: Run) -> Path:
     """A node with the collection `orders` (two shards, three rows), made by the program itself."""
     rows = tmp_path / "orders.jsonl"
-    rows.write_text('{"id": 1, "item": "tea"}\n{"id": 2, "item": "milk"}\n{"id": 3, "item": "salt"}\n')
+    rows.write_text(
+        '{"id": 1, "item": "tea"}\n{"id": 2, "item": "milk"}\n{"id": 3, "item": "salt"}\n'
+    )
     path = tmp_path / "data"
     made = run("insert", path, "orders", rows, "--create", "--primary-key", "id", "--shards", "2")
     assert made.code == 0, made.err
@@ -69,7 +75,9 @@ def data(tmp_path: Path, run: Run) -> Path:
 
 @dataclass(frozen=True)
 class Place:
-    """A node with a collection that no other test has: what names it on the command line, and who else opens it."""
+    """A node with a collection that no other test has: what names it on the command line, and who
+    else opens it.
+    """
 
     way: str
     arguments: tuple[str, ...]
@@ -79,12 +87,18 @@ class Place:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str, Path]]:
-    """A node that `serve` has open: its directory, its address, and a file with a token of somebody who may do all."""
+    """A node that `serve` has open: its directory, its address, and a file with a token of somebody
+    who may do all.
+    """
     home = tmp_path_factory.mktemp("service")
-    tokens, token = home / "tokens.toml", home / "token"
+    tokens = home / "tokens.toml"
+    token = home / "token"
     everything = "".join(f'{right} = ["*"]\n' for right in ("consume", "produce", "admin"))
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    for file, text in ((tokens, f'[[client]]\nname = "op"\nsha256 = "{digest}"\n{everything}'), (token, TOKEN)):
+    for file, text in (
+        (tokens, f'[[client]]\nname = "op"\nsha256 = "{digest}"\n{everything}'),
+        (token, TOKEN),
+    ):
         file.touch(0o600)
         file.write_text(text)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -103,19 +117,31 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, st
 
 @pytest.fixture(params=WAYS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    """A node that nobody has open, that a service has open, or at an address, with the collection `orders`."""
+    """A node that nobody has open, that a service has open, or at an address, with the collection
+    `orders`.
+    """
     orders = f"orders-{uuid4().hex[:8]}"
     if request.param == "closed":
-        made = Place(request.param, (str(tmp_path / "data"),), lambda: sn.sync.open_node(tmp_path / "data"), orders)
+        made = Place(
+            request.param,
+            (str(tmp_path / "data"),),
+            lambda: sn.sync.open_node(tmp_path / "data"),
+            orders,
+        )
     else:
         directory, url, token = request.getfixturevalue("service")
         if request.param == "owned":
             made = Place(
-                request.param, (str(directory),), lambda: sn.sync.connect(f"unix:{directory / 'node.sock'}"), orders
+                request.param,
+                (str(directory),),
+                lambda: sn.sync.connect(f"unix:{directory / 'node.sock'}"),
+                orders,
             )
         else:
             arguments = ("--node", url, "--token-file", str(token))
-            made = Place(request.param, arguments, lambda: sn.sync.connect(url, token_file=token), orders)
+            made = Place(
+                request.param, arguments, lambda: sn.sync.connect(url, token_file=token), orders
+            )
     with made.open() as node:
         node.create_collection(orders, SCHEMA, primary_key="id")
     return made

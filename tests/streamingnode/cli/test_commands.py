@@ -49,7 +49,7 @@ def _items(printed: "Printed") -> dict[str, dict[str, object]]:
     return {str(collection["name"]): collection for collection in collections}
 
 
-# --- ls, info, flush --------------------------------------------------------------------------------------------------
+# --- ls, info, flush ------------------------------------------------------------------------------
 
 
 def test_ls_shows_what_a_collection_is_and_counts_its_rows(data: Path, run: "Run") -> None:
@@ -81,14 +81,18 @@ def test_ls_table_has_a_line_for_each_collection(data: Path, run: "Run") -> None
 def test_flush_makes_a_cut_once_and_then_says_so(data: Path, run: "Run") -> None:
     first = run("flush", data, "--json").document
     assert (first["made"], first["number"]) == (True, 1)
-    assert sum(cast("int", s["rows"]) for s in cast("list[dict[str, object]]", first["segments"])) == 3
+    assert (
+        sum(cast("int", s["rows"]) for s in cast("list[dict[str, object]]", first["segments"])) == 3
+    )
     again = run("flush", data)
     assert again.code == 0
     assert "nothing new" in again.out
 
 
-def test_flush_tells_the_checksum_by_which_an_ingest_knows_the_cut(data: Path, run: "Run") -> None:
-    answered = [msgspec.json.decode(run("flush", data, "--json").out, type=AnsweredCut) for _ in range(2)]
+def test_flush_tells_checksum_by_which_an_ingest_knows_the_cut(data: Path, run: "Run") -> None:
+    answered = [
+        msgspec.json.decode(run("flush", data, "--json").out, type=AnsweredCut) for _ in range(2)
+    ]
     cut = CutLog(data).read(1)
     assert answered == [AnsweredCut(number=1, tick=cut.tick, crc32c=cut.crc32c)] * 2
 
@@ -106,11 +110,17 @@ def test_info_changes_nothing_and_names_the_cut(data: Path, run: "Run") -> None:
 def test_info_names_ticks_that_are_ahead_of_the_clock(tmp_path: Path, run: "Run") -> None:
     async def make() -> None:
         ahead_ms = time.time_ns() // 1_000_000 + 48 * 3_600_000
-        async with OpenNode(tmp_path / "data", load_config, partial(compose, now_ms=lambda: ahead_ms)):
+        async with OpenNode(
+            tmp_path / "data", load_config, partial(compose, now_ms=lambda: ahead_ms)
+        ):
             pass
 
     anyio.run(make)
-    assert 47 < cast("float", run("info", tmp_path / "data", "--json").document["ahead_s"]) / 3600 < 48.01
+    assert (
+        47
+        < cast("float", run("info", tmp_path / "data", "--json").document["ahead_s"]) / 3600
+        < 48.01
+    )
 
 
 def test_info_says_what_holds_the_cuts(data: Path, run: "Run") -> None:
@@ -133,7 +143,9 @@ def test_info_says_what_holds_the_cuts(data: Path, run: "Run") -> None:
     node_id = str(run("info", data, "--json").document["node_id"])
     orders = next(int(path.name) for path in sorted((data / "segments").iterdir()))
     for cut, expected in ((1, ["table /t/orders at cut 1"]), (3, [])):
-        write_lease(data, Lease(table="/t/orders", node_id=node_id, collection_id=orders, cut=cut, tick=1))
+        write_lease(
+            data, Lease(table="/t/orders", node_id=node_id, collection_id=orders, cut=cut, tick=1)
+        )
         assert held_by() == expected
     shown = run("info", data).out.splitlines()
     assert "leases:" in shown
@@ -156,7 +168,7 @@ def test_empty_node_has_nothing_to_list_or_cut(tmp_path: Path, run: "Run") -> No
     assert run("info", tmp_path / "data").code == 0
 
 
-# --- tail -------------------------------------------------------------------------------------------------------------
+# --- tail -----------------------------------------------------------------------------------------
 
 
 def test_tail_prints_each_message_and_ends(data: Path, run: "Run") -> None:
@@ -170,7 +182,15 @@ def test_tail_prints_times_beyond_the_years_that_python_has(tmp_path: Path, run:
     far = pa.array([1 << 60], pa.timestamp("us", "UTC"))
     nested = pa.StructArray.from_arrays([pa.array([1 << 30], pa.date32())], ["day"])
     pq.write_table(pa.table({"id": [1], "at": far, "s": nested}), tmp_path / "far.parquet")
-    inserted = run("insert", tmp_path / "node", "far", tmp_path / "far.parquet", "--create", "--primary-key", "id")
+    inserted = run(
+        "insert",
+        tmp_path / "node",
+        "far",
+        tmp_path / "far.parquet",
+        "--create",
+        "--primary-key",
+        "id",
+    )
     assert inserted.code == 0, inserted.err
     lines = run("tail", tmp_path / "node", "far", "--types", "insert").lines
     assert lines[0]["rows"] == [{"id": 1, "at": 1 << 60, "s": {"day": 1 << 30}}]
@@ -197,7 +217,9 @@ def test_tail_shows_only_the_kinds_asked_for(data: Path, run: "Run") -> None:
     assert [body["type"] for body in bodies] == ["delete", "insert"]
 
 
-@pytest.mark.parametrize("arguments", [["--from", "yesterday"], ["--types", "select"], ["--limit", "0"]])
+@pytest.mark.parametrize(
+    "arguments", [["--from", "yesterday"], ["--types", "select"], ["--limit", "0"]]
+)
 def test_tail_refuses_what_it_does_not_know(data: Path, run: "Run", arguments: list[str]) -> None:
     refused = run("tail", data, "orders", *arguments)
     assert refused.code == 2
@@ -211,7 +233,9 @@ def test_what_tail_cannot_end_at_is_not_offered_as_an_end(data: Path, run: "Run"
 
 def test_tail_into_a_reader_that_goes_away_is_quiet(data: Path, run: "Run") -> None:
     command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         running.stdout.close()
@@ -223,7 +247,9 @@ def test_tail_into_a_reader_that_goes_away_is_quiet(data: Path, run: "Run") -> N
 @pytest.mark.usefixtures("default_interrupt")
 def test_followed_tail_ends_with_130_at_an_interrupt(data: Path) -> None:
     command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders", "--follow"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         for _ in range(2):
@@ -233,10 +259,12 @@ def test_followed_tail_ends_with_130_at_an_interrupt(data: Path) -> None:
     assert running.returncode == 130
 
 
-# --- a node that somebody has open ------------------------------------------------------------------------------------
+# --- a node that somebody has open ----------------------------------------------------------------
 
 
-def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers(data: Path, run: "Run") -> None:
+def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers(
+    data: Path, run: "Run"
+) -> None:
     run("flush", data)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _HOLD, str(data)]
@@ -250,7 +278,11 @@ def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers
                 assert f"process {owner.pid}, which takes no clients — try again" in refused.err
             shown = run("info", data, "--json")
             information = shown.document
-            assert (information["open"], information["pid"], information["statistics"]) == (True, owner.pid, None)
+            assert (information["open"], information["pid"], information["statistics"]) == (
+                True,
+                owner.pid,
+                None,
+            )
             assert "its owner does not tell what it counts" in shown.err
             assert run("partitions", "create", data, "orders", "eu").code == 4
         finally:
@@ -258,7 +290,7 @@ def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers
     assert run("flush", data).code == 0
 
 
-# --- doctor, config, bench --------------------------------------------------------------------------------------------
+# --- doctor, config, bench ------------------------------------------------------------------------
 
 
 def test_doctor_finds_a_sound_node_sound(data: Path, run: "Run") -> None:
@@ -268,7 +300,9 @@ def test_doctor_finds_a_sound_node_sound(data: Path, run: "Run") -> None:
     assert {"python", "fsync", "disk space", "node"} <= facts.keys()
 
 
-def test_doctor_finds_a_setting_that_no_node_opens_with(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_a_setting_that_no_node_opens_with(
+    run: "Run", monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STREAMINGNODE_FREE_BYTES_MIN", str(1 << 20))
     assert "appends are refused below 1 MiB" in run("doctor").out
     monkeypatch.setenv("STREAMINGNODE_DURABILTY", "os")
@@ -277,7 +311,9 @@ def test_doctor_finds_a_setting_that_no_node_opens_with(run: "Run", monkeypatch:
     assert "did you mean 'STREAMINGNODE_DURABILITY'" in examined.out
 
 
-def test_doctor_warns_of_checksums_without_their_c_extension(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_warns_of_checksums_without_their_c_extension(
+    run: "Run", monkeypatch: pytest.MonkeyPatch
+) -> None:
     def checksums() -> list[dict[str, str]]:
         findings = cast("list[dict[str, str]]", run("doctor", "--json").document["findings"])
         return [each for each in findings if each["place"] == "checksums"]
@@ -308,11 +344,17 @@ def test_doctor_fails_for_a_damaged_manifest(data: Path, run: "Run") -> None:
         ("log", "is no node's"),
     ],
 )
-def test_doctor_says_why_a_directory_takes_no_node(tmp_path: Path, run: "Run", name: str, text: str) -> None:
+def test_doctor_says_why_a_directory_takes_no_node(
+    tmp_path: Path, run: "Run", name: str, text: str
+) -> None:
     place = tmp_path / "place"
     (place / name).mkdir(parents=True)
     examined = run("doctor", place, "--json")
-    (node,) = [each for each in cast("list[dict[str, str]]", examined.document["findings"]) if each["place"] == "node"]
+    (node,) = [
+        each
+        for each in cast("list[dict[str, str]]", examined.document["findings"])
+        if each["place"] == "node"
+    ]
     assert node["severity"] == "damage"
     assert text in node["detail"]
     assert node["next_step"]
@@ -326,7 +368,9 @@ def test_doctor_says_that_an_empty_directory_takes_a_node(tmp_path: Path, run: "
         assert "holds none yet" in cast("dict[str, str]", examined.document["facts"])["node"]
 
 
-def test_config_shows_where_a_value_comes_from(tmp_path: Path, run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_shows_where_a_value_comes_from(
+    tmp_path: Path, run: "Run", monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "node.toml"
     file.write_text("[flush.schedule]\ninterval_s = 3.0\n")
     monkeypatch.setenv("STREAMINGNODE_DURABILITY", "os")
@@ -339,7 +383,9 @@ def test_config_shows_where_a_value_comes_from(tmp_path: Path, run: "Run", monke
     assert "STREAMINGNODE_DURABILITY" in shown.out
 
 
-def test_unknown_setting_is_refused_with_a_suggestion(run: "Run", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_setting_is_refused_with_a_suggestion(
+    run: "Run", monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STREAMINGNODE_DURABILTY", "os")
     refused = run("config", "show")
     assert refused.code == 2
@@ -363,7 +409,9 @@ def test_bench_refuses_what_it_cannot_run(run: "Run", arguments: list[str]) -> N
 
 @pytest.mark.parametrize("rows", [1, 100])
 def test_bench_measures_inserts_into_a_node(tmp_path: Path, run: "Run", rows: int) -> None:
-    measured = run("bench", "--dir", tmp_path, "--seconds", "0.1", "--callers", "4", "--rows", rows, "--json").document
+    measured = run(
+        "bench", "--dir", tmp_path, "--seconds", "0.1", "--callers", "4", "--rows", rows, "--json"
+    ).document
     figures = cast("dict[str, float]", measured)
     assert figures["rows_per_s"] > 0
     assert 0 < figures["p50_ms"] <= figures["p99_ms"]

@@ -1,4 +1,6 @@
-"""What a shell completes with the script that `completion` prints: in a real bash, and in zsh where that is."""
+"""What a shell completes with the script that `completion` prints: in a real bash, and in zsh where
+that is.
+"""
 
 import shutil
 import subprocess
@@ -39,7 +41,10 @@ def completed(bash: Path, *words: str) -> list[str]:
 
 def test_bash_completes_commands_actions_options_and_choices(bash: Path) -> None:
     assert completed(bash, "to") == ["topic", "top"]
-    assert set(completed(bash, "")) == {command.name for command in COMMANDS} | {"--help", "--version"}
+    assert set(completed(bash, "")) == {command.name for command in COMMANDS} | {
+        "--help",
+        "--version",
+    }
     assert completed(bash, "reader", "") == ["ls", "seek", "rm"]
     assert completed(bash, "tail", "data", "orders", "--f") == ["--from", "--follow"]
     assert "--node" in completed(bash, "check", "-")
@@ -49,7 +54,9 @@ def test_bash_completes_commands_actions_options_and_choices(bash: Path) -> None
 
 def test_bash_uses_the_script_for_the_program(bash: Path) -> None:
     asked = f'source "{bash}"; complete -p streamingnode'
-    shown = subprocess.run(["bash", "--norc", "-c", asked], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["bash", "--norc", "-c", asked], capture_output=True, text=True, check=True
+    ).stdout
     assert shown == "complete -o default -F _streamingnode streamingnode\n"
 
 
@@ -64,5 +71,7 @@ def test_the_script_of_a_shell_has_no_mistake_of_its_grammar(tmp_path: Path, she
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}: apt-get install {shell}")
     (tmp_path / "script").write_text(script_of(shell))
-    done = subprocess.run([shell, "-n", tmp_path / "script"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [shell, "-n", tmp_path / "script"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -28,19 +28,31 @@ REFUSED_CREATIONS = {
     "no rows": ("", "orders", "--primary-key", "id"),
     "no JSON": ('{"id": ', "orders", "--primary-key", "id"),
     "a null key": ('{"id": 1}\n{"id": null}', "orders", "--primary-key", "id"),
-    "a row over the limit": ('{"id": 1, "item": "' + "x" * (4 << 20) + '"}', "orders", "--primary-key", "id"),
+    "a row over the limit": (
+        '{"id": 1, "item": "' + "x" * (4 << 20) + '"}',
+        "orders",
+        "--primary-key",
+        "id",
+    ),
     "a row just over the limit": (
         '{"id": 1, "item": "' + "x" * ((4 << 20) - 30) + '"}',
         "orders",
         "--primary-key",
         "id",
     ),
-    "rows of two kinds": ('{"id": 1, "item": {"a": 1}}\n{"id": 2, "item": [3]}', "orders", "--primary-key", "id"),
+    "rows of two kinds": (
+        '{"id": 1, "item": {"a": 1}}\n{"id": 2, "item": [3]}',
+        "orders",
+        "--primary-key",
+        "id",
+    ),
 }
 
 
 @pytest.mark.parametrize("refused", REFUSED_CREATIONS.values(), ids=REFUSED_CREATIONS)
-def test_refused_creation_leaves_no_node_behind(tmp_path: Path, run: "Run", refused: tuple[str, ...]) -> None:
+def test_refused_creation_leaves_no_node_behind(
+    tmp_path: Path, run: "Run", refused: tuple[str, ...]
+) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text(refused[0])
     ended = run("insert", tmp_path / "data", refused[1], rows, "--create", *refused[2:])
@@ -60,20 +72,26 @@ def test_partition_is_created_with_its_collection(tmp_path: Path, run: "Run") ->
     rows.write_text('{"id": 1}\n')
     arguments = ("orders", rows, "--create", "--primary-key", "id", "--partition", "eu")
     assert run("insert", tmp_path / "data", *arguments).code == 0
-    assert _items(run("ls", tmp_path / "data", "--json"))["orders"]["partitions"] == ["_default", "eu"]
+    assert _items(run("ls", tmp_path / "data", "--json"))["orders"]["partitions"] == [
+        "_default",
+        "eu",
+    ]
 
 
-# --- partitions -------------------------------------------------------------------------------------------------------
+# --- partitions -----------------------------------------------------------------------------------
 
 
-def test_partitions_are_created_listed_and_dropped_with_their_rows(data: Path, run: "Run") -> None:
+def test_partitions_created_listed_and_dropped_with_their_rows(data: Path, run: "Run") -> None:
     rows = data.parent / "rows.jsonl"
     rows.write_text('{"id": 9, "item": "jam"}\n')
     run("flush", data)
     assert run("partitions", "create", data, "orders", "eu").out == "_default\neu\n"
     assert _items(run("ls", data, "--json"))["orders"]["partitions"] == ["_default", "eu"]
     assert run("insert", data, "orders", rows, "--partition", "eu").code == 0
-    assert run("partitions", "list", data, "orders", "--json").document["partitions"] == ["_default", "eu"]
+    assert run("partitions", "list", data, "orders", "--json").document["partitions"] == [
+        "_default",
+        "eu",
+    ]
     assert run("partitions", "drop", data, "orders", "eu").out == "_default\n"
     assert _items(run("ls", data, "--count", "--json"))["orders"]["rows"] == 3
 
@@ -84,7 +102,9 @@ def test_rows_of_all_collections_are_counted_at_one_tick(
     rows = data.parent / "rows.jsonl"
     rows.write_text('{"id": 1, "item": "jam"}\n')
     assert run("insert", data, "stock", rows, "--create", "--primary-key", "id").code == 0
-    before = {name: each["rows"] for name, each in _items(run("ls", data, "--count", "--json")).items()}
+    before = {
+        name: each["rows"] for name, each in _items(run("ls", data, "--count", "--json")).items()
+    }
     snapshot = sn.Node.snapshot
     partitions = ["eu", "us"]
 
@@ -117,14 +137,18 @@ def test_rows_of_all_collections_are_counted_at_one_tick(
     ],
     ids=" ".join,
 )
-def test_partitions_refuses_what_it_cannot_do(data: Path, run: "Run", arguments: tuple[str, ...]) -> None:
+def test_partitions_refuses_what_it_cannot_do(
+    data: Path, run: "Run", arguments: tuple[str, ...]
+) -> None:
     refused = run("partitions", arguments[0], data, *arguments[1:])
     assert refused.code == 2
     assert " — " in refused.err
 
 
 @pytest.mark.parametrize("arguments", [("drop", "orders", "eu"), ("list", "stock")], ids=" ".join)
-def test_partitions_fails_for_what_is_not_there(data: Path, run: "Run", arguments: tuple[str, ...]) -> None:
+def test_partitions_fails_for_what_is_not_there(
+    data: Path, run: "Run", arguments: tuple[str, ...]
+) -> None:
     failed = run("partitions", arguments[0], data, *arguments[1:])
     assert failed.code == 1
     assert "_NOT_FOUND: " in failed.err

@@ -35,7 +35,8 @@ TYPES: dict[str, tuple[Any, str]] = {
     "binary_view": (WORDS.cast(pa.binary()).cast(pa.binary_view()), "binary"),
     "large_string": (WORDS.cast(pa.large_string()), "large_string"),
     "large_binary": (WORDS.cast(pa.large_binary()), "large_binary"),
-    "large_list": (pa.array([[1], [], None], pa.large_list(pa.int64())), "large_list<element: int64>"),
+    "large_list": (pa.array([[1], [], None], pa.large_list(pa.int64())), "large_list<element: "
+                                                                         "int64>"),
     "bytes of one length": (pa.array([b"ab", b"cd", None], pa.binary(2)), "binary"),
     "category": (WORDS.dictionary_encode(), "string"),
     "category of numbers": (pa.array([7, 7, None]).dictionary_encode(), "int64"),
@@ -132,7 +133,9 @@ def test_a_time_finer_than_microseconds_anywhere_in_a_file_is_named_and_nothing_
     assert not (tmp_path / "data").exists()
 
 
-def test_a_dict_without_a_column_is_null_there_as_a_line_is(place: "Place", tmp_path: Path, run: "Run") -> None:
+def test_a_dict_without_a_column_is_null_there_as_a_line_is(
+    place: "Place", tmp_path: Path, run: "Run"
+) -> None:
     with place.open() as node:
         orders = place.orders
         node.insert(orders, [{"id": 1}, {"id": 2, "item": "tea"}])

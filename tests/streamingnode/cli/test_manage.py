@@ -1,4 +1,6 @@
-"""`collection`, `reader` and `txn`: in a closed node's directory, in one that `serve` has, and over TCP with a token."""
+"""`collection`, `reader` and `txn`: in a closed node's directory, in one that `serve` has, and over
+TCP with a token.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Printed]
 
 
-# --- collections ------------------------------------------------------------------------------------------------------
+# --- collections ----------------------------------------------------------------------------------
 
 
 def test_a_collection_is_created_as_described_and_dropped(place: "Place", run: "Run") -> None:
@@ -42,12 +44,17 @@ def test_a_collection_is_created_as_described_and_dropped(place: "Place", run: "
     columns = {"id": "int64", "at": "timestamp[us, tz=UTC]", "p": "decimal128(10, 2)"}
     listed: Any = run("ls", *place.arguments, "--json").document["collections"]
     (shown,) = [each for each in listed if each["name"] == name]
-    assert (shown["columns"], shown["shards"], shown["partitions"]) == (columns, 2, ["_default", "eu"])
+    assert (shown["columns"], shown["shards"], shown["partitions"]) == (
+        columns,
+        2,
+        ["_default", "eu"],
+    )
     with place.open() as node:
         assert not node.collection(name).schema.field("id").nullable
     assert run(*create).err.startswith("ALREADY_EXISTS")
     assert (
-        run("collection", "drop", *place.arguments, name, "--dry-run").out == f"would be dropped: collection {name}\n"
+        run("collection", "drop", *place.arguments, name, "--dry-run").out
+        == f"would be dropped: collection {name}\n"
     )
     assert run("collection", "drop", *place.arguments, name).out == f"dropped: collection {name}\n"
     assert run("collection", "drop", *place.arguments, name).err.startswith("COLLECTION_NOT_FOUND")
@@ -62,7 +69,10 @@ def test_what_is_no_column_is_refused_with_what_is(text: str) -> None:
 
 
 def test_the_types_that_are_described_are_those_of_arrow() -> None:
-    text = "a:string not null,b:timestamp[ms],c:timestamp[ms, Europe/Berlin],d:decimal(5,1),e:large_binary"
+    text = (
+        "a:string not null,b:timestamp[ms],c:timestamp[ms, "
+        "Europe/Berlin],d:decimal(5,1),e:large_binary"
+    )
     fields: list[pa.Field[Any]] = [
         pa.field("a", pa.string(), nullable=False),
         pa.field("b", pa.timestamp("ms")),
@@ -73,7 +83,7 @@ def test_the_types_that_are_described_are_those_of_arrow() -> None:
     assert parse_schema(text) == pa.schema(fields)
 
 
-# --- readers ----------------------------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 def read_all(node: "SyncNode", orders: str, name: str) -> list[int]:
@@ -82,10 +92,17 @@ def read_all(node: "SyncNode", orders: str, name: str) -> list[int]:
         found = [message for message in messages if message.type is sn.MessageType.INSERT]
         if found:
             messages.ack(found[-1])
-    return [key for message in found if (rows := message.to_arrow()) for key in map(int, rows["id"].to_numpy())]
+    return [
+        key
+        for message in found
+        if (rows := message.to_arrow())
+        for key in map(int, rows["id"].to_numpy())
+    ]
 
 
-def test_a_reader_is_listed_moved_and_removed_and_a_dry_run_changes_nothing(place: "Place", run: "Run") -> None:
+def test_a_reader_is_listed_moved_and_removed_and_a_dry_run_changes_nothing(
+    place: "Place", run: "Run"
+) -> None:
     orders = place.orders
     with place.open() as node:
         first = node.insert(orders, [{"id": 1, "item": "tea"}])
@@ -93,7 +110,11 @@ def test_a_reader_is_listed_moved_and_removed_and_a_dry_run_changes_nothing(plac
         assert read_all(node, orders, "billing") == [1, 2]
     readers: Any = run("reader", "ls", *place.arguments, orders, "--json").document["readers"]
     (listed,) = readers
-    assert (listed["name"], listed["collections"], listed["is_open"]) == ("billing", [orders], False)
+    assert (listed["name"], listed["collections"], listed["is_open"]) == (
+        "billing",
+        [orders],
+        False,
+    )
     assert listed["name"] in run("reader", "ls", *place.arguments).out
 
     seek = ("reader", "seek", *place.arguments, orders, "billing", "--to")
@@ -122,7 +143,9 @@ def test_a_reader_that_is_open_is_neither_moved_nor_removed(place: "Place", run:
         assert isinstance(before, list)
         assert before[0]["is_open"]
         for change in (("rm",), ("seek", "--to", "latest")):
-            refused = run("reader", change[0], *place.arguments, place.orders, "billing", *change[1:])
+            refused = run(
+                "reader", change[0], *place.arguments, place.orders, "billing", *change[1:]
+            )
             assert (refused.code, refused.err.split(":")[0]) == (1, "READER_BUSY")
             assert "close it first" in refused.err
 
@@ -140,7 +163,16 @@ def test_a_reader_that_is_open_is_neither_moved_nor_removed(place: "Place", run:
         ["collection", "create", "c"],
         ["collection", "create", "c", "--schema", "id:int64"],
         ["collection", "create", "c", "--schema", "id:int64", "--primary-key", "no"],
-        ["collection", "drop", "orders", "--schema", "id:int64", "--primary-key", "id", "--dry-run"],
+        [
+            "collection",
+            "drop",
+            "orders",
+            "--schema",
+            "id:int64",
+            "--primary-key",
+            "id",
+            "--dry-run",
+        ],
         ["collection", "drop", "orders", "--primary-key", "id"],
     ],
     ids=" ".join,
@@ -175,20 +207,29 @@ def test_what_is_not_there_ends_each_command_in_the_same_way(
 
 
 def test_a_list_of_nothing_says_so(data: object, run: "Run") -> None:
-    for words, said in ((["reader", "ls", data], "no readers\n"), (["txn", "ls", data], "no transactions\n")):
+    for words, said in (
+        (["reader", "ls", data], "no readers\n"),
+        (["txn", "ls", data], "no transactions\n"),
+    ):
         assert run(*words).out == said
 
 
 def test_an_action_names_the_arguments_that_it_takes(data: object, run: "Run") -> None:
     for words, takes in (
-        (["reader", "seek", data, "orders"], "seek takes collection reader --to — see streamingnode reader --help"),
-        (["reader", "ls", data, "orders", "billing"], "ls takes [collection] — see streamingnode reader --help"),
+        (
+            ["reader", "seek", data, "orders"],
+            "seek takes collection reader --to — see streamingnode reader --help",
+        ),
+        (
+            ["reader", "ls", data, "orders", "billing"],
+            "ls takes [collection] — see streamingnode reader --help",
+        ),
         (["txn", "ls", data, "5"], "ls takes nothing more — see streamingnode txn --help"),
     ):
         assert run(*words).err == f"INVALID_ARGUMENT: {takes}\n"
 
 
-# --- transactions -----------------------------------------------------------------------------------------------------
+# --- transactions ---------------------------------------------------------------------------------
 
 
 def test_a_transaction_of_somebody_else_is_listed_and_aborted(place: "Place", run: "Run") -> None:
@@ -208,9 +249,15 @@ def test_a_transaction_of_somebody_else_is_listed_and_aborted(place: "Place", ru
 def check_abort(place: "Place", run: "Run", id_: int) -> None:
     listed: Any = run("txn", "ls", *place.arguments, "--json").document["transactions"]
     (found,) = [each for each in listed if each["txn_id"] == id_]
-    assert (found["collections"], found["bodies"], found["keepalive_s"]) == ([place.orders], 1, 300.0)
+    assert (found["collections"], found["bodies"], found["keepalive_s"]) == (
+        [place.orders],
+        1,
+        300.0,
+    )
     abort = ("txn", "abort", *place.arguments, id_)
-    assert run(*abort, "--dry-run").out.startswith(f"would be aborted: transaction {id_} (1 message, ")
+    assert run(*abort, "--dry-run").out.startswith(
+        f"would be aborted: transaction {id_} (1 message, "
+    )
     assert run(*abort, "--json").document["aborted"] is True
     assert str(id_) not in run("txn", "ls", *place.arguments).out
     assert "`streamingnode txn ls`" in run(*abort).err

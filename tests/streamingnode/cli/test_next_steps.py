@@ -1,4 +1,6 @@
-"""What an error says to do next serves the command line, too: commands and flags that exist, no words of a program."""
+"""What an error says to do next serves the command line, too: commands and flags that exist, no
+words of a program.
+"""
 
 import argparse
 import ast
@@ -60,11 +62,20 @@ SAID_TO_PROGRAMS = {
 
 def test_a_next_step_names_commands_and_flags_that_exist() -> None:
     commands = {command.name: command for command in COMMANDS}
-    flags = {"--debug", "--json", *(flag for command in commands.values() for flag in flags_of(command))}
+    flags = {
+        "--debug",
+        "--json",
+        *(flag for command in commands.values() for flag in flags_of(command)),
+    }
     steps = [
-        text.partition(DASH)[2] for package in ROOT_PACKAGES for path in modules(package) for text in texts_of(path)
+        text.partition(DASH)[2]
+        for package in ROOT_PACKAGES
+        for path in modules(package)
+        for text in texts_of(path)
     ]
-    assert {name for step in steps for name in re.findall(r"streamingnode ([a-z]+)", step)} <= set(commands) | {"there"}
+    assert {name for step in steps for name in re.findall(r"streamingnode ([a-z]+)", step)} <= set(
+        commands
+    ) | {"there"}
     assert {flag for step in steps for flag in re.findall(r"(?<!\w)--[a-z-]+", step)} <= flags
 
 
@@ -162,7 +173,11 @@ def test_a_mistake_is_answered_with_what_to_type(data: Path, run: "Run", mistake
 
 def test_log_that_is_no_longer_kept_is_answered_with_flags(data: Path, run: "Run") -> None:
     async def give_up_log() -> None:
-        settings: dict[str, Any] = {"cut_interval_s": None, "retention_s": 0, "flush.retention.interval_s": 0.005}
+        settings: dict[str, Any] = {
+            "cut_interval_s": None,
+            "retention_s": 0,
+            "flush.retention.interval_s": 0.005,
+        }
         async with sn.open_node(data, **settings) as node:
             await node.flush()
             with anyio.fail_after(60), pytest.raises(Truncated):

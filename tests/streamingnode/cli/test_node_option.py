@@ -1,4 +1,6 @@
-"""`--node` in place of the directory, and what else it takes to connect: one place for all commands that speak to a node."""
+"""`--node` in place of the directory, and what else it takes to connect: one place for all commands
+that speak to a node.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
     Run = Callable[..., Printed]
 
-SPEAK = [command for command in COMMANDS if any(names == ("place",) for names, _ in command.arguments)]
+SPEAK = [
+    command for command in COMMANDS if any(names == ("place",) for names, _ in command.arguments)
+]
 
 
 def test_the_option_takes_the_place_of_the_directory_and_leaves_the_other_arguments() -> None:
@@ -30,9 +34,15 @@ def test_the_option_takes_the_place_of_the_directory_and_leaves_the_other_argume
         ["partitions", "create", "orders", "eu", "--no", "data"],
     ):
         found = build_parser().parse_args(words)
-        assert (found.place, found.collection, found.partition) == (Path("data"), "orders", "eu"), words
+        assert (found.place, found.collection, found.partition) == (Path("data"), "orders", "eu"), (
+            words
+        )
     with_file = parse(["insert", "--node", "unix:x", "orders", "rows.jsonl"])
-    assert (with_file.place, with_file.collection, with_file.file) == ("unix:x", "orders", "rows.jsonl")
+    assert (with_file.place, with_file.collection, with_file.file) == (
+        "unix:x",
+        "orders",
+        "rows.jsonl",
+    )
     assert isinstance(with_file.place, NodeUrl)
 
 
@@ -44,13 +54,21 @@ def test_the_path_of_a_socket_is_the_address_of_whoever_has_the_node_open(path: 
         assert place == f"unix:{path.removeprefix('unix:')}"
 
 
-def test_a_check_of_the_socket_of_a_service_that_is_down_opens_no_node_in_its_place(data: Path, run: "Run") -> None:
-    for words in (["check", data / SOCKET_NAME], ["ls", "--node", data / SOCKET_NAME], ["serve", data / SOCKET_NAME]):
+def test_a_check_of_the_socket_of_a_service_that_is_down_opens_no_node_in_its_place(
+    data: Path, run: "Run"
+) -> None:
+    for words in (
+        ["check", data / SOCKET_NAME],
+        ["ls", "--node", data / SOCKET_NAME],
+        ["serve", data / SOCKET_NAME],
+    ):
         assert run(*words).code in {2, 4}
     assert not (data / SOCKET_NAME).exists()
 
 
-@pytest.mark.parametrize("words", [["serve", "http://host/data"], ["ingest", "unix:data/node.sock", "--tables", "t"]])
+@pytest.mark.parametrize(
+    "words", [["serve", "http://host/data"], ["ingest", "unix:data/node.sock", "--tables", "t"]]
+)
 def test_where_a_path_is_meant_an_address_is_refused(
     words: list[str], run: "Run", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +80,9 @@ def test_where_a_path_is_meant_an_address_is_refused(
 
 
 def test_an_address_of_another_kind_is_refused_as_it_was_given(run: "Run") -> None:
-    assert run("ls", "http://host:1").err.startswith("INVALID_ARGUMENT: 'http://host:1' is no address — give unix:PATH")
+    assert run("ls", "http://host:1").err.startswith(
+        "INVALID_ARGUMENT: 'http://host:1' is no address — give unix:PATH"
+    )
 
 
 def test_after_two_dashes_a_word_is_no_option() -> None:
@@ -70,7 +90,9 @@ def test_after_two_dashes_a_word_is_no_option() -> None:
     assert (found.place, found.partition) == (Path("data"), "--node")
 
 
-@pytest.mark.parametrize("words", [["ls"], ["ls", "--node"], ["ls", "--node", "a", "b"], ["tail", "orders"]])
+@pytest.mark.parametrize(
+    "words", [["ls"], ["ls", "--node"], ["ls", "--node", "a", "b"], ["tail", "orders"]]
+)
 def test_no_node_or_two_are_wrong_use(run: "Run", words: list[str]) -> None:
     refused = run(*words)
     assert (refused.code, refused.out) == (2, "")
@@ -119,13 +141,26 @@ def test_files_for_tls_are_used_and_refused_by_name(tmp_path: Path) -> None:
             url.tls_ca = url.tls_cert = url.tls_key = None
             setattr(url, name, tmp_path / file)
             with pytest.raises(
-                InvalidArgument, match=r"--tls-ca, --tls-cert or --tls-key cannot be used: .* — correct them"
+                InvalidArgument,
+                match=r"--tls-ca, --tls-cert or --tls-key cannot be used: .* — correct them",
             ):
                 url.tls()
 
 
-def test_bench_measures_a_node_that_is_there_and_drops_its_collection(place: "Place", run: "Run") -> None:
-    measured = run("bench", *place.arguments, "--seconds", "0.1", "--outstanding", "4", "--size", "50", "--json")
+def test_bench_measures_a_node_that_is_there_and_drops_its_collection(
+    place: "Place", run: "Run"
+) -> None:
+    measured = run(
+        "bench",
+        *place.arguments,
+        "--seconds",
+        "0.1",
+        "--outstanding",
+        "4",
+        "--size",
+        "50",
+        "--json",
+    )
     assert measured.code == 0, measured.err
     assert measured.document["size"] == 50
     with place.open() as node:
@@ -134,13 +169,19 @@ def test_bench_measures_a_node_that_is_there_and_drops_its_collection(place: "Pl
 
 @pytest.mark.parametrize("place", ["closed"], indirect=True)
 def test_bench_ends_with_what_the_node_refuses(place: "Place", run: "Run") -> None:
-    refused = run("bench", *place.arguments, "--seconds", "0.1", "--outstanding", "2", "--size", "5000000")
+    refused = run(
+        "bench", *place.arguments, "--seconds", "0.1", "--outstanding", "2", "--size", "5000000"
+    )
     assert (refused.code, refused.err.partition(":")[0]) == (2, "TOO_LARGE")
 
 
-def test_a_node_is_verified_wherever_it_is_and_a_running_one_takes_no_pace(place: "Place", run: "Run") -> None:
+def test_a_node_is_verified_wherever_it_is_and_a_running_one_takes_no_pace(
+    place: "Place", run: "Run"
+) -> None:
     verified = run("verify", *place.arguments, "--json")
     document: Any = verified.document
     assert (verified.code, document["verdict"]) == (0, "sound")
     assert document["checked"]["log entries"] > 0
-    assert run("verify", *place.arguments, "--pace", "1000").code == (0 if place.way == "closed" else 2)
+    assert run("verify", *place.arguments, "--pace", "1000").code == (
+        0 if place.way == "closed" else 2
+    )

@@ -38,7 +38,9 @@ def _rows(file: io.BytesIO, schema: pa.Schema | None = None) -> list[dict[str, A
 
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_texts_in_delta_encodings_are_those_that_were_written_wherever_they_are(encoding: str, version: str) -> None:
+def test_texts_in_delta_encodings_are_those_that_were_written_wherever_they_are(
+    encoding: str, version: str
+) -> None:
     columns = {
         "id": pa.array(range(1_000)),
         "text": pa.array(TEXTS),
@@ -70,13 +72,16 @@ def test_a_file_with_one_row_group_of_each_encoding_is_read_whole() -> None:
 
 
 def test_a_text_that_delta_encoding_has_once_is_decoded_for_few_rows_at_a_time() -> None:
-    table = pa.table({"id": range(2_000), "text": ["x" * 100_000] * 2_000, "few": ["a", "b"] * 1_000})
+    table = pa.table(
+        {"id": range(2_000), "text": ["x" * 100_000] * 2_000, "few": ["a", "b"] * 1_000}
+    )
     encodings = {"id": "PLAIN", "text": "DELTA_BYTE_ARRAY"}
     file = _file(table, use_dictionary=["few"], column_encoding=encodings)
     assert len(file.getvalue()) < 1 << 20
     source = ParquetInput(file)
     before = pa.total_allocated_bytes()
-    rows, most = 0, 0
+    rows = 0
+    most = 0
     for batch in source.iter_batches(10_000, columns=["id", "text", "few"]):
         most = max(most, pa.total_allocated_bytes() - before)
         assert batch.column("id").to_pylist() == list(range(rows, rows + batch.num_rows))
@@ -107,7 +112,8 @@ MOMENTS = [
     dt.datetime(9999, 12, 30, 1, 2, 3, 456789),  # noqa: DTZ001
 ]
 IN_UTC = [moment and moment.replace(tzinfo=dt.UTC) for moment in MOMENTS]
-NAIVE, AWARE = pa.timestamp("us"), pa.timestamp("us", "UTC")
+NAIVE = pa.timestamp("us")
+AWARE = pa.timestamp("us", "UTC")
 
 
 def _int96(values: Any, kind: pa.DataType = NAIVE, **options: Any) -> io.BytesIO:
@@ -134,7 +140,9 @@ def test_int96_times_of_any_year_go_in_with_and_without_a_zone() -> None:
 
 def test_int96_times_go_in_at_any_depth() -> None:
     def nested(kind: pa.DataType) -> pa.DataType:
-        return pa.struct([("l", pa.list_(pa.struct([("t", kind), ("n", pa.int64())]))), ("u", kind)])
+        return pa.struct(
+            [("l", pa.list_(pa.struct([("t", kind), ("n", pa.int64())]))), ("u", kind)]
+        )
 
     def value(at: Any, utc: Any) -> Any:
         return {"l": [{"t": utc, "n": 1}, None, {"t": None, "n": None}], "u": at}
@@ -170,12 +178,20 @@ def test_int96_times_are_instants_where_the_file_says_so() -> None:
 
 @pytest.mark.parametrize("year", [1600, 2026, 9999])
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_an_int96_time_that_no_column_holds_is_refused_by_row_before_any_goes_in(year: int, is_nested: bool) -> None:
+def test_an_int96_time_that_no_column_holds_is_refused_by_row_before_any_goes_in(
+    year: int, is_nested: bool
+) -> None:
     given = dt.datetime(year, 12, 31, 1, 2, 3, 456789)  # noqa: DTZ001
-    values: list[Any] = [[MOMENTS[4]], None, [None, given]] if is_nested else [MOMENTS[4], None, given]
+    values: list[Any] = (
+        [[MOMENTS[4]], None, [None, given]] if is_nested else [MOMENTS[4], None, given]
+    )
     kind = pa.list_(NAIVE) if is_nested else NAIVE
     content = _int96(values, kind, use_dictionary=False, compression="none").getvalue()
-    nanos = (given - given.replace(hour=0, minute=0, second=0, microsecond=0)) // dt.timedelta(microseconds=1) * 1000
+    nanos = (
+        (given - given.replace(hour=0, minute=0, second=0, microsecond=0))
+        // dt.timedelta(microseconds=1)
+        * 1000
+    )
     assert content.count(nanos.to_bytes(8, "little")) == 1
     at = content.index(nanos.to_bytes(8, "little"))
     finer = content[:at] + (nanos + 1).to_bytes(8, "little") + content[at + 8 :]
@@ -185,14 +201,18 @@ def test_an_int96_time_that_no_column_holds_is_refused_by_row_before_any_goes_in
         lambda source: next(source.batches(_types(kind))),
     ]
     for changed, use in product((finer, later), uses):
-        with pytest.raises(SchemaMismatch, match="column 'at', row 3: a time is finer than micro") as caught:
+        with pytest.raises(
+            SchemaMismatch, match="column 'at', row 3: a time is finer than micro"
+        ) as caught:
             use(ParquetRows(io.BytesIO(changed)))
         assert (caught.value.column, caught.value.row) == ("at", 3)
 
 
 def test_a_column_without_a_zone_that_is_no_int96_is_not_taken_for_one() -> None:
     table = pa.table({"id": [1], "at": pa.array([MOMENTS[1]], NAIVE)})
-    with pytest.raises(SchemaMismatch, match=r"is timestamp\[us\], the schema has timestamp\[us, tz=UTC\]"):
+    with pytest.raises(
+        SchemaMismatch, match=r"is timestamp\[us\], the schema has timestamp\[us, tz=UTC\]"
+    ):
         _rows(_file(table), _types(AWARE))
 
 
@@ -205,7 +225,8 @@ SPARK_2 = {SPARK_VERSION: b"2.4.8"}
 OLDER_SPARK_2 = {SPARK_COLUMNS: b"{}"}
 HIVE = {b"writer.date.proleptic": b"false"}
 
-LAST_OLD_DAY, FIRST_DAY = dt.date(1582, 10, 14), dt.date(1582, 10, 15)
+LAST_OLD_DAY = dt.date(1582, 10, 14)
+FIRST_DAY = dt.date(1582, 10, 15)
 LAST_OLD_TIME = dt.datetime(1899, 12, 31, 23, 59, 59, 999999)  # noqa: DTZ001
 FIRST_TIME = dt.datetime(1900, 1, 1)  # noqa: DTZ001
 FIRST_TIME_IN_UTC = dt.datetime(1582, 10, 15)  # noqa: DTZ001

@@ -1,4 +1,6 @@
-"""A node of another user, and one on a disk that may only be read: an error that says so, no traceback and no damage."""
+"""A node of another user, and one on a disk that may only be read: an error that says so, no
+traceback and no damage.
+"""
 
 import json
 import subprocess
@@ -9,7 +11,9 @@ import pytest
 
 import streamingnode as sn
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="root gives up its capabilities as Linux has them")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="root gives up its capabilities as Linux has them"
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 AS_ANYBODY = """
@@ -33,16 +37,24 @@ print(json.dumps(told))
 
 
 def as_anybody(*commands: list[object]) -> list[tuple[int, str]]:
-    """Run commands as a user who may do no more than the modes of files say; return how each ended and what it said."""
+    """Run commands as a user who may do no more than the modes of files say; return how each ended
+    and what it said.
+    """
     given = json.dumps([list(map(str, command)) for command in commands])
     done = subprocess.run(
-        [sys.executable, "-c", AS_ANYBODY, given], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", AS_ANYBODY, given],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return [(code, text) for code, text in json.loads(done.stdout)]
 
 
-def test_a_node_that_may_not_be_entered_is_an_error_of_permission_for_every_verb(data: Path, tmp_path: Path) -> None:
+def test_a_node_that_may_not_be_entered_is_an_error_of_permission_for_every_verb(
+    data: Path, tmp_path: Path
+) -> None:
     commands: list[list[object]] = [
         ["ls", data],
         ["tail", data, "orders"],
@@ -89,4 +101,7 @@ def test_a_socket_that_may_not_be_used_is_no_node_that_is_down(data: Path) -> No
         socket.chmod(0)
         [(code, text)] = as_anybody(["ls", socket])
     assert code == 4
-    assert text.endswith("Permission denied — connect as the user who runs the node, or where it listens for others\n")
+    assert text.endswith(
+        "Permission denied — connect as the user who runs the node, or where it listens for "
+        "others\n"
+    )

@@ -26,7 +26,9 @@ sys.meta_path.insert(0, Interrupted)
 import streamingnode.cli
 """
 HELP_MODULES_MAX = 180
-"""What `--help` may load, the interpreter's own modules with it: they are what its start takes time for."""
+"""What `--help` may load, the interpreter's own modules with it: they are what its start takes time
+for.
+"""
 
 EXAMPLES = [example for command in COMMANDS for example in command.examples]
 
@@ -43,14 +45,18 @@ def test_example_of_the_help_parses_as_written(example: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_examples_with_json(command: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_examples_with_json(
+    command: object, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([command.name, "--help"]) == 0  # type: ignore[attr-defined]
     shown = capsys.readouterr().out
     assert "examples:" in shown
     assert "--json" in shown.partition("examples:")[2]
 
 
-def test_help_lines_fit_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lines_fit_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     for arguments in (["--help"], *([command.name, "--help"] for command in COMMANDS)):
         main(arguments)
@@ -67,7 +73,9 @@ def test_unknown_command_exits_with_two(capsys: pytest.CaptureFixture[str]) -> N
     assert "frobnicate" in capsys.readouterr().err
 
 
-def test_typed_error_prints_code_and_next_step_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_typed_error_prints_code_and_next_step_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["ls", str(tmp_path / "absent")]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -76,14 +84,18 @@ def test_typed_error_prints_code_and_next_step_only(tmp_path: Path, capsys: pyte
     assert "Traceback" not in printed.err
 
 
-def test_typed_error_is_a_document_with_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_typed_error_is_a_document_with_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["info", str(tmp_path), "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "INVALID_ARGUMENT"
     assert error["retryable"] == "no"
 
 
-@pytest.mark.parametrize("words", [["ls"], ["ls", "d", "--nope"], ["tail", "d", "c", "-n", "x"], ["nope"], []])
+@pytest.mark.parametrize(
+    "words", [["ls"], ["ls", "d", "--nope"], ["tail", "d", "c", "-n", "x"], ["nope"], []]
+)
 def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +104,9 @@ def test_wrong_use_is_one_line_that_names_the_command_and_a_document_with_json(
     error = json.loads(printed.out)["error"]
     assert printed.err == f"INVALID_ARGUMENT: {error['message']}\n"
     command = f"streamingnode {words[0]}" if words[1:] or words == ["ls"] else "streamingnode"
-    assert error["message"].endswith((f" — see {command} --help", f"? `{command} --help` lists all"))
+    assert error["message"].endswith(
+        (f" — see {command} --help", f"? `{command} --help` lists all")
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +133,9 @@ def test_a_misspelt_name_is_answered_with_the_one_that_was_meant(
     words: list[str], wrong: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(words) == 2
-    assert capsys.readouterr().err.startswith(f"INVALID_ARGUMENT: {wrong} — did you mean '{meant}'? ")
+    assert capsys.readouterr().err.startswith(
+        f"INVALID_ARGUMENT: {wrong} — did you mean '{meant}'? "
+    )
 
 
 def test_a_name_that_is_like_none_is_answered_with_those_there_are(
@@ -129,19 +145,34 @@ def test_a_name_that_is_like_none_is_answered_with_those_there_are(
     said = capsys.readouterr().err.replace("'", "")
     assert "choose from create, ls, rm, info) — see streamingnode topic --help" in said
     assert main(["ls", "d", "--frobnicate"]) == 2
-    assert "unrecognized arguments: --frobnicate — see streamingnode ls --help" in capsys.readouterr().err
+    assert (
+        "unrecognized arguments: --frobnicate — see streamingnode ls --help"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     "words",
-    [["serve", ""], ["ls", ""], ["check", "--node", ""], ["doctor", ""], ["restore", "b", ""], ["export", "d", ""]],
+    [
+        ["serve", ""],
+        ["ls", ""],
+        ["check", "--node", ""],
+        ["doctor", ""],
+        ["restore", "b", ""],
+        ["export", "d", ""],
+    ],
 )
 def test_an_empty_name_is_not_the_directory_it_runs_in(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(words) == 2
-    assert capsys.readouterr().err == "INVALID_ARGUMENT: '' names no file or directory — give a path\n"
+    assert (
+        capsys.readouterr().err == "INVALID_ARGUMENT: '' names no file or directory — give a path\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -151,15 +182,21 @@ def test_what_it_takes_to_connect_is_told_once(capsys: pytest.CaptureFixture[str
         assert ("--tls-ca" in capsys.readouterr().out) is there
 
 
-def test_path_that_is_no_text_is_in_a_document_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_that_is_no_text_is_in_a_document_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = tmp_path / "a\udcff"
     place.mkdir()
     assert main(["doctor", str(place), "--json"]) == 0
     assert f"{place} holds none yet" in json.loads(capsys.readouterr().out)["facts"]["node"]
 
 
-@pytest.mark.parametrize("name, code", [("\u00e9t\u00e9", 0), ("a\udcff", 1)], ids=["UTF-8", "no UTF-8"])
-def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(data: Path, name: str, code: int) -> None:
+@pytest.mark.parametrize(
+    "name, code", [("\u00e9t\u00e9", 0), ("a\udcff", 1)], ids=["UTF-8", "no UTF-8"]
+)
+def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(
+    data: Path, name: str, code: int
+) -> None:
     place = data.rename(data.with_name(name))
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command: list[str | Path] = [sys.executable, "-m", "streamingnode", "backup", place, data]
@@ -169,7 +206,7 @@ def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(data: Pat
     assert data.exists() is not bool(code)
 
 
-def test_debug_shows_the_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tmp_path), "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -177,17 +214,23 @@ def test_debug_shows_the_traceback_too(tmp_path: Path, capsys: pytest.CaptureFix
 def test_reading_a_missing_directory_makes_none(tmp_path: Path) -> None:
     for command in (["ls"], ["info"], ["flush"], ["tail"], ["insert"], ["ingest"]):
         place = tmp_path / command[0]
-        more = {"tail": ["c"], "insert": ["c"], "ingest": ["--tables", str(tmp_path / "t")]}.get(command[0], [])
+        more = {"tail": ["c"], "insert": ["c"], "ingest": ["--tables", str(tmp_path / "t")]}.get(
+            command[0], []
+        )
         assert main([*command, str(place), *more]) == 2
         assert not place.exists()
 
 
 def test_interrupt_before_the_program_is_loaded_exits_with_130_too() -> None:
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
@@ -199,7 +242,9 @@ def test_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.parametrize("arguments", [["config", "show"], ["--help"]], ids=["command", "help"])
 def test_reader_that_goes_away_ends_the_program_quietly(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "streamingnode", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         running.stdout.close()  # long before the program has started
@@ -211,7 +256,9 @@ def test_reader_that_goes_away_ends_the_program_quietly(arguments: list[str]) ->
 def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "streamingnode", "config", "show"]
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 1
     assert done.stderr.startswith("STORAGE_FAILED: the output: No space left")
     assert "Traceback" not in done.stderr
@@ -221,7 +268,9 @@ def test_output_that_cannot_be_written_is_an_error_without_a_traceback() -> None
 def test_an_error_that_cannot_be_told_on_stderr_has_its_exit_code_and_its_document() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "streamingnode", "ls", "absent", "--json"]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full, text=True, check=False
+        )
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["code"] == "INVALID_ARGUMENT"
 
@@ -229,8 +278,19 @@ def test_an_error_that_cannot_be_told_on_stderr_has_its_exit_code_and_its_docume
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
 def test_an_arrow_stream_that_cannot_be_written_is_an_error_without_a_traceback(data: Path) -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "streamingnode", "tail", str(data), "orders", "-o", "arrow"]
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "streamingnode",
+            "tail",
+            str(data),
+            "orders",
+            "-o",
+            "arrow",
+        ]
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 1
     assert done.stderr.startswith("STORAGE_FAILED: the output: No space left")
     assert "Traceback" not in done.stderr
@@ -246,7 +306,9 @@ def test_output_is_utf_8_whatever_the_locale(words: list[str]) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", [["insert", "c", "/dev/null"], ["top"], ["tail", "c", "--follow"], ["ls"]])
+@pytest.mark.parametrize(
+    "words", [["insert", "c", "/dev/null"], ["top"], ["tail", "c", "--follow"], ["ls"]]
+)
 def test_a_node_that_cannot_be_opened_is_told_once(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "backup.json").touch()
     (tmp_path / "floor").touch()
@@ -258,22 +320,30 @@ def test_a_node_that_cannot_be_opened_is_told_once(tmp_path: Path, words: list[s
 
 def test_program_started_with_its_output_closed_works(tmp_path: Path) -> None:
     command = f"{sys.executable} -m streamingnode ls {tmp_path} --json >&-"
-    done = subprocess.run(command, cwd=ROOT, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, shell=True, stderr=subprocess.PIPE, text=True, check=False
+    )
     assert (done.returncode, done.stderr.split(":")[0]) == (2, "INVALID_ARGUMENT")
 
 
 def test_program_started_with_nothing_open_ends_as_otherwise(data: Path) -> None:
-    """uvloop ends the process by an abort when a socket of its own has the place of stdin, stdout or stderr."""
+    """uvloop ends the process by an abort when a socket of its own has the place of stdin, stdout
+    or stderr.
+    """
     command = f"{sys.executable} -m streamingnode ls {data} <&- >&- 2>&-"
     assert subprocess.run(command, cwd=ROOT, shell=True, check=False).returncode == 0
 
 
-def test_path_that_no_file_can_have_is_an_error_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_path_that_no_file_can_have_is_an_error_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["ls", "x" * 256]) == 1
     assert capsys.readouterr().err.startswith("STORAGE_FAILED: xxx")
 
 
-def test_file_in_place_of_a_directory_is_called_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_in_place_of_a_directory_is_called_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "file"
     file.touch()
     assert main(["ls", str(file)]) == 2
@@ -281,12 +351,17 @@ def test_file_in_place_of_a_directory_is_called_a_file(tmp_path: Path, capsys: p
 
 
 def test_help_loads_few_modules_and_nothing_heavy() -> None:
-    heavy = "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark', 'importlib.metadata'}"
+    heavy = (
+        "{'pyarrow', 'anyio', 'rocksdict', 'rich', 'numpy', 'msgspec', 'pyspark', "
+        "'importlib.metadata'}"
+    )
     program = (
         "import sys; from streamingnode.cli import main; main(['--help']); "
         f"print(len(sys.modules), *{heavy} & set(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     modules, *found = done.stderr.split()
     assert found == []
     assert int(modules) < HELP_MODULES_MAX

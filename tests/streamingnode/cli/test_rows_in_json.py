@@ -1,4 +1,6 @@
-"""JSON lines: every value comes back as it was, or its line is named while nothing of its batch comes out."""
+"""JSON lines: every value comes back as it was, or its line is named while nothing of its batch
+comes out.
+"""
 
 import datetime as dt
 import io
@@ -48,7 +50,10 @@ def test_empty_input_has_no_rows() -> None:
 
 
 def test_left_out_field_is_null_and_last_line_needs_no_end() -> None:
-    assert _rows('{"id": 1}\n\n{"name": "b", "id": 2}') == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
+    assert _rows('{"id": 1}\n\n{"name": "b", "id": 2}') == [
+        {"id": 1, "name": None},
+        {"id": 2, "name": "b"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +103,10 @@ def test_a_text_that_is_json_is_text_in_a_column_of_texts() -> None:
 
 
 def test_byte_order_mark_is_passed_over() -> None:
-    assert _rows(b'\xef\xbb\xbf{"id": 1}\n{"id": 2}\n') == [{"id": 1, "name": None}, {"id": 2, "name": None}]
+    assert _rows(b'\xef\xbb\xbf{"id": 1}\n{"id": 2}\n') == [
+        {"id": 1, "name": None},
+        {"id": 2, "name": None},
+    ]
 
 
 def test_time_finer_than_its_column_is_refused_however_it_is_written() -> None:
@@ -172,7 +180,8 @@ def test_columns_are_inferred_as_types_a_collection_keeps() -> None:
     line = '{"i":1,"f":1.5,"b":true,"s":"x","n":null,"t":"2026-01-02T03:04:05Z","l":[1],"o":{"x":null}}\n'
     inferred = _source(line.encode()).infer_schema()
     assert {field.name: str(field.type) for field in inferred} == {
-        "i": "int64", "f": "double", "b": "bool", "s": "string", "n": "string", "t": "timestamp[us, tz=UTC]",
+        "i": "int64", "f": "double", "b": "bool", "s": "string", "n": "string", "t": "timestamp[us, "
+                                                                                     "tz=UTC]",
         "l": "list<item: int64>", "o": "struct<x: string>",
     }  # fmt: skip
 
@@ -187,7 +196,9 @@ def test_columns_are_inferred_as_types_a_collection_keeps() -> None:
         (("2026-01-02", "2026-01-02"), "string"),
     ],
 )
-def test_times_are_inferred_with_the_zone_that_all_of_them_have(texts: tuple[str, ...], expected: str) -> None:
+def test_times_are_inferred_with_the_zone_that_all_of_them_have(
+    texts: tuple[str, ...], expected: str
+) -> None:
     lines = "".join(f'{{"t": "{text}", "o": null}}\n' for text in texts) + "{}\n"
     source = _source(lines)
     schema = source.infer_schema()
@@ -211,7 +222,9 @@ def test_columns_are_inferred_in_the_order_in_which_they_come() -> None:
         (f'{{"v": 1}}\n{{"v": {"1" * 400}.5}}\n', "^line 2: Number out of range"),
     ],
 )
-def test_lines_of_several_kinds_are_refused_when_columns_are_inferred(lines: str, said: str) -> None:
+def test_lines_of_several_kinds_are_refused_when_columns_are_inferred(
+    lines: str, said: str
+) -> None:
     with pytest.raises(SchemaMismatch, match=said):
         _source(lines).infer_schema()
 
@@ -247,16 +260,26 @@ def test_time_in_text_may_be_finer_than_one_in_a_column_of_times() -> None:
         "s": "2026-01-02T03:04:05.123456789Z",
         "f": 0.123456789,
     }
-    kinds: dict[str, pa.DataType] = {"t": pa.timestamp("us", "UTC"), "s": pa.string(), "f": pa.float64()}
+    kinds: dict[str, pa.DataType] = {
+        "t": pa.timestamp("us", "UTC"),
+        "s": pa.string(),
+        "f": pa.float64(),
+    }
     (read,) = _rows(json.dumps(row), pa.schema(kinds))
     assert read == row | {"t": dt.datetime(2026, 1, 2, 3, 4, 5, 123456, tzinfo=dt.UTC)}
 
 
-@pytest.mark.parametrize("deep", ["[" * 20_000 + "]" * 20_000, '{"v":' * 20_000 + "1" + "}" * 20_000, "[" * 200_000])
 @pytest.mark.parametrize(
-    "read", [lambda source: list(source.batches(SCHEMA)), JsonLines.infer_schema], ids=["insert", "infer"]
+    "deep", ["[" * 20_000 + "]" * 20_000, '{"v":' * 20_000 + "1" + "}" * 20_000, "[" * 200_000]
 )
-def test_line_nested_without_end_is_refused_by_its_number(deep: str, read: Callable[[JsonLines], object]) -> None:
+@pytest.mark.parametrize(
+    "read",
+    [lambda source: list(source.batches(SCHEMA)), JsonLines.infer_schema],
+    ids=["insert", "infer"],
+)
+def test_line_nested_without_end_is_refused_by_its_number(
+    deep: str, read: Callable[[JsonLines], object]
+) -> None:
     for column in ("id", "other"):
         with pytest.raises(SchemaMismatch, match=r"^line 2: "):
             read(_source(f'{{"id": 1}}\n{{"{column}": {deep}}}\n'))
@@ -301,14 +324,18 @@ def test_first_line_of_a_pipe_does_not_wait_for_the_second() -> None:
     with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as writer:
         writer.write(b'{"id": 1}\n')
         with open_rows("-", pipe) as rows:
-            reading = threading.Thread(target=lambda: got.append(next(rows.batches(SCHEMA))), daemon=True)
+            reading = threading.Thread(
+                target=lambda: got.append(next(rows.batches(SCHEMA))), daemon=True
+            )
             reading.start()
             reading.join(timeout=20)
             assert not reading.is_alive(), "it waits for more lines"
     assert list(got[0].numbers) == [1]
 
 
-def test_digest_is_that_of_the_lines_before_whatever_batches_they_came_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_that_of_the_lines_before_whatever_batches_they_came_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     text = b'{"id": 1}\n\n{"id": 2}\n{"id": 3}'
     (whole,) = _read(text)
     monkeypatch.setattr("streamingnode.cli.rows_in.ROWS_MAX", 1)
@@ -337,14 +364,21 @@ KEPT: dict[str, tuple[pa.DataType, st.SearchStrategy[object]]] = {
     "flag": (pa.bool_(), st.booleans()),
     "day": (pa.date32(), st.dates()),
     "time": (pa.timestamp("us"), st.datetimes()),
-    "short time": (pa.timestamp("ms"), st.datetimes().map(lambda time: time.replace(microsecond=0))),
+    "short time": (
+        pa.timestamp("ms"),
+        st.datetimes().map(lambda time: time.replace(microsecond=0)),
+    ),
     "instant": (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(dt.UTC))),
     "decimal": (pa.decimal128(9, 2), st.decimals(-1000, 1000, places=2)),
     "short float": (pa.float32(), st.floats(width=32, allow_nan=False, allow_infinity=False)),
     "list of bytes": (pa.list_(pa.binary()), st.lists(st.none() | st.binary(), max_size=3)),
     "struct": (
-        pa.struct([("day", pa.date32()), ("time", pa.timestamp("us")), ("bytes", pa.large_binary())]),
-        st.fixed_dictionaries({"day": st.dates(), "time": st.datetimes(), "bytes": st.none() | st.binary()}),
+        pa.struct(
+            [("day", pa.date32()), ("time", pa.timestamp("us")), ("bytes", pa.large_binary())]
+        ),
+        st.fixed_dictionaries(
+            {"day": st.dates(), "time": st.datetimes(), "bytes": st.none() | st.binary()}
+        ),
     ),
     "list": (pa.list_(pa.int64()), st.lists(st.integers(0, 9))),
     "fixed": (pa.list_(pa.int64(), 2), st.lists(st.integers(0, 9), min_size=2, max_size=2)),

@@ -1,4 +1,6 @@
-"""Parquet as rows: bounded in memory however much is in the file, and typed errors for what is damaged."""
+"""Parquet as rows: bounded in memory however much is in the file, and typed errors for what is
+damaged.
+"""
 
 import gzip
 import io
@@ -30,15 +32,24 @@ def _dicts(batch: RowBatch) -> list[dict[str, Any]]:
 def _written_out(batch: RowBatch) -> int:
     """Return the bytes of a batch whose texts all rows have for themselves."""
     assert isinstance(batch.rows, pa.RecordBatch)
-    columns = [c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c for c in batch.rows.columns]
+    columns = [
+        c.dictionary_decode() if isinstance(c, pa.DictionaryArray) else c
+        for c in batch.rows.columns
+    ]
     return sum(column.nbytes for column in columns)
 
 
 def test_value_that_many_rows_share_is_written_out_for_few_at_a_time() -> None:
-    file = _file(pa.table({"id": range(1_000), "v": pa.DictionaryArray.from_arrays([0] * 1_000, ["x" * 100_000])}))
+    file = _file(
+        pa.table(
+            {"id": range(1_000), "v": pa.DictionaryArray.from_arrays([0] * 1_000, ["x" * 100_000])}
+        )
+    )
     assert len(file.getvalue()) < 2 << 20
     source = ParquetRows(file)
-    before, rows, most = pa.total_allocated_bytes(), 0, 0
+    before = pa.total_allocated_bytes()
+    rows = 0
+    most = 0
     for batch in source.batches(source.infer_schema()):
         most = max(most, pa.total_allocated_bytes() - before)
         assert _written_out(batch) <= BYTES_MAX + (1 << 16)
@@ -52,7 +63,9 @@ def test_large_rows_are_read_few_at_a_time() -> None:
     file = _file(pa.table({"id": range(1_000), "v": values}), row_group_size=100)
     del values
     source = ParquetRows(file)
-    before, rows, most = pa.total_allocated_bytes(), 0, 0
+    before = pa.total_allocated_bytes()
+    rows = 0
+    most = 0
     for batch in source.batches(source.infer_schema()):
         assert isinstance(batch.rows, pa.RecordBatch)
         most = max(most, pa.total_allocated_bytes() - before)
@@ -90,7 +103,9 @@ def test_rows_passed_over_do_not_come_out_again(monkeypatch: pytest.MonkeyPatch)
         digests.add(source.pass_over(last))
         batches = list(source.batches(source.infer_schema()))
         assert [row["id"] for batch in batches for row in _dicts(batch)] == list(range(last, 11))
-        assert [number for batch in batches for number in batch.numbers] == list(range(last + 1, 12))
+        assert [number for batch in batches for number in batch.numbers] == list(
+            range(last + 1, 12)
+        )
         digests |= {batch.digest for batch in batches}
     assert len(digests) == 1
     file.seek(0)
@@ -99,13 +114,21 @@ def test_rows_passed_over_do_not_come_out_again(monkeypatch: pytest.MonkeyPatch)
 
 def test_damaged_parquet_is_a_typed_error_or_reads_on() -> None:
     table = pa.table(
-        {"id": range(500), "text": [f"t{i % 7}" for i in range(500)], "list": [["a"] * (i % 3) for i in range(500)]}
+        {
+            "id": range(500),
+            "text": [f"t{i % 7}" for i in range(500)],
+            "list": [["a"] * (i % 3) for i in range(500)],
+        }
     )
     sound = _file(table).getvalue()
     draw = random.Random(14)  # which bytes are damaged is no secret
     for _ in range(150):
         at = draw.randrange(4, len(sound))
-        damaged = sound[:at] if draw.random() < 0.2 else sound[:at] + bytes([draw.randrange(256)]) + sound[at + 1 :]
+        damaged = (
+            sound[:at]
+            if draw.random() < 0.2
+            else sound[:at] + bytes([draw.randrange(256)]) + sound[at + 1 :]
+        )
         errors: list[StreamingNodeError] = []
         rows: list[int] = []
         try:
@@ -119,7 +142,9 @@ def test_damaged_parquet_is_a_typed_error_or_reads_on() -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("encoding", ["PLAIN", "DELTA_BYTE_ARRAY", None])
-def test_every_bit_that_rots_in_a_page_with_a_checksum_is_refused(version: str, encoding: str | None) -> None:
+def test_every_bit_that_rots_in_a_page_with_a_checksum_is_refused(
+    version: str, encoding: str | None
+) -> None:
     table = pa.table({"id": range(500), "text": [f"text {i % 70:09}" for i in range(500)]})
     options: dict[str, object] = {"use_dictionary": encoding is None, "data_page_version": version}
     if encoding is not None:
@@ -151,7 +176,9 @@ def test_every_bit_that_rots_in_a_page_with_a_checksum_is_refused(version: str, 
     ],
     ids=str,
 )
-def test_an_input_of_another_format_is_called_what_it_is(tmp_path: Path, head: bytes, said: str) -> None:
+def test_an_input_of_another_format_is_called_what_it_is(
+    tmp_path: Path, head: bytes, said: str
+) -> None:
     (tmp_path / "input").write_bytes(head)
     with pytest.raises(InvalidArgument, match=said), open_rows(str(tmp_path / "input"), None):
         pass
@@ -169,7 +196,7 @@ def test_lines_packed_with_gzip_are_read(tmp_path: Path) -> None:
         assert list(packed.batches(schema)) == list(plain.batches(schema))
 
 
-def test_gzip_around_parquet_and_gzip_in_a_pipe_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_gzip_around_parquet_and_gzip_in_pipe_are_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "packed").write_bytes(gzip.compress(_file(pa.table({"id": [1]})).getvalue()))
     with (
         pytest.raises(InvalidArgument, match="unpack it first"),

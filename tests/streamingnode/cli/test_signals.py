@@ -43,7 +43,9 @@ def start() -> Iterator[Start]:
 
         def begin(*arguments: str) -> Started:
             pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            process: Started = subprocess.Popen([*PROGRAM, *arguments], cwd=ROOT, text=True, **pipes)
+            process: Started = subprocess.Popen(
+                [*PROGRAM, *arguments], cwd=ROOT, text=True, **pipes
+            )
             ending.enter_context(process)
             ending.callback(process.kill)
             return process
@@ -101,7 +103,9 @@ def test_what_works_until_a_signal_ends_as_the_page_says(
     assert said["tail"] == f"{words[number]}\n"
 
 
-def test_an_export_that_is_terminated_leaves_nothing_behind(data: Path, tmp_path: Path, start: Start) -> None:
+def test_an_export_that_is_terminated_leaves_nothing_behind(
+    data: Path, tmp_path: Path, start: Start
+) -> None:
     out = tmp_path / "rows"
     served = start("serve", str(data))
     assert first_line(served)
@@ -137,7 +141,9 @@ def test_a_tail_that_writes_into_a_full_pipe_ends_too(
             os.close(full)
 
 
-def test_a_second_signal_ends_a_command_at_once(data: Path, node: sn.sync.SyncNode, start: Start) -> None:
+def test_a_second_signal_ends_a_command_at_once(
+    data: Path, node: sn.sync.SyncNode, start: Start
+) -> None:
     tail = start("tail", str(data), "orders", "--follow")
     assert first_line(tail)
     tail.send_signal(signal.SIGSTOP)  # so that it finds both
@@ -161,7 +167,7 @@ def test_what_is_ignored_at_the_start_stays_ignored(data: Path, node: sn.sync.Sy
         assert tail.wait(HANGS_S) == 143
 
 
-# --- the file of tokens -----------------------------------------------------------------------------------------------
+# --- the file of tokens ---------------------------------------------------------------------------
 
 
 def client(name: str, rights: str) -> str:
@@ -176,10 +182,14 @@ def token(name: str) -> str:
 EVERYTHING = 'consume = ["*"]\nproduce = ["*"]'
 
 
-def test_at_a_hangup_a_service_reads_its_tokens_anew_and_says_so(data: Path, tmp_path: Path, start: Start) -> None:
+def test_at_a_hangup_a_service_reads_its_tokens_anew_and_says_so(
+    data: Path, tmp_path: Path, start: Start
+) -> None:
     file = tmp_path / "tokens.toml"
     file.touch(0o600)
-    file.write_text(client("stays", EVERYTHING) + client("goes", EVERYTHING) + client("less", EVERYTHING))
+    file.write_text(
+        client("stays", EVERYTHING) + client("goes", EVERYTHING) + client("less", EVERYTHING)
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     with ExitStack() as ending:
@@ -195,9 +205,15 @@ def test_at_a_hangup_a_service_reads_its_tokens_anew_and_says_so(data: Path, tmp
             told: dict[str, Any] = json.loads(first_line(served))
             return told
 
-        stays, goes, less = connect("stays"), connect("goes"), connect("less")
+        stays = connect("stays")
+        goes = connect("goes")
+        less = connect("less")
         local = ending.enter_context(sn.sync.connect(f"unix:{data}/node.sock"))
-        file.write_text(client("stays", EVERYTHING) + client("less", 'consume = ["*"]') + client("new", EVERYTHING))
+        file.write_text(
+            client("stays", EVERYTHING)
+            + client("less", 'consume = ["*"]')
+            + client("new", EVERYTHING)
+        )
         assert hung_up() == {"tokens": 3, "ended": 2}
         row = [{"id": 50, "item": "tea"}]
         for each in (stays, local, connect("new")):

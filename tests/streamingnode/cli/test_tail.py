@@ -1,4 +1,6 @@
-"""Where `tail` starts and ends, and in which form it prints: in a closed directory, beside `serve`, and over TCP."""
+"""Where `tail` starts and ends, and in which form it prints: in a closed directory, beside `serve`,
+and over TCP.
+"""
 
 import io
 from datetime import UTC, datetime, timedelta
@@ -31,10 +33,14 @@ def ids_of(printed: "Printed") -> list[object]:
 def ticks(place: "Place") -> list[int]:
     """The ticks of the inserts of three rows with ids 1 to 3."""
     with place.open() as node:
-        return [node.insert(place.orders, [{"id": key, "item": "tea"}]).time_tick for key in (1, 2, 3)]
+        return [
+            node.insert(place.orders, [{"id": key, "item": "tea"}]).time_tick for key in (1, 2, 3)
+        ]
 
 
-def test_tail_starts_and_ends_where_it_is_told(place: "Place", ticks: list[int], run: "Run") -> None:
+def test_tail_starts_and_ends_where_it_is_told(
+    place: "Place", ticks: list[int], run: "Run"
+) -> None:
     tail = ("tail", *place.arguments, place.orders)
     everything = ["create_collection", 1, 2, 3]
     second = run(*tail, "--from", "-2", "-n", "1").lines[0]
@@ -61,9 +67,12 @@ def test_tail_starts_and_ends_where_it_is_told(place: "Place", ticks: list[int],
 def test_the_last_messages_are_found_however_long_ago_they_came(
     data: object, run: "Run", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, read = list[object](), sn.Node.read
+    looks = list[object]()
+    read = sn.Node.read
 
-    def counted(node: sn.Node, collection: str, policy: sn.DeliverPolicy, **options: object) -> object:
+    def counted(
+        node: sn.Node, collection: str, policy: sn.DeliverPolicy, **options: object
+    ) -> object:
         looks.append(policy)
         return read(node, collection, policy, **options)  # type: ignore[arg-type]
 
@@ -72,13 +81,19 @@ def test_the_last_messages_are_found_however_long_ago_they_came(
     shown = run("tail", data, "orders", "--from", "-3").lines
     assert [line["type"] for line in shown] == ["create_collection", "insert"]
     assert len(looks) > 3
-    assert looks[-2] == sn.DeliverPolicy.all(), "it gave up looking only at the beginning of the log"
+    assert looks[-2] == sn.DeliverPolicy.all(), (
+        "it gave up looking only at the beginning of the log"
+    )
 
 
-def test_a_table_has_a_line_for_each_row_and_each_key(place: "Place", ticks: list[int], run: "Run") -> None:
+def test_a_table_has_a_line_for_each_row_and_each_key(
+    place: "Place", ticks: list[int], run: "Run"
+) -> None:
     with place.open() as node:
         node.delete(place.orders, [1, 2])
-    lines = run("tail", *place.arguments, place.orders, "--from", "-2", "-o", "table").out.splitlines()
+    lines = run(
+        "tail", *place.arguments, place.orders, "--from", "-2", "-o", "table"
+    ).out.splitlines()
     assert [line.split()[2:] for line in lines] == [
         ["insert", '{"id":3,"item":"tea"}'],
         ["delete", '{"id":1}'],
@@ -126,15 +141,35 @@ def test_a_position_is_what_it_says() -> None:
         ("@2026-11-24T11:00:00+01:00", start_after(time_to_tick(moment) - 1)),
     ):
         assert start_policy(text) == expected, text
-    ago, now = start_policy("@2d").at, time_to_tick(datetime.now(UTC))
+    ago = start_policy("@2d").at
+    now = time_to_tick(datetime.now(UTC))
     assert isinstance(ago, int)
-    assert add_ms(ago, 2 * 86_400_000) <= now < add_ms(ago, int(timedelta(days=2, hours=1) / timedelta(milliseconds=1)))
+    assert (
+        add_ms(ago, 2 * 86_400_000)
+        <= now
+        < add_ms(ago, int(timedelta(days=2, hours=1) / timedelta(milliseconds=1)))
+    )
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "@", "@1", "@1w", "@-1h", "tick:", "tick:x", "id:7", "-5", "1.5", "2026-11-24T10:00:00", "@" + "9" * 30 + "d"],
+    [
+        "",
+        "@",
+        "@1",
+        "@1w",
+        "@-1h",
+        "tick:",
+        "tick:x",
+        "id:7",
+        "-5",
+        "1.5",
+        "2026-11-24T10:00:00",
+        "@" + "9" * 30 + "d",
+    ],
 )
 def test_what_is_no_position_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"^--from .* — give earliest, latest, @1h, a time such as"):
+    with pytest.raises(
+        InvalidArgument, match=r"^--from .* — give earliest, latest, @1h, a time such as"
+    ):
         start_policy(text)

@@ -1,4 +1,6 @@
-"""`topic`, `group` and `channel`, in a closed node's directory and beside a process that has it open."""
+"""`topic`, `group` and `channel`, in a closed node's directory and beside a process that has it
+open.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -43,7 +45,9 @@ def place(data: Path, ids: range, request: pytest.FixtureRequest) -> Iterator[Pa
 
 
 def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> None:
-    assert run("topic", "create", place, "news", "--dry-run").out == "would be created: topic news\n"
+    assert (
+        run("topic", "create", place, "news", "--dry-run").out == "would be created: topic news\n"
+    )
     not_made = {"topic": "news", "exists": False, "created": False}
     assert run("topic", "create", place, "news", "--dry-run", "--json").document == not_made
     assert run("topic", "create", place, "news").out == "created: topic news\n"
@@ -63,7 +67,11 @@ def test_a_topic_is_made_listed_shown_and_removed(place: Path, run: "Run") -> No
         ("news", 0, {}),
     ]
     shown: Any = run("topic", "info", place, "events", "--json").document
-    assert (shown["messages"], shown["groups"][0]["group"], shown["groups"][0]["lag"]) == (3, "billing", 2)
+    assert (shown["messages"], shown["groups"][0]["group"], shown["groups"][0]["lag"]) == (
+        3,
+        "billing",
+        2,
+    )
     told = "removed: topic events (3 messages, 3 B, groups: billing)\n"
     assert run("topic", "rm", place, "events", "--dry-run").out == f"would be {told}"
     assert run("topic", "rm", place, "events").out == told
@@ -79,7 +87,8 @@ def test_a_group_is_listed_moved_and_removed(place: Path, ids: range, run: "Run"
     assert run("group", "seek", place, "events", "billing", "latest", "--json").document["lag"] == 0
     assert run("group", "seek", place, "events", "billing", "earliest").out.endswith("lag 0 to 3\n")
     assert (
-        run("group", "rm", place, "events", "billing", "--dry-run").out == "would be removed: group billing (lag 3)\n"
+        run("group", "rm", place, "events", "billing", "--dry-run").out
+        == "would be removed: group billing (lag 3)\n"
     )
     assert run("group", "rm", place, "events", "billing").out == "removed: group billing (lag 3)\n"
     assert run("group", "ls", place, "events", "--json").document["groups"] == []
@@ -122,7 +131,9 @@ def test_beside_a_node_that_takes_no_clients_the_verbs_end_with_the_exit_code_fo
         assert run("topic", "ls", data).code == AlreadyOwned.exit_code
 
 
-def test_info_and_statistics_tell_the_lag_of_every_group(data: Path, ids: range, run: "Run") -> None:
+def test_info_and_statistics_tell_the_lag_of_every_group(
+    data: Path, ids: range, run: "Run"
+) -> None:
     shown: Any = run("info", data, "--json").document["topics"]
     about = {"topic": "events", "messages": 3, "begin_id": ids[0], "end_id": ids[2], "bytes": 3}
     assert shown == [{**about, "pages": 0, "acked_pages": 0, "lag": {"billing": 2}}]
@@ -135,16 +146,26 @@ def test_a_bridge_drains_a_topic_into_a_collection_once(place: Path, run: "Run")
     done = run("bridge", place, "events", "orders", "--once", "--json")
     assert done.code == 0, done.err
     assert (done.document["messages"], done.document["rows"], done.document["dead"]) == (3, 0, 3)
-    assert run("bridge", place, "events", "orders", "--once").out == "0 messages: 0 rows in orders, 0 dead letters\n"
+    assert (
+        run("bridge", place, "events", "orders", "--once").out
+        == "0 messages: 0 rows in orders, 0 dead letters\n"
+    )
     dead: Any = run("topic", "info", place, "events.dead", "--json").document
     assert dead["messages"] == 3
     assert run("bridge", place, "no", "orders", "--once").err.startswith(TopicNotFound.code)
 
 
 def test_channels_are_made_listed_and_removed_all_or_none(place: Path, run: "Run") -> None:
-    made: Any = run("channel", "create", place, "--role", "proxy", "--address", "host:1", "-n", "2", "--json").document
+    made: Any = run(
+        "channel", "create", place, "--role", "proxy", "--address", "host:1", "-n", "2", "--json"
+    ).document
     names = [each["channel"] for each in made["channels"]]
-    assert made["channels"][0] == {"channel": names[0], "role": "proxy", "address": "host:1", "description": ""}
+    assert made["channels"][0] == {
+        "channel": names[0],
+        "role": "proxy",
+        "address": "host:1",
+        "description": "",
+    }
     assert names[1] in run("channel", "ls", place).out
     assert run("channel", "rm", place, names[0], "nobody").err.startswith(TopicNotFound.code)
     told = f"removed: channels {', '.join(names)}\n"
@@ -154,7 +175,16 @@ def test_channels_are_made_listed_and_removed_all_or_none(place: Path, run: "Run
 
 
 @pytest.mark.parametrize(
-    "wrong", [["create"], ["create", "x", "--role", "r"], ["rm"], ["ls", "--role", "r"], ["ls", "--dry-run"]]
+    "wrong",
+    [
+        ["create"],
+        ["create", "x", "--role", "r"],
+        ["rm"],
+        ["ls", "--role", "r"],
+        ["ls", "--dry-run"],
+    ],
 )
-def test_what_an_action_on_channels_does_not_take_is_refused(data: Path, run: "Run", wrong: list[str]) -> None:
+def test_what_an_action_on_channels_does_not_take_is_refused(
+    data: Path, run: "Run", wrong: list[str]
+) -> None:
     assert run("channel", wrong[0], data, *wrong[1:]).err.startswith(InvalidArgument.code)

@@ -67,7 +67,9 @@ def test_a_node_with_a_damaged_log_is_verified_by_the_program_itself(cut: Path) 
     table = largest(cut, "log/*.sst")
     flip(table, table.stat().st_size // 4)
     program = [sys.executable, "-m", "streamingnode", "verify", str(cut)]
-    ran = subprocess.run(program, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        program, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 3
     assert "damage: " in ran.stdout
 
@@ -80,15 +82,21 @@ def test_a_directory_that_is_no_node_is_wrong_use(tmp_path: Path, run: "Run") ->
         assert printed.err.startswith("INVALID_ARGUMENT: ")
 
 
-def test_tables_and_backups_that_are_not_there_are_wrong_use(cut: Path, tmp_path: Path, run: "Run") -> None:
+def test_tables_and_backups_that_are_not_there_are_wrong_use(
+    cut: Path, tmp_path: Path, run: "Run"
+) -> None:
     tables = run("verify", cut, "--tables", tmp_path / "missing")
-    assert (tables.code, "name the directory that `ingest --tables` made" in tables.err) == (2, True)
+    assert (tables.code, "name the directory that `ingest --tables` made" in tables.err) == (
+        2,
+        True,
+    )
     backup = run("restore", tmp_path / "missing", tmp_path / "target")
     assert (backup.code, "name a directory that `backup` made" in backup.err) == (2, True)
 
 
 def test_backup_and_restore_go_round(cut: Path, tmp_path: Path, run: "Run") -> None:
-    backup, restored = tmp_path / "backup", tmp_path / "restored"
+    backup = tmp_path / "backup"
+    restored = tmp_path / "restored"
     made = run("backup", cut, backup)
     assert made.code == 0
     assert "verified" in made.out
@@ -141,7 +149,9 @@ def test_a_node_is_exported_wherever_it_is(place: "Place", tmp_path: Path, run: 
         node.delete(place.orders, [2])
     done = run("export", *place.arguments, tmp_path / "rows", "--json")
     assert (done.code, done.document["missing"]) == (0, [])
-    assert pq.read_table(tmp_path / "rows" / f"{place.orders}.parquet").to_pylist() == [{"id": 1, "item": "tea"}]
+    assert pq.read_table(tmp_path / "rows" / f"{place.orders}.parquet").to_pylist() == [
+        {"id": 1, "item": "tea"}
+    ]
     if place.way != "closed":
         refused = run("export", *place.arguments, tmp_path / "more", "--salvage")
         assert (refused.code, "leave --salvage out" in refused.err) == (2, True)
@@ -151,9 +161,13 @@ def test_a_node_is_exported_wherever_it_is(place: "Place", tmp_path: Path, run: 
 def test_a_file_comes_back_while_a_service_has_the_node(
     service: tuple[Path, str, Path], tmp_path: Path, run: "Run"
 ) -> None:
-    directory, rows = service[0], tmp_path / "rows.jsonl"
+    directory = service[0]
+    rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 1}\n')
-    assert run("insert", directory, "lost-and-found", rows, "--create", "--primary-key", "id").code == 0
+    assert (
+        run("insert", directory, "lost-and-found", rows, "--create", "--primary-key", "id").code
+        == 0
+    )
     assert run("backup", directory, tmp_path / "backup").code == 0
     files = {each: each.stat().st_mtime_ns for each in directory.glob("segments/*/*.parquet")}
     lost = max(files, key=files.__getitem__)
@@ -164,12 +178,18 @@ def test_a_file_comes_back_while_a_service_has_the_node(
     assert run("verify", directory).code == 0
 
 
-def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(cut: Path, tmp_path: Path, run: "Run") -> None:
+def test_a_backup_of_a_node_in_use_is_refused_with_the_way_to_make_one(
+    cut: Path, tmp_path: Path, run: "Run"
+) -> None:
     from wal.files import DirectoryLock
 
     lock = DirectoryLock(cut)
     try:
-        for command in (("backup", cut, tmp_path / "b"), ("verify", cut), ("export", cut, tmp_path / "b")):
+        for command in (
+            ("backup", cut, tmp_path / "b"),
+            ("verify", cut),
+            ("export", cut, tmp_path / "b"),
+        ):
             assert run(*command).code == 4
     finally:
         lock.release()

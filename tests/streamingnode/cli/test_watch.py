@@ -25,7 +25,7 @@ PROGRAM = [sys.executable, "-m", "streamingnode"]
 HANGS_S = 60
 
 
-# --- top --------------------------------------------------------------------------------------------------------------
+# --- top ------------------------------------------------------------------------------------------
 
 
 def test_top_prints_one_line_of_json_for_each_look(place: "Place", run: "Run") -> None:
@@ -39,7 +39,9 @@ def test_top_prints_one_line_of_json_for_each_look(place: "Place", run: "Run") -
         assert look["log"] == "open"
         assert look["free_mib"] > 0
         assert look["flusher"]["lag_s"] >= 0
-        assert ("billing", place.orders) in {(each["reader"], each["collections"]) for each in look["readers"]}
+        assert ("billing", place.orders) in {
+            (each["reader"], each["collections"]) for each in look["readers"]
+        }
 
 
 def test_rows_and_keys_are_counted_however_they_are_written(data: Path) -> None:
@@ -60,7 +62,9 @@ def test_rows_and_keys_are_counted_however_they_are_written(data: Path) -> None:
 def test_top_rewrites_a_terminal_in_place_and_an_interrupt_ends_it_with_zero(data: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*PROGRAM, "top", str(data), "--interval", "0.1"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, text=True
+    ) as running:
         os.close(theirs)
         shown = b""
         while shown.count(CLEAR_SCREEN.encode()) < 2:
@@ -79,7 +83,9 @@ def test_top_refuses_what_it_cannot_do(data: Path, run: "Run", wrong: list[str])
     assert (refused.code, refused.err.split(":")[0]) == (2, "INVALID_ARGUMENT")
 
 
-def test_info_asks_whoever_has_the_node_what_it_counts_and_opens_none(place: "Place", run: "Run") -> None:
+def test_info_asks_whoever_has_the_node_what_it_counts_and_opens_none(
+    place: "Place", run: "Run"
+) -> None:
     term: Any = run("info", place.arguments[0], "--json").document if place.way != "tcp" else {}
     shown = run("info", *place.arguments, "--json")
     statistics: Any = shown.document["statistics"]
@@ -89,7 +95,7 @@ def test_info_asks_whoever_has_the_node_what_it_counts_and_opens_none(place: "Pl
     assert term.get("term") == shown.document.get("term")
 
 
-# --- check ------------------------------------------------------------------------------------------------------------
+# --- check ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["owned", "tcp"], indirect=True)
@@ -115,14 +121,22 @@ def test_check_finds_a_directory_that_nobody_has_open_well_and_a_service_that_is
 
 
 @pytest.mark.parametrize("place", ["tcp"], indirect=True)
-@pytest.mark.parametrize("option, thing", [("--transaction-age", "transactions"), ("--reader-lag", "readers")])
-def test_check_names_what_holds_the_log_and_how_to_end_it(place: "Place", run: "Run", option: str, thing: str) -> None:
+@pytest.mark.parametrize(
+    "option, thing", [("--transaction-age", "transactions"), ("--reader-lag", "readers")]
+)
+def test_check_names_what_holds_the_log_and_how_to_end_it(
+    place: "Place", run: "Run", option: str, thing: str
+) -> None:
     with place.open() as node:
         with node.read(place.orders, name="billing"):
             pass
         id_ = node.begin_transaction(keepalive_s=300)
         node.insert(place.orders, [{"id": 7, "item": "jam"}], txn_id=id_)
-        step = f"txn abort DIR {id_}" if thing == "transactions" else f"reader rm DIR {place.orders} billing"
+        step = (
+            f"txn abort DIR {id_}"
+            if thing == "transactions"
+            else f"reader rm DIR {place.orders} billing"
+        )
         base = ("check", *place.arguments, "--disk-free", "1:0")
         for limits, code in (("0:1e9", 1), ("0:0", 2), ("1e9:1e9", 0)):
             checked = run(*base, option, limits)
@@ -153,7 +167,8 @@ def test_check_says_that_no_node_answers(
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--flusher-lag", "5"], ["--disk-free", "x:1"], ["--reader-lag", "nan:1"], ["--timeout", "0"]]
+    "wrong",
+    [["--flusher-lag", "5"], ["--disk-free", "x:1"], ["--reader-lag", "nan:1"], ["--timeout", "0"]],
 )
 def test_check_refuses_thresholds_that_are_none(data: Path, run: "Run", wrong: list[str]) -> None:
     refused = run("check", data, *wrong)

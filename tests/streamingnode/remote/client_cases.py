@@ -31,11 +31,15 @@ SMALL: dict[str, Any] = {"writes.pending_bytes_max": 64 << 10, "wal.group_bytes_
 
 
 SOON_S = 60.0
-"""More than enough for what takes a few turns of the event loop, also on a machine that stands still now and then."""
+"""More than enough for what takes a few turns of the event loop, also on a machine that stands
+still now and then.
+"""
 
 
 class Told:
-    """What callers were told: keys acknowledged, those whose outcome was left open, and those that were refused."""
+    """What callers were told: keys acknowledged, those whose outcome was left open, and those that
+    were refused.
+    """
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
@@ -54,7 +58,9 @@ class Told:
             self.acknowledged += keys
 
     def check(self, found: list[int]) -> None:
-        """Check that what is acknowledged is there once, what is open at most once, and what was refused not at all."""
+        """Check that what is acknowledged is there once, what is open at most once, and what was
+        refused not at all.
+        """
         times = Counter(found)
         assert not [key for key, count in times.items() if count > 1], "twice in the log"
         assert not set(self.acknowledged) - set(times), "acknowledged, and not in the log"
@@ -64,7 +70,8 @@ class Told:
 async def reached(node: Node, *keys: int) -> None:
     """Return when these rows are in the log."""
     async with asyncio.timeout(60):
-        while not (await contents(node)).keys() >= set(keys):  # noqa: ASYNC110 - what it waits for is asked anew
+        # what it waits for is asked anew
+        while not (await contents(node)).keys() >= set(keys):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -77,11 +84,18 @@ async def streamed(client: Node) -> Transaction:
 
 
 def without_answers_to_commits(served: Served) -> set[int]:
-    """Have commits reach the node, and no answer to them the client; return their numbers as they come."""
-    commits, said = set[int](), msgspec.msgpack.encode(MessageType.COMMIT_TXN)
+    """Have commits reach the node, and no answer to them the client; return their numbers as they
+    come.
+    """
+    commits = set[int]()
+    said = msgspec.msgpack.encode(MessageType.COMMIT_TXN)
 
     def passes(passing: Passing) -> bool:
-        if passing.way is Way.TO_NODE and passing.kind == FrameKind.CALL and said in passing.data[:100]:
+        if (
+            passing.way is Way.TO_NODE
+            and passing.kind == FrameKind.CALL
+            and said in passing.data[:100]
+        ):
             commits.add(passing.number)
         is_answer = passing.kind in {FrameKind.REPLY, FrameKind.ERROR} and passing.number in commits
         return passing.way is Way.TO_NODE or not is_answer
@@ -123,9 +137,16 @@ async def write_all_kinds(client: Node, told: Told, first: int) -> None:
 
 
 async def filled(client: Node, served: Served, first: int, count: int) -> list["asyncio.Task[Any]"]:
-    """Begin so many writes of 3 KiB, and return when as many as there is room for are at the node."""
+    """Begin so many writes of 3 KiB, and return when as many as there is room for are at the
+    node.
+    """
     loop = asyncio.get_running_loop()
-    tasks = [loop.create_task(client.insert("c", rows(key, item="x" * 3000))) for key in range(first, first + count)]
+    tasks = [
+        loop.create_task(client.insert("c", rows(key, item="x" * 3000)))
+        for key in range(first, first + count)
+    ]
     budget = parts_of(served.owner).pending.rows
-    await until(lambda: budget.held_bytes + 3300 > budget.bytes_max or budget.held_bytes >= count * 3000)
+    await until(
+        lambda: budget.held_bytes + 3300 > budget.bytes_max or budget.held_bytes >= count * 3000
+    )
     return tasks

@@ -17,7 +17,9 @@ from streamingnode.remote.server import Server
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.proxy import Proxy, proxied, until
 
-SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)]).append(pa.field("item", pa.string()))
+SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False)]).append(
+    pa.field("item", pa.string())
+)
 SHARDS = 3
 SETTINGS: dict[str, Any] = {"cut_interval_s": None, "ticks.interval_s": 0.01}
 
@@ -76,11 +78,15 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(owner: Node, *, connections_max: int = 100, proxy: Proxy | None = None) -> AsyncIterator[Served]:
+async def serving(
+    owner: Node, *, connections_max: int = 100, proxy: Proxy | None = None
+) -> AsyncIterator[Served]:
     """Serve an open node; with a proxy of before, behind that one."""
     server = Server(parts_of(owner), connections_max=connections_max)
     try:
-        port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: Rights("test"), None)
+        port = await server.listen_tcp(
+            "127.0.0.1", 0, lambda _hello, _connection: Rights("test"), None
+        )
         if proxy is not None:
             proxy.node_port = port
             yield Served(owner, server, port, proxy)
@@ -97,6 +103,8 @@ async def node_behind_proxy(
 ) -> AsyncIterator[Served]:
     """Open a node with a collection `c`, and serve it behind a proxy."""
     async with sn.open_node(path, **SETTINGS | settings) as owner:
-        await owner.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True)
+        await owner.create_collection(
+            "c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True
+        )
         async with serving(owner, connections_max=connections_max) as served:
             yield served

@@ -1,4 +1,6 @@
-"""What stands between a client and its node in these tests, and does to their bytes what networks do."""
+"""What stands between a client and its node in these tests, and does to their bytes what networks
+do.
+"""
 
 import asyncio
 import struct
@@ -42,12 +44,13 @@ async def until(reached: Callable[[], object]) -> None:
 class Proxy:
     """Passes bytes between clients and the node at a port, until it is told otherwise.
 
-    `on_frame` sees each frame before it is passed, and says whether it is. A way that is stopped takes bytes, and keeps
-    them. Cuts that are planned are of the next connection.
+    `on_frame` sees each frame before it is passed, and says whether it is. A way that is stopped
+    takes bytes, and keeps them. Cuts that are planned are of the next connection.
     """
 
     def __init__(self, port: int) -> None:
-        self.node_port, self.port = port, 0
+        self.node_port = port
+        self.port = 0
         self.on_frame: Callable[[Passing], bool] = lambda _: True
         self.connections = 0
         """How many were made to the node."""
@@ -140,8 +143,10 @@ class Proxy:
             writer.transport.abort()
             return
         self.connections += 1
-        cut_after, self._cut_after = self._cut_after, {}
-        corrupt_at, self._corrupt_at = self._corrupt_at, {}
+        cut_after = self._cut_after
+        self._cut_after = {}
+        corrupt_at = self._corrupt_at
+        self._corrupt_at = {}
         self._links.append(_Relay(self, (reader, writer), to_node, cut_after, corrupt_at))
 
 
@@ -156,8 +161,11 @@ class _Relay:
         cut_after: dict[Way, int],
         corrupt_at: dict[Way, int],
     ) -> None:
-        self._proxy, self._client, self._node = proxy, client[1], node[1]
-        self._cut_after, self._corrupt_at = cut_after, corrupt_at
+        self._proxy = proxy
+        self._client = client[1]
+        self._node = node[1]
+        self._cut_after = cut_after
+        self._corrupt_at = corrupt_at
         self._passed = proxy.passed = dict.fromkeys(Way, 0)
         self.is_open = True
         self.is_stalled = False
@@ -184,7 +192,9 @@ class _Relay:
     async def ended(self) -> None:
         await asyncio.wait(self._tasks)
 
-    async def _pump(self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         held = b""
         has_preface = False
         with suppress(OSError):
@@ -199,7 +209,8 @@ class _Relay:
                         break
                     if len(held) < size:
                         break
-                    unit, held = held[:size], held[size:]
+                    unit = held[:size]
+                    held = held[size:]
                     kind = struct.unpack_from("<H", unit, 16)[0] if has_preface else 0
                     number = struct.unpack_from("<Q", unit, 8)[0] if has_preface else 0
                     has_preface = True

@@ -22,7 +22,9 @@ from wal.position import CLIENT_PRODUCER_IDS
 _client_ids = count(CLIENT_PRODUCER_IDS + 1)
 
 
-def frame_bytes(kind: int, number: int = 0, meta: object = None, payload: bytes | memoryview = b"") -> bytes:
+def frame_bytes(
+    kind: int, number: int = 0, meta: object = None, payload: bytes | memoryview = b""
+) -> bytes:
     """Return a frame as it is on the wire."""
     return b"".join(bytes(part) for part in encode_frame(kind, number, meta, payload))
 
@@ -37,7 +39,8 @@ class Raw:
     """A connection, and the frames that came over it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader = reader
+        self._writer = writer
         self._frames = FrameReader(FRAME_BYTES_MAX)
         self._came: list[Frame] = []
 
@@ -45,7 +48,9 @@ class Raw:
         """Send bytes as they are."""
         self._writer.write(data)
 
-    def say(self, kind: int, number: int = 0, meta: object = None, payload: bytes | memoryview = b"") -> None:
+    def say(
+        self, kind: int, number: int = 0, meta: object = None, payload: bytes | memoryview = b""
+    ) -> None:
         """Send a frame."""
         self.send(frame_bytes(kind, number, meta, payload))
 
@@ -135,11 +140,14 @@ def writes_of(
     payload: bytes | None = None,
     **changes: Any,
 ) -> tuple[WireWrites, bytes]:
-    """Return inserts of rows with these keys into a collection: by default as one group of sequence 1."""
+    """Return inserts of rows with these keys into a collection: by default as one group of sequence
+    1.
+    """
     info = parts_of(node).catalog.collection_by_name(collection)
     if batch is None:
         batch = pa.RecordBatch.from_pylist(
-            [{"id": key, "item": f"tea {key}"} for key in keys], schema=pa.ipc.read_schema(pa.py_buffer(info.schema))
+            [{"id": key, "item": f"tea {key}"} for key in keys],
+            schema=pa.ipc.read_schema(pa.py_buffer(info.schema)),
         )
     data = bytes(encoded(batch)) if payload is None else payload
     (partition,) = [each.id for each in info.partitions]

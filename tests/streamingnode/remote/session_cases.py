@@ -39,12 +39,16 @@ GARBAGE = {
 AFTER_HELLO = {
     "garbage": b"\x80" * 200,
     "a giant length": b"\xff\xff\xff\xff" + bytes(40),
-    "a wrong checksum": frame_bytes(FrameKind.PING, 1)[:4] + b"\0\0\0\0" + frame_bytes(FrameKind.PING, 1)[8:],
+    "a wrong checksum": frame_bytes(FrameKind.PING, 1)[:4]
+    + b"\0\0\0\0"
+    + frame_bytes(FrameKind.PING, 1)[8:],
     "a second hello": hello(),
     "a call without a number": frame_bytes(FrameKind.CALL, 0, "statistics", b"\x90"),
     "a call whose name is none": frame_bytes(FrameKind.CALL, 1, ["statistics"], b"\x90"),
     "writes of another type": frame_bytes(FrameKind.WRITES, 1, {"settled": 1}),
-    "writes that claim a giant array": frame_bytes(FrameKind.WRITES, 1, msgspec.Raw(b"\x93\x01\xdd\xff\xff\xff\xff")),
+    "writes that claim a giant array": frame_bytes(
+        FrameKind.WRITES, 1, msgspec.Raw(b"\x93\x01\xdd\xff\xff\xff\xff")
+    ),
     "a hold that is none": frame_bytes(FrameKind.HOLD, 1, [1, 2]),
     "a hold of a client's id": frame_bytes(FrameKind.HOLD, 1, [1 << 62, 1, 1]),
     "a hold of sequence 0": frame_bytes(FrameKind.HOLD, 1, [9, 1, 0]),
@@ -67,8 +71,11 @@ async def greeted(served: Served) -> AsyncIterator[Raw]:
 
 
 async def told_of(client: Raw, writes: int) -> tuple[set[int], set[str]]:
-    """Return which of so many writes a client is told are in the log, and the codes of what the others are refused with."""
-    told, failed = set[int](), list[str]()
+    """Return which of so many writes a client is told are in the log, and the codes of what the
+    others are refused with.
+    """
+    told = set[int]()
+    failed = list[str]()
     while len(told) + len(failed) < writes:
         results, failures = decode((await client.expect(FrameKind.RESULTS)).payload, WireResults)
         told |= {group for _, group, _ in results}
@@ -101,10 +108,13 @@ def waiting_bytes(served: Served) -> int:
 def squeezed(mebibytes: int) -> bytes:
     """Return a row of this size as an Arrow message of a few KiB."""
     batch = pa.RecordBatch.from_pydict(
-        {"id": pa.array([1], pa.int64()), "item": pa.array(["x" * (mebibytes << 20)])}, schema=SCHEMA
+        {"id": pa.array([1], pa.int64()), "item": pa.array(["x" * (mebibytes << 20)])},
+        schema=SCHEMA,
     )
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+    with pa.ipc.new_stream(
+        sink, SCHEMA, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as writer:
         writer.write_batch(batch)
     messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
     messages.read_next_message()

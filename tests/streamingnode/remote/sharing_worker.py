@@ -1,4 +1,6 @@
-"""One of several processes that share a node: writes from several tasks and says what became of each write."""
+"""One of several processes that share a node: writes from several tasks and says what became of
+each write.
+"""
 
 import asyncio
 import sys

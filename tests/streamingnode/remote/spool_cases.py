@@ -52,7 +52,9 @@ def spool_of(client: Node) -> Any:
 async def opened(path: Path, proxy: Proxy) -> AsyncIterator[Served]:
     """Open a node on disk behind a proxy that may have been there before."""
     async with sn.open_node(path, **SETTINGS) as owner:
-        await owner.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True)
+        await owner.create_collection(
+            "c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True
+        )
         async with serving(owner, proxy=proxy) as served:
             yield served
 

@@ -11,7 +11,10 @@ TASKS = 6
 
 async def main(url: str, directory: str, life: int) -> None:
     """Write until the process is killed; a line for each write that returned."""
-    async with sn.connect(url, spool=directory, give_up_s=0.2) as node, anyio.create_task_group() as tasks:
+    async with (
+        sn.connect(url, spool=directory, give_up_s=0.2) as node,
+        anyio.create_task_group() as tasks,
+    ):
 
         async def write(task: int) -> None:
             key = life * 10**9 + task * 10**6

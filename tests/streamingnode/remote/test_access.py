@@ -1,4 +1,6 @@
-"""Clients with rights to some collections: they are told of nothing else, and not refused what they may do."""
+"""Clients with rights to some collections: they are told of nothing else, and not refused what they
+may do.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,7 +29,9 @@ NOTHING = Rights("some", frozenset(), frozenset(), frozenset())
 
 @asynccontextmanager
 async def node_and_client(path: Path, *accesses: Access) -> AsyncIterator[tuple[Node, Node]]:
-    """Open a node with collections and topics `c` and `other`, and a client with these rights to `c`."""
+    """Open a node with collections and topics `c` and `other`, and a client with these rights to
+    `c`.
+    """
     async with sn.open_node(path, **SETTINGS) as node:
         for name in ("c", "other"):
             await node.create_collection(name, SCHEMA, primary_key="id")
@@ -37,7 +41,9 @@ async def node_and_client(path: Path, *accesses: Access) -> AsyncIterator[tuple[
                 pass
         server = Server(parts_of(node), connections_max=9)
         try:
-            rights = msgspec.structs.replace(NOTHING, **{access.value: frozenset({"c"}) for access in accesses})
+            rights = msgspec.structs.replace(
+                NOTHING, **{access.value: frozenset({"c"}) for access in accesses}
+            )
             port = await server.listen_tcp("127.0.0.1", 0, lambda _hello, _connection: rights, None)
             async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
                 yield node, client
@@ -45,7 +51,9 @@ async def node_and_client(path: Path, *accesses: Access) -> AsyncIterator[tuple[
             await server.close()
 
 
-async def test_a_client_is_told_of_its_own_topics_readers_and_transactions_alone(tmp_path: Path) -> None:
+async def test_a_client_is_told_of_its_own_topics_readers_and_transactions_alone(
+    tmp_path: Path,
+) -> None:
     async with node_and_client(tmp_path, Access.CONSUME) as (node, client):
         (channel,) = await node.channels.create_channels(OwnerDescription("of others"), 1)
         txn_id = await node.begin_transaction()
@@ -70,7 +78,9 @@ async def test_a_client_that_may_not_read_sees_no_counts(tmp_path: Path, access:
                 await call()
 
 
-async def test_a_write_of_no_rows_takes_the_right_to_no_more_than_other_writes(tmp_path: Path) -> None:
+async def test_a_write_of_no_rows_takes_the_right_to_no_more_than_other_writes(
+    tmp_path: Path,
+) -> None:
     async with node_and_client(tmp_path, Access.PRODUCE) as (_, client):
         told = await client.insert("c", rows(2))
         assert (await client.insert("c", [])).time_tick >= told.time_tick
@@ -79,7 +89,9 @@ async def test_a_write_of_no_rows_takes_the_right_to_no_more_than_other_writes(t
         assert txn.result is not None
 
 
-async def test_an_export_by_who_may_not_read_all_of_it_is_refused_by_name_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_an_export_by_who_may_not_read_all_of_it_is_refused_by_name_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
     (building := tmp_path / "building").mkdir()
     async with node_and_client(tmp_path / "data", Access.CONSUME) as (_, client):
         with pytest.raises(AccessDenied, match="consume other"):
@@ -89,7 +101,8 @@ async def test_an_export_by_who_may_not_read_all_of_it_is_refused_by_name_and_le
 
 async def test_a_client_that_is_not_let_in_again_is_told_so_at_each_call(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path, **SETTINGS) as node:
-        server, may_enter = Server(parts_of(node), connections_max=9), [True]
+        server = Server(parts_of(node), connections_max=9)
+        may_enter = [True]
 
         def authenticate(hello: Hello, _: Connection) -> Rights:
             if not may_enter:

@@ -1,4 +1,6 @@
-"""The audit log: who connected, who was refused, and what admins did, in fields that no client can forge."""
+"""The audit log: who connected, who was refused, and what admins did, in fields that no client can
+forge.
+"""
 
 import logging
 import os
@@ -42,7 +44,8 @@ async def test_admin_calls_are_told_with_their_outcome_and_others_not(
     assert told == [
         "event=client_connected client='admin' address=127.0.0.1",
         "event=admin_call client='admin' call=create_collection collection='new' outcome=done",
-        "event=admin_call client='admin' call=create_collection collection='new' outcome=ALREADY_EXISTS",
+        "event=admin_call client='admin' call=create_collection collection='new' "
+        "outcome=ALREADY_EXISTS",
         "event=client_connected client='reader' address=127.0.0.1",
         "event=admin_call client='reader' call=flush collection='*' outcome=ACCESS_DENIED",
         *["event=client_refused code=UNAUTHENTICATED client='mallory' address=127.0.0.1"] * 2,
@@ -50,7 +53,8 @@ async def test_admin_calls_are_told_with_their_outcome_and_others_not(
 
 
 @pytest.mark.parametrize(
-    "name", ["eve\nevent=admin_call client='root'", "x' event=admin_call client='root", "\x1b[2J\u202e"]
+    "name",
+    ["eve\nevent=admin_call client='root'", "x' event=admin_call client='root", "\x1b[2J\u202e"],
 )
 async def test_no_client_forges_a_line_or_a_field_by_its_name(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
@@ -81,7 +85,8 @@ async def test_connections_that_carry_something_else_are_told_with_their_address
 
 
 async def test_the_file_is_for_its_owner_alone_and_is_added_to(tmp_path: Path) -> None:
-    file, audit = tmp_path / "audit.log", logging.getLogger(AUDIT)
+    file = tmp_path / "audit.log"
+    audit = logging.getLogger(AUDIT)
     file.write_text("before\n")
     file.chmod(0o600)
     before = list(audit.handlers)
@@ -100,7 +105,7 @@ async def test_the_file_is_for_its_owner_alone_and_is_added_to(tmp_path: Path) -
     assert (tmp_path / "new.log").stat().st_mode & 0o777 == 0o600
 
 
-# --- bounds ------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -134,7 +139,9 @@ def test_whoever_reaches_the_port_adds_so_many_lines_a_second_and_one_of_what_wa
     }
     left_out = [line for line in lines_of(caplog) if "audit_left_out" in line]
     assert left_out[0] == "event=audit_left_out lines=connection_refused count=990 within_s=1.0"
-    assert all("count=990" in line for line in left_out), "none is counted twice, and none forgotten"
+    assert all("count=990" in line for line in left_out), (
+        "none is counted twice, and none forgotten"
+    )
 
 
 async def test_a_flood_of_connections_is_summed_up_while_it_lasts_and_when_the_server_ends(
@@ -154,7 +161,8 @@ async def test_a_flood_of_connections_is_summed_up_while_it_lasts_and_when_the_s
             await client.ended()
         await until(lambda: not server.sessions)
     assert [line for line in lines_of(caplog) if "audit_left_out" in line] == [
-        f"event=audit_left_out lines=connection_refused count={count} within_s=0.0" for count in (3, 1)
+        f"event=audit_left_out lines=connection_refused count={count} within_s=0.0"
+        for count in (3, 1)
     ]
 
 
@@ -164,7 +172,8 @@ def test_the_files_together_are_bounded_and_each_is_for_its_owner_alone(
     monkeypatch.setattr(audit_module, "FILE_BYTES_MAX", 1_000)
     monkeypatch.setattr(audit_module, "FILES_MAX", 3)
     audit = logging.getLogger(AUDIT)
-    before, mask = list(audit.handlers), os.umask(0)
+    before = list(audit.handlers)
+    mask = os.umask(0)
     try:
         audit_to(tmp_path / "audit.log")
         now = [0.0]

@@ -1,4 +1,6 @@
-"""Who may connect, and do what: everything that is not allowed is refused, and no secret is told to anybody."""
+"""Who may connect, and do what: everything that is not allowed is refused, and no secret is told to
+anybody.
+"""
 
 import asyncio
 import hashlib
@@ -52,7 +54,8 @@ def token_file(path: Path, mode: int = 0o600) -> Path:
         "expires": 'consume = ["*"]\nexpires = 2090-01-01T00:00:00Z',
     }
     text = "".join(
-        f'[[client]]\nname = "{name}"\nsha256 = "{hashlib.sha256(TOKENS[name].encode()).hexdigest()}"\n{each}\n'
+        f'[[client]]\nname = "{name}"\nsha256 = '
+        f'"{hashlib.sha256(TOKENS[name].encode()).hexdigest()}"\n{each}\n'
         for name, each in rights.items()
     )
     file = path / "tokens.toml"
@@ -78,11 +81,12 @@ async def listening(
             await server.close()
 
 
-# --- tokens -----------------------------------------------------------------------------------------------------------
+# --- tokens ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "token", ["", "short", "reader-0123456789abcdeX", "x" * 5000, "\N{SNOWMAN}" * 16, TOKENS["expired"]]
+    "token",
+    ["", "short", "reader-0123456789abcdeX", "x" * 5000, "\N{SNOWMAN}" * 16, TOKENS["expired"]],
 )
 async def test_who_has_no_valid_token_is_refused_and_told_no_secret(
     tmp_path: Path, token: str, caplog: pytest.LogCaptureFixture
@@ -98,7 +102,9 @@ async def test_who_has_no_valid_token_is_refused_and_told_no_secret(
         assert hashlib.sha256(known.encode()).hexdigest() not in said
 
 
-async def test_a_connection_ends_when_its_token_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_ends_when_its_token_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("streamingnode.remote.server.SILENCE_LOOK_S", 0.01)
     async with listening(token_file(tmp_path)) as (_, server, port):
         async with sn.connect(f"tcp://127.0.0.1:{port}", token=TOKENS["expires"]) as client:
@@ -120,7 +126,9 @@ async def test_a_token_from_a_file_opens_what_it_is_for(tmp_path: Path) -> None:
             await sn.connect(f"tcp://127.0.0.1:{port}", token_file=tmp_path / "none")
 
 
-async def test_a_token_that_was_replaced_in_its_file_is_taken_with_the_next_connection(tmp_path: Path) -> None:
+async def test_a_token_that_was_replaced_in_its_file_is_taken_with_the_next_connection(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "mine"
     file.write_text(TOKENS["reader"])
     async with listening(token_file(tmp_path)) as (_, server, port):
@@ -172,9 +180,12 @@ async def test_a_reader_reads_its_collection_and_does_nothing_else(tmp_path: Pat
         assert not (tmp_path / "copy").exists()
 
 
-async def test_a_reader_is_sent_no_row_of_another_collection_that_was_written_with_its_own(tmp_path: Path) -> None:
+async def test_a_reader_is_sent_no_row_of_another_collection_that_was_written_with_its_own(
+    tmp_path: Path,
+) -> None:
     async with listening(token_file(tmp_path)) as (node, _, port), raw_client(port) as client:
-        for count, size in ((1, 1), (6, 900_000)):  # one that goes whole with its commit, and one that goes before it
+        # one that goes whole with its commit, and one that goes before it
+        for count, size in ((1, 1), (6, 900_000)):
             async with node.transaction() as txn:
                 for key in range(count):
                     await txn.insert("c", [{"id": 10 * count + key, "item": "x" * size}])
@@ -182,12 +193,15 @@ async def test_a_reader_is_sent_no_row_of_another_collection_that_was_written_wi
         (own,) = [info for info in parts_of(node).catalog.collections() if info.name == "c"]
         await client.greet(token=TOKENS["reader"])
         client.call(1, "read", ReadCall(own.id, "all", None, None, None, INSERTS, None, 1 << 30))
-        sent, transactions = b"", list[TransactionMessage]()
+        sent = b""
+        transactions = list[TransactionMessage]()
         while len(transactions) < 2:
             payload = memoryview(await client.payload(FrameKind.MESSAGES))
             sent += payload
             visible = decode_batch(payload, "memory").visible
-            transactions += [each for each in messages_of(visible) if isinstance(each, TransactionMessage)]
+            transactions += [
+                each for each in messages_of(visible) if isinstance(each, TransactionMessage)
+            ]
         assert [len(each.bodies) for each in transactions] == [1, 6]
         assert b"secret" not in sent
         (other,) = [info for info in parts_of(node).catalog.collections() if info.name == "other"]
@@ -229,7 +243,8 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path, mode: int)
 
 
 @pytest.mark.parametrize(
-    "text", ["[[client]]\nname = 1", "client = 5", "\xff", '[[client]]\nname="x"\nsha256="zz"', "a = "]
+    "text",
+    ["[[client]]\nname = 1", "client = 5", "\xff", '[[client]]\nname="x"\nsha256="zz"', "a = "],
 )
 def test_a_token_file_that_is_none_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tokens.toml"
@@ -244,13 +259,17 @@ def test_a_token_file_that_is_none_is_refused_and_not_quoted(tmp_path: Path, tex
 
 def test_a_digest_that_is_none_is_refused_with_the_name_of_its_client(tmp_path: Path) -> None:
     file = token_file(tmp_path)
-    file.write_text(file.read_text() + '[[client]]\nname = "newcomer"\nsha256 = "a-token-in-the-wrong-place"\n')
+    file.write_text(
+        file.read_text() + '[[client]]\nname = "newcomer"\nsha256 = "a-token-in-the-wrong-place"\n'
+    )
     with pytest.raises(InvalidArgument, match="newcomer") as refused:
         Tokens.read(file)
     assert "wrong-place" not in str(refused.value)
 
 
-async def test_a_reader_of_several_collections_is_moved_and_removed_by_who_may_change_all_of_them() -> None:
+async def test_reader_of_several_collections_is_moved_and_removed_by_who_may_change_of_them() -> (
+    None
+):
     rights = Rights("half", admin=frozenset({"c"}))
     async with sn.open_node(None, **SETTINGS) as node:
         for name in ("c", "other"):
@@ -274,12 +293,15 @@ async def test_a_reader_of_several_collections_is_moved_and_removed_by_who_may_c
         assert len(await node.readers()) == 2
 
 
-# --- where to listen --------------------------------------------------------------------------------------------------
+# --- where to listen ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.1", "example.org", "[::]"])
-def test_an_address_of_other_machines_needs_tls_and_a_way_to_know_who_calls(tmp_path: Path, host: str) -> None:
-    tokens, tls = token_file(tmp_path), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def test_an_address_of_other_machines_needs_tls_and_a_way_to_know_who_calls(
+    tmp_path: Path, host: str
+) -> None:
+    tokens = token_file(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for url, file, context, client_ca in (
         (f"tcp://{host}:7000", None, None, False),
         (f"tcp://{host}:7000", tokens, None, False),
@@ -289,7 +311,10 @@ def test_an_address_of_other_machines_needs_tls_and_a_way_to_know_who_calls(tmp_
     ):
         with pytest.raises(InvalidArgument):
             Endpoint.of(url, tokens=file, tls=context, client_ca=client_ca)
-    assert Endpoint.of(f"tls://{host}:7000", tokens=tokens, tls=tls, client_ca=False).tokens is not None
+    assert (
+        Endpoint.of(f"tls://{host}:7000", tokens=tokens, tls=tls, client_ca=False).tokens
+        is not None
+    )
     assert Endpoint.of(f"tls://{host}:7000", tokens=None, tls=tls, client_ca=True).by_certificate
 
 
@@ -303,7 +328,7 @@ def test_an_address_is_shown_as_it_is_given() -> None:
         assert str(parse_address(url)) == url
 
 
-# --- TLS --------------------------------------------------------------------------------------------------------------
+# --- TLS ------------------------------------------------------------------------------------------
 
 
 def openssl(*arguments: str | Path) -> None:
@@ -317,14 +342,36 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
     for name in ("ca", "stranger"):
         openssl(
-            "req", "-x509", *curve, "-keyout", place / f"{name}.key", "-out", place / f"{name}.pem", "-subj", "/CN=x"
+            "req",
+            "-x509",
+            *curve,
+            "-keyout",
+            place / f"{name}.key",
+            "-out",
+            place / f"{name}.pem",
+            "-subj",
+            "/CN=x",
         )
-    for name, extra in (("node", "subjectAltName=IP:127.0.0.1"), ("client", "extendedKeyUsage=clientAuth")):
-        key, request = place / f"{name}.key", place / f"{name}.csr"
+    for name, extra in (
+        ("node", "subjectAltName=IP:127.0.0.1"),
+        ("client", "extendedKeyUsage=clientAuth"),
+    ):
+        key = place / f"{name}.key"
+        request = place / f"{name}.csr"
         openssl("req", *curve[:-2], "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         (place / "extra").write_text(extra)
-        signing = ("-CA", place / "ca.pem", "-CAkey", place / "ca.key", "-CAcreateserial", "-extfile", place / "extra")
-        openssl("x509", "-req", "-in", request, "-days", "2", *signing, "-out", place / f"{name}.pem")
+        signing = (
+            "-CA",
+            place / "ca.pem",
+            "-CAkey",
+            place / "ca.key",
+            "-CAcreateserial",
+            "-extfile",
+            place / "extra",
+        )
+        openssl(
+            "x509", "-req", "-in", request, "-days", "2", *signing, "-out", place / f"{name}.pem"
+        )
     for key in place.glob("*.key"):
         key.chmod(0o600)
     return place
@@ -338,19 +385,25 @@ def client_tls(place: Path, ca: str = "ca", certificate: str | None = None) -> s
 
 
 def node_tls(place: Path, *, client_ca: bool = False) -> ssl.SSLContext:
-    context = server_tls(place / "node.pem", place / "node.key", place / "ca.pem" if client_ca else None)
+    context = server_tls(
+        place / "node.pem", place / "node.key", place / "ca.pem" if client_ca else None
+    )
     assert context is not None
     return context
 
 
-async def test_a_client_reaches_a_node_over_tls_that_it_can_verify(certificates: Path, tmp_path: Path) -> None:
+async def test_a_client_reaches_a_node_over_tls_that_it_can_verify(
+    certificates: Path, tmp_path: Path
+) -> None:
     async with listening(token_file(tmp_path), node_tls(certificates)) as (_, _, port):
         url = f"tls://127.0.0.1:{port}"
         async with sn.connect(url, tls=client_tls(certificates), token=TOKENS["writer"]) as client:
             await client.insert("c", rows(1))
             assert await contents(client) == {1: "tea 1"}
         with pytest.raises(Unreachable):
-            await sn.connect(url, tls=client_tls(certificates, ca="stranger"), token=TOKENS["writer"])
+            await sn.connect(
+                url, tls=client_tls(certificates, ca="stranger"), token=TOKENS["writer"]
+            )
         with pytest.raises(Unreachable):
             await sn.connect(url, token=TOKENS["writer"])  # of the system's authorities it is none
 
@@ -368,8 +421,12 @@ async def test_nothing_of_a_connection_over_tls_is_left_when_its_client_is_close
         assert used.fileno() == -1
 
 
-async def test_with_a_client_authority_only_its_certificates_are_let_in(certificates: Path) -> None:
-    async with listening(None, node_tls(certificates, client_ca=True), by_certificate=True) as (node, server, port):
+async def test_with_client_authority_only_its_certificates_are_let_in(certificates: Path) -> None:
+    async with listening(None, node_tls(certificates, client_ca=True), by_certificate=True) as (
+        node,
+        server,
+        port,
+    ):
         url = f"tls://127.0.0.1:{port}"
         async with sn.connect(url, tls=client_tls(certificates, certificate="client")) as client:
             await client.insert("c", rows(1))
@@ -382,12 +439,34 @@ async def test_with_a_client_authority_only_its_certificates_are_let_in(certific
         assert (await contents(node)).keys() == {1}
 
 
-async def test_a_command_shows_its_certificate_and_verifies_that_of_the_node(certificates: Path) -> None:
-    async with listening(None, node_tls(certificates, client_ca=True), by_certificate=True) as (_, _, port):
-        command = [sys.executable, "-m", "streamingnode", "flush", "--node", f"tls://127.0.0.1:{port}"]
+async def test_a_command_shows_its_certificate_and_verifies_that_of_the_node(
+    certificates: Path,
+) -> None:
+    async with listening(None, node_tls(certificates, client_ca=True), by_certificate=True) as (
+        _,
+        _,
+        port,
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "streamingnode",
+            "flush",
+            "--node",
+            f"tls://127.0.0.1:{port}",
+        ]
         authority = ["--tls-ca", str(certificates / "ca.pem")]
-        own = ["--tls-cert", str(certificates / "client.pem"), "--tls-key", str(certificates / "client.key")]
-        for options, code in ((authority + own, 0), (authority, Unreachable.exit_code), (own, Unreachable.exit_code)):
+        own = [
+            "--tls-cert",
+            str(certificates / "client.pem"),
+            "--tls-key",
+            str(certificates / "client.key"),
+        ]
+        for options, code in (
+            (authority + own, 0),
+            (authority, Unreachable.exit_code),
+            (own, Unreachable.exit_code),
+        ):
             done = await anyio.run_process(command + options, check=False)
             assert done.returncode == code, done.stderr
             assert (b"with tls= or --tls-ca" in done.stderr) is (options == own)
@@ -396,7 +475,8 @@ async def test_a_command_shows_its_certificate_and_verifies_that_of_the_node(cer
 async def test_nothing_is_left_of_those_whose_handshake_failed(
     certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 600)  # it is not the deadline that ends them
+    # it is not the deadline that ends them
+    monkeypatch.setattr("streamingnode.remote.server.HELLO_S_MAX", 600)
     async with listening(None, node_tls(certificates)) as (_, server, port):
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -406,7 +486,9 @@ async def test_nothing_is_left_of_those_whose_handshake_failed(
         await until(lambda: not server.sessions)
 
 
-async def test_a_plain_client_is_refused_where_tls_is_spoken_and_the_other_way_round(certificates: Path) -> None:
+async def test_a_plain_client_is_refused_where_tls_is_spoken_and_the_other_way_round(
+    certificates: Path,
+) -> None:
     async with listening(None, node_tls(certificates)) as (_, _, port):
         with pytest.raises((Unreachable, sn.errors.ProtocolError)):
             await sn.connect(f"tcp://127.0.0.1:{port}")
@@ -416,8 +498,11 @@ async def test_a_plain_client_is_refused_where_tls_is_spoken_and_the_other_way_r
         await until(lambda: not server.sessions)
 
 
-def test_a_key_that_others_may_read_and_half_of_a_pair_are_refused(certificates: Path, tmp_path: Path) -> None:
-    cert, key = certificates / "node.pem", certificates / "node.key"
+def test_a_key_that_others_may_read_and_half_of_a_pair_are_refused(
+    certificates: Path, tmp_path: Path
+) -> None:
+    cert = certificates / "node.pem"
+    key = certificates / "node.key"
     for given in ((cert, None), (None, key), (None, None)):
         with pytest.raises(InvalidArgument, match="both"):
             server_tls(given[0], given[1], certificates / "ca.pem")
@@ -433,16 +518,30 @@ def test_a_key_that_others_may_read_and_half_of_a_pair_are_refused(certificates:
     assert server_tls(None, None, None) is None
 
 
-def test_a_certificate_that_is_not_valid_now_is_refused(certificates: Path, tmp_path: Path) -> None:
-    cert, key = tmp_path / "old.pem", certificates / "node.key"
-    openssl("x509", "-req", "-in", certificates / "node.csr", "-signkey", key, "-days", "-1", "-out", cert)
+def test_certificate_that_is_not_valid_now_is_refused(certificates: Path, tmp_path: Path) -> None:
+    cert = tmp_path / "old.pem"
+    key = certificates / "node.key"
+    openssl(
+        "x509",
+        "-req",
+        "-in",
+        certificates / "node.csr",
+        "-signkey",
+        key,
+        "-days",
+        "-1",
+        "-out",
+        cert,
+    )
     with pytest.raises(InvalidArgument, match="expired"):
         server_tls(cert, key, None)
     with pytest.raises(InvalidArgument, match="expired"):
         server_tls(cert, key, certificates / "ca.pem")
 
 
-async def test_a_client_verifies_the_name_of_its_node_unless_its_context_says_otherwise(certificates: Path) -> None:
+async def test_a_client_verifies_the_name_of_its_node_unless_its_context_says_otherwise(
+    certificates: Path,
+) -> None:
     async with listening(None, node_tls(certificates)) as (_, _, port):
         url = f"tls://localhost:{port}"  # the certificate is of 127.0.0.1
         with pytest.raises(Unreachable, match=r"[Hh]ostname"):

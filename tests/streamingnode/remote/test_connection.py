@@ -1,4 +1,6 @@
-"""One connection, both ends: frames of any length arrive whole and in order, and who waits is let go when it is lost."""
+"""One connection, both ends: frames of any length arrive whole and in order, and who waits is let
+go when it is lost.
+"""
 
 import asyncio
 import socket
@@ -39,7 +41,8 @@ class End:
 @asynccontextmanager
 async def joined() -> AsyncIterator[tuple[End, End]]:
     loop = asyncio.get_running_loop()
-    here, there = End(), End()
+    here = End()
+    there = End()
     listener = await loop.create_server(lambda: there.connection, "127.0.0.1", 0)
     await loop.create_connection(lambda: here.connection, *listener.sockets[0].getsockname())
     try:
@@ -51,7 +54,9 @@ async def joined() -> AsyncIterator[tuple[End, End]]:
         listener.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 7])
+@pytest.mark.parametrize(
+    "size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES + 7]
+)
 async def test_a_long_frame_arrives_as_it_was_sent(size: int) -> None:
     payload = bytes(range(256)) * (size // 256) + bytes(size % 256)
     async with joined() as (here, there):
@@ -64,12 +69,17 @@ async def test_a_long_frame_arrives_as_it_was_sent(size: int) -> None:
 
 async def test_frames_with_other_numbers_come_between_the_parts_of_long_ones() -> None:
     async with joined() as (here, there):
-        sending = [here.connection.send_long(FrameKind.REPLY, n, bytes([n]) * (3 * PART_BYTES)) for n in (1, 2)]
+        sending = [
+            here.connection.send_long(FrameKind.REPLY, n, bytes([n]) * (3 * PART_BYTES))
+            for n in (1, 2)
+        ]
         done = asyncio.gather(*sending)
         here.connection.send(FrameKind.PING, 3)
         await done
         await there.has(3)
-        assert {(frame.number, bytes(frame.payload[:1]), len(frame.payload)) for frame in there.frames} == {
+        assert {
+            (frame.number, bytes(frame.payload[:1]), len(frame.payload)) for frame in there.frames
+        } == {
             (1, b"\1", 3 * PART_BYTES),
             (2, b"\2", 3 * PART_BYTES),
             (3, b"", 0),
@@ -90,7 +100,9 @@ async def test_who_waits_for_the_other_side_to_read_is_let_go_when_it_is_lost() 
     async with joined() as (here, there):
         assert there.connection._transport is not None
         there.connection._transport.pause_reading()
-        sending = asyncio.ensure_future(here.connection.send_long(FrameKind.REPLY, 1, bytes(64 << 20)))
+        sending = asyncio.ensure_future(
+            here.connection.send_long(FrameKind.REPLY, 1, bytes(64 << 20))
+        )
         await until(lambda: here.connection._is_full)
         there.connection.abort(OnShutdown("gone"))
         with pytest.raises(OnShutdown):
@@ -133,17 +145,25 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_parts")
 async def test_a_long_frame_that_is_cancelled_leaves_nothing_at_the_other_side() -> None:
     async with joined() as (here, there):
-        for end, buffer in ((here, socket.SO_SNDBUF), (there, socket.SO_RCVBUF)):  # else the system may hold all of it
+        # else the system may hold all of it
+        for end, buffer in ((here, socket.SO_SNDBUF), (there, socket.SO_RCVBUF)):
             end.connection.peer("socket").setsockopt(socket.SOL_SOCKET, buffer, 64 << 10)
         for number in range(1, PARTS_MAX + 3):
-            sending = asyncio.ensure_future(here.connection.send_long(FrameKind.REPLY, number, bytes(6 << 20)))
+            sending = asyncio.ensure_future(
+                here.connection.send_long(FrameKind.REPLY, number, bytes(6 << 20))
+            )
             await until(lambda number=number: number in there.connection._parts)  # type: ignore[misc]
             assert not sending.done()
             sending.cancel()
             await asyncio.wait([sending])
             there.frames.clear()
             here.connection.send(FrameKind.PING, number)
-            await until(lambda: not there.connection.is_open or FrameKind.PING in {each.kind for each in there.frames})
+            await until(
+                lambda: (
+                    not there.connection.is_open
+                    or FrameKind.PING in {each.kind for each in there.frames}
+                )
+            )
             assert there.connection._parts == {}
         assert there.connection.is_open
 
@@ -152,7 +172,9 @@ async def test_a_long_frame_that_is_cancelled_leaves_nothing_at_the_other_side()
 async def test_any_number_of_long_frames_go_at_the_same_time() -> None:
     numbers = range(1, 2 * PARTS_MAX)
     async with joined() as (here, there):
-        sent = [here.connection.send_long(FrameKind.REPLY, number, bytes(100_000)) for number in numbers]
+        sent = [
+            here.connection.send_long(FrameKind.REPLY, number, bytes(100_000)) for number in numbers
+        ]
         await asyncio.gather(*sent)
         await there.has(len(numbers))
         assert {frame.number for frame in there.frames} == {*numbers}
@@ -171,7 +193,9 @@ async def test_who_reads_and_says_nothing_is_heard() -> None:
         await there.has(1)
 
 
-async def test_a_connection_has_ended_when_ending_it_returns_and_what_was_sent_has_arrived() -> None:
+async def test_a_connection_has_ended_when_ending_it_returns_and_what_was_sent_has_arrived() -> (
+    None
+):
     async with joined() as (here, there):
         there.connection.send(FrameKind.PING)
         await here.has(1)
@@ -182,7 +206,9 @@ async def test_a_connection_has_ended_when_ending_it_returns_and_what_was_sent_h
         assert len(there.frames) == 1
 
 
-async def test_a_connection_whose_other_side_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_whose_other_side_does_not_read_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(connection_module, "CLOSE_S_MAX", 0.01)
     async with joined() as (here, there):
         there.connection.send(FrameKind.PING)

@@ -101,7 +101,8 @@ async def test_rows_that_stay_on_the_way_are_rolled_back_when_their_time_is_over
         served.proxy.on_frame = pass_all
         served.proxy.cut()  # the session goes with its connection
         async with asyncio.timeout(HANGS_S):
-            while await served.owner.transactions():  # noqa: ASYNC110 - what it waits for is asked anew
+            # what it waits for is asked anew
+            while await served.owner.transactions():  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert await contents(served.owner) == {}
 

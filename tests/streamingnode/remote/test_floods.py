@@ -1,4 +1,6 @@
-"""More connections than a node has descriptors or patience for, to a process of its own: others are served meanwhile."""
+"""More connections than a node has descriptors or patience for, to a process of its own: others are
+served meanwhile.
+"""
 
 import asyncio
 import os
@@ -38,13 +40,16 @@ serve = lambda: serve_node(Path(directory), [endpoint], None, {}, lambda address
 run_async(serve) if loop == "uvloop" else asyncio.run(serve())
 """
 TRACEBACKS_MAX = 100
-"""Far over one for each second of such a test, and far under what one turn of an accept loop that spins writes."""
+"""Far over one for each second of such a test, and far under what one turn of an accept loop that
+spins writes.
+"""
 SLOW = 1_000
 
 
 @contextmanager
 def served(directory: Path, loop: str = "uvloop") -> Iterator[tuple["subprocess.Popen[str]", int]]:
-    """Serve a node; yield its process, whose errors are in `errors` beside the directory, and its port.
+    """Serve a node; yield its process, whose errors are in `errors` beside the directory, and its
+    port.
 
     It waits for a hello as long as it takes, and no longer once it gets SIGUSR1.
     """
@@ -68,7 +73,9 @@ def descriptors(process: "subprocess.Popen[str]") -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_out_of_descriptors_accepting_pauses_and_nothing_spins(tmp_path: Path, loop: str) -> None:
+async def test_out_of_descriptors_accepting_pauses_and_nothing_spins(
+    tmp_path: Path, loop: str
+) -> None:
     with served(tmp_path / "data", loop) as (process, port):
         async with sn.connect(f"unix:{tmp_path}/data/node.sock") as client:
             await client.create_collection("c", SCHEMA, primary_key="id")
@@ -91,12 +98,15 @@ async def test_out_of_descriptors_accepting_pauses_and_nothing_spins(tmp_path: P
         assert (tmp_path / "errors").read_text().count("Traceback") < TRACEBACKS_MAX
 
 
-async def test_a_thousand_connections_that_say_a_byte_now_and_then_hold_up_nobody_and_are_ended(tmp_path: Path) -> None:
+async def test_a_thousand_connections_that_say_a_byte_now_and_then_hold_up_nobody_and_are_ended(
+    tmp_path: Path,
+) -> None:
     said = PREFACE + hello()[:-1] * 1_000
     with served(tmp_path / "data") as (process, port):
         async with sn.connect(f"tcp://127.0.0.1:{port}") as client:
             await client.create_collection("c", SCHEMA, primary_key="id")
-            before, key = descriptors(process), 0
+            before = descriptors(process)
+            key = 0
             slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(SLOW)]
             await until(lambda: descriptors(process) >= before + SLOW)
             ends = [asyncio.ensure_future(reader.read()) for reader, _ in slow]

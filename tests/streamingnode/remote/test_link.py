@@ -52,12 +52,15 @@ from wal.runtime import elapsed_ms
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
-# --- writes over cuts -------------------------------------------------------------------------------------------------
+# --- writes over cuts -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name.lower())
-async def test_writes_of_all_kinds_are_in_the_log_once_wherever_the_connection_is_cut(way: Way) -> None:
-    told, random_ = Told(), random.Random(way.name)
+async def test_writes_of_all_kinds_are_in_the_log_once_wherever_the_connection_is_cut(
+    way: Way,
+) -> None:
+    told = Told()
+    random_ = random.Random(way.name)
     async with node_behind_proxy() as served, served.client() as client:
         await write_all_kinds(client, told, 0)
         size = served.proxy.passed[way]
@@ -75,14 +78,21 @@ async def test_writes_of_all_kinds_are_in_the_log_once_wherever_the_connection_i
         assert (await contents(client)).keys() == set(told.acknowledged)
 
 
-async def test_writes_whose_answers_never_come_are_answered_over_the_next_connection_and_in_the_log_once() -> None:
+async def test_writes_whose_answers_never_come_are_answered_over_the_next_connection_and_in_the_log_once() -> (
+    None
+):
     told = Told()
     async with node_behind_proxy() as served, served.client() as client:
         producer = await client.producer("p")
-        await asyncio.gather(*[told.write(client.insert("c", rows(key)), key) for key in (100, 101, 102)])
-        for first in range(0, 50, 10):  # all of a round in one frame, as those before it: none waits for an answer
+        await asyncio.gather(
+            *[told.write(client.insert("c", rows(key)), key) for key in (100, 101, 102)]
+        )
+        # all of a round in one frame, as those before it: none waits for an answer
+        for first in range(0, 50, 10):
             served.proxy.on_frame = kinds(FrameKind.RESULTS)
-            calls = [told.write(client.insert("c", rows(key)), key) for key in range(first, first + 4)]
+            calls = [
+                told.write(client.insert("c", rows(key)), key) for key in range(first, first + 4)
+            ]
             calls += [told.write(producer.insert("c", rows(first + 5)), first + 5)]
             calls += [told.write(client.upsert("c", rows(first + 6)), first + 6)]
             tasks = [asyncio.ensure_future(call) for call in calls]
@@ -96,14 +106,20 @@ async def test_writes_whose_answers_never_come_are_answered_over_the_next_connec
 
 
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name.lower())
-async def test_a_byte_that_is_changed_on_the_way_loses_the_connection_and_no_write(way: Way) -> None:
-    told, random_ = Told(), random.Random(f"byte {way.name}")
+async def test_a_byte_that_is_changed_on_the_way_loses_the_connection_and_no_write(
+    way: Way,
+) -> None:
+    told = Told()
+    random_ = random.Random(f"byte {way.name}")
     async with node_behind_proxy() as served, served.client() as client:
         link = link_of(client)
         for number in range(12):
             served.proxy.plan_corruption(way, random_.randrange(2500))
             served.proxy.cut()
-            calls = [told.write(client.insert("c", rows(key)), key) for key in range(number * 10, number * 10 + 6)]
+            calls = [
+                told.write(client.insert("c", rows(key)), key)
+                for key in range(number * 10, number * 10 + 6)
+            ]
             await asyncio.gather(*calls)
             await until(lambda: link.state is LinkState.READY)
         await told.write(client.insert("c", rows(1000)), 1000)
@@ -119,10 +135,15 @@ async def test_a_byte_that_is_changed_in_the_welcome_is_no_reason_to_give_up() -
         await client.insert("c", rows(1))
 
 
-async def test_callers_that_are_told_their_offsets_over_a_cut_are_told_the_same_ones_that_the_log_has() -> None:
+async def test_callers_that_are_told_their_offsets_over_cut_are_told_same_ones_that_log_has() -> (
+    None
+):
     async with node_behind_proxy() as served, served.client() as client:
         served.proxy.on_frame = kinds(FrameKind.RESULTS)
-        tasks = [asyncio.ensure_future(client.insert("c", rows(*range(key, key + 3)))) for key in range(0, 60, 3)]
+        tasks = [
+            asyncio.ensure_future(client.insert("c", rows(*range(key, key + 3))))
+            for key in range(0, 60, 3)
+        ]
         await reached(served.owner, *range(60))
         served.proxy.on_frame = pass_all
         served.proxy.cut()
@@ -130,7 +151,11 @@ async def test_callers_that_are_told_their_offsets_over_a_cut_are_told_the_same_
         given = Counter[tuple[str, int]]()
         for result in results:
             assert sum(count for _, count in result.row_offsets.values()) == 3
-            given.update((each, first + n) for each, (first, count) in result.row_offsets.items() for n in range(count))
+            given.update(
+                (each, first + n)
+                for each, (first, count) in result.row_offsets.items()
+                for n in range(count)
+            )
         assert set(given.values()) == {1}
         assert sum(given.values()) == 60
 
@@ -151,8 +176,11 @@ async def test_two_clients_that_are_cut_in_turn_write_each_row_once() -> None:
         assert len(told.acknowledged) == 100
 
 
-async def test_a_node_that_is_opened_again_under_load_has_each_acknowledged_row_once(tmp_path: Path) -> None:
-    told, stop = Told(), asyncio.Event()
+async def test_a_node_that_is_opened_again_under_load_has_each_acknowledged_row_once(
+    tmp_path: Path,
+) -> None:
+    told = Told()
+    stop = asyncio.Event()
 
     async def load(client: Node, first: int) -> None:
         writer = await client.producer(f"p{first}") if first % 2 else client
@@ -167,7 +195,9 @@ async def test_a_node_that_is_opened_again_under_load_has_each_acknowledged_row_
         clients: list[Node] = []
         for life in range(4):
             async with sn.open_node(tmp_path, **SETTINGS) as owner:
-                await owner.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True)
+                await owner.create_collection(
+                    "c", SCHEMA, primary_key="id", shards=SHARDS, if_not_exists=True
+                )
                 async with serving(owner, proxy=proxy):
                     if not clients:
                         clients += [await sn.connect(proxy.url) for _ in range(2)]
@@ -186,7 +216,7 @@ async def test_a_node_that_is_opened_again_under_load_has_each_acknowledged_row_
         assert not told.refused
 
 
-# --- named producers --------------------------------------------------------------------------------------------------
+# --- named producers ------------------------------------------------------------------------------
 
 
 async def test_a_sequence_that_is_sent_again_over_another_connection_is_one_write() -> None:
@@ -224,9 +254,11 @@ async def test_a_write_after_one_in_doubt_and_a_refused_one_is_written() -> None
         served.proxy.cut()
         with pytest.raises(Indeterminate):
             await in_doubt
-        served.proxy.is_refusing, served.proxy.on_frame = False, pass_all
+        served.proxy.is_refusing = False
+        served.proxy.on_frame = pass_all
         await until(lambda: link_of(client).state is LinkState.READY)
-        served.proxy.on_frame = kinds(FrameKind.CATALOG)  # the client does not hear of what is dropped
+        # the client does not hear of what is dropped
+        served.proxy.on_frame = kinds(FrameKind.CATALOG)
         await served.owner.drop_partition("c", "eu")
         with pytest.raises(PartitionNotFound):
             await producer.insert("c", rows(2), partition="eu")
@@ -252,10 +284,10 @@ async def test_a_node_is_verified_over_a_connection_as_in_its_own_process(tmp_pa
         assert report == await served.owner.verify()
 
 
-# --- the end ----------------------------------------------------------------------------------------------------------
+# --- the end --------------------------------------------------------------------------------------
 
 
-async def test_what_was_begun_when_a_client_is_closed_ends_as_with_a_node_of_this_process() -> None:
+async def test_what_was_begun_when_client_is_closed_ends_as_with_a_node_of_this_process() -> None:
     async with node_behind_proxy() as served:
         await served.owner.create_collection("other", SCHEMA, primary_key="id")
         client = await sn.connect(served.proxy.url)
@@ -290,7 +322,9 @@ async def test_nothing_of_a_client_is_left_once_it_is_closed() -> None:
         assert txn.result is None
 
 
-async def test_a_client_of_a_silent_node_gives_up_on_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_of_a_silent_node_gives_up_on_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(link_module, "PING_S", 0.02)
     monkeypatch.setattr(link_module, "SILENT_S_MAX", 0.1)
     async with node_behind_proxy() as served, served.client() as client:
@@ -320,7 +354,7 @@ async def test_a_node_of_another_version_and_a_server_of_another_protocol_are_na
             await sn.connect(f"tcp://127.0.0.1:{other.sockets[0].getsockname()[1]}")
 
 
-async def test_a_node_that_leaves_answers_what_it_has_and_its_client_begins_nothing_more() -> None:
+async def test_node_that_leaves_answers_what_it_has_and_its_client_begins_nothing_more() -> None:
     async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
         begun = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(200)]
         await until(lambda: served.proxy.passed[Way.TO_NODE] > 1_000)
@@ -338,7 +372,9 @@ async def test_a_node_that_leaves_answers_what_it_has_and_its_client_begins_noth
         assert len(found) == len(outcomes) - len(failures)
 
 
-async def test_a_client_that_stood_still_itself_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_stood_still_itself_keeps_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(link_module, "PING_S", 0.02)
     monkeypatch.setattr(link_module, "SILENT_S_MAX", 0.1)
     async with node_behind_proxy() as served, served.client() as client:
@@ -365,7 +401,18 @@ async def test_a_client_finds_its_node_again_when_its_program_has_changed_its_di
 
 
 @pytest.mark.parametrize(
-    "url", ["http://x:1", "tcp://", "tcp://x", "tcp://x:99999", "unix:", "tls://x:0", "", "tcp://x:1?a=b", "data"]
+    "url",
+    [
+        "http://x:1",
+        "tcp://",
+        "tcp://x",
+        "tcp://x:99999",
+        "unix:",
+        "tls://x:0",
+        "",
+        "tcp://x:1?a=b",
+        "data",
+    ],
 )
 async def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(sn.errors.InvalidArgument, match="no address"):
@@ -404,7 +451,8 @@ async def test_a_write_is_not_sent_again_when_the_machine_has_slept_meanwhile(
             if passing.kind == FrameKind.RESULTS and not has_slept:
                 served.proxy.cut()
                 return False
-            if passing.kind == FrameKind.HELLO:  # over the next connection; everything passes from here on
+            # over the next connection; everything passes from here on
+            if passing.kind == FrameKind.HELLO:
                 has_slept = True
                 slept_ms = elapsed_ms() + CLIENT_AGE_MS
                 monkeypatch.setattr(link_module, "elapsed_ms", lambda: slept_ms)
@@ -433,12 +481,16 @@ UNFIT: dict[str, Callable[[Node], Awaitable[object]]] = {
     "a number as a name": lambda node: node.create_partition("c", cast("str", 5)),
     "an object as a name": lambda node: node.create_partition("c", cast("str", object())),
     "a name that is no text": lambda node: node.create_partition("c", "\ud800"),
-    "text as a truth": lambda node: node.seek_reader("c", "r", sn.DeliverPolicy.all(), dry_run=cast("bool", "yes")),
+    "text as a truth": lambda node: node.seek_reader(
+        "c", "r", sn.DeliverPolicy.all(), dry_run=cast("bool", "yes")
+    ),
 }
 
 
 @pytest.mark.parametrize("unfit", UNFIT)
-async def test_what_fits_no_call_is_an_invalid_argument_as_at_the_node_itself_and_is_not_sent(unfit: str) -> None:
+async def test_what_fits_no_call_is_an_invalid_argument_as_at_the_node_itself_and_is_not_sent(
+    unfit: str,
+) -> None:
     async with node_behind_proxy() as served, served.client() as client:
         sent = served.proxy.passed[Way.TO_NODE]
         for node in (served.owner, client):
@@ -459,7 +511,9 @@ async def test_a_number_over_what_crosses_is_an_invalid_argument(number: int) ->
                 await call
 
 
-async def test_a_client_connects_to_a_node_with_settings_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_connects_to_a_node_with_settings_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def of_a_later_release(*given: Any) -> Welcome:
         welcome = Welcome(*given)
         return msgspec.structs.replace(welcome, settings=welcome.settings | {"log.of_next_year": 1})
@@ -470,23 +524,35 @@ async def test_a_client_connects_to_a_node_with_settings_that_it_does_not_know(m
 
 
 def test_an_error_of_a_class_that_is_not_known_says_whether_to_try_again() -> None:
-    error = calls.WireError("OF_NEXT_YEAR", "it is late — wait", "indeterminate", {"until": 5}).error()
-    assert (error.code, error.retryable, str(error)) == ("OF_NEXT_YEAR", "indeterminate", "it is late — wait")
+    error = calls.WireError(
+        "OF_NEXT_YEAR", "it is late — wait", "indeterminate", {"until": 5}
+    ).error()
+    assert (error.code, error.retryable, str(error)) == (
+        "OF_NEXT_YEAR",
+        "indeterminate",
+        "it is late — wait",
+    )
     assert error.fields()["until"] == 5
 
 
 @pytest.mark.parametrize("name", ["happened", "__class__", "__traceback__", "args"])
 def test_an_error_with_fields_that_no_node_gives_it_is_an_error_with_its_text(name: str) -> None:
-    error = calls.WireError("DEADLINE_EXCEEDED", "it took longer", "indeterminate", {name: 5}).error()
+    error = calls.WireError(
+        "DEADLINE_EXCEEDED", "it took longer", "indeterminate", {name: 5}
+    ).error()
     assert (type(error), str(error)) == (DeadlineExceeded, "it took longer")
 
 
 def test_each_state_of_a_link_can_be_left_but_the_last() -> None:
-    assert {state for state, after in link_module.TRANSITIONS.items() if not after} == {LinkState.CLOSED}
+    assert {state for state, after in link_module.TRANSITIONS.items() if not after} == {
+        LinkState.CLOSED
+    }
     assert set(link_module.TRANSITIONS) == set(LinkState)
 
 
-async def test_a_client_keeps_to_the_bounds_of_a_node_that_was_opened_again_with_smaller_ones(tmp_path: Path) -> None:
+async def test_a_client_keeps_to_the_bounds_of_a_node_that_was_opened_again_with_smaller_ones(
+    tmp_path: Path,
+) -> None:
     async with node_behind_proxy(tmp_path) as served, served.client() as client:
         proxy = served.proxy
         assert len((await client.insert("c", rows(*range(50), item="x" * 1000))).groups) == 0
@@ -496,7 +562,9 @@ async def test_a_client_keeps_to_the_bounds_of_a_node_that_was_opened_again_with
         async with sn.open_node(tmp_path, **SETTINGS | small) as owner, serving(owner, proxy=proxy):
             await client.consistent_tick()
             assert client.config.wal.group_bytes_max == 16 << 10
-            assert len((await client.insert("c", rows(*range(100, 150), item="x" * 1000))).groups) > 2
+            assert (
+                len((await client.insert("c", rows(*range(100, 150), item="x" * 1000))).groups) > 2
+            )
             assert len(await contents(owner)) == 100
 
 

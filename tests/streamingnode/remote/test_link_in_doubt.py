@@ -47,7 +47,7 @@ from wal.frames import FrameKind
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
-# --- answers in doubt -------------------------------------------------------------------------------------------------
+# --- answers in doubt -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["client", "spool"])
@@ -56,7 +56,8 @@ async def test_a_write_that_is_given_up_before_it_is_sent_or_kept_does_not_take_
 ) -> None:
     options: dict[str, Any] = {"spool": tmp_path / "spool"} if keeps else {}
 
-    async def several(*keys: int) -> None:  # so that the next one goes in a pack, by a task that no caller can cancel
+    # so that the next one goes in a pack, by a task that no caller can cancel
+    async def several(*keys: int) -> None:
         await asyncio.gather(*[client.upsert("c", rows(key)) for key in keys])
 
     async with node_behind_proxy() as served, served.client(**options) as client:
@@ -67,19 +68,21 @@ async def test_a_write_that_is_given_up_before_it_is_sent_or_kept_does_not_take_
         turn = asyncio.Lock()
         if keeps:
             await several(4, 5, 6)
-            turn = client._backend._turn  # type: ignore[attr-defined]  # of who changes what is kept
+            # of who changes what is kept
+            turn = client._backend._turn  # type: ignore[attr-defined]
         async with turn:
             with pytest.raises(Overloaded, match="did nothing"):
                 await client.upsert("c", rows(7), timeout=0.1)
         served.proxy.is_refusing = False
         await client.upsert("c", rows(8))
         async with asyncio.timeout(60):
-            while 8 not in (found := await keys_in_log(served.owner)):  # noqa: ASYNC110 - what it waits for is asked anew
+            # what it waits for is asked anew
+            while 8 not in (found := await keys_in_log(served.owner)):  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert found == [1, 2, 3, *((4, 5, 6) if keeps else ()), 8]
 
 
-async def test_a_write_in_the_log_is_not_called_refused_because_its_partition_is_gone_when_it_comes_again() -> None:
+async def test_write_in_log_not_called_refused_because_partition_gone_when_it_comes_again() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         await client.create_partition("c", "eu")
         served.proxy.on_frame = kinds(FrameKind.RESULTS)
@@ -103,7 +106,8 @@ async def test_a_commit_that_comes_again_while_the_first_is_under_way_is_told_th
     async with node_behind_proxy(tmp_path) as served, served.client() as client:
         txn = await streamed(client)
         disk.gate.clear()
-        wal, commits = parts_of(served.owner).channel.wal, without_answers_to_commits(served)
+        wal = parts_of(served.owner).channel.wal
+        commits = without_answers_to_commits(served)
         try:
             # Its last bodies first, which the gate holds as well: they go before the commit.
             disk.gate.set()
@@ -145,7 +149,7 @@ async def test_a_commit_without_an_answer_is_in_doubt_when_the_client_is_closed(
             await committing
 
 
-async def test_a_deadline_that_passes_after_the_commit_was_sent_says_that_it_may_take_effect() -> None:
+async def test_a_deadline_that_passes_after_commit_was_sent_says_that_it_may_take_effect() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         producer = await client.producer("p")
         commits = without_answers_to_commits(served)
@@ -213,12 +217,15 @@ async def test_calls_that_repeat_are_answered_over_a_cut_and_the_others_are_in_d
         assert client.collection("c").partitions == ("_default", "eu")
 
 
-async def test_the_node_of_another_directory_at_the_same_address_is_refused(tmp_path: Path) -> None:
+async def test_node_of_another_directory_at_the_same_address_is_refused(tmp_path: Path) -> None:
     async with proxied(1) as proxy:
         async with sn.open_node(tmp_path / "one", **SETTINGS) as one:
             async with serving(one, proxy=proxy):
                 client = await sn.connect(proxy.url, give_up_s=5)
-        async with sn.open_node(tmp_path / "other", **SETTINGS) as other, serving(other, proxy=proxy):
+        async with (
+            sn.open_node(tmp_path / "other", **SETTINGS) as other,
+            serving(other, proxy=proxy),
+        ):
             with pytest.raises((ProtocolError, Unreachable)):
                 await client.consistent_tick()
             assert link_of(client).state is LinkState.LOST
@@ -245,7 +252,9 @@ async def test_a_request_that_is_too_long_is_refused_and_the_client_survives_a_c
     async with node_behind_proxy() as served, served.client() as client:
         long = pa.field("x" * (9 << 20), pa.int64())
         with pytest.raises(StreamingNodeError):
-            await client.create_collection("long", pa.schema([SCHEMA.field("id"), long]), primary_key="id")
+            await client.create_collection(
+                "long", pa.schema([SCHEMA.field("id"), long]), primary_key="id"
+            )
         served.proxy.cut()
         async with asyncio.timeout(SOON_S):
             await client.consistent_tick()
@@ -256,11 +265,12 @@ async def test_a_call_that_was_not_sent_is_in_no_doubt() -> None:
         connection = link_of(client)._connection
         assert connection is not None
         connection.abort(OnShutdown("the network"))
-        assert not await client.delete_producer("nobody")  # it may not be repeated, and comes before anybody noticed
+        # it may not be repeated, and comes before anybody noticed
+        assert not await client.delete_producer("nobody")
         assert link_of(client).connections == 2
 
 
-# --- transactions -----------------------------------------------------------------------------------------------------
+# --- transactions ---------------------------------------------------------------------------------
 
 
 async def test_a_streamed_transaction_over_a_cut_expires_and_leaves_nothing_open() -> None:
@@ -268,7 +278,9 @@ async def test_a_streamed_transaction_over_a_cut_expires_and_leaves_nothing_open
         txn = await streamed(client)
         assert len(served.server.shared.transactions) == 1
         served.proxy.cut()
-        await until(lambda: link_of(client).connections == 2 and link_of(client).state is LinkState.READY)
+        await until(
+            lambda: link_of(client).connections == 2 and link_of(client).state is LinkState.READY
+        )
         with pytest.raises(TransactionExpired):
             await txn.commit()
         await until(lambda: not served.server.shared.transactions)
@@ -277,7 +289,9 @@ async def test_a_streamed_transaction_over_a_cut_expires_and_leaves_nothing_open
         assert await contents(served.owner) == {}
 
 
-async def test_nothing_is_kept_of_transactions_of_a_client_that_expired_or_ended_elsewhere() -> None:
+async def test_nothing_is_kept_of_transactions_of_a_client_that_expired_or_ended_elsewhere() -> (
+    None
+):
     async with node_behind_proxy() as served, served.client() as client:
         gone = [await client.begin_transaction() for _ in range(3)]
         for txn_id in gone:
@@ -300,7 +314,10 @@ async def test_a_transaction_whose_begin_is_cut_off_is_not_left_open(
         await client.insert("c", rows(100))
         txn = client.transaction(keepalive_s=600)
         disk.gate.clear()
-        writing = [asyncio.ensure_future(txn.insert("c", [{"id": key, "item": "x" * 1_000_000}])) for key in range(6)]
+        writing = [
+            asyncio.ensure_future(txn.insert("c", [{"id": key, "item": "x" * 1_000_000}]))
+            for key in range(6)
+        ]
         await until(lambda: wal.in_flight)
         served.proxy.cut()
         done = await asyncio.gather(*writing, return_exceptions=True)
@@ -313,7 +330,7 @@ async def test_a_transaction_whose_begin_is_cut_off_is_not_left_open(
         assert (await contents(served.owner)).keys() == {100, 101}
 
 
-async def test_a_sequence_that_was_given_is_not_drawn_for_another_write_when_its_second_try_is_refused() -> None:
+async def test_sequence_was_given_not_drawn_for_another_write_when_its_second_try_refused() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         await served.owner.create_collection("other", SCHEMA, primary_key="id")
         await client.consistent_tick()
@@ -331,7 +348,7 @@ async def test_a_sequence_that_was_given_is_not_drawn_for_another_write_when_its
         assert sorted(await keys_in_log(served.owner)) == [1, 2]
 
 
-async def test_a_call_that_ends_each_connection_it_goes_over_is_given_up_and_others_go_on() -> None:
+async def test_call_that_ends_each_connection_it_goes_over_is_given_up_and_others_go_on() -> None:
     async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
 
         def passes(passing: Passing) -> bool:
@@ -340,6 +357,7 @@ async def test_a_call_that_ends_each_connection_it_goes_over_is_given_up_and_oth
             return not ends
 
         served.proxy.on_frame = passes
-        with pytest.raises(Unreachable, match="before statistics was answered"):  # and not in doubt: it changes nothing
+        # and not in doubt: it changes nothing
+        with pytest.raises(Unreachable, match="before statistics was answered"):
             await client.statistics()
         await client.insert("c", rows(1))

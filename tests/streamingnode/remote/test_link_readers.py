@@ -40,13 +40,20 @@ from wal.packer import PACKS_IN_FLIGHT_MAX
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
-# --- readers ----------------------------------------------------------------------------------------------------------
+# --- readers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [None, "billing"])
-async def test_a_reader_that_is_cut_off_again_and_again_misses_and_repeats_nothing(name: str | None) -> None:
-    random_, found = random.Random(f"reader {name}"), list[int]()
-    async with node_behind_proxy() as served, served.client() as client, client.read("c", name=name) as messages:
+async def test_a_reader_that_is_cut_off_again_and_again_misses_and_repeats_nothing(
+    name: str | None,
+) -> None:
+    random_ = random.Random(f"reader {name}")
+    found = list[int]()
+    async with (
+        node_behind_proxy() as served,
+        served.client() as client,
+        client.read("c", name=name) as messages,
+    ):
         for key in range(0, 240, 6):
             if key % 5 == 1:
                 served.proxy.cut()
@@ -70,7 +77,9 @@ async def test_a_reader_that_is_cut_off_again_and_again_misses_and_repeats_nothi
                         assert table is not None
                         found += map(int, table["id"].to_numpy())
         assert sorted(found) == list(range(240))
-        assert [key for key in found if key % 6 in {0, 2, 5}] == [key for key in range(240) if key % 6 in {0, 2, 5}]
+        assert [key for key in found if key % 6 in {0, 2, 5}] == [
+            key for key in range(240) if key % 6 in {0, 2, 5}
+        ]
         assert served.proxy.connections > 15
 
 
@@ -86,7 +95,9 @@ async def test_a_streamed_transaction_that_spans_a_cut_is_read_once_and_whole() 
         assert (first.num_rows, second.num_rows) == (1, 6)
 
 
-async def test_a_reader_of_what_is_to_come_misses_nothing_when_it_is_cut_before_its_first_batch() -> None:
+async def test_reader_of_what_to_come_misses_nothing_when_it_is_cut_before_its_first_batch() -> (
+    None
+):
     async with node_behind_proxy() as served, served.client() as client:
         served.proxy.on_frame = kinds(FrameKind.MESSAGES)
         async with client.read("c", sn.DeliverPolicy.latest()) as messages:
@@ -116,7 +127,8 @@ async def test_an_acknowledgement_under_way_at_a_cut_is_repeated() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         await served.owner.insert("c", rows(1))
         async with client.read("c", name="billing", types=[sn.MessageType.INSERT]) as messages:
-            message, lost = await anext(messages), list[Passing]()
+            message = await anext(messages)
+            lost = list[Passing]()
 
             def passes(frame: Passing) -> bool:
                 if frame.kind != FrameKind.CALL or lost:
@@ -132,9 +144,13 @@ async def test_an_acknowledgement_under_way_at_a_cut_is_repeated() -> None:
 
 
 async def test_a_read_that_is_given_up_while_the_node_is_away_can_be_asked_again() -> None:
-    """What waits with a deadline, as `batches` does, gives up now and then; what it had met stays met."""
+    """What waits with a deadline, as `batches` does, gives up now and then; what it had met stays
+    met.
+    """
     async with node_behind_proxy() as served, served.client(give_up_s=30) as client:
-        async with client.read("c", sn.DeliverPolicy.latest(), types=[sn.MessageType.INSERT]) as messages:
+        async with client.read(
+            "c", sn.DeliverPolicy.latest(), types=[sn.MessageType.INSERT]
+        ) as messages:
             served.proxy.is_refusing = True
             served.proxy.cut()
             await until(lambda: link_of(client).state is not LinkState.READY)
@@ -146,7 +162,7 @@ async def test_a_read_that_is_given_up_while_the_node_is_away_can_be_asked_again
             assert (await asyncio.wait_for(anext(messages), 60)).num_rows == 1
 
 
-async def test_a_named_reader_goes_on_at_once_although_the_node_has_not_heard_of_the_loss() -> None:
+async def test_a_named_reader_goes_on_at_once_although_node_has_not_heard_of_the_loss() -> None:
     async with node_behind_proxy() as served, served.client(give_up_s=1) as client:
         await served.owner.insert("c", rows(1))
         async with client.read("c", name="billing", types=[sn.MessageType.INSERT]) as messages:
@@ -156,10 +172,12 @@ async def test_a_named_reader_goes_on_at_once_although_the_node_has_not_heard_of
             assert (await anext(messages)).num_rows == 1
 
 
-async def test_a_named_reader_whose_opening_the_node_is_at_when_it_is_cut_opens_over_the_next_connection(
+async def test_a_named_reader_whose_opening_node_is_at_when_it_is_cut_opens_over_next_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    opening, scan, may_end = list[EmbeddedReading](), EmbeddedReading._scan, asyncio.Event()
+    opening = list[EmbeddedReading]()
+    scan = EmbeddedReading._scan
+    may_end = asyncio.Event()
 
     async def scan_slowly(reading: EmbeddedReading, start: DeliverPolicy | StartingPoint) -> None:
         opening.append(reading)
@@ -198,8 +216,9 @@ async def test_a_reader_that_is_closed_while_it_opens_again_leaves_no_stream() -
             pass
 
 
-async def test_a_reader_goes_on_after_an_error_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing, next_batch = [LogReopening("not back in time")], EmbeddedReading.next_batch
+async def test_reader_goes_on_after_an_error_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [LogReopening("not back in time")]
+    next_batch = EmbeddedReading.next_batch
 
     async def fails_once(reading: EmbeddedReading) -> ScanBatch:
         if failing:
@@ -225,7 +244,7 @@ async def test_a_reader_of_a_node_that_stays_away_ends_with_a_typed_error() -> N
                     await anext(messages)
 
 
-# --- cancelling -------------------------------------------------------------------------------------------------------
+# --- cancelling -----------------------------------------------------------------------------------
 
 
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_node() -> None:

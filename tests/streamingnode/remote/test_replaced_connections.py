@@ -40,7 +40,8 @@ def read_all(collection: int) -> ReadCall:
 async def test_a_call_that_comes_after_its_client_has_connected_again_is_not_looked_at(
     served: Served, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, run = list[str](), Session._run
+    taken = list[str]()
+    run = Session._run
 
     async def noted(session: Session, number: int, called: str, payload: bytes) -> None:
         taken.append(called)
@@ -62,7 +63,10 @@ async def test_a_call_that_comes_after_its_client_has_connected_again_is_not_loo
 async def test_a_call_that_is_under_way_has_ended_before_its_client_is_welcomed_again(
     served: Served, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began, may_go_on, went_on, run = list[str](), asyncio.Event(), list[str](), Session._run
+    began = list[str]()
+    may_go_on = asyncio.Event()
+    went_on = list[str]()
+    run = Session._run
 
     async def held(session: Session, number: int, called: str, payload: bytes) -> None:
         began.append(called)
@@ -88,7 +92,8 @@ async def test_a_client_whose_call_of_before_does_not_end_is_refused_and_asks_ag
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "SETTLE_S_MAX", 0.01)
-    began, may_end = list[str](), asyncio.Event()
+    began = list[str]()
+    may_end = asyncio.Event()
 
     async def stubborn(_session: Session, _number: int, called: str, _payload: object) -> None:
         began.append(called)

@@ -69,7 +69,9 @@ def read_all(served: Served, credit_bytes: int = 1 << 20) -> ReadCall:
 
 
 @pytest.mark.parametrize("in_parts", [False, True], ids=["frames", "parts"])
-async def test_frames_that_are_not_whole_are_bounded_over_all_connections(served: Served, *, in_parts: bool) -> None:
+async def test_frames_that_are_not_whole_are_bounded_over_all_connections(
+    served: Served, *, in_parts: bool
+) -> None:
     room = served.server.room
     async with clients(served, 12) as opened:
         for client in opened:
@@ -186,7 +188,9 @@ async def test_what_many_clients_do_not_read_is_bounded_together(
         assert waiting_bytes(served) <= room_module.SENT_BYTES_MAX + len(opened) * PART_BYTES
 
 
-async def test_a_client_that_is_refused_for_want_of_room_raises_that_or_goes_on(served: Served) -> None:
+async def test_a_client_that_is_refused_for_want_of_room_raises_that_or_goes_on(
+    served: Served,
+) -> None:
     async with served.client() as client:
         (session,) = served.server.sessions
         held = list[int]()
@@ -206,8 +210,11 @@ async def test_a_client_that_is_refused_for_want_of_room_raises_that_or_goes_on(
 
 def test_shares_are_let_in_in_order_and_hold_what_they_say() -> None:
     async def run() -> None:
-        room, let_in = Room(100), list[str]()
-        first, second, third, small = (Share(room, partial(let_in.append, name)) for name in ("1", "2", "3", "small"))
+        room = Room(100)
+        let_in = list[str]()
+        first, second, third, small = (
+            Share(room, partial(let_in.append, name)) for name in ("1", "2", "3", "small")
+        )
         assert first.need(50)
         assert not second.need(50)
         assert not third.need(10)  # it would fit, and comes later
@@ -264,7 +271,9 @@ async def be_replaced(client: Raw, served: Served) -> None:
 
 
 @pytest.mark.parametrize("how", [leave, break_the_protocol, be_refused, be_replaced])
-async def test_nothing_of_a_connection_that_is_lost_waits_for_garbage_collection(served: Served, how: Any) -> None:
+async def test_nothing_of_a_connection_that_is_lost_waits_for_garbage_collection(
+    served: Served, how: Any
+) -> None:
     before = pa.total_allocated_bytes()
     with without_garbage_collection():
         async with raw_client(served.port) as client:

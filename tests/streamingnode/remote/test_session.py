@@ -33,18 +33,22 @@ from wal.frames import FRAME_HEADER_BYTES, GREETING_BYTES_MAX, PREFACE, FrameKin
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
-# --- what is no frame, or comes at the wrong time ---------------------------------------------------------------------
+# --- what is no frame, or comes at the wrong time -------------------------------------------------
 
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
-async def test_what_does_not_begin_with_a_hello_ends_the_connection(served: Served, said: bytes) -> None:
+async def test_what_does_not_begin_with_a_hello_ends_the_connection(
+    served: Served, said: bytes
+) -> None:
     async with raw_client(served.port) as client:
         client.send(said)
         await client.ended()
 
 
 @pytest.mark.parametrize("said", AFTER_HELLO.values(), ids=AFTER_HELLO)
-async def test_what_is_no_part_of_the_protocol_ends_the_connection(served: Served, said: bytes) -> None:
+async def test_what_is_no_part_of_the_protocol_ends_the_connection(
+    served: Served, said: bytes
+) -> None:
     async with greeted(served) as client, greeted(served) as other:
         client.send(said)
         await client.ended()
@@ -52,7 +56,9 @@ async def test_what_is_no_part_of_the_protocol_ends_the_connection(served: Serve
 
 
 @pytest.mark.parametrize("depth", [1_000, 30_000])
-async def test_a_value_that_is_nested_deeply_ends_the_connection_or_is_refused(served: Served, depth: int) -> None:
+async def test_a_value_that_is_nested_deeply_ends_the_connection_or_is_refused(
+    served: Served, depth: int
+) -> None:
     bomb = b"\x91" * depth + b"\x90"
     async with greeted(served) as client:
         client.say(FrameKind.CALL, 1, "snapshot", bomb)
@@ -61,10 +67,16 @@ async def test_a_value_that_is_nested_deeply_ends_the_connection_or_is_refused(s
         await client.ended()
 
 
-@pytest.mark.parametrize("payload", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b""])
-async def test_arguments_that_claim_more_than_there_is_are_refused(served: Served, payload: bytes) -> None:
+@pytest.mark.parametrize(
+    "payload", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b""]
+)
+async def test_arguments_that_claim_more_than_there_is_are_refused(
+    served: Served, payload: bytes
+) -> None:
     async with greeted(served) as client:
-        for number, name in enumerate(("snapshot", "transaction", "read", "ack", "create_collection"), 1):
+        for number, name in enumerate(
+            ("snapshot", "transaction", "read", "ack", "create_collection"), 1
+        ):
             client.say(FrameKind.CALL, number, name, payload)
             assert (await client.error()).code == "PROTOCOL_ERROR"
         await client.still_served()
@@ -85,12 +97,16 @@ async def test_kinds_that_the_node_does_not_know_are_skipped(served: Served) -> 
 
 async def test_a_call_that_the_node_does_not_know_is_refused_by_name(served: Served) -> None:
     async with greeted(served) as client:
-        for number, name in enumerate(("", "x" * 5000, "__class__", "close", "append", "_changes"), 1):
+        for number, name in enumerate(
+            ("", "x" * 5000, "__class__", "close", "append", "_changes"), 1
+        ):
             client.say(FrameKind.CALL, number, name, b"\x90")
             assert (await client.error()).code in {"INVALID_ARGUMENT", "PROTOCOL_ERROR"}
 
 
-async def test_versions_without_a_common_one_and_ids_of_no_client_are_refused(served: Served) -> None:
+async def test_versions_without_a_common_one_and_ids_of_no_client_are_refused(
+    served: Served,
+) -> None:
     for said in (
         frame_bytes(FrameKind.HELLO, 0, {"versions": [2, 3], "client_id": 1 << 62}),
         hello(client_id=5),
@@ -110,7 +126,7 @@ async def test_a_hello_that_comes_byte_by_byte_is_a_hello(served: Served) -> Non
         await client.expect(FrameKind.WELCOME)
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
+# --- bounds ---------------------------------------------------------------------------------------
 
 
 async def test_calls_over_the_bound_are_refused_and_the_others_go_on(
@@ -120,7 +136,11 @@ async def test_calls_over_the_bound_are_refused_and_the_others_go_on(
     (info,) = parts_of(served.owner).catalog.collections()
     async with greeted(served) as client:
         for number in range(1, 5):
-            client.call(number, "read", ReadCall(info.id, "latest", None, None, None, INSERTS, None, 1 << 20))
+            client.call(
+                number,
+                "read",
+                ReadCall(info.id, "latest", None, None, None, INSERTS, None, 1 << 20),
+            )
         assert (await client.error()).code == "OVERLOADED"
         client.say(FrameKind.END, 1)
         await until(lambda: len(session_of(served)._calls) == 2)
@@ -132,15 +152,22 @@ async def test_a_second_call_of_the_same_number_ends_the_connection(served: Serv
     (info,) = parts_of(served.owner).catalog.collections()
     async with greeted(served) as client:
         for _ in range(2):
-            client.call(1, "read", ReadCall(info.id, "latest", None, None, None, INSERTS, None, 1 << 20))
+            client.call(
+                1, "read", ReadCall(info.id, "latest", None, None, None, INSERTS, None, 1 << 20)
+            )
         await client.ended()
 
 
-async def test_writes_over_the_window_end_the_connection(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writes_over_the_window_end_the_connection(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writes, data = writes_of(served.owner, range(10_000))
     async with greeted(served) as client:
         # Those that are without an answer at a time: all of one turn of the event loop.
-        frames = [frame_bytes(FrameKind.WRITES, n, writes, data) for n in range(1, WRITE_BYTES_MAX // len(data) + 3)]
+        frames = [
+            frame_bytes(FrameKind.WRITES, n, writes, data)
+            for n in range(1, WRITE_BYTES_MAX // len(data) + 3)
+        ]
         monkeypatch.setattr("streamingnode.remote.answers.WRITE_BYTES_MAX", len(data))
         client.send(b"".join(frames[:40]))
         await client.ended()
@@ -161,7 +188,9 @@ async def test_one_address_has_a_part_of_the_connections_and_the_nodes_own_socke
     served: Served, tmp_path: Path
 ) -> None:
     async with serving(served.owner, connections_max=8) as small:
-        own = await asyncio.get_running_loop().create_unix_server(small.server.connected, tmp_path / "s")
+        own = await asyncio.get_running_loop().create_unix_server(
+            small.server.connected, tmp_path / "s"
+        )
         async with own, greeted(small), greeted(small):
             async with raw_client(small.port) as third:
                 third.send(PREFACE + hello())
@@ -179,7 +208,7 @@ async def test_a_client_over_the_bound_raises_that_it_is(served: Served) -> None
             await sn.connect(f"tcp://127.0.0.1:{small.port}")
 
 
-async def test_who_says_nothing_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_says_nothing_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SILENCE_LOOK_S", 0.01)
     async with serving(served.owner) as quick:
         async with raw_client(quick.port) as silent, greeted(quick) as quiet:
@@ -208,7 +237,10 @@ async def test_long_frames_that_have_begun_are_bounded_in_number(served: Served)
         client.say(FrameKind.PING, 1)
         while (frame := await client.frame()) is not None and frame.kind != FrameKind.PONG:
             pass
-        assert all(len(each.connection._parts) <= server_module.CALLS_MAX for each in served.server.sessions)
+        assert all(
+            len(each.connection._parts) <= server_module.CALLS_MAX
+            for each in served.server.sessions
+        )
 
 
 async def test_long_frames_over_the_bound_end_the_connection(served: Served) -> None:
@@ -218,7 +250,9 @@ async def test_long_frames_over_the_bound_end_the_connection(served: Served) -> 
         await client.ended()
 
 
-async def test_a_reader_that_goes_on_may_acknowledge_what_it_had_before_anything_new_is_sent(served: Served) -> None:
+async def test_a_reader_that_goes_on_may_acknowledge_what_it_had_before_anything_new_is_sent(
+    served: Served,
+) -> None:
     written = await served.owner.insert("c", rows(1))
     (info,) = parts_of(served.owner).catalog.collections()
     had = StartingPoint(written.last_confirmed_position, written.time_tick)
@@ -234,7 +268,10 @@ async def test_what_an_older_connection_carried_is_not_written_a_second_time(
     served: Served,
 ) -> None:
     client_id = 1 << 62
-    first, second = (writes_of(served.owner, [key], WireGroup(key, False, ((0, 1),)), settled=key) for key in (1, 2))
+    first, second = (
+        writes_of(served.owner, [key], WireGroup(key, False, ((0, 1),)), settled=key)
+        for key in (1, 2)
+    )
     async with raw_client(served.port) as older, raw_client(served.port) as newer:
         await older.greet(client_id=client_id)
         for number, (writes, data) in enumerate((first, second), 1):

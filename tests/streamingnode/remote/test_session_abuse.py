@@ -20,7 +20,15 @@ from streamingnode.remote.writes import WireGroup, WireWrites
 from streamingnode.writing.producer import NOTE_BYTES_MAX
 from streamingnode.writing.target import PLAIN_DECODED_ROWS_MAX
 from tests.parts_of import parts_of
-from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, Served, contents, node_behind_proxy, rows, serving
+from tests.streamingnode.remote.nodes import (
+    SCHEMA,
+    SETTINGS,
+    Served,
+    contents,
+    node_behind_proxy,
+    rows,
+    serving,
+)
 from tests.streamingnode.remote.proxy import Way, until
 from tests.streamingnode.remote.raw import frame_bytes, raw_client, writes_of
 from tests.streamingnode.remote.session_cases import (
@@ -36,12 +44,19 @@ from tests.streamingnode.remote.session_cases import (
 )
 from wal.append import AppendResult
 from wal.frames import Frame, FrameKind
-from wal.headers import BeginTxnHeader, CommitTxnHeader, Header, InsertHeader, MessageType, RollbackTxnHeader
+from wal.headers import (
+    BeginTxnHeader,
+    CommitTxnHeader,
+    Header,
+    InsertHeader,
+    MessageType,
+    RollbackTxnHeader,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
-# --- a client that does not read --------------------------------------------------------------------------------------
+# --- a client that does not read ------------------------------------------------------------------
 
 
 async def test_a_reader_that_takes_nothing_holds_up_nobody_else(served: Served) -> None:
@@ -50,19 +65,25 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_else(served: Served) 
         await served.owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
     async with greeted(served) as client:
         for number in range(1, 4):
-            client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
+            client.call(
+                number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40)
+            )
         await until(lambda: session_of(served).connection._is_full)
         await serves(served)
         assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
 
 
-async def test_many_readers_of_one_connection_that_takes_nothing_have_no_more_waiting_than_one(served: Served) -> None:
+async def test_many_readers_of_one_connection_that_takes_nothing_have_no_more_waiting_than_one(
+    served: Served,
+) -> None:
     (info,) = parts_of(served.owner).catalog.collections()
     for key in range(8):
         await served.owner.insert("c", [{"id": key, "item": "x" * 1_000_000}])
     async with greeted(served) as client:
         for number in range(1, 40):
-            client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
+            client.call(
+                number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40)
+            )
         await until(lambda: session_of(served).connection._is_full)
         await serves(served)
         assert waiting_bytes(served) < 3 * SEND_BUFFER_BYTES
@@ -81,18 +102,23 @@ async def test_a_stream_sends_as_much_as_it_has_credit_for(served: Served) -> No
         await client.expect(FrameKind.MESSAGES)
 
 
-async def test_answers_that_nobody_reads_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_nobody_reads_are_bounded(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_module, "SEND_BUFFER_BYTES", 1 << 16)
     bound = 1 << 20
     calls = b"".join(frame_bytes(FrameKind.CALL, number, "x" * 80) for number in range(1, 20_000))
     async with greeted(served) as client:
-        transport, sending = session_of(served).connection._transport, client._writer.transport
+        transport = session_of(served).connection._transport
+        sending = client._writer.transport
         assert transport is not None
         for _ in range(10):  # beyond what the system keeps for both
             client.send(calls)
             await until(
                 lambda: (
-                    not transport.is_reading() or waiting_bytes(served) > bound or not sending.get_write_buffer_size()
+                    not transport.is_reading()
+                    or waiting_bytes(served) > bound
+                    or not sending.get_write_buffer_size()
                 )
             )
             if not transport.is_reading():
@@ -100,7 +126,9 @@ async def test_answers_that_nobody_reads_are_bounded(served: Served, monkeypatch
             assert waiting_bytes(served) <= bound
 
 
-async def test_the_server_closes_although_a_client_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_server_closes_although_a_client_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with sn.open_node(None, **SETTINGS) as owner:
         await owner.create_collection("c", SCHEMA, primary_key="id")
         for key in range(12):
@@ -129,7 +157,9 @@ async def test_results_that_come_between_the_parts_of_a_catalog_are_results(
     async with greeted(served) as client:
         session = session_of(served)
         for number in range(2, 5):
-            client.call(number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40))
+            client.call(
+                number, "read", ReadCall(info.id, "all", None, None, None, INSERTS, None, 1 << 40)
+            )
         await until(lambda: session.connection._is_full)
         monkeypatch.setattr(connection_module, "PART_BYTES", 64)  # as with many collections
         await served.owner.create_collection("d", SCHEMA, primary_key="id")
@@ -147,7 +177,7 @@ async def test_results_that_come_between_the_parts_of_a_catalog_are_results(
         assert parts == 0
 
 
-# --- rows and ids that nobody of ours sends ---------------------------------------------------------------------------
+# --- rows and ids that nobody of ours sends -------------------------------------------------------
 
 
 async def test_rows_that_are_much_more_than_they_say_are_refused_unread(served: Served) -> None:
@@ -160,7 +190,9 @@ async def test_rows_that_are_much_more_than_they_say_are_refused_unread(served: 
 
 async def test_a_body_that_is_much_more_than_it_says_is_refused(served: Served) -> None:
     (info,) = parts_of(served.owner).catalog.collections()
-    header = msgspec.msgpack.encode(InsertHeader(info.id, info.partitions[0].id, info.schema_version, 1))
+    header = msgspec.msgpack.encode(
+        InsertHeader(info.id, info.partitions[0].id, info.schema_version, 1)
+    )
     async with greeted(served) as client:
         client.call(1, "transaction", step(MessageType.BEGIN_TXN, BeginTxnHeader(0)))
         begun: AppendResult = decode((await client.expect(FrameKind.REPLY)).payload, AppendResult)
@@ -220,13 +252,17 @@ async def test_a_step_of_no_messages_or_of_none_of_a_transaction_is_refused(
         await serves(served)
 
 
-async def test_no_client_commits_a_transaction_of_the_process_that_has_the_node(served: Served) -> None:
+async def test_no_client_commits_a_transaction_of_the_process_that_has_the_node(
+    served: Served,
+) -> None:
     txn = served.owner.transaction()
     for key in range(6):
         await txn.insert("c", [{"id": key, "item": "x" * 1_000_000}])
     try:
         async with greeted(served) as client:
-            client.call(1, "transaction", step(MessageType.COMMIT_TXN, CommitTxnHeader(), txn._txn_id, 3))
+            client.call(
+                1, "transaction", step(MessageType.COMMIT_TXN, CommitTxnHeader(), txn._txn_id, 3)
+            )
             frame = await client.frame()
             assert frame is not None
             assert frame.kind == FrameKind.ERROR
@@ -245,7 +281,9 @@ async def test_a_sequence_or_epoch_over_the_bound_is_refused(served: Served, num
 
 
 @pytest.mark.parametrize("number", [-1, 0, *IDS])
-async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served: Served, number: int) -> None:
+async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(
+    served: Served, number: int
+) -> None:
     (info,) = parts_of(served.owner).catalog.collections()
     requests = [
         ("transaction", step(MessageType.COMMIT_TXN, CommitTxnHeader(), number, 1)),
@@ -254,9 +292,20 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
         ("read", ReadCall(number, "all", None, None, None, INSERTS, None, 1)),
         ("read", ReadCall(info.id, "from", ("memory", number), None, None, INSERTS, None, 1)),
         ("read", ReadCall(info.id, "all", None, number, None, INSERTS, None, 1)),
-        ("read", ReadCall(info.id, "all", None, None, None, (cast("MessageType", number % 2**31),), None, 1)),
-        ("read", ReadCall(info.id, "all", None, None, None, INSERTS, StartingPoint(number, number), 1)),
-        ("read", ReadCall(info.id, "all", None, None, "r", INSERTS, StartingPoint(min(number, 0), 0), 1)),
+        (
+            "read",
+            ReadCall(
+                info.id, "all", None, None, None, (cast("MessageType", number % 2**31),), None, 1
+            ),
+        ),
+        (
+            "read",
+            ReadCall(info.id, "all", None, None, None, INSERTS, StartingPoint(number, number), 1),
+        ),
+        (
+            "read",
+            ReadCall(info.id, "all", None, None, "r", INSERTS, StartingPoint(min(number, 0), 0), 1),
+        ),
         ("read", ReadCall(info.id, "all", None, None, None, INSERTS, None, number)),
         ("ack", AckCall(number if number >= 0 else 1, 1, 1)),
         ("snapshot", ["c", number]),
@@ -264,7 +313,9 @@ async def test_ids_at_their_bounds_are_refused_or_served_and_hurt_nobody(served:
     async with greeted(served) as client:
         for call_number, (name, request) in enumerate(requests, 1):
             client.call(call_number, name, request)
-        for key, change in enumerate(("collection_id", "partition_id", "schema_version", "type"), 50):
+        for key, change in enumerate(
+            ("collection_id", "partition_id", "schema_version", "type"), 50
+        ):
             writes, data = changed(writes_of(served.owner, [key]), change, number)
             async with greeted(served) as other:
                 other.say(FrameKind.WRITES, 1, writes, data)
@@ -283,10 +334,14 @@ def array(item: bytes, count: int = 500_000) -> bytes:
 
 
 @pytest.mark.parametrize("part", ["groups", "targets", "pieces"])
-async def test_writes_of_far_more_parts_than_any_client_sends_are_refused_undecoded(served: Served, part: str) -> None:
+async def test_writes_of_far_more_parts_than_any_client_sends_are_refused_undecoded(
+    served: Served, part: str
+) -> None:
     writes, data = writes_of(served.owner, [1])
-    encode, group = msgspec.msgpack.encode, WireGroup(1, False, ((0, 1),))
-    targets, groups = encode(writes.targets), encode(writes.groups)
+    encode = msgspec.msgpack.encode
+    group = WireGroup(1, False, ((0, 1),))
+    targets = encode(writes.targets)
+    groups = encode(writes.groups)
     if part == "groups":
         groups = array(encode(group))
     elif part == "targets":
@@ -308,7 +363,9 @@ async def test_writes_of_far_more_parts_than_any_client_sends_are_refused_undeco
 
 async def test_a_read_of_millions_of_types_is_refused(served: Served) -> None:
     async with greeted(served) as client:
-        client.say(FrameKind.CALL, 1, "read", b"\x98\x01\xa3all\xc0\xc0\xc0" + array(b"\x02") + b"\xc0\x01")
+        client.say(
+            FrameKind.CALL, 1, "read", b"\x98\x01\xa3all\xc0\xc0\xc0" + array(b"\x02") + b"\xc0\x01"
+        )
         assert (await client.error()).code == "PROTOCOL_ERROR"
 
 
@@ -347,7 +404,9 @@ async def test_names_that_would_be_paths_or_are_reserved_are_refused_whoever_sen
     ],
     ids=lambda wrong: repr(wrong)[:40],
 )
-async def test_a_definition_that_no_client_of_ours_makes_is_refused(served: Served, wrong: dict[str, Any]) -> None:
+async def test_a_definition_that_no_client_of_ours_makes_is_refused(
+    served: Served, wrong: dict[str, Any]
+) -> None:
     before = parts_of(served.owner).catalog.collections()
     definition = replace(Definition("new", SCHEMA, "id", 1, ()), **wrong)
     async with greeted(served) as client:
@@ -356,8 +415,12 @@ async def test_a_definition_that_no_client_of_ours_makes_is_refused(served: Serv
     assert parts_of(served.owner).catalog.collections() == before
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff" * 40, squeezed(64)], ids=["nothing", "no message", "compressed"])
-async def test_keys_of_a_snapshot_that_are_no_rows_are_refused_unread(served: Served, data: bytes) -> None:
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 40, squeezed(64)], ids=["nothing", "no message", "compressed"]
+)
+async def test_keys_of_a_snapshot_that_are_no_rows_are_refused_unread(
+    served: Served, data: bytes
+) -> None:
     async with greeted(served) as client:
         client.call(1, "snapshot", ["c", None, None, data])
         assert (await client.error()).code == "PROTOCOL_ERROR"
@@ -369,7 +432,9 @@ async def test_keys_of_a_snapshot_that_are_no_rows_are_refused_unread(served: Se
 
 
 @pytest.mark.parametrize(
-    "ids", [(), tuple(range(READ_COLLECTIONS_MAX + 1)), "c", (1, 2**63)], ids=["none", "many", "name", "unknown"]
+    "ids",
+    [(), tuple(range(READ_COLLECTIONS_MAX + 1)), "c", (1, 2**63)],
+    ids=["none", "many", "name", "unknown"],
 )
 async def test_a_reader_of_no_collections_or_too_many_is_refused(served: Served, ids: Any) -> None:
     async with greeted(served) as client:
@@ -399,21 +464,34 @@ async def test_a_batch_of_no_bytes_is_refused(served: Served) -> None:
 
 
 @pytest.mark.parametrize("number", [2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1])
-async def test_a_place_that_no_reader_can_have_reached_is_refused(served: Served, number: int) -> None:
+async def test_a_place_that_no_reader_can_have_reached_is_refused(
+    served: Served, number: int
+) -> None:
     (info,) = parts_of(served.owner).catalog.collections()
     async with greeted(served) as client:
-        client.call(1, "read", ReadCall(info.id, "all", None, None, "billing", INSERTS, None, 1 << 20))
+        client.call(
+            1, "read", ReadCall(info.id, "all", None, None, "billing", INSERTS, None, 1 << 20)
+        )
         await client.expect(FrameKind.OPENED)
         client.call(2, "ack", AckCall(1, number, number))
-        while (frame := await client.frame()) is not None and frame.kind not in {FrameKind.REPLY, FrameKind.ERROR}:
+        while (frame := await client.frame()) is not None and frame.kind not in {
+            FrameKind.REPLY,
+            FrameKind.ERROR,
+        }:
             pass
         assert frame is None or frame.kind == FrameKind.ERROR
 
 
-async def test_rows_of_another_schema_version_are_refused_and_those_beside_them_written(served: Served) -> None:
+async def test_rows_of_another_schema_version_are_refused_and_those_beside_them_written(
+    served: Served,
+) -> None:
     writes, data = writes_of(served.owner, [1])
     wrong = msgspec.structs.replace(writes.targets[0], schema_version=9)
-    both = WireWrites(1, (wrong, writes.targets[0]), (WireGroup(1, False, ((0, 1),)), WireGroup(2, False, ((1, 1),))))
+    both = WireWrites(
+        1,
+        (wrong, writes.targets[0]),
+        (WireGroup(1, False, ((0, 1),)), WireGroup(2, False, ((1, 1),))),
+    )
     async with greeted(served) as client:
         client.say(FrameKind.WRITES, 1, both, data + data)
         assert await told_of(client, 2) == ({1}, {"SCHEMA_MISMATCH"})
@@ -444,7 +522,10 @@ async def test_plain_rows_that_do_not_fit_are_refused_and_those_beside_them_writ
     encoded = msgspec.msgpack.encode
     writes, wrong = writes_of(served.owner, [], payload=encoded(MISFITS[misfit]), is_plain=True)
     right = encoded([[7, "tea 7"]])
-    targets = (*writes.targets, msgspec.structs.replace(writes.targets[0], payload_bytes=len(right)))
+    targets = (
+        *writes.targets,
+        msgspec.structs.replace(writes.targets[0], payload_bytes=len(right)),
+    )
     both = WireWrites(1, targets, (WireGroup(1, False, ((0, 1),)), WireGroup(2, False, ((1, 1),))))
     async with greeted(served) as client:
         client.say(FrameKind.WRITES, 1, both, wrong + right)
@@ -452,9 +533,15 @@ async def test_plain_rows_that_do_not_fit_are_refused_and_those_beside_them_writ
     assert await contents(served.owner) == {7: "tea 7"}
 
 
-async def test_a_write_of_more_plain_rows_than_there_are_ends_the_connection(served: Served) -> None:
+async def test_a_write_of_more_plain_rows_than_there_are_ends_the_connection(
+    served: Served,
+) -> None:
     writes, data = writes_of(
-        served.owner, [], WireGroup(1, False, ((0, 2),)), payload=msgspec.msgpack.encode([[7, "tea"]]), is_plain=True
+        served.owner,
+        [],
+        WireGroup(1, False, ((0, 2),)),
+        payload=msgspec.msgpack.encode([[7, "tea"]]),
+        is_plain=True,
     )
     async with greeted(served) as client:
         client.say(FrameKind.WRITES, 1, writes, data)
@@ -467,7 +554,9 @@ async def test_plain_rows_of_columns_that_have_none_are_refused(served: Served) 
     await served.owner.create_collection("d", schema, primary_key="id")
     batch = pa.RecordBatch.from_pylist([{"id": 1, "item": "tea", "when": None}], schema=schema)
     payload = msgspec.msgpack.encode([[1, "tea", None]])
-    writes, data = writes_of(served.owner, [], collection="d", batch=batch, payload=payload, is_plain=True)
+    writes, data = writes_of(
+        served.owner, [], collection="d", batch=batch, payload=payload, is_plain=True
+    )
     async with greeted(served) as client:
         client.say(FrameKind.WRITES, 1, writes, data)
         outcome = await client.result()

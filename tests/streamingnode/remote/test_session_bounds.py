@@ -1,4 +1,6 @@
-"""What a client may hold, or hold up: no more than is accounted for, whatever it sends and then leaves behind."""
+"""What a client may hold, or hold up: no more than is accounted for, whatever it sends and then
+leaves behind.
+"""
 
 import asyncio
 import threading
@@ -27,7 +29,9 @@ from wal.position import ProducerStamp
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 
-async def test_rows_of_a_negative_length_do_not_have_the_same_bytes_decoded_again_and_again(served: Served) -> None:
+async def test_rows_of_a_negative_length_do_not_have_the_same_bytes_decoded_again_and_again(
+    served: Served,
+) -> None:
     made, data = writes_of(served.owner, range(100))
     (target,) = made.targets
     back = msgspec.structs.replace(target, collection_id=9, payload_bytes=-len(data))
@@ -41,7 +45,8 @@ async def test_rows_of_a_negative_length_do_not_have_the_same_bytes_decoded_agai
 async def test_a_name_that_comes_a_million_times_is_looked_up_once(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_up, find = list[str](), Catalog.collection_by_name
+    looked_up = list[str]()
+    find = Catalog.collection_by_name
 
     def counted(catalog: Catalog, name: str) -> CollectionInfo:
         looked_up.append(name)
@@ -56,7 +61,16 @@ async def test_a_name_that_comes_a_million_times_is_looked_up_once(
 
 
 @pytest.mark.parametrize(
-    "stamp", [(0, 1 << 32, 1), (0, 2, 1), (0, -1, 1), (0, 1, 0), (0, 1, 1 << 63), ((1 << 62) + 77, 1, 1), (1, 1, 1)]
+    "stamp",
+    [
+        (0, 1 << 32, 1),
+        (0, 2, 1),
+        (0, -1, 1),
+        (0, 1, 0),
+        (0, 1, 1 << 63),
+        ((1 << 62) + 77, 1, 1),
+        (1, 1, 1),
+    ],
 )
 async def test_a_change_under_a_stamp_that_no_client_gives_is_refused(
     served: Served, stamp: tuple[int, int, int], caplog: pytest.LogCaptureFixture
@@ -69,8 +83,11 @@ async def test_a_change_under_a_stamp_that_no_client_gives_is_refused(
     assert "call_failed" not in caplog.text
 
 
-async def test_a_table_is_encoded_beside_the_event_loop(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, encode = list[bool](), calls.encode
+async def test_a_table_is_encoded_beside_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = list[bool]()
+    encode = calls.encode
 
     def noted(value: object) -> bytes:
         if isinstance(value, pa.Table):
@@ -87,7 +104,8 @@ async def test_a_table_is_encoded_beside_the_event_loop(served: Served, monkeypa
 async def test_a_stream_without_credit_holds_nothing_of_the_log(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken, next_batch = list[ScanBatch](), EmbeddedReading.next_batch
+    taken = list[ScanBatch]()
+    next_batch = EmbeddedReading.next_batch
 
     async def noted(reading: EmbeddedReading) -> ScanBatch:
         taken.append(await next_batch(reading))
@@ -106,7 +124,7 @@ async def test_a_stream_without_credit_holds_nothing_of_the_log(
         assert taken
 
 
-# --- writes without room ----------------------------------------------------------------------------------------------
+# --- writes without room --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_lost", [False, True])

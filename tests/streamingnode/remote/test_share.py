@@ -1,4 +1,6 @@
-"""One directory, several processes: whoever owns the node may be killed, and nothing is lost or doubled."""
+"""One directory, several processes: whoever owns the node may be killed, and nothing is lost or
+doubled.
+"""
 
 import asyncio
 import os
@@ -36,7 +38,9 @@ class Worker:
 
     def __init__(self, directory: Path, number: int) -> None:
         command = [sys.executable, "-m", sharing_worker.__name__, str(directory), str(number)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.acknowledged: list[int] = []
 
     def read(self, writes: int) -> None:
@@ -64,7 +68,8 @@ class Worker:
         """Return all that it said and that was not read, once it has ended."""
         assert self.process.stdout is not None
         with self.process:
-            return self.process.stdout.read()  # `communicate` passes over what `readline` has taken and not returned
+            # `communicate` passes over what `readline` has taken and not returned
+            return self.process.stdout.read()
 
 
 def owner_of(directory: Path, workers: list[Worker]) -> Worker:
@@ -86,7 +91,9 @@ def workers_of(directory: Path) -> Iterator[list[Worker]]:
 
 
 @pytest.mark.may_block
-def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(tmp_path: Path) -> None:
+def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(
+    tmp_path: Path,
+) -> None:
     directory = tmp_path / "data"
     with workers_of(directory) as workers:
         alive = list(workers)
@@ -107,7 +114,9 @@ def test_owners_are_killed_one_after_the_other_and_every_write_takes_place_once(
 
 
 @pytest.mark.may_block
-async def test_stopped_owner_keeps_the_node_and_the_others_get_their_deadlines(tmp_path: Path) -> None:
+async def test_stopped_owner_keeps_the_node_and_the_others_get_their_deadlines(
+    tmp_path: Path,
+) -> None:
     directory = tmp_path / "data"
     owner = Worker(directory, 0)
     try:
@@ -136,7 +145,9 @@ async def test_stopped_owner_keeps_the_node_and_the_others_get_their_deadlines(t
     assert set(rows.values()) == {1}
 
 
-async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_first_closes(tmp_path: Path) -> None:
+async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_first_closes(
+    tmp_path: Path,
+) -> None:
     first = await sn.open_node(tmp_path / "data", share=True)
     async with sn.open_node(tmp_path / "data", share=True) as second:
         await first.create_collection("orders", SCHEMA, primary_key="id")
@@ -149,13 +160,18 @@ async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_
 
 
 @pytest.mark.parametrize(
-    "failure", [StorageFailed("the disk is gone"), RuntimeError("a bug")], ids=lambda each: type(each).__name__
+    "failure",
+    [StorageFailed("the disk is gone"), RuntimeError("a bug")],
+    ids=lambda each: type(each).__name__,
 )
 async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opened_again(
     failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamingnode.remote.share.FAILED_PAUSE_S", 0.01)
-    may_fail, has_failed, is_back, run = asyncio.Event(), asyncio.Event(), asyncio.Event(), Flusher.run
+    may_fail = asyncio.Event()
+    has_failed = asyncio.Event()
+    is_back = asyncio.Event()
+    run = Flusher.run
 
     async def failing(flusher: Flusher) -> None:
         if has_failed.is_set():
@@ -200,7 +216,9 @@ async def test_directory_with_a_path_too_long_for_a_socket_is_refused(tmp_path: 
 
 
 @pytest.mark.may_block
-async def test_directory_where_no_socket_can_be_made_is_not_shared_and_commands_have_it_alone(tmp_path: Path) -> None:
+async def test_directory_where_no_socket_can_be_made_is_not_shared_and_commands_have_it_alone(
+    tmp_path: Path,
+) -> None:
     async with sn.open_node(tmp_path) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
     (tmp_path / SOCKET_NAME).mkdir()
@@ -215,12 +233,16 @@ async def test_directory_where_no_socket_can_be_made_is_not_shared_and_commands_
 
 
 @pytest.mark.parametrize("options", [{"path": None}, {"observer": object()}])
-def test_sharing_needs_a_directory_and_takes_no_observer(tmp_path: Path, options: dict[str, object]) -> None:
+def test_sharing_needs_a_directory_and_takes_no_observer(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
     with pytest.raises(InvalidArgument, match="share=True"):
         sn.open_node(**{"path": tmp_path, "share": True, **options})  # type: ignore[arg-type]
 
 
-async def test_a_group_larger_than_a_frame_is_the_same_setting_for_every_opener(tmp_path: Path) -> None:
+async def test_a_group_larger_than_a_frame_is_the_same_setting_for_every_opener(
+    tmp_path: Path,
+) -> None:
     settings: dict[str, Any] = {"wal.group_bytes_max": 64 << 20}
     async with sn.open_node(tmp_path / "data", share=True, **settings) as node:
         assert node.path == str(tmp_path / "data")

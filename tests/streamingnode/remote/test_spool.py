@@ -1,4 +1,6 @@
-"""A client with a spool goes on writing while its node is away, and all of it takes place in order and once."""
+"""A client with a spool goes on writing while its node is away, and all of it takes place in order
+and once.
+"""
 
 import asyncio
 from pathlib import Path
@@ -17,13 +19,23 @@ from tests.streamingnode.remote.nodes import (
     rows,
 )
 from tests.streamingnode.remote.proxy import Passing, Way, kinds, proxied, until
-from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, opened, some_rows, spool_of, versions
+from tests.streamingnode.remote.spool_cases import (
+    come_back,
+    in_state,
+    lose,
+    opened,
+    some_rows,
+    spool_of,
+    versions,
+)
 from wal.frames import FrameKind
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_writes_while_the_node_is_away_are_kept_and_take_place_in_order_when_it_is_back(tmp_path: Path) -> None:
+async def test_writes_while_the_node_is_away_are_kept_and_take_place_in_order_when_it_is_back(
+    tmp_path: Path,
+) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         assert not (await client.insert("c", rows(1, 2, 3))).spooled
         await lose(client, served.proxy)
@@ -38,9 +50,9 @@ async def test_writes_while_the_node_is_away_are_kept_and_take_place_in_order_wh
             await txn.insert("c", rows(5))
         assert txn.result is not None
         results.append(txn.result)
-        assert [(each.spooled, each.time_tick, each.message_ids, each.row_offsets) for each in results] == [
-            (True, 0, (), {})
-        ] * 5
+        assert [
+            (each.spooled, each.time_tick, each.message_ids, each.row_offsets) for each in results
+        ] == [(True, 0, (), {})] * 5
         kept = spool_of(client)
         assert (kept.state, kept.frames, kept.writes, kept.dead_letters) == ("spooling", 5, 5, 0)
         assert kept.bytes > 0 <= kept.age_s
@@ -74,7 +86,9 @@ async def test_a_client_with_a_spool_that_knows_its_node_opens_without_it(tmp_pa
                 assert not (await client.insert("c", rows(3))).spooled
 
 
-async def test_two_writes_of_one_key_take_place_in_order_on_both_sides_of_a_spool_and_once(tmp_path: Path) -> None:
+async def test_two_writes_of_one_key_take_place_in_order_on_both_sides_of_a_spool_and_once(
+    tmp_path: Path,
+) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         how = []
         for version in range(300):
@@ -97,14 +111,17 @@ async def test_a_writer_that_never_pauses_reaches_the_node_again(tmp_path: Path)
         for version in range(60):
             await client.upsert("c", [{"id": 1, "item": str(version)}])
         served.proxy.is_refusing = False
-        version, to_replay, behind = 59, 0, 0
+        version = 59
+        to_replay = 0
+        behind = 0
         while True:
             version += 1
             result = await client.upsert("c", [{"id": 1, "item": str(version)}])
             if not result.spooled:
                 break
             if spool_of(client).state == "replaying":
-                to_replay, behind = to_replay or spool_of(client).frames, behind + 1
+                to_replay = to_replay or spool_of(client).frames
+                behind = behind + 1
             assert behind <= to_replay, "it gets shorter"
         assert behind, "some queued behind the spool"
         assert await versions(served.owner, 1) == list(range(version + 1))
@@ -120,14 +137,19 @@ async def test_cuts_in_the_middle_of_replays_lose_and_double_nothing(tmp_path: P
             served.proxy.is_refusing = False
             before = served.proxy.connections
             await until(lambda before=before: served.proxy.connections > before)  # type: ignore[misc]
-            await until(lambda: not served.proxy.open_connections or spool_of(client).state == "direct")
+            await until(
+                lambda: not served.proxy.open_connections or spool_of(client).state == "direct"
+            )
         await come_back(client, served.proxy)
         assert await keys_in_log(served.owner) == list(range(240))
         assert spool_of(client).dead_letters == 0
 
 
 async def test_answers_to_a_replay_that_never_come_are_asked_for_again(tmp_path: Path) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool", give_up_s=0.05) as client:
+    async with (
+        node_behind_proxy() as served,
+        served.client(spool=tmp_path / "spool", give_up_s=0.05) as client,
+    ):
         await lose(client, served.proxy)
         await asyncio.gather(*[client.insert("c", rows(key)) for key in range(40)])
         served.proxy.on_frame = kinds(FrameKind.RESULTS)
@@ -140,9 +162,14 @@ async def test_answers_to_a_replay_that_never_come_are_asked_for_again(tmp_path:
         assert sorted(await keys_in_log(served.owner)) == list(range(40))
 
 
-async def test_a_node_that_is_opened_again_in_the_middle_of_a_replay_has_each_write_once(tmp_path: Path) -> None:
+async def test_a_node_that_is_opened_again_in_the_middle_of_a_replay_has_each_write_once(
+    tmp_path: Path,
+) -> None:
     async with proxied(1) as proxy:
-        async with opened(tmp_path / "node", proxy), sn.connect(proxy.url, spool=tmp_path / "spool"):
+        async with (
+            opened(tmp_path / "node", proxy),
+            sn.connect(proxy.url, spool=tmp_path / "spool"),
+        ):
             pass
         proxy.node_port = 1
         async with sn.connect(proxy.url, spool=tmp_path / "spool") as client:
@@ -157,9 +184,12 @@ async def test_a_node_that_is_opened_again_in_the_middle_of_a_replay_has_each_wr
                 assert await keys_in_log(served.owner) == list(range(60))
 
 
-async def test_what_was_on_its_way_at_the_loss_is_told_its_result_and_is_not_kept_as_well(tmp_path: Path) -> None:
+async def test_what_was_on_its_way_at_the_loss_is_told_its_result_and_is_not_kept_as_well(
+    tmp_path: Path,
+) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        is_passed, seen = kinds(FrameKind.RESULTS), list[int]()
+        is_passed = kinds(FrameKind.RESULTS)
+        seen = list[int]()
 
         def on_frame(passing: Passing) -> bool:
             seen.append(passing.kind)
@@ -209,11 +239,15 @@ async def test_writes_of_one_client_that_wait_at_the_loss_take_place_in_the_orde
             sent += [asyncio.ensure_future(client.insert("c", rows(key))) for key in keys]
             for _ in range(5):
                 await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}])) for number in range(20)]
+        waiting = [
+            asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}]))
+            for number in range(20)
+        ]
         await asyncio.sleep(0)
         await lose(client, served.proxy)
         behind = [
-            asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}])) for number in range(20, 25)
+            asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}]))
+            for number in range(20, 25)
         ]
         assert all(result.spooled for result in await asyncio.gather(*waiting, *behind))
         served.proxy.go_on()
@@ -222,7 +256,9 @@ async def test_writes_of_one_client_that_wait_at_the_loss_take_place_in_the_orde
         assert await versions(served.owner, 99) == [*range(25)]
 
 
-async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss_is_answered(tmp_path: Path) -> None:
+async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss_is_answered(
+    tmp_path: Path,
+) -> None:
     sent: list[int] = []
 
     def unanswered(passing: Passing) -> bool:
@@ -263,7 +299,7 @@ async def test_many_callers_share_few_frames(tmp_path: Path) -> None:
         assert len(await contents(served.owner)) == 200
 
 
-async def test_a_client_that_is_closed_in_the_middle_of_a_replay_tells_who_waits_and_goes_on_when_it_is_opened_again(
+async def test_client_closed_in_middle_of_replay_tells_who_waits_and_goes_on_when_it_opened_again(
     tmp_path: Path,
 ) -> None:
     async with node_behind_proxy() as served:
@@ -285,7 +321,9 @@ async def test_a_client_that_is_closed_in_the_middle_of_a_replay_tells_who_waits
             assert await keys_in_log(served.owner) == list(range(10))
 
 
-async def test_few_writes_wait_for_the_answer_to_those_before_them_as_without_a_spool(tmp_path: Path) -> None:
+async def test_few_writes_wait_for_the_answer_to_those_before_them_as_without_a_spool(
+    tmp_path: Path,
+) -> None:
     frames = list[Passing]()
 
     def note(passing: Passing) -> bool:
@@ -308,7 +346,10 @@ async def test_few_writes_wait_for_the_answer_to_those_before_them_as_without_a_
 
 
 async def test_what_is_written_while_the_node_is_leaving_is_kept_at_once(tmp_path: Path) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool", give_up_s=300) as client:
+    async with (
+        node_behind_proxy() as served,
+        served.client(spool=tmp_path / "spool", give_up_s=300) as client,
+    ):
         (session,) = served.server.sessions
         session.connection.send(FrameKind.LEAVING)
         await in_state(client, "spooling")

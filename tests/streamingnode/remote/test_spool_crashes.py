@@ -1,4 +1,6 @@
-"""Clients with a spool are killed while they keep and while they send: what they said was kept is in the log once."""
+"""Clients with a spool are killed while they keep and while they send: what they said was kept is
+in the log once.
+"""
 
 import asyncio
 import sys
@@ -49,7 +51,14 @@ class Worker:
 
 @asynccontextmanager
 async def worker_of(served: Served, directory: Path, life: int) -> AsyncIterator[Worker]:
-    command = [sys.executable, "-m", spooling_worker.__name__, served.proxy.url, str(directory), str(life)]
+    command = [
+        sys.executable,
+        "-m",
+        spooling_worker.__name__,
+        served.proxy.url,
+        str(directory),
+        str(life),
+    ]
     worker = Worker(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE))
     try:
         yield worker
@@ -58,7 +67,7 @@ async def worker_of(served: Served, directory: Path, life: int) -> AsyncIterator
             await worker.kill()
 
 
-async def test_clients_that_are_killed_while_they_keep_and_while_they_send_lose_and_double_nothing(
+async def test_clients_are_killed_while_they_keep_and_while_they_send_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     acknowledged: list[int] = []
@@ -80,7 +89,8 @@ async def test_clients_that_are_killed_while_they_keep_and_while_they_send_lose_
                         frames += passing.way is Way.TO_NODE and passing.kind == FrameKind.WRITES
                         return True
 
-                    proxy.on_frame, proxy.is_refusing = count, False
+                    proxy.on_frame = count
+                    proxy.is_refusing = False
                     await until(lambda: frames > 10)  # noqa: B023 - waited for here
                 await worker.kill()
             acknowledged += worker.spooled + worker.direct

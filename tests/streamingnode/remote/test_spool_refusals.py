@@ -1,4 +1,6 @@
-"""What a spool does not take, what a node does not take from it, and directories that are damaged, copied or in use."""
+"""What a spool does not take, what a node does not take from it, and directories that are damaged,
+copied or in use.
+"""
 
 import asyncio
 import secrets
@@ -42,13 +44,16 @@ from wal.rocksmq.queue import RocksMQ
 pytestmark = pytest.mark.anyio
 
 
-# --- what is not kept -------------------------------------------------------------------------------------------------
+# --- what is not kept -----------------------------------------------------------------------------
 
 
-async def test_calls_and_writes_of_named_producers_are_refused_without_the_node_and_wait_behind_the_spool(
+async def test_calls_and_writes_of_named_producers_are_refused_without_node_and_wait_behind_spool(
     tmp_path: Path,
 ) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool", give_up_s=0.05) as client:
+    async with (
+        node_behind_proxy() as served,
+        served.client(spool=tmp_path / "spool", give_up_s=0.05) as client,
+    ):
         producer = await client.producer("p")
         await lose(client, served.proxy)
         await client.insert("c", rows(1))
@@ -75,9 +80,14 @@ async def test_calls_and_writes_of_named_producers_are_refused_without_the_node_
         assert producer.last_sequence == 7
 
 
-async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it_has(tmp_path: Path) -> None:
+async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it_has(
+    tmp_path: Path,
+) -> None:
     spool = tmp_path / "spool"
-    async with node_behind_proxy() as served, served.client(spool=spool, spool_bytes_max=64 << 10) as client:
+    async with (
+        node_behind_proxy() as served,
+        served.client(spool=spool, spool_bytes_max=64 << 10) as client,
+    ):
         await lose(client, served.proxy)
         kept = []
         for key in range(40):
@@ -90,7 +100,9 @@ async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it
         assert spool_of(client).bytes <= 64 << 10
         await client.insert("c", rows(1000))  # a small one fits
         with pytest.raises(Overloaded):
-            await asyncio.gather(*[client.insert("c", rows(key, item="x" * 3_000)) for key in range(50, 60)])
+            await asyncio.gather(
+                *[client.insert("c", rows(key, item="x" * 3_000)) for key in range(50, 60)]
+            )
         await come_back(client, served.proxy)
         assert await keys_in_log(served.owner) == [*kept, 1000]
         await lose(client, served.proxy)
@@ -98,7 +110,7 @@ async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it
         await come_back(client, served.proxy)
 
 
-async def test_a_spool_of_more_messages_than_a_consumer_may_hold_is_as_full_as_it_was_when_it_is_opened_again(
+async def test_spool_of_more_messages_than_consumer_may_hold_as_full_as_was_when_it_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic, "HELD_MAX", 3)
@@ -113,7 +125,11 @@ async def test_a_spool_of_more_messages_than_a_consumer_may_hold_is_as_full_as_i
             assert (after.frames, before.frames) == (10, 10)
             assert before.bytes <= after.bytes <= before.bytes * 1.1
             await come_back(client, served.proxy)
-            assert (spool_of(client).frames, spool_of(client).writes, spool_of(client).bytes) == (0, 0, 0)
+            assert (spool_of(client).frames, spool_of(client).writes, spool_of(client).bytes) == (
+                0,
+                0,
+                0,
+            )
         assert await keys_in_log(served.owner) == list(range(10))
 
 
@@ -154,7 +170,9 @@ async def test_a_write_that_the_node_refuses_for_good_is_a_dead_letter_and_the_r
 ) -> None:
     spool = tmp_path / "spool"
     async with node_behind_proxy() as served, served.client(spool=spool) as client:
-        await client.create_collection("gone", SCHEMA, primary_key="id", shards=2, partitions=["eu"])
+        await client.create_collection(
+            "gone", SCHEMA, primary_key="id", shards=2, partitions=["eu"]
+        )
         await lose(client, served.proxy)
         await client.insert("c", rows(1))
         both = client.insert("gone", rows(2), partition="eu"), client.insert("c", rows(3))
@@ -206,7 +224,7 @@ async def test_a_node_that_refuses_for_now_is_asked_again_and_makes_nobody_wait(
         assert spool_of(client).dead_letters == 0
 
 
-# --- directories ------------------------------------------------------------------------------------------------------
+# --- directories ----------------------------------------------------------------------------------
 
 
 async def test_a_directory_is_of_one_connection_and_of_one_node(tmp_path: Path) -> None:
@@ -220,7 +238,9 @@ async def test_a_directory_is_of_one_connection_and_of_one_node(tmp_path: Path) 
         sn.connect(f"unix:{tmp_path}/x", spool=tmp_path / "spool", spool_bytes_max=10)
 
 
-async def test_a_node_that_takes_no_more_connections_is_away_for_a_spool_that_knows_it(tmp_path: Path) -> None:
+async def test_a_node_that_takes_no_more_connections_is_away_for_a_spool_that_knows_it(
+    tmp_path: Path,
+) -> None:
     async with node_behind_proxy(connections_max=7) as served:  # of which one address may have one
         async with served.client(spool=tmp_path / "spool"):
             pass
@@ -268,13 +288,14 @@ async def test_a_spool_that_was_replayed_on_a_full_disk_is_not_replayed_again(
         assert await keys_in_log(served.owner) == list(range(40))
 
 
-async def test_a_spool_on_a_full_disk_is_not_taken_for_empty_when_its_consumer_holds_all_that_it_may(
+async def test_spool_on_full_disk_is_not_taken_for_empty_when_its_consumer_holds_all_that_it_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic, "HELD_MAX", 4)
     monkeypatch.setattr(spool, "UNACKED_MAX", 2)
     monkeypatch.setattr(spool, "PAUSE_S", 0.01)
-    real, refusals = RocksMQ.ack, iter(range(10))
+    real = RocksMQ.ack
+    refusals = iter(range(10))
 
     async def refuse_at_first(mq: RocksMQ, *arguments: Any) -> None:
         if next(refusals, None) is not None:
@@ -296,8 +317,11 @@ async def test_a_spool_on_a_full_disk_is_not_taken_for_empty_when_its_consumer_h
 async def test_copies_of_one_directory_never_take_one_write_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, salts: tuple[int, int]
 ) -> None:
-    randbits, numbers = secrets.randbits, iter((1, *salts, 1, 1))
-    monkeypatch.setattr(secrets, "randbits", lambda bits: next(numbers) if bits == SALT_BITS else randbits(bits))
+    randbits = secrets.randbits
+    numbers = iter((1, *salts, 1, 1))
+    monkeypatch.setattr(
+        secrets, "randbits", lambda bits: next(numbers) if bits == SALT_BITS else randbits(bits)
+    )
     async with node_behind_proxy() as served:
         async with served.client(spool=tmp_path / "spool"):
             pass
@@ -319,7 +343,11 @@ async def test_a_spool_goes_on_when_its_producer_was_deleted(tmp_path: Path) -> 
             await lose(client, served.proxy)
             await client.insert("c", rows(key))
             await come_back(client, served.proxy)
-            (name,) = [each for each in served.owner._backend.channel.producers._records if each.startswith("spool-")]  # type: ignore[attr-defined]
+            (name,) = [
+                each
+                for each in served.owner._backend.channel.producers._records
+                if each.startswith("spool-")
+            ]  # type: ignore[attr-defined]
             assert await served.owner.delete_producer(name)
         assert await keys_in_log(served.owner) == [0, 1]
 
@@ -328,7 +356,9 @@ async def test_a_spool_goes_on_when_its_producer_was_deleted(tmp_path: Path) -> 
 async def test_what_the_log_has_and_the_node_has_forgotten_is_no_dead_letter(
     tmp_path: Path, kept: int, by_another: bool, letters: int
 ) -> None:
-    """Unless somebody else had the spool's producer: then the last in the log may be another's write."""
+    """Unless somebody else had the spool's producer: then the last in the log may be another's
+    write.
+    """
     settings: dict[str, Any] = {"producers.results_age_s": 0.001}
     async with node_behind_proxy(tmp_path / "node", **settings) as served:
         async with served.client(spool=tmp_path / "spool", give_up_s=0.05) as client:
@@ -369,6 +399,10 @@ def test_a_blocking_client_has_a_spool_too(tmp_path: Path) -> None:
 
 
 def test_a_refused_write_to_a_collection_that_nobody_told_of_is_kept_as_it_was_sent() -> None:
-    writes = WireWrites(0, (WireTarget(int(MessageType.INSERT), 7, 1, 1, 3),), (WireGroup(5, False, ((0, 1),)),))
+    writes = WireWrites(
+        0, (WireTarget(int(MessageType.INSERT), 7, 1, 1, 3),), (WireGroup(5, False, ((0, 1),)),)
+    )
     known = Known("spool-x", 0, Welcome(1, "node", None, "rocks", 1, {}), ())
-    assert letters_of(writes, memoryview(b"abc"), {0: Overloaded("no")}, known) == {"5-0.rows": b"abc"}
+    assert letters_of(writes, memoryview(b"abc"), {0: Overloaded("no")}, known) == {
+        "5-0.rows": b"abc"
+    }

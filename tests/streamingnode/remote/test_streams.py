@@ -1,4 +1,6 @@
-"""What a reader gets crosses a connection unchanged; bytes that were damaged are refused, or are a batch after all."""
+"""What a reader gets crosses a connection unchanged; bytes that were damaged are refused, or are a
+batch after all.
+"""
 
 from collections.abc import AsyncIterator
 from functools import cache
@@ -83,9 +85,13 @@ def batches() -> list[ScanBatch]:
 
 @cache
 def small() -> list[bytes]:
-    """Return what was encoded, without the long transaction and as single batches: to be damaged."""
+    """Return what was encoded, without the long transaction and as single batches: to be
+    damaged.
+    """
     parts = [
-        ScanBatch([each], batch.confirmed_tick, batch.resume_position) for batch in batches() for each in batch.visible
+        ScanBatch([each], batch.confirmed_tick, batch.resume_position)
+        for batch in batches()
+        for each in batch.visible
     ]
     found = [encoded for each in parts if len(encoded := encode_batch(each)) < 40_000]
     idle = ScanBatch([], 7, 8)
@@ -101,18 +107,30 @@ def same(one: object, other: object) -> bool:
     if isinstance(one, PackedRows | RowBatch):
         assert type(one) is type(other)
         names = fields_of(one)
-        return all(same(getattr(one, name), getattr(other, name)) for name in names if name != "producers")
+        return all(
+            same(getattr(one, name), getattr(other, name)) for name in names if name != "producers"
+        )
     if isinstance(one, np.ndarray):
-        return isinstance(other, np.ndarray) and one.dtype == other.dtype and one.tolist() == other.tolist()
+        return (
+            isinstance(other, np.ndarray)
+            and one.dtype == other.dtype
+            and one.tolist() == other.tolist()
+        )
     if isinstance(one, bytes | memoryview):
         return isinstance(other, bytes | memoryview) and bytes(one) == bytes(other)
     if isinstance(one, Message):
         return all(same(getattr(one, name), getattr(other, name)) for name in fields_of(one))
     if isinstance(one, tuple | list):
-        return isinstance(other, tuple | list) and all(same(a, b) for a, b in zip(one, other, strict=True))
+        return isinstance(other, tuple | list) and all(
+            same(a, b) for a, b in zip(one, other, strict=True)
+        )
     if isinstance(one, TransactionMessage):
         assert isinstance(other, TransactionMessage)
-        return same(one.bodies, other.bodies) and same(one.commit, other.commit) and one.time_tick == other.time_tick
+        return (
+            same(one.bodies, other.bodies)
+            and same(one.commit, other.commit)
+            and one.time_tick == other.time_tick
+        )
     return one == other
 
 
@@ -128,7 +146,10 @@ def test_the_batches_are_of_all_kinds() -> None:
 def test_what_a_scanner_delivers_is_the_same_after_a_connection() -> None:
     for batch in batches():
         found = decode_batch(memoryview(encode_batch(batch)), WAL_NAME)
-        assert (found.confirmed_tick, found.resume_position) == (batch.confirmed_tick, batch.resume_position)
+        assert (found.confirmed_tick, found.resume_position) == (
+            batch.confirmed_tick,
+            batch.resume_position,
+        )
         assert same(found.visible, batch.visible)
 
 
@@ -153,7 +174,9 @@ def test_a_batch_that_was_cut_is_refused(data: st.DataObject) -> None:
 def test_a_batch_with_flipped_bits_is_refused_or_a_batch(data: st.DataObject) -> None:
     damaged = bytearray(data.draw(st.sampled_from(small())))
     for _ in range(data.draw(st.integers(1, 3))):
-        damaged[data.draw(st.integers(0, min(400, len(damaged)) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+        damaged[data.draw(st.integers(0, min(400, len(damaged)) - 1))] ^= 1 << data.draw(
+            st.integers(0, 7)
+        )
     _decodes_or_is_refused(bytes(damaged))
 
 
@@ -189,11 +212,15 @@ def _decodes_or_is_refused(data: bytes) -> None:
 
 
 def test_arrow_of_a_batch_is_read_without_a_copy_of_its_payload() -> None:
-    batch = next(batch for batch in batches() if any(isinstance(each, PackedRows) for each in batch.visible))
+    batch = next(
+        batch for batch in batches() if any(isinstance(each, PackedRows) for each in batch.visible)
+    )
     data = encode_batch(batch)
     found = decode_batch(memoryview(data), WAL_NAME)
     (rows_of, *_) = [each for each in found.visible if isinstance(each, PackedRows)]
     payload = rows_of.batches[0].payload
     assert isinstance(payload, memoryview)
     assert payload.obj is data
-    assert pa.ipc.read_record_batch(pa.py_buffer(payload), SCHEMA).num_rows == rows_of.batches[0].rows
+    assert (
+        pa.ipc.read_record_batch(pa.py_buffer(payload), SCHEMA).num_rows == rows_of.batches[0].rows
+    )

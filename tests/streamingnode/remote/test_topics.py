@@ -1,4 +1,6 @@
-"""`node.mq`, of a node of this process and of a client: the same cases; and what only a connection can do to it."""
+"""`node.mq`, of a node of this process and of a client: the same cases; and what only a connection
+can do to it.
+"""
 
 import asyncio
 import math
@@ -45,7 +47,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    """A served node with a topic `t` and a group `g`, of whose clients nothing is left in the end."""
+    """A served node with a topic `t` and a group `g`, of whose clients nothing is left in the
+    end.
+    """
     async with node_behind_proxy(tmp_path / "node") as served:
         await served.owner.mq.create_topic("t")
         await served.owner.mq.create_consumer_group("t", "g")
@@ -74,14 +78,19 @@ def payloads(messages: list[ConsumerMessage]) -> list[bytes]:
     return [message.payload for message in messages]
 
 
-# --- the same, embedded and remote --------------------------------------------------------------------------------------
+# --- the same, embedded and remote ----------------------------------------------------------------
 
 
-async def test_what_was_produced_is_consumed_with_its_properties_and_gone_once_acknowledged(node: Node) -> None:
+async def test_what_was_produced_is_consumed_with_its_properties_and_gone_once_acknowledged(
+    node: Node,
+) -> None:
     ids = await node.mq.produce("t", [ProducerMessage(b"a", {"kind": "x"}), b"b"])
     assert isinstance(ids, range)
     found = await node.mq.consume("t", "g", 10)
-    assert found == [ConsumerMessage(ids[0], b"a", {"kind": "x"}), ConsumerMessage(ids[1], b"b", {})]
+    assert found == [
+        ConsumerMessage(ids[0], b"a", {"kind": "x"}),
+        ConsumerMessage(ids[1], b"b", {}),
+    ]
     await node.mq.ack("t", "g", list(ids))
     info = (await node.mq.info())["t"]
     assert (info.end_id, info.produced, info.acked, info.groups["g"].lag) == (ids[-1], 2, 2, 0)
@@ -145,7 +154,9 @@ async def test_what_cannot_be_is_refused_with_the_same_errors(node: Node) -> Non
     assert (await mq.info())["t"].produced == 0
 
 
-async def test_consumers_of_a_group_compete_and_what_one_gives_back_goes_to_another(node: Node) -> None:
+async def test_consumers_of_a_group_compete_and_what_one_gives_back_goes_to_another(
+    node: Node,
+) -> None:
     await node.mq.produce("t", [b"0", b"1", b"2"])
     async with await node.mq.register_consumer("t", "g", ack_timeout_s=None) as one:
         mine = await one.consume(2)
@@ -188,7 +199,7 @@ async def test_a_wait_that_is_cancelled_loses_nothing(node: Node) -> None:
             await consumer.ack([found[0].message_id])
 
 
-# --- over a connection --------------------------------------------------------------------------------------------------
+# --- over a connection ----------------------------------------------------------------------------
 
 
 async def test_what_a_lost_client_held_comes_to_others_at_once(served: Served) -> None:
@@ -220,7 +231,9 @@ async def test_a_consumer_goes_on_over_the_next_connection(served: Served, clien
     await consumer.close()
 
 
-async def iterated(served: Served, client: Node, clock: Clock) -> tuple[Consumer, AsyncIterator[ConsumerMessage]]:
+async def iterated(
+    served: Served, client: Node, clock: Clock
+) -> tuple[Consumer, AsyncIterator[ConsumerMessage]]:
     """Stop the time, and return a consumer that has seven messages and is at the fourth."""
     assert isinstance(served.owner.mq, RocksMQ)
     served.owner.mq._elapsed_ms = clock
@@ -235,7 +248,9 @@ async def iterated(served: Served, client: Node, clock: Clock) -> tuple[Consumer
     return consumer, iteration
 
 
-async def test_an_iterating_client_passes_over_what_it_has_held_too_long(served: Served, client: Node) -> None:
+async def test_an_iterating_client_passes_over_what_it_has_held_too_long(
+    served: Served, client: Node
+) -> None:
     clock = Clock()
     _, iteration = await iterated(served, client, clock)
     clock.ms += 10_000
@@ -266,7 +281,8 @@ async def test_an_iterating_client_passes_over_what_a_lost_connection_gave_to_ot
 async def test_an_iterating_client_asks_its_node_no_more_than_ten_times_a_second(
     served: Served, client: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, clock = list[int](), Clock()
+    asked = list[int]()
+    clock = Clock()
     held = topics.ClientTopics.held
 
     async def counted(self: topics.ClientTopics, *arguments: Any, **named: Any) -> Sequence[int]:
@@ -311,7 +327,9 @@ async def test_a_cancelled_wait_ends_at_the_node(served: Served, client: Node) -
     assert payloads(await served.owner.mq.consume("t", "g", 1)) == [b"a"]
 
 
-async def test_an_answer_that_crosses_the_cancellation_comes_again(served: Served, client: Node) -> None:
+async def test_an_answer_that_crosses_the_cancellation_comes_again(
+    served: Served, client: Node
+) -> None:
     consumer = await client.mq.register_consumer("t", "g", ack_timeout_s=None)
     await served.owner.mq.produce("t", [b"a"])
     served.proxy.stop(Way.TO_CLIENT)
@@ -324,7 +342,9 @@ async def test_an_answer_that_crosses_the_cancellation_comes_again(served: Serve
     served.proxy.go_on()
 
 
-async def test_a_produce_whose_answer_was_lost_is_left_open_and_not_repeated(served: Served, client: Node) -> None:
+async def test_a_produce_whose_answer_was_lost_is_left_open_and_not_repeated(
+    served: Served, client: Node
+) -> None:
     def no_replies(passing: Passing) -> bool:
         return passing.kind != FrameKind.REPLY
 
@@ -332,7 +352,8 @@ async def test_a_produce_whose_answer_was_lost_is_left_open_and_not_repeated(ser
     producing = asyncio.ensure_future(client.mq.produce("t", [b"once"]))
     served_info = served.owner.mq.info
     async with asyncio.timeout(60):
-        while (await served_info())["t"].produced == 0:  # noqa: ASYNC110 - what it waits for is asked anew
+        # what it waits for is asked anew
+        while (await served_info())["t"].produced == 0:  # noqa: ASYNC110
             await asyncio.sleep(0)
     served.proxy.on_frame = lambda _: True
     served.proxy.cut()
@@ -342,7 +363,7 @@ async def test_a_produce_whose_answer_was_lost_is_left_open_and_not_repeated(ser
     assert (await served_info())["t"].produced == 1
 
 
-async def test_a_node_that_closes_does_not_wait_for_who_waits_for_messages(tmp_path: Path) -> None:
+async def test_node_that_closes_does_not_wait_for_who_waits_for_messages(tmp_path: Path) -> None:
     async with node_behind_proxy(tmp_path / "node") as served, served.client() as client:
         await client.mq.create_topic("t")
         await client.mq.create_consumer_group("t", "g")
@@ -373,13 +394,18 @@ async def test_consumers_of_topics_that_are_gone_leave_their_places_to_others(
         await client.mq.destroy_topic(name)
 
 
-async def test_each_of_many_answers_that_cross_their_cancellations_comes_again(served: Served, client: Node) -> None:
-    consumers = [await client.mq.register_consumer("t", "g", ack_timeout_s=None) for _ in range(100)]
+async def test_each_of_many_answers_that_cross_their_cancellations_comes_again(
+    served: Served, client: Node
+) -> None:
+    consumers = [
+        await client.mq.register_consumer("t", "g", ack_timeout_s=None) for _ in range(100)
+    ]
     await served.owner.mq.produce("t", [b"a"] * 100)
     served.proxy.stop(Way.TO_CLIENT)
     asked = [asyncio.ensure_future(consumer.consume(1)) for consumer in consumers]
     async with asyncio.timeout(60):
-        while (await served.owner.mq.info())["t"].delivered < 100:  # noqa: ASYNC110 - what it waits for is asked anew
+        # what it waits for is asked anew
+        while (await served.owner.mq.info())["t"].delivered < 100:  # noqa: ASYNC110
             await asyncio.sleep(0)
     for each in asked:
         each.cancel()
@@ -394,14 +420,18 @@ async def test_one_message_is_read_whatever_groups_have_had(node: Node) -> None:
     ids = await node.mq.produce("t", [ProducerMessage(b"a", {"k": "v"}), b"b"])
     await node.mq.ack("t", "g", ids)
     assert await node.mq.get_message("t", ids[0]) == ConsumerMessage(ids[0], b"a", {"k": "v"})
-    assert await node.mq.get_message("t", await node.mq.get_latest_msg("t")) == ConsumerMessage(ids[1], b"b", {})
+    assert await node.mq.get_message("t", await node.mq.get_latest_msg("t")) == ConsumerMessage(
+        ids[1], b"b", {}
+    )
     for nowhere in (-1, ids[0] - 1, ids[1] + 1):
         assert await node.mq.get_message("t", nowhere) is None
     with pytest.raises(TopicNotFound):
         await node.mq.get_message("other", ids[0])
 
 
-async def test_a_client_has_every_call_of_a_queue_and_of_the_channel_service_and_no_others(client: Node) -> None:
+async def test_a_client_has_every_call_of_a_queue_and_of_the_channel_service_and_no_others(
+    client: Node,
+) -> None:
     for kind, remote in ((MessageQueue, client.mq), (ChannelService, client.channels)):
         names = {name for name in vars(kind) if not name.startswith("_")}
         assert names & {"create_topic", "create_channels"}
@@ -480,10 +510,18 @@ async def test_channels_are_created_described_and_destroyed(node: Node) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, tuple, deque, UserList])
-async def test_any_sequence_of_messages_with_any_mapping_of_properties_is_produced(node: Node, kind: Any) -> None:
+async def test_any_sequence_of_messages_with_any_mapping_of_properties_is_produced(
+    node: Node, kind: Any
+) -> None:
     properties = MappingProxyType({"a": "b"})
-    ids = await node.mq.produce("t", kind([b"1", ProducerMessage(b"2", properties), ProducerMessage(b"3")]))
+    ids = await node.mq.produce(
+        "t", kind([b"1", ProducerMessage(b"2", properties), ProducerMessage(b"3")])
+    )
     found = await node.mq.consume("t", "g", 9)
-    assert [(each.payload, each.properties) for each in found] == [(b"1", {}), (b"2", {"a": "b"}), (b"3", {})]
+    assert [(each.payload, each.properties) for each in found] == [
+        (b"1", {}),
+        (b"2", {"a": "b"}),
+        (b"3", {}),
+    ]
     await node.mq.ack("t", "g", kind(ids))
     assert (await node.mq.info())["t"].groups["g"].lag == 0

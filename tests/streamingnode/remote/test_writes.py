@@ -1,4 +1,6 @@
-"""Writes cross a connection as they were made, each with its own rows, and each caller hears of its own offsets."""
+"""Writes cross a connection as they were made, each with its own rows, and each caller hears of its
+own offsets.
+"""
 
 import asyncio
 from collections import Counter
@@ -16,7 +18,14 @@ from hypothesis import strategies as st
 import streamingnode as sn
 from interceptors.shard.catalog import Catalog
 from streamingnode.node import Node
-from streamingnode.remote.writes import FrameOfWrites, Targets, WireGroup, WireWrites, frame_of, groups_of
+from streamingnode.remote.writes import (
+    FrameOfWrites,
+    Targets,
+    WireGroup,
+    WireWrites,
+    frame_of,
+    groups_of,
+)
 from streamingnode.writing.target import BatchTarget, WriteTarget
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, node_behind_proxy, rows
@@ -67,7 +76,9 @@ def groups(made: list[Made], target: WriteTarget, *, is_plain: bool = False) -> 
     found = []
     for number, (kind, producer, keys) in enumerate(made):
         cells = tuple((key, f"item {number}") for key in keys)
-        batch = pa.RecordBatch.from_pylist([{"id": key, "item": item} for key, item in cells], schema=SCHEMA)
+        batch = pa.RecordBatch.from_pylist(
+            [{"id": key, "item": item} for key, item in cells], schema=SCHEMA
+        )
         added = Piece(inserts, cells if is_plain or number % 2 else batch, 1_000)
         removed = Piece(target.deletes, tuple((key,) for key in keys), 500)
         pieces = {
@@ -78,7 +89,11 @@ def groups(made: list[Made], target: WriteTarget, *, is_plain: bool = False) -> 
         }[kind]
         stamp = ProducerStamp(producer, 3, 100 + number) if producer else None
         many = len(pieces) > 1
-        found.append(AppendGroup(pieces=pieces, is_transaction=many, rows_bytes=1_500 * len(pieces), producer=stamp))
+        found.append(
+            AppendGroup(
+                pieces=pieces, is_transaction=many, rows_bytes=1_500 * len(pieces), producer=stamp
+            )
+        )
     return found
 
 
@@ -92,7 +107,9 @@ def framed(made: list[Made], target: WriteTarget, *, is_plain: bool = False) -> 
         assert group.producer is not None
         return group.producer
 
-    return frame_of(4, groups(made, target, is_plain=is_plain), stamp, settled=1, unit_bytes_max=UNIT_BYTES_MAX)
+    return frame_of(
+        4, groups(made, target, is_plain=is_plain), stamp, settled=1, unit_bytes_max=UNIT_BYTES_MAX
+    )
 
 
 def taken(frame: FrameOfWrites) -> tuple[WireWrites, memoryview]:
@@ -122,9 +139,12 @@ def told(group: AppendGroup) -> list[tuple[MessageType, list[dict[str, Any]]]]:
 
 
 @given(made=writes_drawn, shards=st.sampled_from([1, 3]), is_plain=st.booleans())
-def test_a_frame_has_the_rows_of_each_write_and_its_stamp(made: list[Made], shards: int, is_plain: bool) -> None:
+def test_a_frame_has_the_rows_of_each_write_and_its_stamp(
+    made: list[Made], shards: int, is_plain: bool
+) -> None:
     frame = framed(made, target_of(shards), is_plain=is_plain)
-    found, own = made_again(*taken(frame)), count(1)
+    found = made_again(*taken(frame))
+    own = count(1)
     assert len(found) == len(frame.units)
     for unit, group in zip(frame.units, found, strict=True):
         assert isinstance(group, AppendGroup)
@@ -136,7 +156,9 @@ def test_a_frame_has_the_rows_of_each_write_and_its_stamp(made: list[Made], shar
             assert told(group) == parts[0]
         else:  # inserts that go as one, in the order of their callers
             assert {kind for ((kind, _),) in parts} == {MessageType.INSERT}
-            assert told(group) == [(MessageType.INSERT, [row for ((_, rows_of),) in parts for row in rows_of])]
+            assert told(group) == [
+                (MessageType.INSERT, [row for ((_, rows_of),) in parts for row in rows_of])
+            ]
             assert all(each.producer is None for each in unit.groups)
     assert sum(len(unit.groups) for unit in frame.units) == len(made)
 
@@ -149,7 +171,11 @@ def test_inserts_are_joined_up_to_the_bound_and_those_of_named_producers_never()
     mixed = [*plain[:2], named[0], *plain[2:4], ("delete", 0, (1,)), *plain[4:]]
     assert [len(unit.groups) for unit in framed(mixed, target_of(3)).units] == [2, 1, 2, 1, 2]
     frame = frame_of(
-        1, groups(plain, target_of(1)), lambda _: ProducerStamp(CLIENT, 1, 1), settled=1, unit_bytes_max=3_000
+        1,
+        groups(plain, target_of(1)),
+        lambda _: ProducerStamp(CLIENT, 1, 1),
+        settled=1,
+        unit_bytes_max=3_000,
     )
     assert [len(unit.groups) for unit in frame.units] == [2, 2, 2]
 
@@ -162,7 +188,8 @@ def test_writes_that_say_something_else_are_refused_or_take_no_more_rows_than_th
     made: list[Made], data: st.DataObject
 ) -> None:
     wire, payload = taken(framed(made, target_of(3), is_plain=data.draw(st.booleans())))
-    targets, wired = list(wire.targets), list(wire.groups)
+    targets = list(wire.targets)
+    wired = list(wire.groups)
     for _ in range(data.draw(st.integers(1, 3))):
         if data.draw(st.booleans()):
             at = data.draw(st.integers(0, len(targets) - 1))
@@ -174,7 +201,9 @@ def test_writes_that_say_something_else_are_refused_or_take_no_more_rows_than_th
         else:
             at = data.draw(st.integers(0, len(wired) - 1))
             pieces = tuple(data.draw(st.lists(st.tuples(numbers, numbers), max_size=3)))
-            wired[at] = msgspec.structs.replace(wired[at], pieces=pieces, is_transaction=data.draw(st.booleans()))
+            wired[at] = msgspec.structs.replace(
+                wired[at], pieces=pieces, is_transaction=data.draw(st.booleans())
+            )
     changed = WireWrites(1, tuple(targets), tuple(wired))
     try:
         found = made_again(changed, payload)
@@ -189,7 +218,8 @@ def test_writes_that_say_something_else_are_refused_or_take_no_more_rows_than_th
                 assert piece.rows
                 seen.update((id(row), 0) for row in piece.rows)
                 continue
-            batch, start = getattr(piece.rows, "batch", piece.rows), getattr(piece.rows, "start", 0)
+            batch = getattr(piece.rows, "batch", piece.rows)
+            start = getattr(piece.rows, "start", 0)
             assert 1 <= len(piece.rows) <= batch.num_rows - start
             seen.update((id(batch), row) for row in range(start, start + len(piece.rows)))
     assert not seen or max(seen.values()) == 1, "a row of two writes"
@@ -216,13 +246,16 @@ def test_rows_with_flipped_bits_are_refused_or_rows(made: list[Made], data: st.D
 @pytest.mark.anyio
 @pytest.mark.may_block
 @pytest.mark.parametrize("shards", [1, 2, 5])
-async def test_each_of_the_callers_that_go_together_is_told_where_its_own_rows_are(shards: int, tmp_path: Path) -> None:
+async def test_each_of_the_callers_that_go_together_is_told_where_its_own_rows_are(
+    shards: int, tmp_path: Path
+) -> None:
     async with node_behind_proxy(tmp_path) as served, served.client() as client:
         await client.create_collection("o", SCHEMA, primary_key="id", shards=shards)
         sizes = [1, 3, 1, 2, 16, 40, 1, 1, 5, 17] * 6
         starts = [sum(sizes[:n]) for n in range(len(sizes))]
         calls = [
-            client.insert("o", rows(*range(first, first + size))) for first, size in zip(starts, sizes, strict=True)
+            client.insert("o", rows(*range(first, first + size)))
+            for first, size in zip(starts, sizes, strict=True)
         ]
         results = await asyncio.gather(*calls)
         assert len({result.time_tick for result in results}) < len(results), "some went together"
@@ -243,8 +276,12 @@ async def test_each_of_the_callers_that_go_together_is_told_where_its_own_rows_a
         assert (await contents(served.owner, "o")).keys() == set(range(sum(sizes)))
 
 
-def place_by_shard(node: Node, message: sn.ReadMessage, keys: list[int], by_place: dict[tuple[str, int], int]) -> None:
-    """Note where the rows of a message are: those of a shard follow each other from its first offset on."""
+def place_by_shard(
+    node: Node, message: sn.ReadMessage, keys: list[int], by_place: dict[tuple[str, int], int]
+) -> None:
+    """Note where the rows of a message are: those of a shard follow each other from its first
+    offset on.
+    """
     target = WriteTarget(parts_of(node).catalog.collection_by_name("o")).inserts(1)
     batch = pa.RecordBatch.from_pylist([{"id": key, "item": None} for key in keys], schema=SCHEMA)
     shards = target.shards(batch).tolist()

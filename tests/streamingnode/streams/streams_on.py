@@ -32,14 +32,20 @@ class Streams:
 
     @asynccontextmanager
     async def consumer(
-        self, *channels: str, of: str = "g", position: StartPosition = StartPosition.EARLIEST, **options: object
+        self,
+        *channels: str,
+        of: str = "g",
+        position: StartPosition = StartPosition.EARLIEST,
+        **options: object,
     ) -> AsyncIterator[MsgStream]:
         async with self.factory(**options).new_msg_stream() as stream:
             await stream.as_consumer(channels, of, position)
             yield stream
 
     @asynccontextmanager
-    async def tick_consumer(self, *channels: str, of: str = "g", **options: object) -> AsyncIterator[TtMsgStream]:
+    async def tick_consumer(
+        self, *channels: str, of: str = "g", **options: object
+    ) -> AsyncIterator[TtMsgStream]:
         async with self.factory(**options).new_tt_msg_stream() as stream:
             await stream.as_consumer(channels, of)
             yield stream

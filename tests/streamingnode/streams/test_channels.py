@@ -22,7 +22,9 @@ class Failing:
     """A map of state whose nth change fails, before or after it is done."""
 
     def __init__(self, store: object, *, fail_at: int, done: bool) -> None:
-        self._store, self._left, self._done = store, fail_at, done
+        self._store = store
+        self._left = fail_at
+        self._done = done
 
     async def scan_meta(self, prefix: str) -> dict[str, bytes]:
         return await self._store.scan_meta(prefix)  # type: ignore[attr-defined,no-any-return]
@@ -140,10 +142,14 @@ async def test_a_topic_made_anew_is_left_alone_by_a_destruction_that_was_cut_off
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-async def test_a_creation_that_fails_leaves_all_channels_or_none(tmp_path: Path, done: bool) -> None:
+async def test_a_creation_that_fails_leaves_all_channels_or_none(
+    tmp_path: Path, done: bool
+) -> None:
     async with parts(tmp_path) as (store, queue, service):
         with pytest.raises(StorageFailed):
-            await ChannelService(Failing(store, fail_at=1, done=done), queue).create_channels(OWNER, 3)  # type: ignore[arg-type]
+            await ChannelService(Failing(store, fail_at=1, done=done), queue).create_channels(
+                OWNER, 3
+            )  # type: ignore[arg-type]
         names = await service.create_channels(OWNER, 3)
         kept = [f"channel_{number}" for number in range(6 if done else 3)]
         assert [each.name for each in await service.describe_channels(kept)] == kept
@@ -151,7 +157,9 @@ async def test_a_creation_that_fails_leaves_all_channels_or_none(tmp_path: Path,
 
 
 @pytest.mark.parametrize("fail_at, done", [(1, False), (1, True), (2, False), (2, True)], ids=str)
-async def test_a_destruction_that_fails_is_finished_or_did_nothing(tmp_path: Path, fail_at: int, done: bool) -> None:
+async def test_a_destruction_that_fails_is_finished_or_did_nothing(
+    tmp_path: Path, fail_at: int, done: bool
+) -> None:
     async with parts(tmp_path) as (_, _, service):
         names = await service.create_channels(OWNER, 3)
     async with parts(tmp_path) as (store, queue, _):
@@ -187,7 +195,7 @@ async def test_a_node_in_memory_has_no_channels() -> None:
             _ = node.channels
 
 
-async def test_a_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_path: Path) -> None:
+async def test_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path / "node") as node:
         [name] = await node.channels.create_channels(OWNER, 1)
         assert not (await node.verify()).findings

@@ -35,12 +35,16 @@ async def lose_connection(served: Served) -> None:
 
 
 async def test_what_a_stream_holds_comes_once_over_lost_connections(served: Served) -> None:
-    async with served.client() as client, MsgStreamFactory(served.owner.mq).new_msg_stream() as producer:
+    async with (
+        served.client() as client,
+        MsgStreamFactory(served.owner.mq).new_msg_stream() as producer,
+    ):
         await producer.as_producer(["a"])
         await send(producer, inserts(1), inserts(2), inserts(3))
         async with MsgStreamFactory(client.mq).new_msg_stream() as consumer:
             await consumer.as_consumer(["a"], "g")
-            got = [ends((await consumer.consume(timeout=60)).messages)]  # the others are read with it
+            # the others are read with it
+            got = [ends((await consumer.consume(timeout=60)).messages)]
             for number in (4, 5):
                 await lose_connection(served)
                 await send(producer, inserts(number))
@@ -53,7 +57,11 @@ async def test_what_a_stream_holds_comes_once_over_lost_connections(served: Serv
 
 async def test_a_tick_stream_is_what_it_was_over_lost_connections(served: Served) -> None:
     factory = MsgStreamFactory(served.owner.mq)
-    async with served.client() as client, factory.new_msg_stream() as a, factory.new_msg_stream() as b:
+    async with (
+        served.client() as client,
+        factory.new_msg_stream() as a,
+        factory.new_msg_stream() as b,
+    ):
         async with MsgStreamFactory(client.mq).new_tt_msg_stream() as ticks:
             await a.as_producer(["a"])
             await b.as_producer(["b"])
@@ -69,7 +77,9 @@ async def test_a_tick_stream_is_what_it_was_over_lost_connections(served: Served
                 assert (ends(pack.messages), pack.end_ts) == ([*before, tick - 1, tick], tick)
 
 
-async def test_a_tick_stream_is_what_it_was_when_the_node_does_not_notice_a_lost_connection(served: Served) -> None:
+async def test_a_tick_stream_is_what_it_was_when_the_node_does_not_notice_a_lost_connection(
+    served: Served,
+) -> None:
     factory = MsgStreamFactory(served.owner.mq)
     async with served.client() as client, factory.new_msg_stream() as producer:
         async with MsgStreamFactory(client.mq).new_tt_msg_stream() as ticks:
@@ -79,7 +89,9 @@ async def test_a_tick_stream_is_what_it_was_when_the_node_does_not_notice_a_lost
             [lost] = served.server.sessions
             await until(lambda: lost._topics.waiting)
             served.proxy.cut_clients()
-            await until(lambda: any(session._topics.waiting for session in served.server.sessions - {lost}))
+            await until(
+                lambda: any(session._topics.waiting for session in served.server.sessions - {lost})
+            )
             assert lost in served.server.sessions
             await send(producer, inserts(9))
             await send(producer, [tick_of(10)])
@@ -87,7 +99,9 @@ async def test_a_tick_stream_is_what_it_was_when_the_node_does_not_notice_a_lost
             assert (ends(pack.messages), pack.end_ts) == ([9], 10)
 
 
-async def test_a_client_consumes_with_the_right_to_and_needs_another_to_make_channels(served: Served) -> None:
+async def test_a_client_consumes_with_the_right_to_and_needs_another_to_make_channels(
+    served: Served,
+) -> None:
     rights = Rights("reader", produce=frozenset(), admin=frozenset())
     factory = MsgStreamFactory(served.owner.mq)
     async with factory.new_msg_stream() as producer, factory.new_msg_stream() as first:
@@ -126,7 +140,10 @@ def use_streams(factory: SyncMsgStreamFactory) -> None:
         consumer.as_consumer(["a", "b"], "g")
         with producer.ticker(interval_s=0.01) as ticker:
             with ticker.stamp(2) as first:
-                orders = [TsMsg(MsgType.SEARCH, first + at, first + at, b"%d" % at, [at]) for at in range(2)]
+                orders = [
+                    TsMsg(MsgType.SEARCH, first + at, first + at, b"%d" % at, [at])
+                    for at in range(2)
+                ]
                 assert set(producer.produce(MsgPack(orders))) == {"a", "b"}
             while not (pack := consumer.consume(timeout=60)).messages:
                 pass
@@ -136,7 +153,9 @@ def use_streams(factory: SyncMsgStreamFactory) -> None:
     factory.new_disposer(["a", "b"], "g")()
     with factory.new_msg_stream() as plain:
         plain.as_consumer(["a"], "other")
-        assert [each.body for each in next(iter(plain)).messages if each.type is MsgType.SEARCH] in ([b"0"], [])
+        assert [
+            each.body for each in next(iter(plain)).messages if each.type is MsgType.SEARCH
+        ] in ([b"0"], [])
 
 
 @pytest.mark.parametrize(
@@ -153,9 +172,22 @@ def use_streams(factory: SyncMsgStreamFactory) -> None:
         TsMsg(3333, 1, 1, b"", (0,)),  # type: ignore[arg-type]
         "text",
     ],
-    ids=["id", "part", "begins after its end", "tick", "tick as text", "body", "key", "keys", "type", "text"],
+    ids=[
+        "id",
+        "part",
+        "begins after its end",
+        "tick",
+        "tick as text",
+        "body",
+        "key",
+        "keys",
+        "type",
+        "text",
+    ],
 )
-async def test_a_message_that_cannot_be_is_refused_before_anything_is_produced(served: Served, wrong: Any) -> None:
+async def test_a_message_that_cannot_be_is_refused_before_anything_is_produced(
+    served: Served, wrong: Any
+) -> None:
     async with MsgStreamFactory(served.owner.mq, new_memory_dispatcher).new_msg_stream() as stream:
         await stream.as_producer(["a", "b"])
         good = TsMsg(MsgType.SEARCH, 1, 1, b"", (1,))

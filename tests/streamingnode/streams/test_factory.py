@@ -1,4 +1,6 @@
-"""Tickers: what a tick says holds, also while others produce, and channels without messages move on."""
+"""Tickers: what a tick says holds, also while others produce, and channels without messages move
+on.
+"""
 
 import logging
 from pathlib import Path
@@ -22,7 +24,10 @@ def ticks_from(first: int) -> TickAllocator:
 
 async def test_ticks_reach_every_channel_and_move_a_tick_stream_on(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
-        async with streams.tick_consumer("a", "b") as consumer, Ticker(producer, interval_s=0.01) as ticker:
+        async with (
+            streams.tick_consumer("a", "b") as consumer,
+            Ticker(producer, interval_s=0.01) as ticker,
+        ):
             for _ in range(3):
                 with ticker.stamp() as tick:
                     await producer.produce(MsgPack([insert(tick)]))
@@ -65,7 +70,9 @@ async def test_ticks_go_on_above_those_of_an_earlier_ticker_whose_clock_was_ahea
             with later.stamp() as tick:
                 assert tick > ticker.last_tick >= 100
         assert "last_tick_unknown" in caplog.text
-        assert [info.groups.keys() - {"g"} for info in (await streams.queue.info()).values()] == [set()] * 3
+        assert [info.groups.keys() - {"g"} for info in (await streams.queue.info()).values()] == [
+            set()
+        ] * 3
 
 
 async def test_leaving_a_ticker_writes_a_last_tick_but_not_after_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Batches of many channels in, packs out: vectors, and properties over any interleaving and any restart."""
+"""Batches of many channels in, packs out: vectors, and properties over any interleaving and any
+restart.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,16 @@ from hypothesis import strategies as st
 
 from streamingnode.streams.merge import Merge, PlainMerge, TickMerge
 from streamingnode.streams.messages import MsgPack, MsgPosition, TsMsg
-from tests.streamingnode.streams.messages_of import SEEK_LOG, batch_of, creation, ends, insert, inserts, tick_of, told
+from tests.streamingnode.streams.messages_of import (
+    SEEK_LOG,
+    batch_of,
+    creation,
+    ends,
+    insert,
+    inserts,
+    tick_of,
+    told,
+)
 from wal.headers import MessageType
 
 Log = list[list[TsMsg]]
@@ -45,7 +56,10 @@ def test_packs_of_one_channel_hold_what_is_up_to_each_tick() -> None:
 def test_every_position_of_a_pack_reproduces_the_packs_that_follow() -> None:
     packs = list(push_all(tick_merge("a"), "a", SEEK_LOG))
     for number, pack in enumerate(packs):
-        for [position], follow in ((pack.start_positions, packs[number:]), (pack.end_positions, packs[number + 1 :])):
+        for [position], follow in (
+            (pack.start_positions, packs[number:]),
+            (pack.end_positions, packs[number + 1 :]),
+        ):
             merge = tick_merge("a")
             merge.seek(position)
             again = list(push_all(merge, "a", SEEK_LOG, start=position.message_id))
@@ -54,7 +68,12 @@ def test_every_position_of_a_pack_reproduces_the_packs_that_follow() -> None:
 
 
 def test_inserts_of_one_id_are_one_in_a_pack_and_what_creates_collections_is_not() -> None:
-    log = [[insert(2, id_=7)], [insert(2, id_=7)], [insert(2, id_=7)], [creation(3, id_=8), creation(3, id_=8)]]
+    log = [
+        [insert(2, id_=7)],
+        [insert(2, id_=7)],
+        [insert(2, id_=7)],
+        [creation(3, id_=8), creation(3, id_=8)],
+    ]
     log += [[tick_of(15)]]
     [pack] = push_all(tick_merge("a"), "a", log)
     assert len(pack.messages) == 3
@@ -63,16 +82,25 @@ def test_inserts_of_one_id_are_one_in_a_pack_and_what_creates_collections_is_not
     for position in pack.start_positions:
         merge.seek(position)
     [again] = push_all(merge, "a", log)
-    assert [each.type is MessageType.CREATE_COLLECTION for each in again.messages] == [False, True, True]
+    assert [each.type is MessageType.CREATE_COLLECTION for each in again.messages] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_messages_without_an_id_are_never_taken_for_each_other() -> None:
-    [pack] = push_all(tick_merge("a"), "a", [[insert(2), insert(2), insert(2, id_=1), insert(2, id_=1)], [tick_of(3)]])
+    [pack] = push_all(
+        tick_merge("a"),
+        "a",
+        [[insert(2), insert(2), insert(2, id_=1), insert(2, id_=1)], [tick_of(3)]],
+    )
     assert len(pack.messages) == 3
 
 
 def test_rows_of_one_insert_are_told_apart_by_their_part() -> None:
-    first, second = insert(2, id_=7), insert(2, id_=7)
+    first = insert(2, id_=7)
+    second = insert(2, id_=7)
     second.part = 1
     [pack] = push_all(tick_merge("a"), "a", [[first, second, first], [tick_of(3)]])
     assert [each.part for each in pack.messages] == [0, 1]
@@ -155,9 +183,13 @@ def test_work_grows_with_batches_and_ticks_and_not_with_channels_times_either() 
 
 
 def _calls_per_batch(channels: int) -> float:
-    """Return how many functions are called for each batch, of which as many come, by however many channels."""
+    """Return how many functions are called for each batch, of which as many come, by however many
+    channels.
+    """
     names = [f"c{number}" for number in range(channels)]
-    merge, calls, packs = tick_merge(*names), 0, 0
+    merge = tick_merge(*names)
+    calls = 0
+    packs = 0
     rounds = 1280 // channels
     batches = [batch_of(inserts(*[tick * 10 + 1] * 5)) for tick in range(rounds)]
     ends_of = [batch_of([tick_of(tick * 10 + 9)]) for tick in range(rounds)]
@@ -180,7 +212,7 @@ def _calls_per_batch(channels: int) -> float:
     return calls / (2 * 1280)
 
 
-# --- properties ----------------------------------------------------------------------------------------------------------
+# --- properties -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -202,7 +234,9 @@ def channels(draw: st.DrawFn, *, late: bool) -> Channels:
         below = 0
         for tick in sorted({*common, *own}):
             lowest = 1 if late else below + 1
-            spans = draw(st.lists(st.tuples(st.integers(lowest, 80), st.integers(0, 9)), max_size=4))
+            spans = draw(
+                st.lists(st.tuples(st.integers(lowest, 80), st.integers(0, 9)), max_size=4)
+            )
             flat += [insert(begin, end_ts=begin + length) for begin, length in spans]
             flat.append(tick_of(tick))
             below = tick
@@ -210,11 +244,16 @@ def channels(draw: st.DrawFn, *, late: bool) -> Channels:
         logs[name] = [flat[start:stop] for start, stop in pairwise(cuts)]
         for number, each in enumerate(flat):
             each.id = number * 10 + ord(name)
-    ids = [set(ends(each for batch in log for each in batch if each.type == 1200)) for log in logs.values()]
+    ids = [
+        set(ends(each for batch in log for each in batch if each.type == 1200))
+        for log in logs.values()
+    ]
     return Channels(logs, sorted(set.intersection(*ids)))
 
 
-def run(merge: TickMerge, logs: dict[str, Log], order: st.DataObject, starts: dict[str, int]) -> list[MsgPack]:
+def run(
+    merge: TickMerge, logs: dict[str, Log], order: st.DataObject, starts: dict[str, int]
+) -> list[MsgPack]:
     """Push what the channels hold in any order, popping now and then."""
     packs: list[MsgPack] = []
     at = dict(starts)
@@ -232,10 +271,14 @@ def _popped(merge: TickMerge) -> list[MsgPack]:
 
 
 @given(drawn=channels(late=False), order=st.data())
-def test_packs_equal_a_plain_sort_of_everything_by_tick(drawn: Channels, order: st.DataObject) -> None:
+def test_packs_equal_a_plain_sort_of_everything_by_tick(
+    drawn: Channels, order: st.DataObject
+) -> None:
     merge = tick_merge(*drawn.logs)
     packs = run(merge, drawn.logs, order, dict.fromkeys(drawn.logs, FIRST_ID))
-    everything = [each for log in drawn.logs.values() for batch in log for each in batch if each.type != 1200]
+    everything = [
+        each for log in drawn.logs.values() for batch in log for each in batch if each.type != 1200
+    ]
     assert [pack.end_ts for pack in packs] == drawn.common
     assert [pack.begin_ts for pack in packs] == [0, *drawn.common[:-1]]
     for pack in packs:
@@ -244,7 +287,9 @@ def test_packs_equal_a_plain_sort_of_everything_by_tick(drawn: Channels, order: 
 
 
 @given(late=st.booleans(), order=st.data())
-def test_any_end_position_reproduces_the_remaining_packs_exactly(late: bool, order: st.DataObject) -> None:
+def test_any_end_position_reproduces_the_remaining_packs_exactly(
+    late: bool, order: st.DataObject
+) -> None:
     drawn = order.draw(channels(late=late))
     packs = run(tick_merge(*drawn.logs), drawn.logs, order, dict.fromkeys(drawn.logs, FIRST_ID))
     number = order.draw(st.integers(0, len(packs) - 1))

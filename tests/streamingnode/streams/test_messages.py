@@ -28,7 +28,8 @@ from tests.streamingnode.streams.messages_of import creation, ends, insert, inse
 from wal.errors import Corrupt, InvalidArgument, TooLarge, UnsupportedFormat
 from wal.headers import MessageType
 
-PROTO, MEMORY = new_proto_dispatcher(), new_memory_dispatcher()
+PROTO = new_proto_dispatcher()
+MEMORY = new_memory_dispatcher()
 
 
 def test_registry_has_the_numbers_of_both_families_and_none_twice() -> None:
@@ -60,7 +61,10 @@ def test_registry_has_the_numbers_of_both_families_and_none_twice() -> None:
 def test_a_batch_comes_back_as_it_went(
     columns: list[tuple[MsgType | MessageType, int, int, bytes, int, int]],
 ) -> None:
-    given_ = [TsMsg(type_, ts, ts + more, body, (), id_, part) for type_, ts, more, body, id_, part in columns]
+    given_ = [
+        TsMsg(type_, ts, ts + more, body, (), id_, part)
+        for type_, ts, more, body, id_, part in columns
+    ]
     [data] = MEMORY.encode(given_)
     batch = MEMORY.decode(data, CONTENT_TYPE)
     for one, other in zip(given_, batch.messages, strict=True):
@@ -84,7 +88,9 @@ def test_a_batch_comes_back_as_it_went(
     ],
     ids=str,
 )
-def test_a_protobuf_body_is_unmarshalled_by_its_type(type_: MsgType | MessageType, body: object) -> None:
+def test_a_protobuf_body_is_unmarshalled_by_its_type(
+    type_: MsgType | MessageType, body: object
+) -> None:
     message = PROTO.unmarshal(PROTO.marshal(TsMsg(type_, 5, 5, body)), type_)
     assert message.body == body
     message.set_ts(3)
@@ -133,7 +139,15 @@ def test_a_body_over_the_limit_is_too_large() -> None:
         insert(-1),
         insert(1 << 63),
     ],
-    ids=["wrong class", "no protobuf", "never in a log", "unknown type", "ends before", "negative", "above all ticks"],
+    ids=[
+        "wrong class",
+        "no protobuf",
+        "never in a log",
+        "unknown type",
+        "ends before",
+        "negative",
+        "above all ticks",
+    ],
 )
 def test_a_message_that_cannot_be_is_an_invalid_argument(message: TsMsg) -> None:
     with pytest.raises(InvalidArgument, match="—"):
@@ -177,7 +191,9 @@ def test_a_type_without_a_template_is_named_and_read_once_it_has_one() -> None:
     ],
     ids=["of somebody else", "no protobuf", "empty", "no bodies", "too few ids", "no tick"],
 )
-def test_what_is_no_batch_is_a_typed_error(data: object, properties: dict[str, str], error: type[Exception]) -> None:
+def test_what_is_no_batch_is_a_typed_error(
+    data: object, properties: dict[str, str], error: type[Exception]
+) -> None:
     data = data.SerializeToString() if isinstance(data, pb.Batch) else data
     assert isinstance(data, bytes)
     with pytest.raises(error, match="batch"):
@@ -186,7 +202,9 @@ def test_what_is_no_batch_is_a_typed_error(data: object, properties: dict[str, s
 
 @pytest.mark.parametrize("dispatcher", [PROTO, MEMORY])
 @given(data=st.binary(max_size=60))
-def test_any_bytes_are_messages_or_a_typed_error(dispatcher: UnmarshalDispatcher, data: bytes) -> None:
+def test_any_bytes_are_messages_or_a_typed_error(
+    dispatcher: UnmarshalDispatcher, data: bytes
+) -> None:
     try:
         batch = dispatcher.decode(data, CONTENT_TYPE)
     except (Corrupt, UnsupportedFormat):
@@ -215,7 +233,9 @@ def test_a_pack_of_every_kind_goes_through_the_protobuf_dispatcher() -> None:
 def test_the_page_has_every_type_with_its_number_and_body() -> None:
     page = (Path(__file__).parents[3] / "docs" / "streams.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| `(\w+)\.(\w+)` \| `?(\w+)`? \|$", page, re.MULTILINE)
-    found = {(str(int(each)), type(each).__name__, each.name, _body_of(each)) for each in TYPES.values()}
+    found = {
+        (str(int(each)), type(each).__name__, each.name, _body_of(each)) for each in TYPES.values()
+    }
     assert (set(rows), len(rows)) == (found, len(TYPES))
 
 

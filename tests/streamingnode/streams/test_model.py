@@ -1,4 +1,6 @@
-"""A tick stream on a real node, under restarts, seeks and delays in any order, against a plain sort."""
+"""A tick stream on a real node, under restarts, seeks and delays in any order, against a plain
+sort.
+"""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +21,9 @@ CHANNELS = ["a", "b"]
 
 
 class TicksModel(RuleBasedStateMachine):
-    """Two channels; everything produced is kept, and every pack is compared with what lies between its ticks."""
+    """Two channels; everything produced is kept, and every pack is compared with what lies between
+    its ticks.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +59,9 @@ class TicksModel(RuleBasedStateMachine):
         await self.stream.close()
         await self.opening.__aexit__(None, None, None)
 
-    @rule(channel=st.sampled_from(CHANNELS), above=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    @rule(
+        channel=st.sampled_from(CHANNELS), above=st.lists(st.integers(1, 9), min_size=1, max_size=4)
+    )
     def produce(self, channel: str, above: list[int]) -> None:
         batch = []
         for each in above:
@@ -103,17 +109,28 @@ class TicksModel(RuleBasedStateMachine):
                 await self.stream.seek(self.packs[at].start_positions)
                 for expected in self.packs[at:]:
                     pack = await self.stream.consume()
-                    assert (told(pack), pack.end_positions) == (told(expected), expected.end_positions)
+                    assert (told(pack), pack.end_positions) == (
+                        told(expected),
+                        expected.end_positions,
+                    )
 
             self.runner.run(again())
 
     @invariant()
     def packs_are_a_plain_sort_by_tick(self) -> None:
-        found = [key for pack in self.packs for key in sorted((each.end_ts, each.id) for each in pack.messages)]
+        found = [
+            key
+            for pack in self.packs
+            for key in sorted((each.end_ts, each.id) for each in pack.messages)
+        ]
         last = self.packs[-1].end_ts if self.packs else 0
-        everything = sorted((each.end_ts, each.id) for batch in self.sent.values() for each in batch)
+        everything = sorted(
+            (each.end_ts, each.id) for batch in self.sent.values() for each in batch
+        )
         assert found == [key for key in everything if key[0] <= last]
-        assert [pack.begin_ts for pack in self.packs] == [0, *(pack.end_ts for pack in self.packs)][: len(self.packs)]
+        assert [pack.begin_ts for pack in self.packs] == [0, *(pack.end_ts for pack in self.packs)][
+            : len(self.packs)
+        ]
 
     def teardown(self) -> None:
         self.runner.run(self._close())

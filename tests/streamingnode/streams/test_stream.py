@@ -9,7 +9,13 @@ import pytest
 
 from streamingnode.errors import AccessDenied, DeadlineExceeded
 from streamingnode.streams.factory import MsgStreamFactory, Ticker
-from streamingnode.streams.messages import MsgPack, MsgPosition, MsgType, TsMsg, new_memory_dispatcher
+from streamingnode.streams.messages import (
+    MsgPack,
+    MsgPosition,
+    MsgType,
+    TsMsg,
+    new_memory_dispatcher,
+)
 from streamingnode.streams.stream import MsgStream, StartPosition
 from tests.streamingnode.batching_cases import until
 from tests.streamingnode.streams.messages_of import creation, ends, insert, inserts, tick_of
@@ -40,7 +46,10 @@ async def test_rows_arrive_in_the_channels_of_their_keys(tmp_path: Path) -> None
         assert {channel: len(each) for channel, each in ids.items()} == {"a": 1, "b": 1}
         async with streams.consumer("a", "b") as consumer:
             packs = [await consumer.consume(timeout=60) for _ in "ab"]
-            rows = {p.end_positions[0].channel: [list(m.body.row_ids) for m in p.messages] for p in packs}
+            rows = {
+                p.end_positions[0].channel: [list(m.body.row_ids) for m in p.messages]
+                for p in packs
+            }
             assert rows == {"a": [[0], [2]], "b": [[1], [0]]}
             for pack in packs:
                 assert pack.start_positions == pack.end_positions
@@ -69,20 +78,30 @@ async def test_a_large_pack_is_cut_and_stays_in_order(tmp_path: Path) -> None:
         factory = MsgStreamFactory(streams.queue, new_memory_dispatcher)
         async with factory.new_msg_stream() as producer, factory.new_msg_stream() as consumer:
             await producer.as_producer(["a"])
-            many = [TsMsg(MsgType.SEARCH, number, number, bytes(1 << 20), (0,)) for number in range(1, 21)]
+            many = [
+                TsMsg(MsgType.SEARCH, number, number, bytes(1 << 20), (0,))
+                for number in range(1, 21)
+            ]
             assert len((await producer.produce(MsgPack(many)))["a"]) == 20
             await consumer.as_consumer(["a"], "g")
             assert await consumed(consumer, 20) == [[number] for number in range(1, 21)]
             with pytest.raises(TooLarge):
-                await producer.produce(MsgPack([*many, TsMsg(MsgType.SEARCH, 1, 1, bytes(5 << 20), (0,))]))
+                await producer.produce(
+                    MsgPack([*many, TsMsg(MsgType.SEARCH, 1, 1, bytes(5 << 20), (0,))])
+                )
             with pytest.raises(DeadlineExceeded):  # nothing of that pack was produced
                 await consumer.consume(timeout=0)
 
 
-async def test_producing_that_is_off_lets_one_creation_of_a_collection_through(tmp_path: Path) -> None:
+async def test_producing_that_is_off_lets_one_creation_of_a_collection_through(
+    tmp_path: Path,
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         producer.force_enable_produce(False)
-        for refused in (producer.produce(MsgPack([insert(1)])), producer.broadcast(MsgPack([tick_of(1)]))):
+        for refused in (
+            producer.produce(MsgPack([insert(1)])),
+            producer.broadcast(MsgPack([tick_of(1)])),
+        ):
             with pytest.raises(AccessDenied, match="force_enable_produce"):
                 await refused
         with pytest.raises(AccessDenied):
@@ -92,7 +111,7 @@ async def test_producing_that_is_off_lets_one_creation_of_a_collection_through(t
         assert await producer.produce(MsgPack([insert(1)]))
 
 
-async def test_an_empty_pack_is_produced_to_nobody_and_broadcast_to_nobody(tmp_path: Path) -> None:
+async def test_empty_pack_is_produced_to_nobody_and_broadcast_to_nobody(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         assert await producer.produce(MsgPack([])) == {}
         with pytest.raises(InvalidArgument, match="empty"):
@@ -183,7 +202,9 @@ async def test_a_pack_whose_work_failed_comes_again(tmp_path: Path) -> None:
             assert await consumed(consumer, 2) == [[2], [3]]
 
 
-async def test_subscriptions_each_get_everything_and_consumers_of_one_share_it(tmp_path: Path) -> None:
+async def test_subscriptions_each_get_everything_and_consumers_of_one_share_it(
+    tmp_path: Path,
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, *[inserts(number) for number in range(1, 41)])
         async with streams.consumer("a", of="x") as one, streams.consumer("a", of="x") as other:
@@ -205,7 +226,10 @@ async def test_seek_goes_on_behind_a_message_or_with_it(tmp_path: Path) -> None:
             await producer.broadcast(MsgPack(inserts(number)))
         async with streams.consumer("a", "b") as consumer:
             packs = [await consumer.consume(timeout=60) for _ in range(6)]
-            of = {(p.end_positions[0].channel, p.messages[0].end_ts): p.end_positions[0] for p in packs}
+            of = {
+                (p.end_positions[0].channel, p.messages[0].end_ts): p.end_positions[0]
+                for p in packs
+            }
             await consumer.seek([of["a", 1], of["b", 2]])
             assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]
             await consumer.seek([of["a", 3]], include_current=True)
@@ -230,7 +254,8 @@ async def test_a_position_that_cannot_be_is_refused_before_anything_moves(tmp_pa
     async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
         ids = await producer.broadcast(MsgPack(inserts(1)))
         async with streams.consumer("a") as consumer:
-            here, other = MsgPosition("a", ids["a"][0]), MsgPosition("b", ids["b"][0])
+            here = MsgPosition("a", ids["a"][0])
+            other = MsgPosition("b", ids["b"][0])
             await consumed(consumer, 1)
             for positions in ([here, other], [here, here], []):
                 with pytest.raises(InvalidArgument):
@@ -258,7 +283,9 @@ async def test_cancelling_a_consume_loses_no_pack(tmp_path: Path) -> None:
                 waiting = asyncio.ensure_future(consumer.consume())
                 for _ in range(number % 7):
                     await asyncio.sleep(0)
-                sending = asyncio.ensure_future(producer.produce(MsgPack([insert(number, keys=[number])])))
+                sending = asyncio.ensure_future(
+                    producer.produce(MsgPack([insert(number, keys=[number])]))
+                )
                 for _ in range(number % 11):
                     await asyncio.sleep(0)
                 waiting.cancel()
@@ -318,7 +345,9 @@ async def test_a_closed_stream_refuses_everything(tmp_path: Path) -> None:
                 await call
 
 
-async def test_one_stream_consumes_for_one_subscription_and_each_channel_once(tmp_path: Path) -> None:
+async def test_one_stream_consumes_for_one_subscription_and_each_channel_once(
+    tmp_path: Path,
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
         async with streams.consumer("a") as consumer:
             await consumer.as_consumer(["a", "b"], "g")
@@ -355,7 +384,9 @@ async def test_tasks_that_subscribe_a_stream_at_the_same_moment_do_it_once(
         assert joined == ["a"]
 
 
-async def test_streams_that_subscribe_at_the_same_moment_share_the_subscription(tmp_path: Path) -> None:
+async def test_streams_that_subscribe_at_the_same_moment_share_the_subscription(
+    tmp_path: Path,
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a", "b") as producer:
         streams_of = [streams.factory().new_msg_stream() for _ in range(3)]
         await asyncio.gather(*[each.as_consumer(["a", "b"], "g") for each in streams_of])
@@ -373,7 +404,8 @@ async def test_a_channel_that_cannot_seek_goes_on_where_it_was(tmp_path: Path) -
             bad = MsgPosition("b", ids[2]["b"][0] + 1000)
             with pytest.raises(InvalidArgument, match="yet to come"):
                 await consumer.seek([MsgPosition("a", ids[1]["a"][0]), bad])
-            assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]  # a from its new place, b from its old one
+            # a from its new place, b from its old one
+            assert sorted(await consumed(consumer, 3)) == [[2], [3], [3]]
 
 
 async def test_a_close_that_is_cancelled_gives_everything_back(tmp_path: Path) -> None:
@@ -403,7 +435,9 @@ async def test_what_was_worked_off_before_a_seek_back_counts_no_more(tmp_path: P
             assert await consumed(consumer, 3) == [[1], [2], [3]]
 
 
-async def test_what_was_read_ahead_is_forgotten_by_a_seek_and_kept_by_one_that_fails(tmp_path: Path) -> None:
+async def test_what_was_read_ahead_is_forgotten_by_a_seek_and_kept_by_one_that_fails(
+    tmp_path: Path,
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         ids = [(await producer.produce(MsgPack(inserts(number))))["a"][0] for number in (1, 2, 3)]
         async with streams.consumer("a") as consumer:
@@ -438,7 +472,9 @@ TICKS_THAT_CANNOT_BE = (-1, 1 << 63, 1 << 70, 1.5, "1", None)
 
 
 @pytest.mark.parametrize("tick", TICKS_THAT_CANNOT_BE, ids=repr)
-async def test_a_tick_that_cannot_be_is_refused_and_nothing_is_produced(tmp_path: Path, tick: Any) -> None:
+async def test_a_tick_that_cannot_be_is_refused_and_nothing_is_produced(
+    tmp_path: Path, tick: Any
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         for message in (insert(0), creation(0)):
             for ticks in ((tick, tick), (0, tick)):
@@ -448,13 +484,17 @@ async def test_a_tick_that_cannot_be_is_refused_and_nothing_is_produced(tmp_path
                     with pytest.raises(InvalidArgument, match="a message cannot be"):
                         await produce(MsgPack([message]))
         message.set_ts(5, 4)
-        with pytest.raises(InvalidArgument, match=r"from 5 to 4: .* begin_ts is not above end_ts — "):
+        with pytest.raises(
+            InvalidArgument, match=r"from 5 to 4: .* begin_ts is not above end_ts — "
+        ):
             await producer.produce(MsgPack([message]))
         assert await producer.get_latest_msg_id("a") == -1
 
 
 @pytest.mark.parametrize("tick", TICKS_THAT_CANNOT_BE, ids=repr)
-async def test_a_seek_to_a_tick_that_cannot_be_is_refused_and_the_stream_goes_on(tmp_path: Path, tick: Any) -> None:
+async def test_a_seek_to_a_tick_that_cannot_be_is_refused_and_the_stream_goes_on(
+    tmp_path: Path, tick: Any
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, [insert(1)], [tick_of(2)])
         for kind in (streams.consumer, streams.tick_consumer):
@@ -466,7 +506,9 @@ async def test_a_seek_to_a_tick_that_cannot_be_is_refused_and_the_stream_goes_on
 
 
 @pytest.mark.parametrize("count", [0, -1, 1 << 70, 1.5, "1", None], ids=repr)
-async def test_a_stamp_of_what_is_no_count_is_refused_and_the_ticker_goes_on(tmp_path: Path, count: Any) -> None:
+async def test_a_stamp_of_what_is_no_count_is_refused_and_the_ticker_goes_on(
+    tmp_path: Path, count: Any
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         ticker = Ticker(producer)
         with pytest.raises(InvalidArgument, match="ids were asked for"), ticker.stamp(count):

@@ -1,4 +1,6 @@
-"""Streams that run out of time, are cancelled, or acknowledge slowly: what is there is given, and nothing is lost."""
+"""Streams that run out of time, are cancelled, or acknowledge slowly: what is there is given, and
+nothing is lost.
+"""
 
 import asyncio
 import math
@@ -55,17 +57,25 @@ async def test_a_pack_that_is_there_waits_for_no_acknowledgement(
             with pytest.raises(DeadlineExceeded):
                 await consumer.consume(timeout=0)
             disk.gate.set()
-            await until(lambda: len(consumer._subscriptions["a"].acked) == 4 or (consumer._acknowledge() and False))
+            await until(
+                lambda: (
+                    len(consumer._subscriptions["a"].acked) == 4
+                    or (consumer._acknowledge() and False)
+                )
+            )
         assert (await streams.queue.info())["a"].groups["g"].lag == 0
 
 
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name.lower())
-async def test_a_seek_that_is_cancelled_is_undone_or_has_to_be_repeated(tmp_path: Path, way: Way) -> None:
+async def test_a_seek_that_is_cancelled_is_undone_or_has_to_be_repeated(
+    tmp_path: Path, way: Way
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, inserts(1), inserts(2), inserts(3))
         async with streams.consumer("a") as consumer:
             first, _, third = [await consumer.consume(timeout=20) for _ in range(3)]
-            has_to_be_repeated, waiting = False, asyncio.ensure_future(consumer.consume())
+            has_to_be_repeated = False
+            waiting = asyncio.ensure_future(consumer.consume())
             waiting.cancel()
             for wait in range(40):
                 await consumer.seek(third.end_positions)
@@ -73,7 +83,8 @@ async def test_a_seek_that_is_cancelled_is_undone_or_has_to_be_repeated(tmp_path
                 await until(lambda: consumer._subscriptions["a"].fetch)
                 if not await cancel_at(wait, lambda: consumer.seek(first.end_positions), way):
                     break
-                if consumer._subscriptions["a"].placed:  # it goes on where it was, or has moved, whole
+                # it goes on where it was, or has moved, whole
+                if consumer._subscriptions["a"].placed:
                     waiting.cancel()
                     await asyncio.wait([waiting])
                     assert await drained(consumer) in ([], [[2], [3]], [[3]])

@@ -9,8 +9,22 @@ import pytest
 
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.streams.factory import MsgStreamFactory
-from streamingnode.streams.messages import MsgPack, MsgPosition, MsgType, TsMsg, new_memory_dispatcher
-from tests.streamingnode.streams.messages_of import SEEK_LOG, creation, ends, insert, inserts, tick_of, told
+from streamingnode.streams.messages import (
+    MsgPack,
+    MsgPosition,
+    MsgType,
+    TsMsg,
+    new_memory_dispatcher,
+)
+from tests.streamingnode.streams.messages_of import (
+    SEEK_LOG,
+    creation,
+    ends,
+    insert,
+    inserts,
+    tick_of,
+    told,
+)
 from tests.streamingnode.streams.streams_on import send, streams_in
 from tests.wal.rocksmq.queues import Clock, opened
 from wal.errors import Overloaded, Truncated
@@ -24,12 +38,24 @@ async def test_seeking_to_any_end_position_reproduces_the_remaining_packs(tmp_pa
         await send(producer, *SEEK_LOG)
         async with streams.tick_consumer("a") as consumer:
             packs = [await consumer.consume(timeout=60) for _ in range(4)]
-            assert [sorted(ends(pack.messages)) for pack in packs] == [[1, 3], [9], [12, 13, 14], [19]]
-            assert [(pack.begin_ts, pack.end_ts) for pack in packs] == [(0, 5), (5, 11), (11, 15), (15, 20)]
+            assert [sorted(ends(pack.messages)) for pack in packs] == [
+                [1, 3],
+                [9],
+                [12, 13, 14],
+                [19],
+            ]
+            assert [(pack.begin_ts, pack.end_ts) for pack in packs] == [
+                (0, 5),
+                (5, 11),
+                (11, 15),
+                (15, 20),
+            ]
             for number in (2, 0, 1, 3):
                 await consumer.seek(packs[number].end_positions)
                 again = [await consumer.consume(timeout=60) for _ in packs[number + 1 :]]
-                assert [told(each) for each in again] == [told(each) for each in packs[number + 1 :]]
+                assert [told(each) for each in again] == [
+                    told(each) for each in packs[number + 1 :]
+                ]
                 with pytest.raises(DeadlineExceeded):
                     await consumer.consume(timeout=0)
 
@@ -66,7 +92,9 @@ async def test_a_channel_without_ticks_is_named_and_what_came_waits(
             assert ends((await consumer.consume(timeout=60)).messages) == [3, 3, 3]
 
 
-async def test_channels_that_never_meet_are_overloaded_before_memory_is_full(tmp_path: Path) -> None:
+async def test_channels_that_never_meet_are_overloaded_before_memory_is_full(
+    tmp_path: Path,
+) -> None:
     async with streams_in(tmp_path) as streams:
         factory = MsgStreamFactory(streams.queue, new_memory_dispatcher)
         async with factory.new_msg_stream() as a, factory.new_msg_stream() as b:
@@ -77,7 +105,9 @@ async def test_channels_that_never_meet_are_overloaded_before_memory_is_full(tmp
                 for odd, stream in enumerate((a, b)):
                     tick = number * 2 + odd
                     data = TsMsg(MsgType.SEARCH, tick, tick, body, (0,))
-                    await stream.produce(MsgPack([data, TsMsg(MsgType.TIME_TICK, tick, tick, b"", (0,))]))
+                    await stream.produce(
+                        MsgPack([data, TsMsg(MsgType.TIME_TICK, tick, tick, b"", (0,))])
+                    )
             async with streams.tick_consumer("a", "b", buffer_bytes_max=1 << 20) as consumer:
                 for _ in range(2):
                     with pytest.raises(Overloaded, match="same ticks"):
@@ -108,7 +138,9 @@ async def test_a_saved_position_goes_on_over_a_restart_of_the_queue(tmp_path: Pa
         assert sorted(ends((await consumer.consume(timeout=60)).messages)) == [12, 13, 14]
 
 
-async def test_a_subscription_alone_goes_on_without_losing_what_was_above_the_tick(tmp_path: Path) -> None:
+async def test_a_subscription_alone_goes_on_without_losing_what_was_above_the_tick(
+    tmp_path: Path,
+) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         await send(producer, *SEEK_LOG)
         async with streams.tick_consumer("a") as consumer:
@@ -123,7 +155,8 @@ async def test_positions_of_one_kind_of_stream_lose_nothing_in_the_other(tmp_pat
         await send(producer, *SEEK_LOG)
         async with streams.tick_consumer("a") as ticks, streams.consumer("a", of="plain") as plain:
             aligned = await ticks.consume(timeout=60)
-            await plain.seek(aligned.end_positions)  # begins with the batch that 19, above the tick, is in
+            # begins with the batch that 19, above the tick, is in
+            await plain.seek(aligned.end_positions)
             assert ends((await plain.consume(timeout=60)).messages) == [1, 3, 19]
             single = await plain.consume(timeout=60)
             assert ends(single.messages) == [5]
@@ -174,7 +207,9 @@ async def test_random_traffic_is_what_a_sort_by_tick_makes_of_it(tmp_path: Path)
         ticks = []
         for _ in range(30):
             for _ in range(chance.randint(0, 6)):
-                message = insert(tick + chance.randint(1, 40), id_=len(sent) + 1, keys=[chance.randrange(5)])
+                message = insert(
+                    tick + chance.randint(1, 40), id_=len(sent) + 1, keys=[chance.randrange(5)]
+                )
                 sent.append((message.end_ts, message.id))
                 await producer.produce(MsgPack([message]))
             tick += chance.randint(1, 10)

@@ -21,7 +21,8 @@ async def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             await node.create_collection("other", SCHEMA, primary_key="id")
             await node.create_partition("c", "eu")
             for collection, partition in (("c", None), ("c", "eu"), ("other", None)):
-                await node.insert(collection, rows(*range(-20, 0)), partition=partition)  # makes the segments
+                # makes the segments
+                await node.insert(collection, rows(*range(-20, 0)), partition=partition)
                 await node.delete(collection, list(range(-20, 0)))
             yield Held(node, disk, parts_of(node).channel.log.next_position)
             disk.gate.set()

@@ -1,4 +1,6 @@
-"""A node whose log takes nothing on while a test holds it, so that writes have to wait for each other."""
+"""A node whose log takes nothing on while a test holds it, so that writes have to wait for each
+other.
+"""
 
 import asyncio
 from collections.abc import Coroutine
@@ -33,10 +35,14 @@ def table(*keys: int, item: str = "tea") -> pa.Table:
 
 
 class Held:
-    """A node on disk whose log takes nothing on while its gate is shut, so that writes have to wait for each other."""
+    """A node on disk whose log takes nothing on while its gate is shut, so that writes have to wait
+    for each other.
+    """
 
     def __init__(self, node: Node, disk: FailingDisk, start: int) -> None:
-        self.node, self.disk, self._start = node, disk, start
+        self.node = node
+        self.disk = disk
+        self._start = start
 
     def hold(self) -> None:
         self.disk.gate.clear()
@@ -48,11 +54,15 @@ class Held:
         """Return the entries with rows since the node was ready."""
         await self.node.consistent_tick()
         log = parts_of(self.node).channel.log
-        return [entry for entry in await log.read(self._start, bytes_max=1 << 30) if has_rows(entry)]
+        return [
+            entry for entry in await log.read(self._start, bytes_max=1 << 30) if has_rows(entry)
+        ]
 
     async def groups(self) -> list[int]:
         """Return how many writes each of these entries holds."""
-        return [1 if entry.rows is None else len(entry.rows.ticks) for entry in await self.entries()]
+        return [
+            1 if entry.rows is None else len(entry.rows.ticks) for entry in await self.entries()
+        ]
 
     async def messages(self, collection: str = "c") -> list[ReadMessage]:
         async with self.node.read(collection, until=await self.node.consistent_tick()) as messages:

@@ -1,4 +1,6 @@
-"""The timeout of a transaction bounds what it waits for, and says whether it may still take effect."""
+"""The timeout of a transaction bounds what it waits for, and says whether it may still take
+effect.
+"""
 
 import asyncio
 from pathlib import Path
@@ -56,7 +58,9 @@ async def nothing_is_open(node: Node) -> None:
 
 
 @pytest.mark.parametrize("way", ["transaction", "commit"])
-async def test_a_commit_out_of_time_says_whether_it_may_still_take_effect(held: Held, way: str) -> None:
+async def test_a_commit_out_of_time_says_whether_it_may_still_take_effect(
+    held: Held, way: str
+) -> None:
     async def commit(key: int) -> None:
         if way == "transaction":
             async with held.node.transaction(timeout=SOON_S) as txn:

@@ -121,7 +121,9 @@ async def test_repeated_transaction_that_was_streamed_leaves_nothing_open(node: 
     assert read[-1].last_confirmed == read[-1].message_id, "no open transaction holds readers back"
 
 
-async def test_streamed_transaction_whose_commit_is_refused_holds_nothing_any_more(node: sn.Node) -> None:
+async def test_streamed_transaction_whose_commit_is_refused_holds_nothing_any_more(
+    node: sn.Node,
+) -> None:
     zombie = await node.producer("feed")
     txn = zombie.transaction(keepalive_s=60)
     for key in range(40):
@@ -152,7 +154,9 @@ async def test_fenced_producer_names_the_newer_epoch(node: sn.Node) -> None:
     assert (caught.value.code, caught.value.retryable) == ("PRODUCER_FENCED", "no")
 
 
-async def test_note_is_there_for_the_next_opening_and_only_the_newest_writes_it(node: sn.Node) -> None:
+async def test_note_is_there_for_the_next_opening_and_only_the_newest_writes_it(
+    node: sn.Node,
+) -> None:
     zombie = await node.producer("feed")
     assert zombie.note == b""
     await zombie.put_note(b"first")
@@ -201,16 +205,20 @@ async def test_producer_of_a_closed_node_is_shut_down_too() -> None:
         await node.producer("feed")
 
 
-# --- a first try is never too old, however long it takes (the fixture remembers four results) --------------------------
+# --- a first try is never too old, however long it takes (the fixture remembers four results) -----
 
 
-async def test_transaction_block_that_stays_open_keeps_its_sequence_beside_many_writes(node: sn.Node) -> None:
+async def test_transaction_block_that_stays_open_keeps_its_sequence_beside_many_writes(
+    node: sn.Node,
+) -> None:
     feed = await node.producer("feed")
     async with feed.transaction(sequence=1) as txn:
         await txn.insert("c", row(1))
         for sequence in range(2, 22):
             await feed.insert("c", row(sequence), sequence=sequence)
-    assert await feed.insert("c", row(1), sequence=1) == txn.result, "its result is known while the block is"
+    assert await feed.insert("c", row(1), sequence=1) == txn.result, (
+        "its result is known while the block is"
+    )
     assert feed.last_sequence == 21
     assert (await node.snapshot("c")).num_rows == 21
 
@@ -228,7 +236,9 @@ async def test_transaction_without_a_sequence_gets_it_when_it_commits(node: sn.N
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["sequences given", "sequences drawn"])
-async def test_many_tasks_that_each_write_many_rows_are_never_too_old(node: sn.Node, numbered: bool) -> None:
+async def test_many_tasks_that_each_write_many_rows_are_never_too_old(
+    node: sn.Node, numbered: bool
+) -> None:
     feed = await node.producer("feed")
     numbers = iter(range(1, 401))
 
@@ -245,9 +255,12 @@ async def test_many_tasks_that_each_write_many_rows_are_never_too_old(node: sn.N
 
 
 @pytest.mark.parametrize("sequence", [None, 1], ids=["sequence drawn", "sequence given"])
-async def test_large_insert_is_in_time_beside_many_small_ones(node: sn.Node, sequence: int | None) -> None:
+async def test_large_insert_is_in_time_beside_many_small_ones(
+    node: sn.Node, sequence: int | None
+) -> None:
     feed = await node.producer("feed")
-    table = pa.table({"key": range(200), "pad": ["x" * 1000] * 200}, schema=SCHEMA)  # over ten groups
+    # over ten groups
+    table = pa.table({"key": range(200), "pad": ["x" * 1000] * 200}, schema=SCHEMA)
 
     async def write_small() -> None:
         for number in range(1000, 1040):
@@ -271,7 +284,7 @@ async def test_sequence_below_what_is_forgotten_is_still_too_old(node: sn.Node) 
             await txn.insert("c", row(10))
 
 
-# --- what is under way at a time ---------------------------------------------------------------------------------------
+# --- what is under way at a time ------------------------------------------------------------------
 
 
 async def test_write_waits_while_the_oldest_open_one_is_a_window_behind() -> None:
@@ -301,7 +314,8 @@ async def test_write_that_comes_later_does_not_overtake_those_that_wait() -> Non
 
 
 async def test_writes_that_come_while_several_are_let_in_do_not_overtake_them() -> None:
-    writes, order = Outstanding(2), list[str]()
+    writes = Outstanding(2)
+    order = list[str]()
 
     async def enter(name: str) -> None:
         await writes.enter()
@@ -339,7 +353,9 @@ async def test_cancelled_wait_takes_no_place(let_in: bool) -> None:
 @given(width=st.integers(1, 4), leaving=st.lists(st.integers(0, 10), max_size=30))
 def test_open_writes_never_span_more_than_the_width(width: int, leaving: list[int]) -> None:
     async def run() -> None:
-        writes, held, waiting = Outstanding(width), list[int](), list[asyncio.Task[int]]()
+        writes = Outstanding(width)
+        held = list[int]()
+        waiting = list[asyncio.Task[int]]()
         for choice in leaving:
             waiting.append(asyncio.get_running_loop().create_task(writes.enter()))
             for _ in range(4):

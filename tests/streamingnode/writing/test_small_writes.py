@@ -1,4 +1,6 @@
-"""Writes of all kinds that wait together are one entry of the log, and each of them is as if it were alone."""
+"""Writes of all kinds that wait together are one entry of the log, and each of them is as if it
+were alone.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -44,9 +46,12 @@ async def in_producers_transaction(feed: Any, key: int, sequence: int) -> WriteR
     return txn.result  # type: ignore[no-any-return]
 
 
-async def test_writes_of_every_kind_go_together_and_each_is_told_of_its_own_rows(held: Held) -> None:
+async def test_writes_of_every_kind_go_together_and_each_is_told_of_its_own_rows(
+    held: Held,
+) -> None:
     node = held.node
-    feed, other_feed = await node.producer("feed"), await node.producer("other-feed")
+    feed = await node.producer("feed")
+    other_feed = await node.producer("other-feed")
     held.hold()
     calls: dict[str, Writing] = {
         "dicts": node.insert("c", rows(1, 2, 3)),
@@ -84,8 +89,12 @@ async def test_writes_of_every_kind_go_together_and_each_is_told_of_its_own_rows
         bodies = message.bodies or (message,)
         inserts = [body for body in bodies if body.type is sn.MessageType.INSERT]
         offsets = {shard: place for body in inserts for shard, place in body.row_offsets.items()}
-        assert offsets == {shard: at for shard, at in result.row_offsets.items() if shard in message.vchannels}
-        ids[name] = {row["id"] for body in bodies for row in (body.to_arrow() or pa.table({})).to_pylist()}
+        assert offsets == {
+            shard: at for shard, at in result.row_offsets.items() if shard in message.vchannels
+        }
+        ids[name] = {
+            row["id"] for body in bodies for row in (body.to_arrow() or pa.table({})).to_pylist()
+        }
     del ids["transaction"], ids["upsert"], ids["upsert of a table"]
     assert ids == {
         "dicts": {1, 2, 3},
@@ -102,17 +111,24 @@ async def test_writes_of_every_kind_go_together_and_each_is_told_of_its_own_rows
         "producer's transaction": {20},
     }
     assert len({result.time_tick for result in results.values() if result}) == len(calls)
-    taken = [message_id for result in results.values() if result for message_id in result.message_ids]
+    taken = [
+        message_id for result in results.values() if result for message_id in result.message_ids
+    ]
     assert len(set(taken)) == len(taken)
     assert (feed.last_sequence, other_feed.last_sequence) == (2, 9)
     assert (await held.found()).keys() == {*range(14), *range(15, 21)}
     assert (await held.found("other")).keys() == {14, 18, 19}
 
 
-async def test_row_offsets_of_writes_that_went_together_are_dense_and_in_the_order_of_their_ticks(held: Held) -> None:
+async def test_row_offsets_of_writes_that_went_together_are_dense_and_in_the_order_of_their_ticks(
+    held: Held,
+) -> None:
     held.hold()
     keys = [list(range(10 * call, 10 * call + 1 + call % 4)) for call in range(30)]
-    calls = [held.node.insert("c", rows(*some) if number % 2 else table(*some)) for number, some in enumerate(keys)]
+    calls = [
+        held.node.insert("c", rows(*some) if number % 2 else table(*some))
+        for number, some in enumerate(keys)
+    ]
     tasks = await start(*calls)
     held.let_go()
     results = [await task for task in tasks]
@@ -121,7 +137,9 @@ async def test_row_offsets_of_writes_that_went_together_are_dense_and_in_the_ord
         for shard, (first, count) in result.row_offsets.items():
             assert first == expected.setdefault(shard, first)
             expected[shard] = first + count
-    assert [sum(count for _, count in each.row_offsets.values()) for each in results if each] == [*map(len, keys)]
+    assert [sum(count for _, count in each.row_offsets.values()) for each in results if each] == [
+        *map(len, keys)
+    ]
     ticks = [result.time_tick for result in results if result]
     assert ticks == sorted(ticks), "who calls first comes first"
 
@@ -142,8 +160,11 @@ BAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", ["insert", "upsert", "transaction"])
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-async def test_bad_row_fails_alone_among_others_with_what_arrow_says_of_it(held: Held, bad: Row, kind: str) -> None:
-    node, misfits = held.node, [*rows(50), bad]
+async def test_bad_row_fails_alone_among_others_with_what_arrow_says_of_it(
+    held: Held, bad: Row, kind: str
+) -> None:
+    node = held.node
+    misfits = [*rows(50), bad]
     with pytest.raises(StreamingNodeError) as by_arrow:
         to_batches(misfits, SHAPE)
 
@@ -165,16 +186,26 @@ async def test_bad_row_fails_alone_among_others_with_what_arrow_says_of_it(held:
     assert str(caught.value) == str(by_arrow.value)
     if isinstance(caught.value, SchemaMismatch):
         assert isinstance(by_arrow.value, SchemaMismatch)
-        assert (caught.value.row, caught.value.column) == (by_arrow.value.row, by_arrow.value.column)
+        assert (caught.value.row, caught.value.column) == (
+            by_arrow.value.row,
+            by_arrow.value.column,
+        )
     await asyncio.gather(first, good, also_good)
     assert await held.groups() == [1, 2]
     assert (await held.found()).keys() == {0, 1, 2}
 
 
 async def test_long_texts_and_rows_of_many_bytes_are_written_as_through_arrow(held: Held) -> None:
-    texts = ["x" * PLAIN_TEXT_BYTES_MAX, "x" * (PLAIN_TEXT_BYTES_MAX + 1), "é" * PLAIN_TEXT_BYTES_MAX, "x" * (2 << 20)]
+    texts = [
+        "x" * PLAIN_TEXT_BYTES_MAX,
+        "x" * (PLAIN_TEXT_BYTES_MAX + 1),
+        "é" * PLAIN_TEXT_BYTES_MAX,
+        "x" * (2 << 20),
+    ]
     held.hold()
-    tasks = await start(*(held.node.insert("c", [{"id": key, "item": text}]) for key, text in enumerate(texts)))
+    tasks = await start(
+        *(held.node.insert("c", [{"id": key, "item": text}]) for key, text in enumerate(texts))
+    )
     held.let_go()
     await asyncio.gather(*tasks)
     assert await held.found() == dict(enumerate(texts))
@@ -184,7 +215,9 @@ async def test_few_rows_over_one_group_are_split_and_say_so(held: Held) -> None:
     columns: dict[str, pa.DataType] = {f"c{number}": pa.string() for number in range(8)}
     await held.node.create_collection("wide", schema_of(id=pa.int64(), **columns), primary_key="id")
     text = "x" * PLAIN_TEXT_BYTES_MAX
-    result = await held.node.insert("wide", [{"id": key, **dict.fromkeys(columns, text)} for key in range(16)])
+    result = await held.node.insert(
+        "wide", [{"id": key, **dict.fromkeys(columns, text)} for key in range(16)]
+    )
     assert len(result.groups) == 3
     with pytest.raises(TooLarge, match="one row takes"):
         await held.node.insert("c", [{"id": 1, "item": "x" * (5 << 20)}])
@@ -218,7 +251,9 @@ async def test_rows_of_a_partition_that_is_dropped_meanwhile_fail_alone(held: He
         await held.node.drop_partition("c", "eu")
 
     (dropping,) = await start(drop())
-    gone, good = await start(held.node.insert("c", rows(1), partition="eu"), held.node.insert("c", rows(2)))
+    gone, good = await start(
+        held.node.insert("c", rows(1), partition="eu"), held.node.insert("c", rows(2))
+    )
     held.let_go()
     await asyncio.gather(dropping, good)
     with pytest.raises(PartitionNotFound):
@@ -227,11 +262,17 @@ async def test_rows_of_a_partition_that_is_dropped_meanwhile_fail_alone(held: He
 
 
 @pytest.mark.parametrize("round_", range(4))
-async def test_writes_of_one_key_that_wait_together_end_as_if_one_came_after_the_other(held: Held, round_: int) -> None:
-    node, expected = held.node, dict[int, str | None]()
+async def test_writes_of_one_key_that_wait_together_end_as_if_one_came_after_the_other(
+    held: Held, round_: int
+) -> None:
+    node = held.node
+    expected = dict[int, str | None]()
     kinds: list[Callable[[int], tuple[Writing, str | None]]] = [
         lambda key: (node.upsert("c", [{"id": key, "item": "dict"}]), "dict"),
-        lambda key: (node.upsert("c", pa.Table.from_pylist([{"id": key, "item": "table"}], SCHEMA)), "table"),
+        lambda key: (
+            node.upsert("c", pa.Table.from_pylist([{"id": key, "item": "table"}], SCHEMA)),
+            "table",
+        ),
         lambda key: (node.delete("c", [key]), None),
         lambda key: (_replace(node, key), "replaced"),
     ]
@@ -246,9 +287,13 @@ async def test_writes_of_one_key_that_wait_together_end_as_if_one_came_after_the
     held.let_go()
     await asyncio.gather(*tasks)
     assert await held.groups() == [1, len(calls)]
-    assert await held.found() == {100: "tea 100"} | {key: item for key, item in expected.items() if item is not None}
+    assert await held.found() == {100: "tea 100"} | {
+        key: item for key, item in expected.items() if item is not None
+    }
     await node.flush()
-    assert await held.found() == {100: "tea 100"} | {key: item for key, item in expected.items() if item is not None}
+    assert await held.found() == {100: "tea 100"} | {
+        key: item for key, item in expected.items() if item is not None
+    }
 
 
 async def _replace(node: Node, key: int) -> WriteResult | None:
@@ -260,8 +305,11 @@ async def _replace(node: Node, key: int) -> WriteResult | None:
 
 async def test_what_a_caller_changes_after_its_call_began_changes_nothing(held: Held) -> None:
     held.hold()
-    given, keys = rows(1, 2), [-6, -7]
-    tasks = await start(held.node.insert("c", rows(0)), held.node.insert("c", given), held.node.delete("c", keys))
+    given = rows(1, 2)
+    keys = [-6, -7]
+    tasks = await start(
+        held.node.insert("c", rows(0)), held.node.insert("c", given), held.node.delete("c", keys)
+    )
     given[0]["item"] = "coffee"
     given.append({"id": 3, "item": "x"})
     keys.clear()
@@ -283,13 +331,16 @@ async def test_what_a_caller_changes_after_it_gave_rows_to_a_transaction_changes
 ) -> None:
     np_keys = pa.array(range(1, 4), pa.int64()).to_numpy().copy()
     batch = pa.record_batch([pa.array(np_keys), pa.array(["a", "b", "c"])], schema=SCHEMA)
-    dicts, keys = rows(0), [-6]
+    dicts = rows(0)
+    keys = [-6]
     async with held.node.transaction() as txn:
         await txn.insert("c", dicts)
         await txn.insert("c", given(batch))
         await txn.delete("c", keys)
         await txn.delete("other", pa.array(np_keys))
-        dicts[0]["id"], keys[0], np_keys[:] = 77, 0, 77
+        dicts[0]["id"] = 77
+        keys[0] = 0
+        np_keys[:] = 77
     assert (await held.found()).keys() == {0, 1, 2, 3}
     (message,) = [each for each in await held.messages("other") if each.type is sn.MessageType.TXN]
     assert [body.to_arrow() for body in message.bodies] == [
@@ -299,7 +350,9 @@ async def test_what_a_caller_changes_after_it_gave_rows_to_a_transaction_changes
 
 async def test_transaction_of_many_small_writes_that_is_streamed_has_all_of_them() -> None:
     """Together they take less than a group, each by itself they take more."""
-    async with sn.open_node(None, config=load_config(arguments={"wal.group_bytes_max": 16 << 10})) as node:
+    async with sn.open_node(
+        None, config=load_config(arguments={"wal.group_bytes_max": 16 << 10})
+    ) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
         async with node.transaction() as txn:
             for key in range(1_000):

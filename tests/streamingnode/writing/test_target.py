@@ -1,4 +1,6 @@
-"""Rows of plain values become what they would be through Arrow, or are left to it; and rows go to the shard of their key."""
+"""Rows of plain values become what they would be through Arrow, or are left to it; and rows go to
+the shard of their key.
+"""
 
 import datetime as dt
 from collections import UserDict, UserList, defaultdict, deque
@@ -61,8 +63,30 @@ OTHERS: dict[pa.DataType, st.SearchStrategy[Any]] = {
 KEY_TYPES = [kind for kind in PLAIN if kind not in (pa.float64(), pa.bool_())]
 ODD = st.sampled_from(
     [
-        *(None, True, 0, 1 << 7, 1 << 15, 1 << 31, -(1 << 63) - 1, 1 << 63, 1 << 70, 1.5, float("nan")),
-        *("", "\ud800", "a\udfff", "é", LONG, "é" * (PLAIN_TEXT_BYTES_MAX // 2 + 1), b"", b"\xff", LONG.encode()),
+        *(
+            None,
+            True,
+            0,
+            1 << 7,
+            1 << 15,
+            1 << 31,
+            -(1 << 63) - 1,
+            1 << 63,
+            1 << 70,
+            1.5,
+            float("nan"),
+        ),
+        *(
+            "",
+            "\ud800",
+            "a\udfff",
+            "é",
+            LONG,
+            "é" * (PLAIN_TEXT_BYTES_MAX // 2 + 1),
+            b"",
+            b"\xff",
+            LONG.encode(),
+        ),
         *(dt.date(2024, 2, 29), NAIVE, dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
         *(
             np.int64(3),
@@ -82,7 +106,10 @@ ODD = st.sampled_from(
 def fields(draw: st.DrawFn) -> pa.Schema:
     kinds = draw(st.lists(st.sampled_from([*PLAIN, *PLAIN, *OTHERS]), max_size=5))
     key = pa.field("id", draw(st.sampled_from(KEY_TYPES)))
-    return pa.schema([pa.field(f"c{i}", kind, nullable=draw(st.booleans())) for i, kind in enumerate(kinds)] + [key])
+    return pa.schema(
+        [pa.field(f"c{i}", kind, nullable=draw(st.booleans())) for i, kind in enumerate(kinds)]
+        + [key]
+    )
 
 
 @st.composite
@@ -95,28 +122,40 @@ def rows_of(draw: st.DrawFn, schema: pa.Schema) -> list[dict[str, Any]]:
     }
     odd = draw(st.booleans())
     usual_only = {field.name: {**PLAIN, **OTHERS}[field.type] for field in schema}
-    return draw(st.lists(st.fixed_dictionaries(values if odd else usual_only), min_size=1, max_size=6))
+    return draw(
+        st.lists(st.fixed_dictionaries(values if odd else usual_only), min_size=1, max_size=6)
+    )
 
 
 def target_of(schema: pa.Schema, *, shards: int = 1) -> BatchTarget:
     return write_target(schema, shards=shards).inserts(8)
 
 
-def rows_in(target: BatchTarget, encoded: Sequence[ShardRows]) -> list[tuple[int, list[int], list[int], str]]:
-    """Return all of what was encoded: shard, pieces and counts, and the rows, printed because NaN is not itself."""
+def rows_in(
+    target: BatchTarget, encoded: Sequence[ShardRows]
+) -> list[tuple[int, list[int], list[int], str]]:
+    """Return all of what was encoded: shard, pieces and counts, and the rows, printed because NaN
+    is not itself.
+    """
     return [
         (
             part.shard,
             list(map(int, part.pieces)),
             list(map(int, part.counts)),
-            repr(pa.ipc.read_record_batch(pa.py_buffer(part.payload), target.shape.schema).to_pylist()),
+            repr(
+                pa.ipc.read_record_batch(
+                    pa.py_buffer(part.payload), target.shape.schema
+                ).to_pylist()
+            ),
         )
         for part in encoded
     ]
 
 
 @given(st.data())
-def test_rows_taken_as_plain_values_are_those_that_arrow_takes_and_the_same_rows(data: st.DataObject) -> None:
+def test_rows_taken_as_plain_values_are_those_that_arrow_takes_and_the_same_rows(
+    data: st.DataObject,
+) -> None:
     schema = data.draw(fields())
     rows = data.draw(rows_of(schema))
     target = target_of(schema, shards=data.draw(st.sampled_from([1, 3])))
@@ -132,7 +171,9 @@ def test_rows_taken_as_plain_values_are_those_that_arrow_takes_and_the_same_rows
 
 
 @given(st.data())
-def test_plain_rows_and_arrow_rows_that_go_together_are_as_if_all_were_arrow(data: st.DataObject) -> None:
+def test_plain_rows_and_arrow_rows_that_go_together_are_as_if_all_were_arrow(
+    data: st.DataObject,
+) -> None:
     schema = data.draw(fields().filter(lambda schema: all(kind in PLAIN for kind in schema.types)))
     target = target_of(schema, shards=data.draw(st.sampled_from([1, 4])))
     one_row = st.fixed_dictionaries({field.name: PLAIN[field.type] for field in schema})
@@ -149,7 +190,9 @@ def test_plain_rows_and_arrow_rows_that_go_together_are_as_if_all_were_arrow(dat
 
 
 @given(st.data(), st.sampled_from(KEY_TYPES))
-def test_keys_taken_as_plain_values_are_those_that_arrow_takes(data: st.DataObject, kind: pa.DataType) -> None:
+def test_keys_taken_as_plain_values_are_those_that_arrow_takes(
+    data: st.DataObject, kind: pa.DataType
+) -> None:
     values = data.draw(st.lists(st.one_of(PLAIN[kind], PLAIN[kind], ODD), min_size=1, max_size=6))
     target = write_target(schema_of(id=kind, other=pa.int8()), shards=2).deletes
     taken = target.plain.take(values, are_keys=True)
@@ -163,7 +206,9 @@ def test_keys_taken_as_plain_values_are_those_that_arrow_takes(data: st.DataObje
     assert rows_in(target, target.encode([taken[0]])) == rows_in(target, target.encode([batch]))
 
 
-COUNTED = schema_of(id=pa.int64(), day=pa.date32(), flag=pa.bool_(), text=pa.string(), at=pa.float64())
+COUNTED = schema_of(
+    id=pa.int64(), day=pa.date32(), flag=pa.bool_(), text=pa.string(), at=pa.float64()
+)
 FITS = {"id": 1, "day": dt.date(2024, 1, 1), "flag": True, "text": "a", "at": 0.5}
 
 
@@ -175,7 +220,14 @@ def test_rows_of_usual_values_are_plain() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        *({"id": 1 << 63}, {"id": True}, {"id": None}, {"id": 1.0}, {"id": np.int64(1)}, {"id": Number(1)}),
+        *(
+            {"id": 1 << 63},
+            {"id": True},
+            {"id": None},
+            {"id": 1.0},
+            {"id": np.int64(1)},
+            {"id": Number(1)},
+        ),
         *({"flag": 1}, {"flag": np.bool_(True)}, {"at": 1}, {"at": Decimal(1)}, {"day": NAIVE}),
         *({"text": "\ud800"}, {"text": Text("a")}, {"text": b"a"}, {"text": LONG}, {"other": 1}),
     ],
@@ -186,7 +238,9 @@ def test_values_that_arrow_has_to_look_at_are_not_plain(change: dict[str, object
     assert plain.take([FITS, FITS | change]) is None
 
 
-@pytest.mark.parametrize("row", [{}, {"id": 1}, [1, 2, 3, 4, 5], "texts", None, 5, dict.fromkeys("abcde")], ids=repr)
+@pytest.mark.parametrize(
+    "row", [{}, {"id": 1}, [1, 2, 3, 4, 5], "texts", None, 5, dict.fromkeys("abcde")], ids=repr
+)
 def test_what_is_no_row_is_not_plain(row: object) -> None:
     assert PlainRows(row_shape(COUNTED, primary_key="id")).take([FITS, row]) is None
 
@@ -205,17 +259,25 @@ def test_copied_batch_does_not_change_with_the_buffers_it_came_from() -> None:
     assert copy.schema.equals(batch.schema)
 
 
-@given(st.lists(st.lists(integers(64), min_size=1, max_size=9), min_size=1, max_size=5), st.integers(1, 9))
+@given(
+    st.lists(st.lists(integers(64), min_size=1, max_size=9), min_size=1, max_size=5),
+    st.integers(1, 9),
+)
 def test_every_row_is_in_its_shard_once_and_in_order(calls: list[list[int]], shards: int) -> None:
     info = collection_info(schema_of(id=pa.int64(), row=pa.int64()), shards=shards)
     target = BatchTarget(
-        info, row_shape(schema_of(id=pa.int64(), row=pa.int64()), primary_key="id"), MessageType.INSERT
+        info,
+        row_shape(schema_of(id=pa.int64(), row=pa.int64()), primary_key="id"),
+        MessageType.INSERT,
     )
     keys = [key for call in calls for key in call]
-    number, pieces = iter(range(len(keys))), []
+    number = iter(range(len(keys)))
+    pieces = []
     for call in calls:
         rows = [next(number) for _ in call]
-        pieces.append(pa.record_batch({"id": pa.array(call, pa.int64()), "row": pa.array(rows, pa.int64())}))
+        pieces.append(
+            pa.record_batch({"id": pa.array(call, pa.int64()), "row": pa.array(rows, pa.int64())})
+        )
     expected = shards_of(hash_integers(np.array(keys, np.int64)), shards).tolist()
     found: dict[int, tuple[int, int]] = {}
     encoded = target.encode(pieces)
@@ -235,8 +297,12 @@ def test_rows_of_a_shard_keep_their_order_in_a_large_batch() -> None:
     rows = np.arange(20_000)
     schema = schema_of(id=pa.int64(), row=pa.int64())
     target = target_of(schema, shards=3)
-    for part in target.encode([pa.RecordBatch.from_pydict({"id": rows % 97, "row": rows}, schema=schema)]):
-        found = pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema).column("row").to_numpy()
+    for part in target.encode(
+        [pa.RecordBatch.from_pydict({"id": rows % 97, "row": rows}, schema=schema)]
+    ):
+        found = (
+            pa.ipc.read_record_batch(pa.py_buffer(part.payload), schema).column("row").to_numpy()
+        )
         assert (np.diff(found) > 0).all()
 
 

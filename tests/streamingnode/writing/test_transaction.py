@@ -1,4 +1,6 @@
-"""A transaction is one group while it fits, a session when it does not, and all or nothing in both cases."""
+"""A transaction is one group while it fits, a session when it does not, and all or nothing in both
+cases.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
@@ -10,10 +12,21 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from interceptors.errors import CollectionNotFound, InvalidTransactionState, SchemaMismatch, TransactionExpired
+from interceptors.errors import (
+    CollectionNotFound,
+    InvalidTransactionState,
+    SchemaMismatch,
+    TransactionExpired,
+)
 from streamingnode.writing.transaction import Transaction, TransactionState
 from streamingnode.writing.write import nothing_at
-from tests.streamingnode.append_double import AppendDouble, collection_info, schema_of, types_of, writes_on
+from tests.streamingnode.append_double import (
+    AppendDouble,
+    collection_info,
+    schema_of,
+    types_of,
+    writes_on,
+)
 from wal.append import AppendGroup
 from wal.errors import StorageFull
 from wal.headers import DML, MessageType
@@ -30,7 +43,9 @@ class Transactions:
     def __init__(self) -> None:
         self.log = AppendDouble()
 
-    def begin(self, *, group_messages_max: int = 1_000, memory: Budget | None = None) -> Transaction:
+    def begin(
+        self, *, group_messages_max: int = 1_000, memory: Budget | None = None
+    ) -> Transaction:
         pending = PendingBytes(1 << 30)
         pending.transactions = memory or pending.transactions
         writes = writes_on(
@@ -49,7 +64,9 @@ def transactions() -> Transactions:
     return Transactions()
 
 
-async def test_small_transaction_is_one_group_from_begin_to_commit(transactions: Transactions) -> None:
+async def test_small_transaction_is_one_group_from_begin_to_commit(
+    transactions: Transactions,
+) -> None:
     async with transactions.begin() as txn:
         await txn.insert("orders", [{"id": 1, "item": "a"}])
         await txn.upsert("orders", [{"id": 2, "item": "b"}])
@@ -62,7 +79,9 @@ async def test_small_transaction_is_one_group_from_begin_to_commit(transactions:
     assert txn._state is TransactionState.COMMITTED
 
 
-async def test_empty_transaction_appends_nothing_and_ends_at_the_tick_before_it(transactions: Transactions) -> None:
+async def test_empty_transaction_appends_nothing_and_ends_at_the_tick_before_it(
+    transactions: Transactions,
+) -> None:
     async with transactions.begin() as before:
         await before.insert("orders", [{"id": 1, "item": "a"}])
     async with transactions.begin() as txn:
@@ -72,7 +91,9 @@ async def test_empty_transaction_appends_nothing_and_ends_at_the_tick_before_it(
     assert len(transactions.log.groups) == 1
 
 
-async def test_exception_in_the_block_rolls_back_and_comes_out_unchanged(transactions: Transactions) -> None:
+async def test_exception_in_the_block_rolls_back_and_comes_out_unchanged(
+    transactions: Transactions,
+) -> None:
     error = RuntimeError("mine")
     with pytest.raises(RuntimeError) as caught:
         async with transactions.begin() as txn:
@@ -83,7 +104,9 @@ async def test_exception_in_the_block_rolls_back_and_comes_out_unchanged(transac
     assert txn._state is TransactionState.ROLLED_BACK
 
 
-async def test_transaction_that_outgrows_a_group_is_streamed_under_its_id(transactions: Transactions) -> None:
+async def test_transaction_that_outgrows_a_group_is_streamed_under_its_id(
+    transactions: Transactions,
+) -> None:
     async with transactions.begin() as txn:
         for key in range(4):
             await txn.insert("orders", [{"id": key, "item": LARGE}])
@@ -131,21 +154,29 @@ async def test_small_calls_of_a_streamed_transaction_that_follow_each_other_shar
     assert kinds == [MessageType.INSERT, MessageType.DELETE, MessageType.INSERT]
 
 
-async def test_messages_of_every_shard_count_when_a_transaction_is_streamed(transactions: Transactions) -> None:
+async def test_messages_of_every_shard_count_when_a_transaction_is_streamed(
+    transactions: Transactions,
+) -> None:
     async with transactions.begin(group_messages_max=10) as txn:
         for start in range(0, 200, 20):
-            await txn.insert("sharded", [{"id": key, "item": "a"} for key in range(start, start + 20)])
+            await txn.insert(
+                "sharded", [{"id": key, "item": "a"} for key in range(start, start + 20)]
+            )
     assert max(len(group.messages) for group in transactions.log.groups) <= 10
     ids = [row["id"] for row in transactions.log.rows(SCHEMA)]
     assert len(ids) == 200
     assert set(ids) == set(range(200))
 
 
-async def test_one_large_insert_in_a_transaction_is_split_into_bodies(transactions: Transactions) -> None:
+async def test_one_large_insert_in_a_transaction_is_split_into_bodies(
+    transactions: Transactions,
+) -> None:
     async with transactions.begin() as txn:
         await txn.upsert("sharded", [{"id": key, "item": LARGE} for key in range(10)])
     assert all(group.size_bytes <= GROUP_BYTES_MAX for group in transactions.log.groups)
-    assert sorted(str(row["id"]) for row in transactions.log.rows(SCHEMA)) == sorted(map(str, range(10)))
+    assert sorted(str(row["id"]) for row in transactions.log.rows(SCHEMA)) == sorted(
+        map(str, range(10))
+    )
 
 
 async def test_streamed_transaction_is_rolled_back_in_the_log(transactions: Transactions) -> None:
@@ -156,7 +187,9 @@ async def test_streamed_transaction_is_rolled_back_in_the_log(transactions: Tran
     assert types_of(transactions.log.groups[-1]) == ["ROLLBACK_TXN"]
 
 
-async def test_rollback_that_fails_does_not_hide_the_callers_error(transactions: Transactions) -> None:
+async def test_rollback_that_fails_does_not_hide_the_callers_error(
+    transactions: Transactions,
+) -> None:
     with pytest.raises(KeyError):
         async with transactions.begin() as txn:
             await txn.insert("orders", [{"id": key, "item": LARGE} for key in range(4)])
@@ -193,14 +226,18 @@ async def test_transaction_used_after_its_end_is_refused(
     assert len(transactions.log.groups) == groups
 
 
-async def test_block_left_after_an_explicit_commit_does_nothing_more(transactions: Transactions) -> None:
+async def test_block_left_after_an_explicit_commit_does_nothing_more(
+    transactions: Transactions,
+) -> None:
     async with transactions.begin() as txn:
         await txn.insert("orders", [{"id": 1, "item": "a"}])
         await txn.commit()
     assert len(transactions.log.groups) == 1
 
 
-async def test_refused_rows_leave_the_transaction_open_without_them(transactions: Transactions) -> None:
+async def test_refused_rows_leave_the_transaction_open_without_them(
+    transactions: Transactions,
+) -> None:
     async with transactions.begin() as txn:
         await txn.insert("orders", [{"id": 1, "item": "a"}])
         with pytest.raises(SchemaMismatch):
@@ -210,7 +247,9 @@ async def test_refused_rows_leave_the_transaction_open_without_them(transactions
     assert [row["id"] for row in transactions.log.rows(SCHEMA)] == [1]
 
 
-async def test_caught_loss_of_streamed_rows_still_ends_in_a_rollback(transactions: Transactions) -> None:
+async def test_caught_loss_of_streamed_rows_still_ends_in_a_rollback(
+    transactions: Transactions,
+) -> None:
     transactions.log.refuse = _full
     with pytest.raises(InvalidTransactionState, match="repeat all of it"):
         async with transactions.begin() as txn:
@@ -218,7 +257,10 @@ async def test_caught_loss_of_streamed_rows_still_ends_in_a_rollback(transaction
                 await txn.insert("orders", [{"id": key, "item": LARGE} for key in range(4)])
             with pytest.raises(InvalidTransactionState, match="broken"):
                 await txn.commit()
-    assert [types_of(group) for group in transactions.log.groups] == [["BEGIN_TXN"], ["ROLLBACK_TXN"]]
+    assert [types_of(group) for group in transactions.log.groups] == [
+        ["BEGIN_TXN"],
+        ["ROLLBACK_TXN"],
+    ]
 
 
 def _full(group: AppendGroup) -> StorageFull | None:
@@ -228,7 +270,9 @@ def _full(group: AppendGroup) -> StorageFull | None:
 async def test_cancelled_streaming_leaves_only_a_rollback(transactions: Transactions) -> None:
     txn = transactions.begin()
     transactions.log.hold()
-    task = asyncio.get_running_loop().create_task(txn.insert("orders", [{"id": n, "item": LARGE} for n in range(4)]))
+    task = asyncio.get_running_loop().create_task(
+        txn.insert("orders", [{"id": n, "item": LARGE} for n in range(4)])
+    )
     await transactions.log.arrival()
     task.cancel()
     await asyncio.wait([task])
@@ -259,12 +303,16 @@ async def test_commit_cancelled_behind_the_rows_of_another_task_leaves_only_a_ro
     assert memory.held_bytes == 0
 
 
-async def test_commit_behind_another_task_that_loses_what_it_streams_is_refused(transactions: Transactions) -> None:
+async def test_commit_behind_another_task_that_loses_what_it_streams_is_refused(
+    transactions: Transactions,
+) -> None:
     txn = transactions.begin()
     for key in range(2):
         await txn.insert("orders", [{"id": key, "item": LARGE}])
     transactions.log.hold()
-    insert = asyncio.get_running_loop().create_task(txn.insert("orders", [{"id": 2, "item": LARGE}]))
+    insert = asyncio.get_running_loop().create_task(
+        txn.insert("orders", [{"id": 2, "item": LARGE}])
+    )
     while not transactions.log.in_flight:  # row 1, whose insert has returned, on its way
         await anyio.lowlevel.checkpoint()
     commit = asyncio.get_running_loop().create_task(txn.commit())
@@ -279,14 +327,17 @@ async def test_commit_behind_another_task_that_loses_what_it_streams_is_refused(
 async def test_insert_that_is_cancelled_with_half_of_its_rows_in_leaves_only_a_rollback(
     transactions: Transactions,
 ) -> None:
-    loop, txn = asyncio.get_running_loop(), transactions.begin()
+    loop = asyncio.get_running_loop()
+    txn = transactions.begin()
     for key in range(2):
         await txn.insert("orders", [{"id": key, "item": LARGE}])
     transactions.log.hold()
     other = loop.create_task(txn.insert("orders", [{"id": 2, "item": LARGE}]))
     while not transactions.log.in_flight:
         await anyio.lowlevel.checkpoint()
-    insert = loop.create_task(txn.insert("orders", [{"id": key, "item": LARGE} for key in range(3, 6)]))
+    insert = loop.create_task(
+        txn.insert("orders", [{"id": key, "item": LARGE} for key in range(3, 6)])
+    )
     while not txn._pieces:  # the first of its rows, the others wait for those that are sent
         await anyio.lowlevel.checkpoint()
     insert.cancel()
@@ -317,7 +368,9 @@ async def test_rows_of_a_task_are_refused_when_another_ends_the_transaction_unde
 
 
 class TransactionModel(RuleBasedStateMachine):
-    """Whatever is done to a transaction, the log has all of its rows at one commit, or no commit of it."""
+    """Whatever is done to a transaction, the log has all of its rows at one commit, or no commit of
+    it.
+    """
 
     @initialize()
     def begin(self) -> None:
@@ -341,10 +394,14 @@ class TransactionModel(RuleBasedStateMachine):
     @rule(commit=st.booleans())
     def end(self, *, commit: bool) -> None:
         if self._do(self._txn.commit() if commit else self._txn.rollback()):
-            commits = [message for message in self._log.messages if message.type is MessageType.COMMIT_TXN]
+            commits = [
+                message for message in self._log.messages if message.type is MessageType.COMMIT_TXN
+            ]
             assert len(commits) == (1 if commit and self._rows else 0)
             if commit:
-                assert sorted(str(row["id"]) for row in self._log.rows(SCHEMA)) == sorted(map(str, self._rows))
+                assert sorted(str(row["id"]) for row in self._log.rows(SCHEMA)) == sorted(
+                    map(str, self._rows)
+                )
 
     def teardown(self) -> None:
         if hasattr(self, "_runner"):

@@ -1,4 +1,6 @@
-"""Writes that wait end as their callers are told: cancelled, out of time, held back, closed over or in doubt."""
+"""Writes that wait end as their callers are told: cancelled, out of time, held back, closed over or
+in doubt.
+"""
 
 import asyncio
 import time
@@ -52,7 +54,9 @@ async def test_write_cancelled_before_its_pack_has_its_place_never_happened(held
     assert len({result.time_tick for result in results if result}) == 5 + PACKS_IN_FLIGHT_MAX
 
 
-async def test_write_cancelled_with_its_pack_under_way_is_in_the_log_and_hurts_nobody(held: Held) -> None:
+async def test_write_cancelled_with_its_pack_under_way_is_in_the_log_and_hurts_nobody(
+    held: Held,
+) -> None:
     held.hold()
     first, cancelled, other = await start(*(held.node.insert("c", rows(key)) for key in range(3)))
     cancelled.cancel()
@@ -81,7 +85,11 @@ async def test_deadline_says_whether_the_write_may_still_take_effect(held: Held)
 
 @pytest.mark.parametrize("wait", [True, False], ids=["each waits for its last", "all at once"])
 async def test_back_pressure_of_a_small_bound_loses_nothing(tmp_path: Path, *, wait: bool) -> None:
-    settings = {"writes.pending_bytes_max": 16 << 10, "wal.group_bytes_max": 4 << 10, "cut_interval_s": None}
+    settings = {
+        "writes.pending_bytes_max": 16 << 10,
+        "wal.group_bytes_max": 4 << 10,
+        "cut_interval_s": None,
+    }
     with anyio.fail_after(HANGS_S):
         async with sn.open_node(tmp_path, config=load_config(arguments=settings)) as node:
             await node.create_collection("c", SCHEMA, primary_key="id", shards=SHARDS)
@@ -89,7 +97,9 @@ async def test_back_pressure_of_a_small_bound_loses_nothing(tmp_path: Path, *, w
 
             async def write(first: int) -> None:
                 calls = [
-                    kinds[key % 2]("c", table(key, item="x" * 900) if key % 3 else rows(key, item="x" * 900))
+                    kinds[key % 2](
+                        "c", table(key, item="x" * 900) if key % 3 else rows(key, item="x" * 900)
+                    )
                     for key in range(first, first + 5)
                 ]
                 if wait:
@@ -126,7 +136,9 @@ async def test_cancelled_callers_give_back_what_they_held(held: Held) -> None:
     assert parts_of(held.node).measure().writes.pending_row_bytes == 0
 
 
-async def test_closing_lets_what_waits_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_lets_what_waits_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FailingDisk(monkeypatch)
     with anyio.fail_after(HANGS_S):
         async with sn.open_node(tmp_path, cut_interval_s=None) as node:
@@ -156,7 +168,9 @@ async def test_writes_of_a_pack_whose_outcome_stays_open_are_all_indeterminate(
             await node.create_collection("c", SCHEMA, primary_key="id")
             await node.insert("c", rows(-1))
             disk.fail_at(1)
-            outcomes = await asyncio.gather(*(node.insert("c", rows(key)) for key in range(4)), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                *(node.insert("c", rows(key)) for key in range(4)), return_exceptions=True
+            )
             assert {type(outcome) for outcome in outcomes} == {Indeterminate}
             disk.heal()
             await node.upsert("c", rows(9))
@@ -165,11 +179,13 @@ async def test_writes_of_a_pack_whose_outcome_stays_open_are_all_indeterminate(
             assert found <= {-1, 9, *range(4)}
 
 
-# --- transactions whose appends wait are not idle ---------------------------------------------------------------------
+# --- transactions whose appends wait are not idle -------------------------------------------------
 
 
 def pass_s(node: sn.Node, seconds: int) -> None:
-    """Let time pass by which transactions are idle, and expire those that have been for too long."""
+    """Let time pass by which transactions are idle, and expire those that have been for too
+    long.
+    """
     transactions = parts_of(node).channel.term.transactions
     now_ms = transactions.now_ms
     transactions.now_ms = lambda: now_ms() + 1_000 * seconds
@@ -189,8 +205,14 @@ async def test_transaction_whose_append_waits_for_room_longer_than_its_keepalive
             txn_id = await node.begin_transaction()
             await node.insert("c", rows(2), txn_id=txn_id)
             disk.gate.clear()
-            before = await start(*(node.insert("c", rows(key, item="x" * 3_000)) for key in range(10, 13)))
-            call = node.insert("c", rows(3), txn_id=txn_id) if ends == "body" else node.commit_transaction(txn_id)
+            before = await start(
+                *(node.insert("c", rows(key, item="x" * 3_000)) for key in range(10, 13))
+            )
+            call = (
+                node.insert("c", rows(3), txn_id=txn_id)
+                if ends == "body"
+                else node.commit_transaction(txn_id)
+            )
             (waiting,) = await start(call)
             pass_s(node, 60)
             disk.gate.set()
@@ -205,7 +227,10 @@ async def test_transaction_whose_append_waits_for_a_lost_log_longer_than_its_kee
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk(monkeypatch, Fault.WRITE_LOST)
-    quick = {"reopen": ReopenOptions(first_pause_s=0.001, longest_pause_s=0.001), "cut_interval_s": None}
+    quick = {
+        "reopen": ReopenOptions(first_pause_s=0.001, longest_pause_s=0.001),
+        "cut_interval_s": None,
+    }
     with anyio.fail_after(HANGS_S):
         async with sn.open_node(tmp_path / "node", config=load_config(arguments=quick)) as node:
             await node.create_collection("c", SCHEMA, primary_key="id")
@@ -213,18 +238,25 @@ async def test_transaction_whose_append_waits_for_a_lost_log_longer_than_its_kee
             txn_id = await node.begin_transaction()
             await node.insert("c", rows(2), txn_id=txn_id)
             disk.fail_at(1, times=1 << 30)
-            wal, ticks = parts_of(node).channel.wal, parts_of(node).channel.ticks
+            wal = parts_of(node).channel.wal
+            ticks = parts_of(node).channel.ticks
             (other,) = await start(node.insert("c", rows(10)))
             while wal.state is LogState.OPEN:
                 await turns()
-            call = node.insert("c", rows(3), txn_id=txn_id) if ends == "body" else node.commit_transaction(txn_id)
+            call = (
+                node.insert("c", rows(3), txn_id=txn_id)
+                if ends == "body"
+                else node.commit_transaction(txn_id)
+            )
             (waiting,) = await start(call)
             later = SimpleNamespace(
-                monotonic_ns=lambda: time.monotonic_ns() + 60_000_000_000, perf_counter=time.perf_counter
+                monotonic_ns=lambda: time.monotonic_ns() + 60_000_000_000,
+                perf_counter=time.perf_counter,
             )
             monkeypatch.setattr("interceptors.txn.time", later)
             monkeypatch.setattr("wal.adaptor.time", later)
-            ticks._now_ms, ticks._elapsed_ms = lambda: unix_ms() + 60_000, lambda: elapsed_ms() + 60_000
+            ticks._now_ms = lambda: unix_ms() + 60_000
+            ticks._elapsed_ms = lambda: elapsed_ms() + 60_000
             disk.heal()
             await asyncio.gather(other, waiting)
             if ends == "body":
@@ -242,15 +274,22 @@ async def test_transaction_is_expired_for_whoever_comes_after_its_keepalive(
         await node.insert("c", rows(1), txn_id=txn_id)
         late_ns = time.monotonic_ns() + 60_000_000_000
         monkeypatch.setattr(
-            "wal.adaptor.time", SimpleNamespace(monotonic_ns=lambda: late_ns, perf_counter=time.monotonic)
+            "wal.adaptor.time",
+            SimpleNamespace(monotonic_ns=lambda: late_ns, perf_counter=time.monotonic),
         )
         parts_of(node).channel.term.transactions.now_ms = lambda: late_ns // 1_000_000
         with pytest.raises(TransactionExpired):  # though nobody has looked since
-            await (node.insert("c", rows(2), txn_id=txn_id) if ends == "body" else node.commit_transaction(txn_id))
+            await (
+                node.insert("c", rows(2), txn_id=txn_id)
+                if ends == "body"
+                else node.commit_transaction(txn_id)
+            )
         assert not await contents(node)
 
 
-async def test_transaction_whose_commit_waits_for_a_segment_is_idle_only_once_that_is_given_up(held: Held) -> None:
+async def test_transaction_whose_commit_waits_for_a_segment_is_idle_only_once_that_is_given_up(
+    held: Held,
+) -> None:
     await held.node.create_collection("new", SCHEMA, primary_key="id")
     txn_ids = [await held.node.begin_transaction() for _ in range(2)]
     for key, txn_id in enumerate(txn_ids):

@@ -1,4 +1,6 @@
-"""Writes are cut so that each group fits, and a row that can never fit is refused before anything happens."""
+"""Writes are cut so that each group fits, and a row that can never fit is refused before anything
+happens.
+"""
 
 import asyncio
 from typing import Any
@@ -11,7 +13,13 @@ from hypothesis import strategies as st
 from interceptors.errors import CollectionNotFound, InvalidTransactionState
 from streamingnode.writing.target import PLAIN_ROWS_MAX, Kind, messages_of
 from streamingnode.writing.transaction import commit_group, rollback_group
-from streamingnode.writing.write import HALVES_MAX, Write, append_rows, last_of_each_key, messages_within
+from streamingnode.writing.write import (
+    HALVES_MAX,
+    Write,
+    append_rows,
+    last_of_each_key,
+    messages_within,
+)
 from tests.streamingnode.append_double import (
     AppendDouble,
     Logged,
@@ -52,7 +60,9 @@ def writing(kind: Kind, schema: pa.Schema = SCHEMA, *, shards: int = 1) -> Write
     shards=st.integers(1, 4),
     kind=st.sampled_from(["insert", "upsert"]),
 )
-async def test_groups_fit_and_keep_all_rows_in_order(sizes: list[int], shards: int, kind: Kind) -> None:
+async def test_groups_fit_and_keep_all_rows_in_order(
+    sizes: list[int], shards: int, kind: Kind
+) -> None:
     write = writing(kind, shards=shards)
     batch = batch_of(sizes)
     bytes_max = 4096
@@ -76,7 +86,10 @@ TYPES: tuple[tuple[Any, st.SearchStrategy[Any]], ...] = (
     (pa.bool_(), st.booleans()),
     (pa.large_binary(), st.binary(max_size=20)),
     (pa.list_(pa.string()), st.lists(st.text(max_size=3), max_size=3)),
-    (pa.struct([("a", pa.bool_()), ("b", pa.list_(pa.int8()))]), st.just({"a": None, "b": [1, None]})),
+    (
+        pa.struct([("a", pa.bool_()), ("b", pa.list_(pa.int8()))]),
+        st.just({"a": None, "b": [1, None]}),
+    ),
 )
 
 
@@ -86,10 +99,17 @@ async def test_messages_take_no_more_than_was_planned_whatever_the_types(
 ) -> None:
     kinds = data.draw(st.lists(st.sampled_from(TYPES), max_size=6))
     count = data.draw(st.integers(1, 60))
-    schema = pa.schema([("id", pa.string()), *((f"c{i}", each) for i, (each, _) in enumerate(kinds))])
-    columns = [data.draw(st.lists(st.none() | values, min_size=count, max_size=count)) for _, values in kinds]
+    schema = pa.schema(
+        [("id", pa.string()), *((f"c{i}", each) for i, (each, _) in enumerate(kinds))]
+    )
+    columns = [
+        data.draw(st.lists(st.none() | values, min_size=count, max_size=count))
+        for _, values in kinds
+    ]
     arrays = [pa.array(values, each) for values, (each, _) in zip(columns, kinds, strict=True)]
-    batch = pa.RecordBatch.from_arrays([pa.array([str(number) for number in range(count)]), *arrays], schema=schema)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([str(number) for number in range(count)]), *arrays], schema=schema
+    )
     rows = batch.slice(data.draw(st.integers(0, count - 1)))
     write = writing(kind, schema, shards=shards)
     size_bytes = sum(message.size_bytes for message in messages_of(write.pieces(rows), 1))
@@ -98,14 +118,21 @@ async def test_messages_take_no_more_than_was_planned_whatever_the_types(
 
 
 @given(
-    texts=st.lists(st.text(max_size=1_000) | st.just("x" * 5_900), min_size=1, max_size=PLAIN_ROWS_MAX),
+    texts=st.lists(
+        st.text(max_size=1_000) | st.just("x" * 5_900), min_size=1, max_size=PLAIN_ROWS_MAX
+    ),
     shards=st.integers(1, 8),
     kind=st.sampled_from(["insert", "upsert", "delete"]),
 )
-def test_plain_rows_fit_a_group_however_they_are_encoded_or_are_none(texts: list[str], shards: int, kind: Kind) -> None:
-    write, bytes_max = writing(kind, TEXT_KEYS, shards=shards), 30_000
+def test_plain_rows_fit_a_group_however_they_are_encoded_or_are_none(
+    texts: list[str], shards: int, kind: Kind
+) -> None:
+    write = writing(kind, TEXT_KEYS, shards=shards)
+    bytes_max = 30_000
     keys = [f"{number}{text}" for number, text in enumerate(texts)]
-    pieces = write.plain(keys if kind == "delete" else [{"id": key, "count": 1} for key in keys], bytes_max)
+    pieces = write.plain(
+        keys if kind == "delete" else [{"id": key, "count": 1} for key in keys], bytes_max
+    )
     if pieces is None:
         assert sum(len(key.encode()) for key in keys) * 2 > bytes_max / 4
     else:
@@ -118,10 +145,16 @@ def test_plain_rows_fit_a_group_however_they_are_encoded_or_are_none(texts: list
 @given(sizes=st.lists(st.integers(0, 3_000), min_size=1, max_size=40))
 def test_bodies_that_are_streamed_go_in_groups_that_fit_and_in_order(sizes: list[int]) -> None:
     write = writing("insert")
-    pieces = [piece for size in sizes for piece in write.plain([{"id": size, "blob": "x" * size}], 1 << 20) or ()]
+    pieces = [
+        piece
+        for size in sizes
+        for piece in write.plain([{"id": size, "blob": "x" * size}], 1 << 20) or ()
+    ]
     groups = list(messages_within(messages_of(pieces, 1), 4_096))
     assert all(sum(message.size_bytes for message in group) <= 4_096 for group in groups)
-    assert [row["id"] for group in groups for message in group for row in decoded(message, SCHEMA)] == sizes
+    assert [
+        row["id"] for group in groups for message in group for row in decoded(message, SCHEMA)
+    ] == sizes
 
 
 @pytest.mark.parametrize("kind", ["insert", "upsert"])
@@ -131,14 +164,16 @@ async def test_row_over_the_limit_is_refused_when_the_write_is_planned(kind: Kin
 
 
 @pytest.mark.parametrize("refusal", [StorageFull("data", 0, 1), CollectionNotFound("orders")])
-async def test_write_of_which_some_groups_are_in_the_log_is_in_doubt_whatever_the_next_is_refused_for(
+async def test_write_of_which_some_groups_are_in_log_is_in_doubt_whatever_the_next_is_refused_for(
     refusal: StreamingNodeError,
 ) -> None:
     log = AppendDouble()
     writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
     log.refuse = lambda _: refusal if len(log.groups) == 2 else None
     with pytest.raises(Indeterminate, match="2 groups of the insert are in the log") as caught:
-        await append_rows(writes, writes.write("insert", "orders"), batch_of([3000] * 4), timeout=None)
+        await append_rows(
+            writes, writes.write("insert", "orders"), batch_of([3000] * 4), timeout=None
+        )
     assert caught.value.__cause__ is refusal
     assert [row["id"] for row in log.rows(SCHEMA)] == [0, 1]
 
@@ -146,7 +181,9 @@ async def test_write_of_which_some_groups_are_in_the_log_is_in_doubt_whatever_th
 async def test_a_commit_takes_no_half_of_a_large_write_of_another_task() -> None:
     log = AppendDouble()
     writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
-    insert = append_rows(writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None)
+    insert = append_rows(
+        writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None
+    )
     log.hold()
     inserting = asyncio.ensure_future(insert)
     await log.arrival()
@@ -164,21 +201,30 @@ async def test_a_large_write_is_refused_whole_while_its_transaction_commits() ->
     committing = asyncio.ensure_future(writes.step(commit_group(9)))
     await log.arrival()
     with pytest.raises(InvalidTransactionState, match="being committed"):
-        await append_rows(writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None)
+        await append_rows(
+            writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None
+        )
     log.let_go()
     await committing
     assert log.rows(SCHEMA) == []
     await append_rows(writes, writes.write("insert", "orders"), batch_of([3000] * 3), timeout=None)
 
 
-async def test_a_large_write_keeps_its_transaction_open_however_many_others_commit_meanwhile() -> None:
+async def test_large_write_keeps_its_transaction_open_however_many_others_commit_meanwhile() -> (
+    None
+):
     log = AppendDouble()
     writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
-    insert = append_rows(writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None)
+    insert = append_rows(
+        writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None
+    )
     log.hold()
     tasks = [asyncio.ensure_future(insert)]
     await log.arrival()
-    tasks += [asyncio.ensure_future(writes.step(commit_group(10 + each))) for each in range(HALVES_MAX + 1)]
+    tasks += [
+        asyncio.ensure_future(writes.step(commit_group(10 + each)))
+        for each in range(HALVES_MAX + 1)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(InvalidTransactionState, match="part of a large write"):
         await writes.step(commit_group(9))
@@ -192,12 +238,16 @@ async def test_a_transaction_with_half_of_a_failed_write_can_only_be_rolled_back
     writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
     log.refuse = lambda _: StorageFull("", 0, 1) if len(log.groups) == groups else None
     for txn_id, groups in ((8, 0), (9, 1)):
-        with pytest.raises(StreamingNodeError, match="roll the transaction back" if groups else "space"):
+        with pytest.raises(
+            StreamingNodeError, match="roll the transaction back" if groups else "space"
+        ):
             insert = writes.write("insert", "orders", txn_id=txn_id)
             await append_rows(writes, insert, batch_of([3000] * 3), timeout=None)
     log.refuse = lambda _: None
     await writes.step(commit_group(8))  # of which nothing is in
-    with pytest.raises(InvalidTransactionState, match="half of a large write that failed — roll it back"):
+    with pytest.raises(
+        InvalidTransactionState, match="half of a large write that failed — roll it back"
+    ):
         await writes.step(commit_group(9))
     await writes.step(rollback_group(9, ""))
     await writes.step(commit_group(9))  # the log knows best what became of it
@@ -219,17 +269,28 @@ async def test_upsert_deletes_its_keys_before_it_inserts_on_every_shard() -> Non
     keys = write.into[0].shape.schema
     kinds = [message.type for message in messages]
     assert kinds == sorted(kinds, reverse=True)
-    deleted = {m.vchannel: [row["id"] for row in decoded(m, keys)] for m in messages if m.type is MessageType.DELETE}
-    inserted = {m.vchannel: [row["id"] for row in decoded(m, SCHEMA)] for m in messages if m.type is MessageType.INSERT}
+    deleted = {
+        m.vchannel: [row["id"] for row in decoded(m, keys)]
+        for m in messages
+        if m.type is MessageType.DELETE
+    }
+    inserted = {
+        m.vchannel: [row["id"] for row in decoded(m, SCHEMA)]
+        for m in messages
+        if m.type is MessageType.INSERT
+    }
     assert deleted == inserted
 
 
 async def test_delete_and_insert_of_a_key_meet_on_one_shard() -> None:
-    delete, insert = writing("delete", shards=5), writing("insert", shards=5)
+    delete = writing("delete", shards=5)
+    insert = writing("insert", shards=5)
     schema = delete.into[0].shape.schema
     keys = pa.RecordBatch.from_pydict({"id": list(range(50))}, schema=schema)
     deleted = {
-        row["id"]: m.vchannel for m in messages_in(delete.group(delete.pieces(keys))) for row in decoded(m, schema)
+        row["id"]: m.vchannel
+        for m in messages_in(delete.group(delete.pieces(keys)))
+        for row in decoded(m, schema)
     }
     inserts = messages_in(insert.group(insert.pieces(batch_of([0] * 50))))
     assert {row["id"]: m.vchannel for m in inserts for row in decoded(m, SCHEMA)} == deleted
@@ -238,7 +299,9 @@ async def test_delete_and_insert_of_a_key_meet_on_one_shard() -> None:
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=8), min_size=1, max_size=4))
 def test_last_row_of_each_key_is_what_rows_one_by_one_would_leave(batches: list[list[int]]) -> None:
     counter = iter(range(1000))
-    rows: list[list[dict[str, Any]]] = [[{"id": key, "blob": str(next(counter))} for key in keys] for keys in batches]
+    rows: list[list[dict[str, Any]]] = [
+        [{"id": key, "blob": str(next(counter))} for key in keys] for keys in batches
+    ]
     kept = last_of_each_key([pa.RecordBatch.from_pylist(each, schema=SCHEMA) for each in rows], 0)
     expected = {row["id"]: row["blob"] for each in rows for row in each}
     found = [row for batch in kept for row in batch.to_pylist()]

@@ -23,10 +23,12 @@ async def make_node(
     records_in_tables: bool = False,
     payload: bytes = ENTRY_PAYLOAD,
 ) -> None:
-    """Leave a node as a kill leaves it: `entries` entries in log `p0`, all still in RocksDB's own log.
+    """Leave a node as a kill leaves it: `entries` entries in log `p0`, all still in RocksDB's own
+    log.
 
-    With `floor_after` the floor is the one of so many entries, as after a power cut in between. With `records_in_tables`
-    nothing else is in RocksDB's log: the entries are written one by one, and no record after them.
+    With `floor_after` the floor is the one of so many entries, as after a power cut in between.
+    With `records_in_tables` nothing else is in RocksDB's log: the entries are written one by one,
+    and no record after them.
     """
     alive = path.with_name(path.name + "-alive")
     store = await open_rocks_store(alive, options=NO_LOW_WATER)
@@ -43,7 +45,8 @@ async def make_node(
         await store.put_meta({"k": b"w"})
         floor = (alive / FLOOR_NAME).read_bytes()
     else:
-        for _ in range(entries - floor_after):  # one by one: what is committed together is torn together
+        # one by one: what is committed together is torn together
+        for _ in range(entries - floor_after):
             await append(log, payload)
     if records_in_tables:
         floor = (alive / FLOOR_NAME).read_bytes()
@@ -64,7 +67,10 @@ async def count_entries(path: Path) -> int:
 
 def database_log(path: Path) -> Path:
     """Return RocksDB's own log file, the newest with something in it."""
-    return max((file for file in (path / "log").glob("*.log") if file.stat().st_size), key=lambda file: file.name)
+    return max(
+        (file for file in (path / "log").glob("*.log") if file.stat().st_size),
+        key=lambda file: file.name,
+    )
 
 
 def flip_bit(file: Path, offset: int, bit: int = 3) -> None:

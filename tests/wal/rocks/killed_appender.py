@@ -1,4 +1,6 @@
-"""A process that appends until it is killed, and says on stdout what was acknowledged. Run as a script."""
+"""A process that appends until it is killed, and says on stdout what was acknowledged. Run as a
+script.
+"""
 
 import random
 import sys
@@ -20,7 +22,9 @@ def payload(name: str, number: int, size: int) -> bytes:
 
 
 async def append_until_killed(path: Path, seed: int, durability: str) -> None:
-    """Append, truncate, set state and promise ticks; print a line for each thing that is acknowledged."""
+    """Append, truncate, set state and promise ticks; print a line for each thing that is
+    acknowledged.
+    """
     chance = random.Random(seed)
     options = RocksOptions(durability=durability, sync_interval_ms=5, free_bytes_min=0)  # type: ignore[arg-type]
     store = await open_rocks_store(path, options=options)
@@ -33,7 +37,9 @@ async def append_until_killed(path: Path, seed: int, durability: str) -> None:
             log = chance.choice(logs)
             tick += 1
             size = chance.choice((20, 1000, 20_000))
-            pack = stamped_pack(*[payload(log.name, log.next_position, size)] * chance.randint(1, 3), tick=tick)
+            pack = stamped_pack(
+                *[payload(log.name, log.next_position, size)] * chance.randint(1, 3), tick=tick
+            )
             tickets.append((log, log.append(pack), len(pack.messages), tick))
         for log, ticket, count, ticked in tickets:
             await ticket.written

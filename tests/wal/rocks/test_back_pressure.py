@@ -1,4 +1,6 @@
-"""A RocksDB that makes tables slower than they fill: writes wait outside it, where they hold nobody up."""
+"""A RocksDB that makes tables slower than they fill: writes wait outside it, where they hold nobody
+up.
+"""
 
 import asyncio
 import threading
@@ -20,7 +22,9 @@ HANGS_S = 60
 
 
 class Tables:
-    """How often the writer asked whether RocksDB is behind, and the answer until it has caught up."""
+    """How often the writer asked whether RocksDB is behind, and the answer until it has caught
+    up.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = threading.Semaphore(0)
@@ -32,7 +36,9 @@ class Tables:
         return not self.caught_up.is_set()
 
     async def wait_asked(self) -> None:
-        await anyio.to_thread.run_sync(lambda: [self.asked.acquire(timeout=HANGS_S) for _ in range(3)])
+        await anyio.to_thread.run_sync(
+            lambda: [self.asked.acquire(timeout=HANGS_S) for _ in range(3)]
+        )
 
 
 @pytest.fixture
@@ -42,12 +48,16 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Tables:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[RocksStore]:
-    store = await open_rocks_store(tmp_path / "node", options=RocksOptions(queue_bytes_max=2 * WRITE_BYTES_MAX))
+    store = await open_rocks_store(
+        tmp_path / "node", options=RocksOptions(queue_bytes_max=2 * WRITE_BYTES_MAX)
+    )
     yield store
     await store.close()
 
 
-async def test_appends_are_held_back_until_rocksdb_has_caught_up(store: RocksStore, tables: Tables) -> None:
+async def test_appends_are_held_back_until_rocksdb_has_caught_up(
+    store: RocksStore, tables: Tables
+) -> None:
     log = await store.open_log("p0")
     first = log.append(stamped_pack(bytes(WRITE_BYTES_MAX)))
     await tables.wait_asked()
@@ -64,7 +74,9 @@ async def test_appends_are_held_back_until_rocksdb_has_caught_up(store: RocksSto
         await waiting
 
 
-async def test_closing_writes_what_is_queued_and_does_not_wait_for_tables(tmp_path: Path, tables: Tables) -> None:
+async def test_closing_writes_what_is_queued_and_does_not_wait_for_tables(
+    tmp_path: Path, tables: Tables
+) -> None:
     store = await open_rocks_store(tmp_path / "closed")
     log = await store.open_log("p0")
     ticket = log.append(stamped_pack(bytes(WRITE_BYTES_MAX)))

@@ -35,7 +35,9 @@ async def test_an_undamaged_node_opens_with_everything(node: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
-async def test_a_flipped_bit_in_the_database_log_is_corrupt_and_names_the_place(node: Path, part: float) -> None:
+async def test_a_flipped_bit_in_the_database_log_is_corrupt_and_names_the_place(
+    node: Path, part: float
+) -> None:
     log = database_log(node)
     with flipped(log, int(log.stat().st_size * part)):
         for _ in range(2):  # a refused start changes nothing: the second one refuses as well
@@ -45,7 +47,7 @@ async def test_a_flipped_bit_in_the_database_log_is_corrupt_and_names_the_place(
     assert await count_entries(node) == ENTRIES
 
 
-async def test_damage_in_a_record_of_several_blocks_names_the_log_though_rocksdb_refuses_the_database(
+async def test_damage_in_a_record_of_several_blocks_names_log_though_rocksdb_refuses_the_database(
     tmp_path: Path,
 ) -> None:
     node = tmp_path / "node"
@@ -61,7 +63,9 @@ async def test_damage_in_a_record_of_several_blocks_names_the_log_though_rocksdb
     assert await count_entries(node) == 12
 
 
-async def test_rot_in_the_middle_is_told_from_a_torn_tail_without_the_floors_help(tmp_path: Path) -> None:
+async def test_rot_in_the_middle_is_told_from_a_torn_tail_without_the_floors_help(
+    tmp_path: Path,
+) -> None:
     node = tmp_path / "node"
     await make_node(node, floor_after=1)
     log = database_log(node)
@@ -71,7 +75,9 @@ async def test_rot_in_the_middle_is_told_from_a_torn_tail_without_the_floors_hel
 
 
 @pytest.mark.parametrize("torn_bytes, lost", [(1, 1), (300, 1), (3000, 5)])
-async def test_a_torn_tail_past_the_floor_is_discarded(tmp_path: Path, torn_bytes: int, lost: int) -> None:
+async def test_a_torn_tail_past_the_floor_is_discarded(
+    tmp_path: Path, torn_bytes: int, lost: int
+) -> None:
     node = tmp_path / "node"
     await make_node(node, entries=20, floor_after=5)
     log = database_log(node)
@@ -96,9 +102,14 @@ async def test_a_database_log_that_is_missing_or_short_is_corrupt(node: Path, da
 
 
 @pytest.mark.parametrize("damage", ["deleted", "emptied", "cut short"])
-async def test_entries_that_are_gone_are_missed_by_the_floors_positions_alone(tmp_path: Path, damage: str) -> None:
-    """The state map is whole, and nothing lies behind the damage: no other trace is left of them."""
-    node, entries = tmp_path / "node", 20
+async def test_entries_that_are_gone_are_missed_by_the_floors_positions_alone(
+    tmp_path: Path, damage: str
+) -> None:
+    """The state map is whole, and nothing lies behind the damage: no other trace is left of
+    them.
+    """
+    node = tmp_path / "node"
+    entries = 20
     await make_node(node, entries=entries, records_in_tables=True)
     log = database_log(node)
     match damage:
@@ -113,9 +124,12 @@ async def test_entries_that_are_gone_are_missed_by_the_floors_positions_alone(tm
         await open_rocks_store(node, options=NO_LOW_WATER)
 
 
-async def test_what_an_opening_found_past_the_floor_has_to_be_there_from_then_on(tmp_path: Path) -> None:
+async def test_what_an_opening_found_past_the_floor_has_to_be_there_from_then_on(
+    tmp_path: Path,
+) -> None:
     """A killed owner acknowledged none of it, but whoever reads after the opening is told of it."""
-    node, entries = tmp_path / "node", 20
+    node = tmp_path / "node"
+    entries = 20
     await make_node(node, entries=entries, floor_after=5)
     assert await count_entries(node) == entries
     floor = await anyio.to_thread.run_sync(read_floor, node)
@@ -141,7 +155,8 @@ async def test_a_flipped_bit_in_a_table_makes_reads_corrupt_and_never_short(node
 
 async def test_damage_in_one_log_leaves_the_others_readable(tmp_path: Path) -> None:
     store = await open_rocks_store(tmp_path / "node", options=NO_LOW_WATER)
-    sick, well = await store.open_log("sick"), await store.open_log("well")
+    sick = await store.open_log("sick")
+    well = await store.open_log("well")
     await fill(sick, 50, payload=bytes(5000))
     await fill(well, 50, payload=bytes(5000))
     engine = store.engine
@@ -155,22 +170,29 @@ async def test_damage_in_one_log_leaves_the_others_readable(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("position", [1, 25, 50], ids=["first", "middle", "last"])
-async def test_an_entry_that_vanished_is_corrupt_wherever_it_was(tmp_path: Path, position: int) -> None:
+async def test_an_entry_that_vanished_is_corrupt_wherever_it_was(
+    tmp_path: Path, position: int
+) -> None:
     store = await open_rocks_store(tmp_path / "node", options=NO_LOW_WATER)
     log = await store.open_log("p0")
     await fill(log, 50)
     store.engine.entries.delete(entry_key(1, position))
     for start in range(max(1, position - 1), min(51, position + 2)):
-        with pytest.raises(Corrupt, match=rf"positions {position} to|position {position + 1} does not follow"):
+        with pytest.raises(
+            Corrupt, match=rf"positions {position} to|position {position + 1} does not follow"
+        ):
             await read_all(log, position=start)
     await store.close()
 
 
 @pytest.mark.parametrize("is_replaced", [False, True], ids=["vanished", "of another log"])
-async def test_a_wrong_entry_behind_what_was_just_read_is_corrupt(tmp_path: Path, *, is_replaced: bool) -> None:
+async def test_a_wrong_entry_behind_what_was_just_read_is_corrupt(
+    tmp_path: Path, *, is_replaced: bool
+) -> None:
     """Reading on does not look at the entry before again: what is remembered of it says as much."""
     store = await open_rocks_store(tmp_path / "node", options=NO_LOW_WATER)
-    log, other = await store.open_log("p0"), await store.open_log("p1")
+    log = await store.open_log("p0")
+    other = await store.open_log("p1")
     await fill(log, 5)
     await fill(other, 5, payload=b"another")
     entries = store.engine.entries
@@ -221,7 +243,8 @@ async def test_a_directory_with_a_log_of_something_else_is_left_alone(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "step", ["lock", "lock of zeros", "empty floor", "torn floor", "temporary floor", "floor", "database"]
+    "step",
+    ["lock", "lock of zeros", "empty floor", "torn floor", "temporary floor", "floor", "database"],
 )
 async def test_a_creation_that_was_cut_short_starts_again(tmp_path: Path, step: str) -> None:
     node = tmp_path

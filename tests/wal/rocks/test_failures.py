@@ -1,4 +1,6 @@
-"""The exact texts of RocksDB's errors, provoked, so that a release which words them differently is noticed."""
+"""The exact texts of RocksDB's errors, provoked, so that a release which words them differently is
+noticed.
+"""
 
 import shutil
 from pathlib import Path
@@ -6,7 +8,15 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
-from wal.errors import AlreadyOwned, Corrupt, OnShutdown, Overloaded, StorageFailed, StorageFull, StreamingNodeError
+from wal.errors import (
+    AlreadyOwned,
+    Corrupt,
+    OnShutdown,
+    Overloaded,
+    StorageFailed,
+    StorageFull,
+    StreamingNodeError,
+)
 from wal.rocks.database import classify_failure
 
 
@@ -71,11 +81,27 @@ def test_a_directory_that_is_no_database_is_corrupt(database: Path) -> None:
             StorageFull,
             "free space",
         ),
-        ("IO error: While open a file for appending: x: Read-only file system", StorageFailed, "make it writable"),
-        ("IO error: While open a file for appending: x: Permission denied", StorageFailed, "make it writable"),
+        (
+            "IO error: While open a file for appending: x: Read-only file system",
+            StorageFailed,
+            "make it writable",
+        ),
+        (
+            "IO error: While open a file for appending: x: Permission denied",
+            StorageFailed,
+            "make it writable",
+        ),
         ("IO error: While fdatasync: x.log: Input/output error", StorageFailed, "check the disk"),
-        ("IO error: While lock file: x/LOCK: Resource temporarily unavailable", AlreadyOwned, "stop that process"),
-        ("IO error: While open a file for random read: x/000009.sst: Too many open files", Overloaded, "ulimit -n"),
+        (
+            "IO error: While lock file: x/LOCK: Resource temporarily unavailable",
+            AlreadyOwned,
+            "stop that process",
+        ),
+        (
+            "IO error: While open a file for random read: x/000009.sst: Too many open files",
+            Overloaded,
+            "ulimit -n",
+        ),
         ("Corruption: block checksum mismatch: stored = 1, computed = 2", Corrupt, "damaged"),
     ],
 )

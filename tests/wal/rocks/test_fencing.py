@@ -44,12 +44,15 @@ async def overtake(store: RocksStore, directory: Path) -> None:
 async def test_closing_waits_for_a_promise_that_is_being_written(
     store: RocksStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writing, go, promise = threading.Event(), threading.Event(), FloorFile.promise
+    writing = threading.Event()
+    go = threading.Event()
+    promise = FloorFile.promise
 
     def wait(floor: FloorFile, tick: int) -> None:
         writing.set()
         assert go.wait(60)
-        promise(floor, tick)  # a closed descriptor would raise, and another file's would take the bytes
+        # a closed descriptor would raise, and another file's would take the bytes
+        promise(floor, tick)
 
     monkeypatch.setattr(FloorFile, "promise", wait)
     promising = asyncio.ensure_future(store.promise_tick(TICK))
@@ -275,7 +278,7 @@ def test_owner_whose_next_token_was_not_written_is_not_fenced_by_its_last_one(
     token.close()
 
 
-def test_owner_is_fenced_by_the_token_of_another_opening(token: FloorFile, tmp_path: Path) -> None:
+def test_owner_is_fenced_by_token_of_another_opening(token: FloorFile, tmp_path: Path) -> None:
     token.take_token(4)
     other = FloorFile(tmp_path)
     other.take_token(5)

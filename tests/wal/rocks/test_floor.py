@@ -114,7 +114,12 @@ def test_what_is_recorded_survives_without_a_sync(directory: Path) -> None:
     file.record({1: 11}, tick=6)
     floor = read_floor(directory)
     assert floor is not None
-    assert (floor.positions, floor.tick, floor.term, floor.meta_version) == ({1: 11, 2: 20}, 6, 3, 7)
+    assert (floor.positions, floor.tick, floor.term, floor.meta_version) == (
+        {1: 11, 2: 20},
+        6,
+        3,
+        7,
+    )
 
 
 def test_the_floor_never_sinks(directory: Path) -> None:

@@ -1,4 +1,6 @@
-"""RocksDB's own files: the flipped bits that would keep it reading for ever are named before it reads."""
+"""RocksDB's own files: the flipped bits that would keep it reading for ever are named before it
+reads.
+"""
 
 import shutil
 import struct
@@ -12,10 +14,17 @@ from tests.wal.log_contract import stamped_pack
 from tests.wal.rocks.damaged_directory import database_log
 from wal.errors import Corrupt
 from wal.rocks.layout import DATABASE_NAME
-from wal.rocks.recovery import BLOCK_BYTES, RECYCLED_TYPES, check_framing, first_recycled, whole_bytes
+from wal.rocks.recovery import (
+    BLOCK_BYTES,
+    RECYCLED_TYPES,
+    check_framing,
+    first_recycled,
+    whole_bytes,
+)
 from wal.rocks.store import open_rocks_store
 
-FULL, MIDDLE = 1, 3
+FULL = 1
+MIDDLE = 3
 
 
 def record(kind: int, length: int) -> bytes:
@@ -48,7 +57,8 @@ async def test_store_with_a_record_of_a_recycled_file_is_corrupt_and_not_read_fo
     store = await open_rocks_store(tmp_path / "node")
     log = await store.open_log("p0")
     await log.append(stamped_pack(b"row")).durable
-    copy = shutil.copytree(tmp_path / "node", tmp_path / "copy")  # as a crash leaves it: closing empties the log
+    # as a crash leaves it: closing empties the log
+    copy = shutil.copytree(tmp_path / "node", tmp_path / "copy")
     await store.close()
     database = copy / DATABASE_NAME
     damaged = next(path for path in sorted(database.glob(pattern)) if path.stat().st_size)
@@ -62,7 +72,9 @@ async def test_store_with_a_record_of_a_recycled_file_is_corrupt_and_not_read_fo
 
 
 @pytest.mark.anyio
-async def test_file_of_rocksdb_is_whole_and_is_torn_where_it_is_cut_or_flipped(tmp_path: Path) -> None:
+async def test_file_of_rocksdb_is_whole_and_is_torn_where_it_is_cut_or_flipped(
+    tmp_path: Path,
+) -> None:
     store = await open_rocks_store(tmp_path / "node")
     log = await store.open_log("p0")
     for size in (100, 50_000, 100):  # the second is in fragments, over two blocks
@@ -73,7 +85,9 @@ async def test_file_of_rocksdb_is_whole_and_is_torn_where_it_is_cut_or_flipped(t
     before_last = whole_bytes(data[:-1])
     assert len(data) - 400 < before_last < len(data) - 100
     before_long = whole_bytes(data[: before_last - 1])
-    assert before_last - before_long > 50_000, "a record of which a fragment is missing is not whole"
+    assert before_last - before_long > 50_000, (
+        "a record of which a fragment is missing is not whole"
+    )
     assert whole_bytes(data[: before_last - 20_000]) == before_long
     flipped = bytearray(data)
     flipped[before_long + 40_000] ^= 1

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from rocksdict import WriteBatch
 
 from tests.wal.log_contract import SMALL, append, fill, payloads_of, read_all, stamped_pack
-from wal.errors import ChannelFenced, Indeterminate, LogReopening, OnShutdown, StorageFailed, StorageFull
+from wal.errors import (
+    ChannelFenced,
+    Indeterminate,
+    LogReopening,
+    OnShutdown,
+    StorageFailed,
+    StorageFull,
+)
 from wal.rocks.floor import read_floor
 from wal.rocks.group_commit import GroupCommit, StoreState
 from wal.rocks.layout import RocksOptions
@@ -160,7 +167,9 @@ async def test_the_floor_does_not_rise_over_a_failed_sync(
 
 
 @pytest.mark.filterwarnings("error")
-async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abandoned_append_that_fails_is_silent(
+    store: RocksStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
     log = await store.open_log("p0")
@@ -173,7 +182,9 @@ async def test_an_abandoned_append_that_fails_is_silent(store: RocksStore, monke
     assert heard == []
 
 
-async def test_the_floor_is_raised_before_the_acknowledgement(store: RocksStore, tmp_path: Path) -> None:
+async def test_the_floor_is_raised_before_the_acknowledgement(
+    store: RocksStore, tmp_path: Path
+) -> None:
     log = await store.open_log("p0")
     for position in range(1, 30):
         pack = stamped_pack(b"x")
@@ -204,7 +215,8 @@ async def test_a_full_queue_holds_back_in_order_until_the_disk_took_it(store: Ro
 async def test_a_cancelled_admission_gives_its_place_back(store: RocksStore) -> None:
     log = await store.open_log("p0")
     ticket = log.append(stamped_pack(bytes(9000)))
-    first, second = asyncio.ensure_future(log.admit(9000)), asyncio.ensure_future(log.admit(10))
+    first = asyncio.ensure_future(log.admit(9000))
+    second = asyncio.ensure_future(log.admit(10))
     await asyncio.sleep(0)
     first.cancel()
     await second
@@ -222,7 +234,9 @@ async def test_closing_refuses_who_waits_for_room(store: RocksStore) -> None:
         await waiting
 
 
-async def test_a_low_disk_refuses_appends_and_lets_them_pass_again_by_itself(store: RocksStore, disk: Disk) -> None:
+async def test_a_low_disk_refuses_appends_and_lets_them_pass_again_by_itself(
+    store: RocksStore, disk: Disk
+) -> None:
     log = await store.open_log("p0")
     disk.free_bytes = MARK_BYTES - 1
     with pytest.raises(StorageFull) as full:
@@ -267,7 +281,9 @@ async def test_with_os_durability_an_append_is_acknowledged_before_it_is_synced(
 
 
 async def test_with_os_durability_the_background_sync_comes_by_itself(tmp_path: Path) -> None:
-    store = await open_rocks_store(tmp_path / "node", options=RocksOptions(durability="os", sync_interval_ms=1))
+    store = await open_rocks_store(
+        tmp_path / "node", options=RocksOptions(durability="os", sync_interval_ms=1)
+    )
     log = await store.open_log("p0")
     await fill(log, 10)
     assert log.durable_position == 10
@@ -278,9 +294,12 @@ EVENTS = [*(StoreState)][1:]
 
 
 @given(events=st.lists(st.sampled_from([*EVENTS, None]), max_size=8))
-def test_only_a_failed_write_is_outlived_and_only_by_reopening(events: list[StoreState | None]) -> None:
+def test_only_a_failed_write_is_outlived_and_only_by_reopening(
+    events: list[StoreState | None],
+) -> None:
     async def run() -> None:
-        commit, worst = GroupCommit(Path("node"), RocksOptions(), space=NOT_LOOKED), StoreState.OPEN
+        commit = GroupCommit(Path("node"), RocksOptions(), space=NOT_LOOKED)
+        worst = StoreState.OPEN
         for event in events:
             if event is None:
                 commit.resume()

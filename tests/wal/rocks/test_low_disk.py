@@ -81,7 +81,9 @@ async def test_a_disk_that_is_suddenly_full_is_noticed_before_the_next_write(
         await store.put_meta({"k": b"v"})
 
 
-async def test_what_makes_room_passes_on_a_full_disk_and_rows_do_not(store: RocksStore, disk: Disk) -> None:
+async def test_what_makes_room_passes_on_a_full_disk_and_rows_do_not(
+    store: RocksStore, disk: Disk
+) -> None:
     disk.free_bytes = MARK_BYTES - 1
     log = await store.open_log("p0")
     while store.space.level is SpaceLevel.AMPLE:
@@ -142,7 +144,8 @@ async def test_what_makes_room_and_waits_for_the_queue_gets_through_when_the_dis
     log = await store.open_log("p0")
     slow.gate.clear()
     first = log.append(stamped_pack(bytes(MIB)))
-    second = log.append(stamped_pack(bytes(MIB)))  # of a batch of its own, before which the writer looks
+    # of a batch of its own, before which the writer looks
+    second = log.append(stamped_pack(bytes(MIB)))
     disk.free_bytes = MARK_BYTES - 1
     rows = asyncio.ensure_future(log.admit(10))
     drop = asyncio.ensure_future(log.admit(10, makes_room=True))
@@ -171,18 +174,23 @@ anyio.run(main, Path(sys.argv[1]))
 """
 
 
-async def test_a_log_that_finds_no_room_for_its_tables_opens_when_there_is_some_with_all_that_was_in_it(
+async def test_log_that_finds_no_room_for_its_tables_opens_when_there_is_some_with_that_was_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     command = [sys.executable, "-c", KILLED, str(tmp_path / "node")]
-    killed = await anyio.run_process(command, check=False, stderr=None, cwd=Path(__file__).parents[3])
+    killed = await anyio.run_process(
+        command, check=False, stderr=None, cwd=Path(__file__).parents[3]
+    )
     assert killed.returncode == -9
     options = RocksOptions(free_bytes_min=0)
     for _ in range(2):
-        with monkeypatch.context() as full, pytest.raises(StorageFull, match="free space on that disk"):
+        with (
+            monkeypatch.context() as full,
+            pytest.raises(StorageFull, match="free space on that disk"),
+        ):
             full.setattr("wal.rocks.recovery._bring_into_tables", no_room)
             await open_rocks_store(tmp_path / "node", options=options)
     store = await open_rocks_store(tmp_path / "node", options=options)

@@ -47,7 +47,11 @@ anyio.run(main)
 """
 
 
-def test_a_log_of_more_tables_than_the_process_may_open_is_written_opened_and_read(tmp_path: Path) -> None:
+def test_a_log_of_more_tables_than_the_process_may_open_is_written_opened_and_read(
+    tmp_path: Path,
+) -> None:
     arguments = [str(tmp_path / "node"), str(OPEN_FILES), str(TABLES)]
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -12,13 +12,17 @@ from wal.rocks.store import open_rocks_store
 def told(path: Path, options: RocksOptions) -> set[str]:
     """Return the lines in which RocksDB writes down what it was opened with."""
     database = database_options(options, recovery=DBRecoveryMode.point_in_time(), create=True)
-    whole = Rdict(str(path), database, column_families=families(options), access_type=AccessType.read_write())
+    whole = Rdict(
+        str(path), database, column_families=families(options), access_type=AccessType.read_write()
+    )
     whole.close()
     [file] = path.glob("OPTIONS-*")
     return {line.strip() for line in file.read_text().splitlines()}
 
 
-def test_the_file_changes_what_it_names_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_changes_what_it_names_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = RocksOptions(memtable_bytes=8 << 20)
     with_file = told(tmp_path / "with", options)
     monkeypatch.setattr(Options, "load_latest", lambda _: (Options(raw_mode=True), {}))
@@ -34,15 +38,21 @@ def test_the_file_changes_what_it_names_and_nothing_else(tmp_path: Path, monkeyp
     assert {"paranoid_checks=true", "max_background_jobs=2"} < with_file
 
 
-def test_a_full_memtable_is_written_to_a_table_only_after_the_log_was_replayed(tmp_path: Path) -> None:
+def test_a_full_memtable_is_written_to_a_table_only_after_the_log_was_replayed(
+    tmp_path: Path,
+) -> None:
     options = RocksOptions(memtable_bytes=1 << 20)
     lines = told(tmp_path / "log", options)
     assert "write_buffer_size=4194304" in lines
     assert "max_total_wal_size=2097152" in lines
 
 
-@pytest.mark.parametrize("open_files, tables", [(None, 256), (1 << 20, 256), (1024, 256), (256, 64), (128, 32)])
-def test_tables_take_a_share_of_what_the_process_may_open(open_files: int | None, tables: int) -> None:
+@pytest.mark.parametrize(
+    "open_files, tables", [(None, 256), (1 << 20, 256), (1024, 256), (256, 64), (128, 32)]
+)
+def test_tables_take_a_share_of_what_the_process_may_open(
+    open_files: int | None, tables: int
+) -> None:
     assert open_tables_max(open_files) == tables
 
 
@@ -52,5 +62,9 @@ async def test_an_open_store_has_memtables_of_the_size_it_was_given(tmp_path: Pa
         store = await open_rocks_store(tmp_path, options=RocksOptions(memtable_bytes=1 << 20))
         await store.close()
     newest = max((tmp_path / "log").glob("OPTIONS-*"))
-    sizes = [line.strip() for line in newest.read_text().splitlines() if "write_buffer_size=" in line]
-    assert [size for size in sizes if not size.startswith("db_")] == ["write_buffer_size=1048576"] * 2
+    sizes = [
+        line.strip() for line in newest.read_text().splitlines() if "write_buffer_size=" in line
+    ]
+    assert [size for size in sizes if not size.startswith("db_")] == [
+        "write_buffer_size=1048576"
+    ] * 2

@@ -28,7 +28,11 @@ def test_a_second_owner_in_another_process_is_told_the_pid_of_the_first(tmp_path
         holder.stdout.readline()
         with pytest.raises(AlreadyOwned) as owned:
             DirectoryLock(tmp_path)
-        assert (owned.value.path, owned.value.pid, owned.value.own) == (str(tmp_path), holder.pid, False)
+        assert (owned.value.path, owned.value.pid, owned.value.own) == (
+            str(tmp_path),
+            holder.pid,
+            False,
+        )
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         DirectoryLock(tmp_path).release()
@@ -42,7 +46,9 @@ def test_a_released_directory_can_be_owned_again_and_names_the_new_owner(tmp_pat
     lock.release()
 
 
-def test_a_process_that_inherited_the_descriptors_keeps_no_released_directory(tmp_path: Path) -> None:
+def test_a_process_that_inherited_the_descriptors_keeps_no_released_directory(
+    tmp_path: Path,
+) -> None:
     """As one that another thread is just starting does, until it runs its program."""
     lock = DirectoryLock(tmp_path)
     places = [tmp_path, tmp_path / LOCK_NAME]
@@ -68,7 +74,8 @@ def test_the_pid_of_this_process_in_a_lock_of_another_makes_it_no_owner(tmp_path
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
-        (tmp_path / LOCK_NAME).write_text(f"{os.getpid()}\n")  # as in a container that counts its processes from 1, too
+        # as in a container that counts its processes from 1, too
+        (tmp_path / LOCK_NAME).write_text(f"{os.getpid()}\n")
         with pytest.raises(AlreadyOwned) as owned:
             DirectoryLock(tmp_path)
         assert not owned.value.own
@@ -78,7 +85,9 @@ def test_the_pid_of_this_process_in_a_lock_of_another_makes_it_no_owner(tmp_path
 @pytest.mark.anyio
 async def test_a_store_that_is_open_in_this_process_refuses_a_second_opener(tmp_path: Path) -> None:
     store = await open_rocks_store(tmp_path / "node")
-    with pytest.raises(AlreadyOwned, match=rf"this process \(pid {os.getpid()}\) has it open already") as owned:
+    with pytest.raises(
+        AlreadyOwned, match=rf"this process \(pid {os.getpid()}\) has it open already"
+    ) as owned:
         await open_rocks_store(tmp_path / "node")
     assert (owned.value.pid, owned.value.own) == (os.getpid(), True)
     await store.close()

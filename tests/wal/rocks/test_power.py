@@ -1,4 +1,6 @@
-"""What a power cut leaves of the files that the store syncs itself: the floor, its token, and names in the directory."""
+"""What a power cut leaves of the files that the store syncs itself: the floor, its token, and names
+in the directory.
+"""
 
 import threading
 from contextlib import suppress
@@ -11,7 +13,15 @@ import pytest
 from tests.synced_disk import PowerCut, SyncedDisk, synced_disk
 from tests.wal.log_contract import append, stamped_pack
 from tests.wal.rocks.damaged_directory import NO_LOW_WATER
-from wal.rocks.floor import FLOOR_NAME, SLOT_BYTES, Floor, FloorFile, decode_slot, read_floor, write_floor
+from wal.rocks.floor import (
+    FLOOR_NAME,
+    SLOT_BYTES,
+    Floor,
+    FloorFile,
+    decode_slot,
+    read_floor,
+    write_floor,
+)
 from wal.rocks.layout import Durability, RocksOptions
 from wal.rocks.opening import take_directory
 from wal.rocks.store import open_rocks_store
@@ -29,7 +39,7 @@ def floor_left(disk: SyncedDisk, target: Path) -> Floor:
     return floor
 
 
-def test_a_synced_floor_survives_a_power_cut_and_a_recorded_one_only_a_kill(tmp_path: Path) -> None:
+def test_synced_floor_survives_a_power_cut_and_a_recorded_one_only_a_kill(tmp_path: Path) -> None:
     (tmp_path / "disk" / "node").mkdir(parents=True)
     write_floor(tmp_path / "disk" / "node", Floor(node_id=NODE))
     with synced_disk(tmp_path / "disk") as disk:
@@ -44,7 +54,9 @@ def test_a_synced_floor_survives_a_power_cut_and_a_recorded_one_only_a_kill(tmp_
 
 
 async def test_a_promised_tick_survives_a_power_cut(tmp_path: Path) -> None:
-    """Ticks run ahead of the clock by what was promised, so a clock that goes on does not keep them ascending."""
+    """Ticks run ahead of the clock by what was promised, so a clock that goes on does not keep them
+    ascending.
+    """
     (tmp_path / "disk").mkdir()
     with synced_disk(tmp_path / "disk") as disk:
         store = await open_rocks_store(disk.root / "node", options=NO_LOW_WATER)
@@ -57,7 +69,8 @@ async def test_the_floor_of_an_append_is_synced_in_the_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "disk").mkdir()
-    sync, synced = FloorFile.sync, threading.Event()
+    sync = FloorFile.sync
+    synced = threading.Event()
 
     def sync_and_tell(floor: FloorFile) -> None:
         sync(floor)
@@ -68,13 +81,19 @@ async def test_the_floor_of_an_append_is_synced_in_the_background(
         log = await store.open_log("p0")
         monkeypatch.setattr(FloorFile, "sync", sync_and_tell)
         await append(log, b"row")
-        assert await anyio.to_thread.run_sync(synced.wait, HANGS_S), "by itself: nothing else is written"
-        assert (await anyio.to_thread.run_sync(floor_left, disk, tmp_path / "left")).positions == {1: 1}
+        assert await anyio.to_thread.run_sync(synced.wait, HANGS_S), (
+            "by itself: nothing else is written"
+        )
+        assert (await anyio.to_thread.run_sync(floor_left, disk, tmp_path / "left")).positions == {
+            1: 1
+        }
         await store.close()
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-async def test_closing_leaves_a_floor_that_survives_a_power_cut(tmp_path: Path, durability: Durability) -> None:
+async def test_closing_leaves_a_floor_that_survives_a_power_cut(
+    tmp_path: Path, durability: Durability
+) -> None:
     (tmp_path / "disk").mkdir()
     options = RocksOptions(free_bytes_min=0, durability=durability, sync_interval_ms=1_000_000)
     pack = stamped_pack(b"row")
@@ -86,7 +105,9 @@ async def test_closing_leaves_a_floor_that_survives_a_power_cut(tmp_path: Path, 
     assert (left.positions, left.tick) == ({1: 1}, pack.time_tick)
 
 
-async def test_with_os_durability_the_floor_is_synced_before_a_sync_of_the_log_is_told(tmp_path: Path) -> None:
+async def test_with_os_durability_the_floor_is_synced_before_a_sync_of_the_log_is_told(
+    tmp_path: Path,
+) -> None:
     """Of a torn tail nothing else can tell how much of it was synced."""
     (tmp_path / "disk").mkdir()
     options = RocksOptions(free_bytes_min=0, durability="os", sync_interval_ms=1_000_000)
@@ -106,7 +127,9 @@ def test_an_owner_that_takes_a_directory_leaves_its_term_in_the_floor(tmp_path: 
         for term in (1, 2):
             assert take(disk.root / "node")[1] == term
             left = disk.lose_power(tmp_path / f"{term}")
-            assert newest_slot(left / "node" / FLOOR_NAME).term == term, "in its slot, not only in the token"
+            assert newest_slot(left / "node" / FLOOR_NAME).term == term, (
+                "in its slot, not only in the token"
+            )
 
 
 def newest_slot(path: Path) -> Floor:
@@ -150,13 +173,17 @@ def test_a_power_cut_at_any_sync_of_the_first_opening_leaves_what_opens(tmp_path
             unsynced = disk.unsynced_names() if reached == number else []
             lefts = [disk.lose_power(tmp_path / f"{number}-")]
             for survivor in unsynced:
-                lefts.append(disk.lose_power(tmp_path / f"{number}-{len(lefts)}", lucky=survivor.__eq__))
+                lefts.append(
+                    disk.lose_power(tmp_path / f"{number}-{len(lefts)}", lucky=survivor.__eq__)
+                )
         for left in lefts:
             assert take(left / "node")[1] >= 1
     assert number > 6
 
 
-def test_a_node_that_was_opened_once_keeps_its_name_and_its_terms_over_a_power_cut(tmp_path: Path) -> None:
+def test_a_node_that_was_opened_once_keeps_its_name_and_its_terms_over_a_power_cut(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "disk").mkdir()
     with synced_disk(tmp_path / "disk") as disk:
         node_id, term = take(disk.root / "node")

@@ -1,4 +1,6 @@
-"""A store after a failed write: it comes back verified, under the next term, with the same logs and all that was synced."""
+"""A store after a failed write: it comes back verified, under the next term, with the same logs and
+all that was synced.
+"""
 
 import asyncio
 import os
@@ -18,7 +20,14 @@ from rocksdict import Rdict
 
 from tests.failing_disk import FailingDisk, Fault
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_pack
-from wal.errors import ChannelFenced, Corrupt, Indeterminate, LogReopening, OnShutdown, StorageFailed
+from wal.errors import (
+    ChannelFenced,
+    Corrupt,
+    Indeterminate,
+    LogReopening,
+    OnShutdown,
+    StorageFailed,
+)
 from wal.rocks.floor import SLOT_BYTES, FloorFile, read_floor
 from wal.rocks.layout import DATABASE_NAME, ENTRY_FAMILY, RocksOptions
 from wal.rocks.opening import open_owned
@@ -71,12 +80,19 @@ async def test_reopened_store_has_what_was_synced_and_goes_on_under_the_next_ter
         assert await store.get_meta("k") == b"v"
     entries = await read_all(log)
     found = [payload for [payload] in payloads_of(entries)]
-    assert [payload for payload in found if payload != b"unknown"] == [b"before", b"after", b"after", b"after"]
+    assert [payload for payload in found if payload != b"unknown"] == [
+        b"before",
+        b"after",
+        b"after",
+        b"after",
+    ]
     assert found.count(b"unknown") == (0 if fault is Fault.WRITE_LOST else 3)
     assert [entry.first_position for entry in entries] == list(range(1, len(entries) + 1))
     await store.close()
     store = await open_rocks_store(tmp_path / "node", options=OPTIONS)
-    assert payloads_of(await read_all(await store.open_log("p0"))) == [[payload] for payload in found]
+    assert payloads_of(await read_all(await store.open_log("p0"))) == [
+        [payload] for payload in found
+    ]
     await store.close()
 
 
@@ -152,7 +168,8 @@ class Replaced:
     """Puts an older copy of the database in its place while it is closed, until `put_back`."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.database, self.older = directory / DATABASE_NAME, directory.parent / "older"
+        self.database = directory / DATABASE_NAME
+        self.older = directory.parent / "older"
         self.newer = directory.parent / "newer"
         shutil.copytree(self.database, self.older)
         monkeypatch.setattr("wal.rocks.store.open_owned", self._replace_and_open)
@@ -171,7 +188,11 @@ class Replaced:
 @pytest.mark.may_block
 @pytest.mark.parametrize("floor_is_old", [False, True])
 async def test_synced_records_that_are_gone_are_damage_and_not_healed(
-    store: RocksStore, disk: FailingDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, floor_is_old: bool
+    store: RocksStore,
+    disk: FailingDisk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    floor_is_old: bool,
 ) -> None:
     log = await store.open_log("p0")
     replaced = Replaced(tmp_path / "node", monkeypatch)
@@ -208,7 +229,9 @@ async def test_error_of_an_attempt_that_somebody_keeps_does_not_keep_the_lock_of
     assert kept.tb is not None
 
 
-async def test_store_that_is_closed_while_it_reopens_ends_closed(store: RocksStore, disk: FailingDisk) -> None:
+async def test_store_that_is_closed_while_it_reopens_ends_closed(
+    store: RocksStore, disk: FailingDisk
+) -> None:
     await poison(store, disk)
     reopening = asyncio.ensure_future(store.reopen())
     while store.condition != "reopening":
@@ -220,7 +243,9 @@ async def test_store_that_is_closed_while_it_reopens_ends_closed(store: RocksSto
         await store.reopen()
 
 
-async def test_cancelled_reopening_ends_before_the_cancellation_does(store: RocksStore, disk: FailingDisk) -> None:
+async def test_cancelled_reopening_ends_before_the_cancellation_does(
+    store: RocksStore, disk: FailingDisk
+) -> None:
     await poison(store, disk)
     reopening = asyncio.ensure_future(store.reopen())
     await anyio.lowlevel.checkpoint()
@@ -252,7 +277,7 @@ async def test_closing_that_is_cancelled_still_lets_go(tmp_path: Path) -> None:
     await (await open_rocks_store(tmp_path / "node", options=OPTIONS)).close()
 
 
-# --- two owners ---------------------------------------------------------------------------------------------------------
+# --- two owners -----------------------------------------------------------------------------------
 
 USURPER = """
 import fcntl, sys, anyio
@@ -279,7 +304,9 @@ anyio.run(main)
 
 
 async def usurp(directory: Path) -> tuple[subprocess.Popen[str], int, int]:
-    """Start another owner that no lock keeps out; return it, its term and the last position it found."""
+    """Start another owner that no lock keeps out; return it, its term and the last position it
+    found.
+    """
     usurper = subprocess.Popen(  # noqa: ASYNC220 - read from in a thread
         [sys.executable, "-c", USURPER, str(directory)], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
@@ -288,12 +315,16 @@ async def usurp(directory: Path) -> tuple[subprocess.Popen[str], int, int]:
     return usurper, int(term), int(position)
 
 
-async def test_owner_whose_locks_were_unlinked_is_fenced_at_its_next_write(store: RocksStore, tmp_path: Path) -> None:
+async def test_owner_whose_locks_were_unlinked_is_fenced_at_its_next_write(
+    store: RocksStore, tmp_path: Path
+) -> None:
     log = await store.open_log("p0")
     await append(log, b"before")
     usurper, term, position = await usurp(tmp_path / "node")
     try:
-        assert (term, position) == (store.term + 1, 1), "the new owner has everything that was acknowledged"
+        assert (term, position) == (store.term + 1, 1), (
+            "the new owner has everything that was acknowledged"
+        )
         with pytest.raises(ChannelFenced, match=f"term {term}"):
             await log.append(stamped_pack(b"too late")).written
         assert store.condition == "fenced"
@@ -307,11 +338,14 @@ async def test_owner_whose_locks_were_unlinked_is_fenced_at_its_next_write(store
     finally:
         usurper.send_signal(signal.SIGKILL)
         usurper.communicate()
-    # RocksDB lets no process open a place twice that it has not closed, so the new owner's files go elsewhere.
+    # RocksDB lets no process open a place twice that it has not closed, so the new owner's files go
+    # elsewhere.
     (tmp_path / "node").rename(tmp_path / "moved")
     again = await open_rocks_store(tmp_path / "moved", options=OPTIONS)
     kept = payloads_of(await read_all(await again.open_log("p0")))
-    assert kept == [[b"before"], *[[b"new owner"]] * 10], "an owner that was fenced harms nothing when it closes"
+    assert kept == [[b"before"], *[[b"new owner"]] * 10], (
+        "an owner that was fenced harms nothing when it closes"
+    )
     await again.close()
 
 

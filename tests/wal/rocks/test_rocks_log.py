@@ -21,6 +21,8 @@ class TestRocksLog(LogContract):
 class TestRocksLogSyncedInTheBackground(LogContract):
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[RocksStore]:
-        store = await open_rocks_store(tmp_path / "node", options=RocksOptions(durability="os", sync_interval_ms=5))
+        store = await open_rocks_store(
+            tmp_path / "node", options=RocksOptions(durability="os", sync_interval_ms=5)
+        )
         yield store
         await store.close()

@@ -1,4 +1,6 @@
-"""The policy of a disk that fills up: levels, the low-water mark and the reserve, without a disk."""
+"""The policy of a disk that fills up: levels, the low-water mark and the reserve, without a
+disk.
+"""
 
 import pytest
 from hypothesis import given
@@ -26,10 +28,19 @@ marks = st.sampled_from([MIB, 4 * MIB, MARK_BYTES])
 
 
 def judged(
-    free_bytes: int, *, log_bytes: int = 0, reserve_bytes: int = 0, mark: int = MARK_BYTES, before: SpaceLevel
+    free_bytes: int,
+    *,
+    log_bytes: int = 0,
+    reserve_bytes: int = 0,
+    mark: int = MARK_BYTES,
+    before: SpaceLevel,
 ) -> SpaceVerdict:
     return judge(
-        free_bytes=free_bytes, log_bytes=log_bytes, reserve_bytes=reserve_bytes, free_bytes_min=mark, before=before
+        free_bytes=free_bytes,
+        log_bytes=log_bytes,
+        reserve_bytes=reserve_bytes,
+        free_bytes_min=mark,
+        before=before,
     )
 
 
@@ -58,7 +69,9 @@ def test_less_free_space_is_never_a_better_level(
     less: int, more: int, log_bytes: int, mark: int, before: SpaceLevel
 ) -> None:
     less, more = sorted((less, more))
-    worse, better = (judged(free, log_bytes=log_bytes, mark=mark, before=before).level for free in (less, more))
+    worse, better = (
+        judged(free, log_bytes=log_bytes, mark=mark, before=before).level for free in (less, more)
+    )
     assert worse >= better
 
 
@@ -73,7 +86,9 @@ def test_a_large_log_of_rocksdb_raises_the_mark() -> None:
 
 
 @given(sizes, sizes, sizes, levels)
-def test_without_a_mark_nothing_is_ever_refused(free: int, log: int, reserve: int, before: SpaceLevel) -> None:
+def test_without_a_mark_nothing_is_ever_refused(
+    free: int, log: int, reserve: int, before: SpaceLevel
+) -> None:
     verdict = judged(free, log_bytes=log, reserve_bytes=reserve, mark=0, before=before)
     assert verdict.level is SpaceLevel.AMPLE
     assert verdict.reserve_bytes >= reserve
@@ -106,10 +121,14 @@ def test_the_reserve_has_room_for_replaying_the_log_it_is_for(log_bytes: int) ->
 
 
 class SimulatedDisk:
-    """A log that fills its disk under the policy: written until it is refused, given up now and then."""
+    """A log that fills its disk under the policy: written until it is refused, given up now and
+    then.
+    """
 
     def __init__(self, capacity_bytes: int, mark_bytes: int) -> None:
-        self.free_bytes, self.log_bytes, self.reserve_bytes = capacity_bytes, 0, 0
+        self.free_bytes = capacity_bytes
+        self.log_bytes = 0
+        self.reserve_bytes = 0
         self._mark_bytes = mark_bytes
         self._verdict: SpaceVerdict = NOT_LOOKED
         self._unlooked_bytes = 0
@@ -163,7 +182,9 @@ def test_a_log_that_fills_its_disk_by_itself_stops_while_a_start_still_has_room(
 
 
 @given(st.lists(st.integers(1, WRITE_BYTES_MAX), max_size=400))
-def test_on_a_large_disk_the_reserve_keeps_up_with_the_log_whoever_takes_the_rest(writes: list[int]) -> None:
+def test_on_a_large_disk_the_reserve_keeps_up_with_the_log_whoever_takes_the_rest(
+    writes: list[int],
+) -> None:
     disk = SimulatedDisk(1 << 40, MARK_BYTES)
     for size in writes:
         disk.write(size)

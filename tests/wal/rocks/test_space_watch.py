@@ -48,7 +48,9 @@ def reserve_bytes(directory: Path) -> int:
     return path.stat().st_blocks * 512 if path.exists() else 0
 
 
-def test_the_reserve_holds_real_blocks_and_grows_with_the_log(tmp_path: Path, watch: SpaceWatch) -> None:
+def test_the_reserve_holds_real_blocks_and_grows_with_the_log(
+    tmp_path: Path, watch: SpaceWatch
+) -> None:
     watch.look()
     assert RESERVE_STEP_BYTES <= reserve_bytes(tmp_path) < RESERVE_STEP_BYTES + MIB
     (tmp_path / "log" / "000012.log").write_bytes(bytes(5 * MIB))
@@ -101,7 +103,8 @@ class Quota:
     """Refuses blocks, as a quota does that `statvfs` does not know of."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_met, self.asked = True, 0
+        self.is_met = True
+        self.asked = 0
         self._allocate = space._allocate
         monkeypatch.setattr(space, "_allocate", self._refuse)
 

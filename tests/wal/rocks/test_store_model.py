@@ -29,7 +29,9 @@ payloads = st.lists(st.sampled_from([0, 1, 300, 40_000]).map(bytes), min_size=1,
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The model: for each log the entries acknowledged and kept, and what was truncated; the state map as a dict."""
+    """The model: for each log the entries acknowledged and kept, and what was truncated; the state
+    map as a dict.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +98,9 @@ class StoreMachine(RuleBasedStateMachine):
         position = max(1, int(self.next_position[name] * part))
         kept = self.entries[name]
         try:
-            found = self.runner.run(read_all(self.logs[name], position=position, bytes_max=bytes_max))
+            found = self.runner.run(
+                read_all(self.logs[name], position=position, bytes_max=bytes_max)
+            )
         except Truncated:
             assert position < kept[0][0]
             return
@@ -153,7 +157,10 @@ def plain(entries: list[LogEntry]) -> list[Kept]:
         (
             entry.first_position,
             entry.count,
-            [bytes(each.payload) for each in (entry.messages if entry.rows is None else entry.rows.batches)],
+            [
+                bytes(each.payload)
+                for each in (entry.messages if entry.rows is None else entry.rows.batches)
+            ],
         )
         for entry in entries
     ]

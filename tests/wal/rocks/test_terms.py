@@ -1,4 +1,6 @@
-"""Numbers of terms: above every one that anything was acknowledged in, and not used up by attempts that came to nothing."""
+"""Numbers of terms: above every one that anything was acknowledged in, and not used up by attempts
+that came to nothing.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""A manifest whose last record a power cut tore is one without it; whatever else is wrong with a manifest is damage."""
+"""A manifest whose last record a power cut tore is one without it; whatever else is wrong with a
+manifest is damage.
+"""
 
 import shutil
 import struct
@@ -16,8 +18,11 @@ from wal.rocks.store import open_rocks_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
-FULL, FIRST = 1, 2
-A_LOST_PAGE = struct.pack("<IHB", 0x12345678, 300, FULL) + bytes(293) + b"\x01\x02\x03\x04\x05\x06\x07"
+FULL = 1
+FIRST = 2
+A_LOST_PAGE = (
+    struct.pack("<IHB", 0x12345678, 300, FULL) + bytes(293) + b"\x01\x02\x03\x04\x05\x06\x07"
+)
 """A record in its full length, in which only the first and the last bytes came to the disk."""
 
 
@@ -28,7 +33,9 @@ async def node(tmp_path: Path) -> Path:
 
 
 def files_of(path: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in path.iterdir() if not each.name.startswith("LOG")}
+    return {
+        each.name: each.read_bytes() for each in path.iterdir() if not each.name.startswith("LOG")
+    }
 
 
 def left_overs(path: Path) -> list[Path]:
@@ -66,7 +73,9 @@ async def test_look_at_a_torn_manifest_that_was_killed_is_taken_up_again(node: P
     assert not left.exists()
 
 
-async def test_last_record_that_was_gone_by_is_damage_and_nothing_is_touched(tmp_path: Path) -> None:
+async def test_last_record_that_was_gone_by_is_damage_and_nothing_is_touched(
+    tmp_path: Path,
+) -> None:
     store = await open_rocks_store(tmp_path / "alive", options=NO_LOW_WATER)
     await fill(await store.open_log("p0"), ENTRIES)
     await store.put_meta({"k": b"v"})
@@ -78,7 +87,8 @@ async def test_last_record_that_was_gone_by_is_damage_and_nothing_is_touched(tmp
     database = copy / DATABASE_NAME
     manifest = manifest_of(database)
     data = manifest.read_bytes()
-    flushed = bytearray(data[: whole_bytes(data[:-1])])  # one more record says which log is needed no more
+    # one more record says which log is needed no more
+    flushed = bytearray(data[: whole_bytes(data[:-1])])
     flushed[-3] ^= 1
     manifest.write_bytes(flushed)
     assert torn_manifest(database), "so it looks: only the floor knows more"
@@ -108,7 +118,8 @@ def sound(kind: int, content: bytes) -> bytes:
 
 
 def test_record_that_begins_with_a_block_and_does_not_end_is_a_torn_end(tmp_path: Path) -> None:
-    filled = sound(FULL, bytes(BLOCK_BYTES - 12))  # five bytes are left of its block, too few for a fragment
+    # five bytes are left of its block, too few for a fragment
+    filled = sound(FULL, bytes(BLOCK_BYTES - 12))
     first = sound(FIRST, bytes(BLOCK_BYTES - 7))
     file = tmp_path / "MANIFEST-000001"
     file.write_bytes(filled + bytes(5) + first + b"\x01")
@@ -130,7 +141,9 @@ async def test_sound_manifest_has_no_torn_end(node: Path) -> None:
     await store.close()
 
 
-@pytest.mark.parametrize("current", [b"MANIFEST-\x8a\n", b"MANIFEST-\0\n", b"MANIFEST-999999\n", b"", None])
+@pytest.mark.parametrize(
+    "current", [b"MANIFEST-\x8a\n", b"MANIFEST-\0\n", b"MANIFEST-999999\n", b"", None]
+)
 async def test_current_that_names_no_manifest_is_damage(node: Path, current: bytes | None) -> None:
     file = node / DATABASE_NAME / "CURRENT"
     if current is None:

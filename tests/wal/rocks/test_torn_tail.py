@@ -1,4 +1,6 @@
-"""What a power cut leaves of a log that is synced in the background: pages of the unsynced end in any order."""
+"""What a power cut leaves of a log that is synced in the background: pages of the unsynced end in
+any order.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -13,16 +15,27 @@ from tests.wal.log_contract import read_all, stamped_pack
 from tests.wal.rocks.damaged_directory import ENTRY_PAYLOAD, count_entries, database_log, flip_bit
 from wal.errors import Corrupt, StorageFailed
 from wal.log import Log
-from wal.rocks.layout import DURABILITY_KEY, ENTRY_FAMILY, RocksOptions, database_options, entry_key, families
+from wal.rocks.layout import (
+    DURABILITY_KEY,
+    ENTRY_FAMILY,
+    RocksOptions,
+    database_options,
+    entry_key,
+    families,
+)
 from wal.rocks.log import RocksLog
 from wal.rocks.recovery import BLOCK_BYTES
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
 
-SYNCED, UNSYNCED = 100, 200
-"""Each more than one block of RocksDB's log (32 KiB), which gives up the rest of a damaged block."""
-BEFORE_THE_HOLE, BEHIND_THE_HOLE = 3, 5
+SYNCED = 100
+UNSYNCED = 200
+"""Each more than one block of RocksDB's log (32 KiB), which gives up the rest of a damaged
+block.
+"""
+BEFORE_THE_HOLE = 3
+BEHIND_THE_HOLE = 5
 NEVER_BY_ITSELF = RocksOptions(durability="os", sync_interval_ms=3_600_000, free_bytes_min=0)
 SMALL_FILES = replace(NEVER_BY_ITSELF, memtable_bytes=1 << 16)
 
@@ -55,8 +68,11 @@ async def open_synced(path: Path, options: RocksOptions) -> tuple[RocksStore, Ro
 
 @pytest.fixture
 async def node(tmp_path: Path) -> Path:
-    """Return a copy of a running node with some entries synced and more not; as after a kill, all are still there."""
-    alive, copy = tmp_path / "alive", tmp_path / "node"
+    """Return a copy of a running node with some entries synced and more not; as after a kill, all
+    are still there.
+    """
+    alive = tmp_path / "alive"
+    copy = tmp_path / "node"
     store, log = await open_synced(alive, NEVER_BY_ITSELF)
     await write(log, UNSYNCED)
     shutil.copytree(alive, copy)
@@ -66,8 +82,11 @@ async def node(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def torn(tmp_path: Path) -> Path:
-    """Return a directory of which a power cut took a page in the middle of an entry, and not the next entry."""
-    alive, copy = tmp_path / "alive", tmp_path / "torn"
+    """Return a directory of which a power cut took a page in the middle of an entry, and not the
+    next entry.
+    """
+    alive = tmp_path / "alive"
+    copy = tmp_path / "torn"
     store, log = await open_synced(alive, NEVER_BY_ITSELF)
     synced_bytes = database_log(alive).stat().st_size
     for _ in range(2):
@@ -80,14 +99,19 @@ async def torn(tmp_path: Path) -> Path:
     return copy
 
 
-async def test_entry_of_several_blocks_that_lost_a_page_is_dropped_with_what_is_behind_it(torn: Path) -> None:
+async def test_entry_of_several_blocks_that_lost_a_page_is_dropped_with_what_is_behind_it(
+    torn: Path,
+) -> None:
     assert await count_entries(torn) == SYNCED
 
 
 @pytest.fixture
 async def holed(tmp_path: Path) -> Path:
-    """Return a directory as a power cut leaves it that took the end of one log file and kept the beginning of the next."""
-    alive, copy = tmp_path / "alive", tmp_path / "holed"
+    """Return a directory as a power cut leaves it that took the end of one log file and kept the
+    beginning of the next.
+    """
+    alive = tmp_path / "alive"
+    copy = tmp_path / "holed"
     store, log = await open_synced(alive, SMALL_FILES)
     first = database_log(alive)
     await write(log, BEFORE_THE_HOLE)
@@ -124,14 +148,18 @@ async def test_a_hole_between_two_log_files_is_found_again_after_a_crash_that_le
     assert await count_entries(holed) == SYNCED + BEFORE_THE_HOLE
 
 
-async def test_a_hole_between_two_log_files_of_a_log_synced_each_time_is_corrupt(holed: Path) -> None:
+async def test_a_hole_between_two_log_files_of_a_log_synced_each_time_is_corrupt(
+    holed: Path,
+) -> None:
     with open_read_write(holed) as database:
         database.delete(DURABILITY_KEY)
     with pytest.raises(Corrupt):
         await count_entries(holed)
 
 
-async def test_a_hole_in_the_unsynced_end_drops_what_is_behind_it(node: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hole_in_the_unsynced_end_drops_what_is_behind_it(
+    node: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = database_log(node)
     flip_bit(log, log.stat().st_size // 2)
     kept = await count_entries(node)
@@ -140,7 +168,7 @@ async def test_a_hole_in_the_unsynced_end_drops_what_is_behind_it(node: Path, ca
     assert await count_entries(node) == kept
 
 
-async def test_a_hole_in_the_synced_part_is_corrupt_although_more_is_behind_it(node: Path) -> None:
+async def test_a_hole_in_synced_part_is_corrupt_although_more_is_behind_it(node: Path) -> None:
     log = database_log(node)
     flip_bit(log, log.stat().st_size // 100)
     for _ in range(2):

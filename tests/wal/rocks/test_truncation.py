@@ -41,7 +41,8 @@ async def refilled(path: Path, *, payload: bytes, entries: int) -> RocksStore:
 async def test_truncation_gives_disk_space_back(tmp_path: Path, size: int) -> None:
     store = await refilled(tmp_path / "node", payload=some_payload(size), entries=32 * MIB // size)
     database = tmp_path / "node" / "log"
-    # A count misses what moves from one file to another meanwhile; of several in a row not each does.
+    # A count misses what moves from one file to another meanwhile; of several in a row not each
+    # does.
     full = max(directory_bytes(database) for _ in range(5))
     assert full >= 32 * MIB
     log = await store.open_log("p0")
@@ -69,7 +70,9 @@ async def test_a_truncated_log_stays_truncated_after_opening_again(tmp_path: Pat
         await store.close()
 
 
-async def test_readers_behind_a_truncation_get_all_they_asked_for_or_truncated(tmp_path: Path) -> None:
+async def test_readers_behind_a_truncation_get_all_they_asked_for_or_truncated(
+    tmp_path: Path,
+) -> None:
     store = await open_rocks_store(tmp_path / "node", options=SMALL_MEMTABLES)
     log = await store.open_log("p0")
     await fill(log, 2000, payload=some_payload(512))

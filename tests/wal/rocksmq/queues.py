@@ -24,9 +24,13 @@ class Clock:
 
 
 async def open_queue(
-    path: Path, clock: Callable[[], int] | None = None, options: MqOptions | None = None, rocks: RocksOptions = OPTIONS
+    path: Path,
+    clock: Callable[[], int] | None = None,
+    options: MqOptions | None = None,
+    rocks: RocksOptions = OPTIONS,
 ) -> tuple[RocksStore, RocksMQ]:
-    store, clock = await open_rocks_store(path, options=rocks), clock or Clock()
+    store = await open_rocks_store(path, options=rocks)
+    clock = clock or Clock()
 
     async def in_term(call: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -35,7 +39,9 @@ async def open_queue(
             except LogReopening:
                 await store.reopen()
 
-    return store, RocksMQ(store, options or MqOptions(), now_ms=clock, elapsed_ms=clock, in_term=in_term)
+    return store, RocksMQ(
+        store, options or MqOptions(), now_ms=clock, elapsed_ms=clock, in_term=in_term
+    )
 
 
 @asynccontextmanager

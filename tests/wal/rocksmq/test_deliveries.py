@@ -35,7 +35,8 @@ async def with_group(mq: RocksMQ, *payloads: bytes) -> list[int]:
 
 @given(st.lists(st.sets(st.integers(0, END), min_size=1), max_size=12), st.integers(0, END))
 def test_runs_have_what_a_dict_would_have(deliveries: list[set[int]], floor: int) -> None:
-    runs, model = Deliveries(), dict.fromkeys(range(END + 2), 0)
+    runs = Deliveries()
+    model = dict.fromkeys(range(END + 2), 0)
     for ids in deliveries:
         runs.add(sorted(ids))
         model |= {each: model[each] + 1 for each in ids}
@@ -139,7 +140,9 @@ async def test_what_nobody_got_is_counted_once_when_somebody_does(
         disk.gate.set()
 
 
-async def test_counts_are_kept_over_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counts_are_kept_over_a_failed_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = FailingDisk(monkeypatch)
     async with opened(tmp_path) as mq:
         ids = await with_group(mq, b"0", b"1")
@@ -155,6 +158,7 @@ async def test_counts_are_kept_over_a_failed_write(tmp_path: Path, monkeypatch: 
 
 
 def test_a_first_delivery_takes_no_more_bytes_on_its_way_than_before() -> None:
-    first, again = ConsumerMessage(1, b"", {}), ConsumerMessage(1, b"", {}, 2)
+    first = ConsumerMessage(1, b"", {})
+    again = ConsumerMessage(1, b"", {}, 2)
     assert b"delivery" not in msgspec.msgpack.encode(first)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(again), type=ConsumerMessage) == again

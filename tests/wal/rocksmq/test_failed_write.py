@@ -1,4 +1,6 @@
-"""A queue over a failed write: what was acknowledged stands, what was left open is there or not, and the queue goes on."""
+"""A queue over a failed write: what was acknowledged stands, what was left open is there or not,
+and the queue goes on.
+"""
 
 import asyncio
 import gc
@@ -39,7 +41,10 @@ async def test_a_failed_produce_is_in_the_topic_whole_or_not_at_all_and_ids_stay
     before = await mq.produce("t", [b"before"])
     disk.fail_at(1)
     outcomes = await asyncio.gather(
-        mq.produce("t", [b"a1", b"a2"]), mq.produce("t", [b"b1"]), mq.create_topic("u"), return_exceptions=True
+        mq.produce("t", [b"a1", b"a2"]),
+        mq.produce("t", [b"b1"]),
+        mq.create_topic("u"),
+        return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [Indeterminate] * 3
     after = await mq.produce("t", [b"after"])
@@ -68,7 +73,9 @@ async def test_what_consumers_hold_stays_with_them_and_what_was_acknowledged_sta
     assert [message.message_id for message in await mq.consume("t", "g", 9)] == [ids[1]]
 
 
-async def test_who_waits_for_messages_goes_on_waiting_over_a_failed_write(mq: RocksMQ, disk: FailingDisk) -> None:
+async def test_who_waits_for_messages_goes_on_waiting_over_a_failed_write(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
     waiting = asyncio.ensure_future(mq.consume("t", "g", 1, wait_s=60))
     await asyncio.sleep(0)
     disk.fail_at(1)
@@ -101,7 +108,7 @@ async def test_who_waits_for_room_over_a_reopening_produces_to_the_topic_there_i
     assert found in ([b"waited"], [b"failed", b"waited"])
 
 
-async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appears_that_was_not_tried(
+async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appears_was_not_tried(
     mq: RocksMQ, disk: FailingDisk
 ) -> None:
     told: dict[int, bytes] = {}
@@ -112,7 +119,8 @@ async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appe
         tried.update(payloads)
         for at in range(0, 12, 3):
             produced = await asyncio.gather(
-                *(mq.produce("t", [payload]) for payload in payloads[at : at + 3]), return_exceptions=True
+                *(mq.produce("t", [payload]) for payload in payloads[at : at + 3]),
+                return_exceptions=True,
             )
             for payload, outcome in zip(payloads[at:], produced, strict=False):
                 if isinstance(outcome, range):
@@ -126,7 +134,7 @@ async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appe
     assert len(told) > len(tried) // 2
 
 
-async def test_counts_of_a_topic_go_on_over_a_failed_write(mq: RocksMQ, disk: FailingDisk) -> None:
+async def test_counts_of_topic_go_on_over_a_failed_write(mq: RocksMQ, disk: FailingDisk) -> None:
     ids = await mq.produce("t", [b"0", b"1", b"2"])
     await mq.consume("t", "g", 2)
     await mq.ack("t", "g", ids[:1])
@@ -137,7 +145,9 @@ async def test_counts_of_a_topic_go_on_over_a_failed_write(mq: RocksMQ, disk: Fa
     assert (info.produced, info.delivered, info.acked) == (3, 2, 1)
 
 
-async def test_a_consumer_that_is_closed_while_the_log_comes_back_takes_nothing(mq: RocksMQ, disk: FailingDisk) -> None:
+async def test_a_consumer_that_is_closed_while_the_log_comes_back_takes_nothing(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
     await mq.produce("t", [b"0"])
     consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
     disk.fail_at(1)
@@ -161,21 +171,35 @@ async def test_nobody_hears_that_something_is_gone_before_the_disk_has_that(
 ) -> None:
     disk.fail_at(1)
     disk.gate.clear()
-    removing = asyncio.ensure_future(mq.destroy_topic("t") if what == "topic" else mq.destroy_consumer_group("t", "g"))
+    removing = asyncio.ensure_future(
+        mq.destroy_topic("t") if what == "topic" else mq.destroy_consumer_group("t", "g")
+    )
     await asyncio.sleep(0)
-    calls = [told_of_the_group(mq), mq.exist_consumer_group("t", "g"), mq.consume("t", "g", 1), mq.ack("t", "g", [])]
-    asking = [asyncio.ensure_future(each) for each in (*calls, *([mq.produce("t", [b"0"])] if what == "topic" else []))]
+    calls = [
+        told_of_the_group(mq),
+        mq.exist_consumer_group("t", "g"),
+        mq.consume("t", "g", 1),
+        mq.ack("t", "g", []),
+    ]
+    asking = [
+        asyncio.ensure_future(each)
+        for each in (*calls, *([mq.produce("t", [b"0"])] if what == "topic" else []))
+    ]
     done, _ = await asyncio.wait(asking, timeout=0.02)
     assert not done
     disk.gate.set()
     with pytest.raises(Indeterminate):
         await removing
     told = await asyncio.gather(*asking, return_exceptions=True)
-    refused = [each for each in told if each is False or isinstance(each, (TopicNotFound, GroupNotFound))]
+    refused = [
+        each for each in told if each is False or isinstance(each, (TopicNotFound, GroupNotFound))
+    ]
     assert len(refused) == (0 if await told_of_the_group(mq) else len(told))
 
 
-async def test_only_who_asks_for_what_is_being_removed_waits_for_that(mq: RocksMQ, disk: FailingDisk) -> None:
+async def test_only_who_asks_for_what_is_being_removed_waits_for_that(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
     await mq.produce("t", [b"0"])
     await mq.create_consumer_group("t", "other")
     disk.gate.clear()
@@ -200,14 +224,17 @@ async def test_a_removal_that_fails_after_its_caller_was_cancelled_is_nobodys_er
     disk.gate.set()
     await mq.info()
     await mq.destroy_topic("t")
-    gc.collect()  # asyncio tells of an error that nobody heard when it is collected, which fails the test
+    # asyncio tells of an error that nobody heard when it is collected, which fails the test
+    gc.collect()
     assert await mq.info() == {}
 
 
 async def test_many_groups_that_are_removed_together_are_one_write(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, write_meta, writes = [f"g{number}" for number in range(50)], mq._store.write_meta, list[int]()
+    names = [f"g{number}" for number in range(50)]
+    write_meta = mq._store.write_meta
+    writes = list[int]()
     await asyncio.gather(*[mq.create_consumer_group("t", name) for name in names])
 
     def counting(*given: Any, **options: Any) -> Any:
@@ -219,7 +246,9 @@ async def test_many_groups_that_are_removed_together_are_one_write(
     assert len(writes) == 1
 
 
-async def test_a_group_is_not_called_there_before_the_disk_has_it(mq: RocksMQ, disk: FailingDisk) -> None:
+async def test_a_group_is_not_called_there_before_the_disk_has_it(
+    mq: RocksMQ, disk: FailingDisk
+) -> None:
     disk.fail_at(1)
     making = [asyncio.ensure_future(mq.create_consumer_group("t", "new")) for _ in range(2)]
     for each in making:

@@ -1,4 +1,6 @@
-"""One consumer group against a model of sets: what is open is delivered, the first ones first, and nothing else."""
+"""One consumer group against a model of sets: what is open is delivered, the first ones first, and
+nothing else.
+"""
 
 import math
 from typing import Any
@@ -11,7 +13,8 @@ from wal.errors import Overloaded
 from wal.rocksmq import topic
 from wal.rocksmq.topic import Group, Lease
 
-BEGIN, END = 5, 40
+BEGIN = 5
+END = 40
 
 
 steps = st.one_of(
@@ -27,13 +30,18 @@ steps = st.one_of(
 def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
     taken_steps: list[tuple[Any, ...]],
 ) -> None:
-    group, held, acked, now = Group(BEGIN), dict[int, Lease](), set(range(BEGIN)), 0.0
+    group = Group(BEGIN)
+    held = dict[int, Lease]()
+    acked = set(range(BEGIN))
+    now = 0.0
     for what, *given_ in taken_steps:
         now += 1
         match what, given_:
             case "take", [count, owner]:
                 lease = (owner, now + 5 if owner == 1 else math.inf)
-                wanted = [each for each in range(END + 1) if each not in acked and each not in held][:count]
+                wanted = [
+                    each for each in range(END + 1) if each not in acked and each not in held
+                ][:count]
                 assert group.take(lease, count, end_id=END) == wanted
                 held |= dict.fromkeys(wanted, lease)
             case "ack", [ids]:
@@ -47,17 +55,23 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
                 group.expire(now)
                 held = {each: lease for each, lease in held.items() if lease[1] > now}
             case _:
-                before, group = group, Group(*group.record)
+                before = group
+                group = Group(*group.record)
                 group.take_over(before, end_id=END)
         assert group.held == held
         assert group.floor == min(set(range(END + 2)) - acked)
         assert group.lag(END) == len(set(range(END + 1)) - acked)
-        assert {each for run in group.record[1] for each in range(*run)} == {e for e in acked if e > group.floor}
+        assert {each for run in group.record[1] for each in range(*run)} == {
+            e for e in acked if e > group.floor
+        }
 
 
-def test_no_more_is_held_than_may_be_and_what_comes_again_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_held_than_may_be_and_what_comes_again_has_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(topic, "HELD_MAX", 4)
-    group, lease = Group(1), (1, math.inf)
+    group = Group(1)
+    lease = (1, math.inf)
     assert group.take(lease, 9, end_id=9) == [1, 2, 3, 4]
     assert group.take(lease, 9, end_id=9) == []
     group.give_back([2], 1)
@@ -66,7 +80,9 @@ def test_no_more_is_held_than_may_be_and_what_comes_again_has_room(monkeypatch: 
     assert group.take(lease, 9, end_id=9) == [5]
 
 
-def test_an_acknowledgement_that_would_leave_too_many_gaps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_acknowledgement_that_would_leave_too_many_gaps_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(topic, "GAPS_MAX", 2)
     group = Group(1)
     group.ack([3, 5], end_id=END)

@@ -35,7 +35,9 @@ async def soon(iteration: AsyncIterator[ConsumerMessage]) -> ConsumerMessage:
         return await anext(iteration)
 
 
-async def worked_off(iteration: AsyncIterator[ConsumerMessage], consumer: Consumer, count: int) -> list[bytes]:
+async def worked_off(
+    iteration: AsyncIterator[ConsumerMessage], consumer: Consumer, count: int
+) -> list[bytes]:
     """Take messages of an iteration, acknowledge them, and return their payloads."""
     found = list[bytes]()
     for _ in range(count):
@@ -49,7 +51,9 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]
 
 
-async def test_what_is_held_too_long_goes_to_others_and_is_not_yielded(mq: RocksMQ, clock: Clock) -> None:
+async def test_what_is_held_too_long_goes_to_others_and_is_not_yielded(
+    mq: RocksMQ, clock: Clock
+) -> None:
     await mq.produce("t", numbered(0, 7))
     one = await mq.register_consumer("t", "g", ack_timeout_s=10)
     iteration = aiter(one)
@@ -61,7 +65,9 @@ async def test_what_is_held_too_long_goes_to_others_and_is_not_yielded(mq: Rocks
     assert await worked_off(iteration, one, 1) == [b"7"]
 
 
-async def test_what_is_held_too_long_and_nobody_else_has_comes_again(mq: RocksMQ, clock: Clock) -> None:
+async def test_what_is_held_too_long_and_nobody_else_has_comes_again(
+    mq: RocksMQ, clock: Clock
+) -> None:
     await mq.produce("t", numbered(0, 7))
     one = await mq.register_consumer("t", "g", ack_timeout_s=10)
     iteration = aiter(one)
@@ -119,7 +125,9 @@ async def test_two_tasks_share_one_consumer(mq: RocksMQ) -> None:
 
 
 @pytest.mark.parametrize("ack_timeout_s", [1.0, None])
-async def test_two_slow_consumers_share_the_work(mq: RocksMQ, clock: Clock, ack_timeout_s: float | None) -> None:
+async def test_two_slow_consumers_share_the_work(
+    mq: RocksMQ, clock: Clock, ack_timeout_s: float | None
+) -> None:
     await mq.produce("t", numbered(0, 12))
     consumers = [
         await mq.register_consumer("t", "g", ack_timeout_s=ack_timeout_s),
@@ -136,14 +144,17 @@ async def test_two_slow_consumers_share_the_work(mq: RocksMQ, clock: Clock, ack_
         assert [message.delivery_count for message in waiting] == [1, 1]
 
 
-async def test_it_takes_as_many_as_it_works_off_in_a_tenth_of_its_time(mq: RocksMQ, clock: Clock) -> None:
+async def test_it_takes_as_many_as_it_works_off_in_a_tenth_of_its_time(
+    mq: RocksMQ, clock: Clock
+) -> None:
     await mq.produce("t", numbered(0, 1_000))
     one = await mq.register_consumer("t", "g", ack_timeout_s=10)
 
     async def held() -> int:
         return (await mq.info())["t"].groups["g"].held
 
-    iteration, taken = aiter(one), list[int]()
+    iteration = aiter(one)
+    taken = list[int]()
     while len(taken) < 9:
         message = await soon(iteration)
         await one.ack([message.message_id])

@@ -1,4 +1,6 @@
-"""Bytes of topic entries: the documented example is what is written, and nothing else is taken for an entry."""
+"""Bytes of topic entries: the documented example is what is written, and nothing else is taken for
+an entry.
+"""
 
 import re
 import tracemalloc
@@ -31,7 +33,9 @@ def example() -> bytes:
 
 
 def test_the_documented_example_is_byte_for_byte_what_is_written() -> None:
-    (block,) = re.findall(r"rocksmq/test_messages.py -->\n```\n(.*?)```", FORMAT.read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"rocksmq/test_messages.py -->\n```\n(.*?)```", FORMAT.read_text(), re.DOTALL
+    )
     lines = [line.split("  ") for line in block.splitlines()]
     found = b""
     for offset, data, *_ in lines:
@@ -42,14 +46,28 @@ def test_the_documented_example_is_byte_for_byte_what_is_written() -> None:
 
 def test_the_example_is_read_back_as_its_messages() -> None:
     entry = decode_entry(example(), 0)
-    assert entry.messages == [ConsumerMessage(FIRST, b"tea", {}), ConsumerMessage(FIRST + 1, b"milk", {"k": "v"})]
-    assert (entry.first_position, entry.last_position, entry.crc32c) == (FIRST, FIRST + 1, entry_crc32c(example()))
+    assert entry.messages == [
+        ConsumerMessage(FIRST, b"tea", {}),
+        ConsumerMessage(FIRST + 1, b"milk", {"k": "v"}),
+    ]
+    assert (entry.first_position, entry.last_position, entry.crc32c) == (
+        FIRST,
+        FIRST + 1,
+        entry_crc32c(example()),
+    )
 
 
 @given(
-    st.lists(st.tuples(st.binary(max_size=50), st.dictionaries(st.text(max_size=9), st.text(max_size=9))), min_size=1)
+    st.lists(
+        st.tuples(
+            st.binary(max_size=50), st.dictionaries(st.text(max_size=9), st.text(max_size=9))
+        ),
+        min_size=1,
+    )
 )
-def test_messages_come_back_as_they_were_produced(messages: list[tuple[bytes, dict[str, str]]]) -> None:
+def test_messages_come_back_as_they_were_produced(
+    messages: list[tuple[bytes, dict[str, str]]],
+) -> None:
     bodies, size_bytes = bodies_of([ProducerMessage(*message) for message in messages])
     found = decode_entry(encode_entry(bodies, first_id=7, previous_crc32c=3), 3).messages
     assert [(message.payload, message.properties) for message in found] == messages
@@ -75,24 +93,37 @@ def test_an_entry_that_is_cut_short_or_follows_another_one_is_refused() -> None:
 
 def test_lengths_that_pass_the_checksum_and_lead_elsewhere_are_refused() -> None:
     bodies = [b"ab", b"", b"", b"\xc1"]
-    for entry in (encode_entry(bodies, first_id=1, previous_crc32c=0), encode_entry([], first_id=1, previous_crc32c=0)):
+    for entry in (
+        encode_entry(bodies, first_id=1, previous_crc32c=0),
+        encode_entry([], first_id=1, previous_crc32c=0),
+    ):
         with pytest.raises(Corrupt):
             decode_entry(entry, 0)
 
 
 def test_the_cache_forgets_what_was_not_used_for_longest_and_stays_below_its_bound() -> None:
-    cache, size_bytes = EntryCache(), CACHE_BYTES_MAX // 4 - 1000
+    cache = EntryCache()
+    size_bytes = CACHE_BYTES_MAX // 4 - 1000
     entries = [TopicEntry([b"", b""], bytes(size_bytes), at) for at in range(5)]
     for entry in entries[:4]:
         cache.put(1, entry)
     assert cache.find(1, 0) is entries[0]
     cache.put(1, entries[4])
-    assert [cache.find(1, at) is not None for at in range(6)] == [True, False, True, True, True, False]
+    assert [cache.find(1, at) is not None for at in range(6)] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert cache.find(2, 0) is None
     assert cache.find(0, 0) is None
 
 
-def test_the_cache_counts_what_messages_take_in_memory_and_keeps_the_newest_entry_whatever_that_is() -> None:
+def test_cache_counts_what_messages_take_in_memory_and_keeps_newest_entry_whatever_that_is() -> (
+    None
+):
     cache = EntryCache()
     tiny = [TopicEntry([b""] * 20_000, bytes(80_000), at) for at in range(0, 400_000, 10_000)]
     for entry in tiny:
@@ -106,7 +137,8 @@ def test_the_cache_counts_what_messages_take_in_memory_and_keeps_the_newest_entr
 
 
 def test_the_cache_counts_all_that_entries_of_one_small_message_take_in_memory() -> None:
-    cache, count = EntryCache(), 2_000
+    cache = EntryCache()
+    count = 2_000
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

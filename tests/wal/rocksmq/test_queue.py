@@ -1,4 +1,6 @@
-"""Topics and groups on a real store: what is produced is delivered, acknowledged, and found again."""
+"""Topics and groups on a real store: what is produced is delivered, acknowledged, and found
+again.
+"""
 
 import asyncio
 import threading
@@ -50,20 +52,30 @@ async def mq(tmp_path: Path, clock: Clock) -> AsyncIterator[RocksMQ]:
 async def test_a_message_that_was_produced_is_consumed_with_its_properties(mq: RocksMQ) -> None:
     [produced] = await mq.produce("t", [ProducerMessage(b"hello", {"kind": "greeting"})])
     [message] = await mq.consume("t", "g", 10)
-    assert (message.message_id, message.payload, message.properties) == (produced, b"hello", {"kind": "greeting"})
+    assert (message.message_id, message.payload, message.properties) == (
+        produced,
+        b"hello",
+        {"kind": "greeting"},
+    )
     assert await mq.consume("t", "g", 10) == []
 
 
 async def test_ids_of_a_topic_follow_each_other_whoever_produces(mq: RocksMQ) -> None:
-    ids = await asyncio.gather(*(mq.produce("t", [b"%d" % number] * (1 + number % 3)) for number in range(50)))
+    ids = await asyncio.gather(
+        *(mq.produce("t", [b"%d" % number] * (1 + number % 3)) for number in range(50))
+    )
     flat = [each for one in ids for each in one]
     assert flat == list(range(flat[0], flat[0] + len(flat)))
     found = await mq.consume("t", "g", 1000)
     assert [message.message_id for message in found] == flat
-    assert [message.payload for message in found] == [b"%d" % n for n in range(50) for _ in range(1 + n % 3)]
+    assert [message.payload for message in found] == [
+        b"%d" % n for n in range(50) for _ in range(1 + n % 3)
+    ]
 
 
-async def test_what_was_acknowledged_stays_so_and_the_rest_comes_again_after_reopening(tmp_path: Path) -> None:
+async def test_what_was_acknowledged_stays_so_and_the_rest_comes_again_after_reopening(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path / "node") as mq:
         await mq.create_topic("t")
         await mq.create_consumer_group("t", "g")
@@ -75,11 +87,17 @@ async def test_what_was_acknowledged_stays_so_and_the_rest_comes_again_after_reo
         assert [message.payload for message in await mq.consume("t", "g", 9)] == [b"1", b"3", b"4"]
         [after] = (await mq.info()).values()
         assert (after.begin_id, after.end_id, after.bytes) == (before["t"].begin_id, ids[-1], 5)
-        assert (after.groups["g"].current_id, after.groups["g"].lag, after.groups["g"].held) == (ids[1], 3, 3)
+        assert (after.groups["g"].current_id, after.groups["g"].lag, after.groups["g"].held) == (
+            ids[1],
+            3,
+            3,
+        )
         assert list(await mq.produce("t", [b"5"])) == [ids[-1] + 1]
 
 
-async def test_an_acknowledged_message_above_a_gap_never_comes_again(mq: RocksMQ, clock: Clock) -> None:
+async def test_an_acknowledged_message_above_a_gap_never_comes_again(
+    mq: RocksMQ, clock: Clock
+) -> None:
     ids = await mq.produce("t", [b"0", b"1", b"2", b"3"])
     await mq.consume("t", "g", 4)
     await mq.ack("t", "g", [ids[1], ids[3]])
@@ -92,13 +110,21 @@ async def test_an_acknowledged_message_above_a_gap_never_comes_again(mq: RocksMQ
 async def test_consumers_of_one_group_compete_and_those_of_another_do_not(mq: RocksMQ) -> None:
     await mq.create_consumer_group("t", "other")
     ids = await mq.produce("t", [b"%d" % number for number in range(6)])
-    async with await mq.register_consumer("t", "g") as one, await mq.register_consumer("t", "g") as two:
-        shares = [[message.message_id for message in await each.consume(2)] for each in (one, two, one, two)]
+    async with (
+        await mq.register_consumer("t", "g") as one,
+        await mq.register_consumer("t", "g") as two,
+    ):
+        shares = [
+            [message.message_id for message in await each.consume(2)]
+            for each in (one, two, one, two)
+        ]
     assert shares == [list(ids[:2]), list(ids[2:4]), list(ids[4:]), []]
     assert [message.message_id for message in await mq.consume("t", "other", 9)] == list(ids)
 
 
-async def test_without_a_time_limit_what_a_consumer_holds_is_its_own(mq: RocksMQ, clock: Clock) -> None:
+async def test_without_a_time_limit_what_a_consumer_holds_is_its_own(
+    mq: RocksMQ, clock: Clock
+) -> None:
     await mq.produce("t", [b"0"])
     consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
     await consumer.consume(1)
@@ -118,12 +144,13 @@ async def test_a_cancelled_consume_loses_nothing(mq: RocksMQ) -> None:
     assert [message.payload for message in await mq.consume("t", "g", 1)] == [b"0"]
 
 
-async def test_who_asks_after_a_cancelled_consume_gets_its_messages_first_also_while_its_read_goes_on(
+async def test_who_asks_after_cancelled_consume_gets_its_messages_first_while_its_read_goes_on(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await mq.produce("t", [b"0", b"1", b"2", b"3"])
     mq._cache = EntryCache()
-    reading, gate = threading.Event(), threading.Event()
+    reading = threading.Event()
+    gate = threading.Event()
 
     def read_late(*given: Any) -> Any:
         reading.set()
@@ -160,9 +187,13 @@ async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_ro
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wal.rocksmq.queue.PRODUCE_BYTES_MAX", 1 << 20)
-    store, mq = await open_queue(tmp_path / "other", rocks=replace(OPTIONS, queue_bytes_max=1 << 20))
+    store, mq = await open_queue(
+        tmp_path / "other", rocks=replace(OPTIONS, queue_bytes_max=1 << 20)
+    )
     await mq.create_topic("t")
-    write_meta, written, queued = store.write_meta, list[int](), list[int]()
+    write_meta = store.write_meta
+    written = list[int]()
+    queued = list[int]()
 
     def write(changes: Any, *, entries: Any, dropped: Any) -> Any:
         outcome = write_meta(changes, entries=entries, dropped=dropped)
@@ -187,7 +218,9 @@ async def test_what_are_no_ids_is_refused(mq: RocksMQ, ids: Any) -> None:
         await mq.force_seek("t", "g", [ids])  # type: ignore[arg-type]
 
 
-async def test_so_many_ids_that_their_acknowledgement_would_hold_the_event_loop_are_refused(mq: RocksMQ) -> None:
+async def test_so_many_ids_that_their_acknowledgement_would_hold_the_event_loop_are_refused(
+    mq: RocksMQ,
+) -> None:
     ids = await mq.produce("t", [b""] * MESSAGES_PER_ENTRY_MAX)
     with pytest.raises(TooLarge, match="seek"):
         await mq.ack("t", "g", range(ids[0] - 1, ids[-1] + 1))
@@ -195,7 +228,7 @@ async def test_so_many_ids_that_their_acknowledgement_would_hold_the_event_loop_
     assert (await mq.info())["t"].groups["g"].lag == 0
 
 
-async def test_a_group_begins_where_it_is_told_with_the_write_that_makes_it(tmp_path: Path) -> None:
+async def test_a_group_begins_where_it_is_told_with_write_that_makes_it(tmp_path: Path) -> None:
     store, mq = await open_queue(tmp_path / "other")
     await mq.create_topic("t")
     ids = await mq.produce("t", [b"0", b"1", b"2"])
@@ -245,7 +278,9 @@ async def test_the_latest_message_and_an_empty_topic_are_told_apart(mq: RocksMQ)
         await mq.check_topic_valid("other")
 
 
-async def test_a_topic_made_anew_begins_above_the_ids_of_the_old_one(mq: RocksMQ, clock: Clock) -> None:
+async def test_a_topic_made_anew_begins_above_the_ids_of_the_old_one(
+    mq: RocksMQ, clock: Clock
+) -> None:
     old = await mq.produce("t", [b"old"] * 10)
     await mq.destroy_topic("t")
     clock.ms -= 10**9  # the clock was set back meanwhile
@@ -256,8 +291,11 @@ async def test_a_topic_made_anew_begins_above_the_ids_of_the_old_one(mq: RocksMQ
     assert [message.payload for message in await mq.consume("t", "g", 20)] == [b"new"]
 
 
-async def test_ids_are_not_used_again_when_the_node_opens_with_a_clock_set_back(tmp_path: Path) -> None:
-    late, early = Clock(), Clock()
+async def test_ids_are_not_used_again_when_the_node_opens_with_a_clock_set_back(
+    tmp_path: Path,
+) -> None:
+    late = Clock()
+    early = Clock()
     early.ms -= 10**9
     async with opened(tmp_path / "node", late) as mq:
         await mq.create_topic("t")
@@ -278,13 +316,17 @@ async def test_destroying_a_topic_leaves_its_siblings_alone(mq: RocksMQ) -> None
         assert [message.payload for message in await mq.consume(name, "g", 9)] == [name.encode()]
 
 
-async def test_a_damaged_topic_is_refused_and_may_be_destroyed_and_made_anew(tmp_path: Path) -> None:
+async def test_a_damaged_topic_is_refused_and_may_be_destroyed_and_made_anew(
+    tmp_path: Path,
+) -> None:
     store, mq = await open_queue(tmp_path / "other")
     await mq.create_topic("t")
     [last] = await mq.produce("t", [b"0"])
     store.engine.entries.delete(entry_key(mq._topics["t"].log_id, last))
     await mq.close()
-    mq = RocksMQ(store, mq._options, now_ms=mq._now_ms, elapsed_ms=mq._elapsed_ms, in_term=mq._in_term)
+    mq = RocksMQ(
+        store, mq._options, now_ms=mq._now_ms, elapsed_ms=mq._elapsed_ms, in_term=mq._in_term
+    )
     with pytest.raises(Corrupt, match="'t'"):
         await mq.produce("t", [b"1"])
     await mq.destroy_topic("t")
@@ -354,7 +396,13 @@ async def test_every_call_on_what_is_not_there_says_so(mq: RocksMQ) -> None:
 async def test_every_call_after_closing_is_refused(mq: RocksMQ) -> None:
     await mq.close()
     await mq.close()
-    calls = (mq.create_topic("x"), mq.produce("t", [b"x"]), mq.consume("t", "g", 1), mq.ack("t", "g", [1]), mq.info())
+    calls = (
+        mq.create_topic("x"),
+        mq.produce("t", [b"x"]),
+        mq.consume("t", "g", 1),
+        mq.ack("t", "g", [1]),
+        mq.info(),
+    )
     for call in calls:
         with pytest.raises(OnShutdown):
             await call
@@ -366,7 +414,9 @@ NO_PROPERTIES: list[Any] = [{"a": 1}, {1: "a"}, 5, "ab", [1], {"a": "\ud800"}]
 @pytest.mark.parametrize(
     "messages", [[], b"bytes", ["text"], *([ProducerMessage(b"x", each)] for each in NO_PROPERTIES)]
 )
-async def test_what_is_no_message_is_refused_and_leaves_nothing(mq: RocksMQ, messages: list[bytes]) -> None:
+async def test_what_is_no_message_is_refused_and_leaves_nothing(
+    mq: RocksMQ, messages: list[bytes]
+) -> None:
     with pytest.raises(InvalidArgument):
         await mq.produce("t", messages)
     with pytest.raises(TooLarge):
@@ -390,7 +440,7 @@ async def test_gaps_between_acknowledged_messages_are_bounded(mq: RocksMQ) -> No
     await mq.ack("t", "g", [ids[-1]])
 
 
-async def test_large_messages_are_delivered_some_at_a_time_and_all_in_the_end(mq: RocksMQ) -> None:
+async def test_large_messages_are_delivered_some_at_a_time_and_all_in_end(mq: RocksMQ) -> None:
     for number in range(5):
         await mq.produce("t", [bytes([number]) * (5 << 20)])
     first = await mq.consume("t", "g", 9)
@@ -405,7 +455,9 @@ async def test_properties_count_as_bytes_of_a_delivery(mq: RocksMQ) -> None:
     assert [len(await mq.consume("t", "g", 9)) for _ in range(2)] == [2, 1]
 
 
-async def test_of_scattered_messages_that_do_not_fit_together_the_rest_comes_later(mq: RocksMQ, clock: Clock) -> None:
+async def test_of_scattered_messages_that_do_not_fit_together_the_rest_comes_later(
+    mq: RocksMQ, clock: Clock
+) -> None:
     ids = [(await mq.produce("t", [bytes(9 << 20)]))[0] for _ in range(6)]
     await mq.ack("t", "g", [ids[1], ids[3]])
     found = [[message.message_id for message in await mq.consume("t", "g", 9)] for _ in range(3)]

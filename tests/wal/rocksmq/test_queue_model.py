@@ -1,4 +1,6 @@
-"""A queue against dicts: topics and groups under produce, consume, ack, seek, retention, crashes and reopening."""
+"""A queue against dicts: topics and groups under produce, consume, ack, seek, retention, crashes
+and reopening.
+"""
 
 import asyncio
 import shutil
@@ -41,13 +43,17 @@ class ModelTopic:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Nothing acknowledged comes again, nothing else is lost, and what is kept is what was produced."""
+    """Nothing acknowledged comes again, nothing else is lost, and what is kept is what was
+    produced.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.directory = Path(tempfile.mkdtemp(prefix="queue-model-"))
-        self.path, self.copies, self.payloads = self.directory / "0", count(1), count(1)
+        self.path = self.directory / "0"
+        self.copies = count(1)
+        self.payloads = count(1)
         self.clock = Clock()
         self.model: dict[str, ModelTopic] = {}
         self.highest: dict[str, int] = {}
@@ -80,7 +86,9 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             known = self.model[topic]
             assert group not in known.groups
-            known.groups[group] = ModelGroup({each for each in known.messages if each < known.begin})
+            known.groups[group] = ModelGroup(
+                {each for each in known.messages if each < known.begin}
+            )
 
     @rule(topic=topics, group=groups)
     def destroy_group(self, topic: str, group: str) -> None:
@@ -107,9 +115,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: any(topic.groups for topic in self.model.values()))
     @rule(data=st.data(), wanted=st.integers(1, 20), share=st.sets(st.integers(0, 19)))
-    def consume_and_acknowledge_some(self, data: st.DataObject, wanted: int, share: set[int]) -> None:
+    def consume_and_acknowledge_some(
+        self, data: st.DataObject, wanted: int, share: set[int]
+    ) -> None:
         topic, group = self.draw_group(data)
-        known, state = self.model[topic], self.model[topic].groups[group]
+        known = self.model[topic]
+        state = self.model[topic].groups[group]
         found = self.runner.run(self.mq.consume(topic, group, wanted))
         free = sorted(known.messages.keys() - state.acked - state.held)
         assert [message.message_id for message in found] == free[:wanted]
@@ -124,7 +135,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def acknowledge_anything(self, data: st.DataObject) -> None:
         topic, group = self.draw_group(data)
-        known, state = self.model[topic], self.model[topic].groups[group]
+        known = self.model[topic]
+        state = self.model[topic].groups[group]
         if known.messages:
             ids = data.draw(st.lists(st.sampled_from(sorted(known.messages)), max_size=9))
             self.runner.run(self.mq.ack(topic, group, ids))
@@ -157,7 +169,9 @@ class QueueMachine(RuleBasedStateMachine):
         for topic, info in self.runner.run(self.mq.info()).items():
             known = self.model[topic]
             assert all(
-                info.begin_id <= each for group in known.groups.values() for each in known.messages.keys() - group.acked
+                info.begin_id <= each
+                for group in known.groups.values()
+                for each in known.messages.keys() - group.acked
             )
             assert info.begin_id >= known.begin
             known.begin = info.begin_id
@@ -182,12 +196,21 @@ class QueueMachine(RuleBasedStateMachine):
         assert told.keys() == self.model.keys()
         for topic, info in told.items():
             known = self.model[topic]
-            assert (info.begin_id, info.end_id) == (known.begin, max(known.messages, default=known.begin - 1))
-            assert info.bytes == sum(len(payload) for each, payload in known.messages.items() if each >= known.begin)
+            assert (info.begin_id, info.end_id) == (
+                known.begin,
+                max(known.messages, default=known.begin - 1),
+            )
+            assert info.bytes == sum(
+                len(payload) for each, payload in known.messages.items() if each >= known.begin
+            )
             assert info.groups.keys() == known.groups.keys()
             for name, group in info.groups.items():
                 assert group.lag == len(known.messages.keys() - known.groups[name].acked)
-                assert all(each in known.groups[name].acked for each in known.messages if each < group.current_id)
+                assert all(
+                    each in known.groups[name].acked
+                    for each in known.messages
+                    if each < group.current_id
+                )
 
     def draw_group(self, data: st.DataObject) -> tuple[str, str]:
         there = [(topic, group) for topic, known in self.model.items() for group in known.groups]

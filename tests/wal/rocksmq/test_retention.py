@@ -1,4 +1,6 @@
-"""Pages and retention, by the reference's vectors: what all groups have acknowledged goes, and its space with it."""
+"""Pages and retention, by the reference's vectors: what all groups have acknowledged goes, and its
+space with it.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -25,7 +27,9 @@ async def filled(mq: RocksMQ, topic: str = "t") -> range:
     return await mq.produce(topic, [b"message_%d" % number for number in range(100)])
 
 
-async def test_pages_end_with_the_message_that_goes_over_and_go_once_acknowledged(tmp_path: Path) -> None:
+async def test_pages_end_with_the_message_that_goes_over_and_go_once_acknowledged(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path / "node", options=SMALL) as mq:
         ids = await filled(mq)
         assert (await mq.info())["t"].pages == 50
@@ -133,7 +137,9 @@ async def test_one_message_is_read_from_the_disk_while_it_is_kept(tmp_path: Path
         assert await mq.get_message("t", ids[7]) is None
 
 
-async def test_a_read_that_retention_overtakes_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_that_retention_overtakes_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with opened(tmp_path / "node", options=SMALL) as mq:
         ids = await filled(mq)
         mq._cache = EntryCache()
@@ -191,7 +197,9 @@ async def test_what_retention_takes_between_two_reads_of_a_delivery_is_left_out(
         assert await mq.consume("t", "g", 9) == []
 
 
-async def test_an_open_page_goes_once_all_of_it_is_acknowledged_and_not_before(tmp_path: Path) -> None:
+async def test_an_open_page_goes_once_all_of_it_is_acknowledged_and_not_before(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path / "node", options=MqOptions(retention_s=0)) as mq:
         ids = await filled(mq)
         await mq.ack("t", "g", ids[:99])
@@ -200,7 +208,12 @@ async def test_an_open_page_goes_once_all_of_it_is_acknowledged_and_not_before(t
         await mq.ack("t", "g", ids)
         await mq.retain()
         after = (await mq.info())["t"]
-        assert (after.begin_id, after.end_id, after.bytes, after.pages) == (ids[-1] + 1, ids[-1], 0, 0)
+        assert (after.begin_id, after.end_id, after.bytes, after.pages) == (
+            ids[-1] + 1,
+            ids[-1],
+            0,
+            0,
+        )
     async with opened(tmp_path / "node") as mq:
         assert (await mq.info())["t"].begin_id == ids[-1] + 1
         assert list(await mq.produce("t", [b"next"])) == [ids[-1] + 1]
@@ -217,10 +230,17 @@ async def test_messages_of_no_bytes_are_given_up_as_others_are(tmp_path: Path) -
         assert (await mq.info())["t"].begin_id == ids[-1] + 1
 
 
-@pytest.mark.parametrize("ends", ["group gone", "group gone and node opened again", "group back at its end"])
-async def test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(tmp_path: Path, ends: str) -> None:
-    """A topic without groups keeps everything; and a page's time begins when it is acknowledged again."""
-    clock, options = Clock(), MqOptions(page_bytes=10, retention_s=10, retention_bytes=None)
+@pytest.mark.parametrize(
+    "ends", ["group gone", "group gone and node opened again", "group back at its end"]
+)
+async def test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(
+    tmp_path: Path, ends: str
+) -> None:
+    """A topic without groups keeps everything; and a page's time begins when it is acknowledged
+    again.
+    """
+    clock = Clock()
+    options = MqOptions(page_bytes=10, retention_s=10, retention_bytes=None)
     async with opened(tmp_path / "node", clock, options) as mq:
         ids = await filled(mq)
         await mq.ack("t", "g", ids)
@@ -250,7 +270,8 @@ async def test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(tmp
 async def test_an_open_page_is_not_closed_while_messages_of_it_are_on_their_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk, options = FailingDisk(monkeypatch), MqOptions(page_bytes=100, retention_s=0)
+    disk = FailingDisk(monkeypatch)
+    options = MqOptions(page_bytes=100, retention_s=0)
     async with opened(tmp_path / "node", options=options) as mq:
         await mq.create_topic("t")
         await mq.create_consumer_group("t", "g")

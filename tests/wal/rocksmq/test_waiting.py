@@ -1,4 +1,6 @@
-"""Consumers that wait: who is told of a message, and what happens when its time is over, or it is cancelled or closed."""
+"""Consumers that wait: who is told of a message, and what happens when its time is over, or it is
+cancelled or closed.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,7 +39,9 @@ async def test_what_a_closed_consumer_held_comes_to_one_who_waits(mq: RocksMQ) -
         await consumer.consume(1)
 
 
-async def test_closing_a_consumer_ends_its_wait_and_what_is_produced_then_comes_to_others(mq: RocksMQ) -> None:
+async def test_closing_a_consumer_ends_its_wait_and_what_is_produced_then_comes_to_others(
+    mq: RocksMQ,
+) -> None:
     consumer = await mq.register_consumer("t", "g", ack_timeout_s=None)
     waiting = asyncio.ensure_future(consumer.consume(9, wait_s=60))
     await asyncio.sleep(0)
@@ -47,7 +51,9 @@ async def test_closing_a_consumer_ends_its_wait_and_what_is_produced_then_comes_
     assert [message.message_id for message in await mq.consume("t", "g", 9)] == list(ids)
 
 
-async def test_who_waits_because_no_more_may_be_held_goes_on_at_an_acknowledgement(mq: RocksMQ) -> None:
+async def test_who_waits_because_no_more_may_be_held_goes_on_at_an_acknowledgement(
+    mq: RocksMQ,
+) -> None:
     ids = await mq.produce("t", [b""] * (HELD_MAX + 1))
     holder = await mq.register_consumer("t", "g", ack_timeout_s=None)
     assert len(await holder.consume(HELD_MAX)) == HELD_MAX
@@ -71,7 +77,9 @@ async def test_a_consumer_that_waits_gives_up_after_its_time(mq: RocksMQ) -> Non
     assert not mq._signals["t", "g"]._waiting  # nothing is left of it
 
 
-async def test_iterating_ends_when_the_consumer_is_closed_and_the_rest_comes_to_others(mq: RocksMQ) -> None:
+async def test_iterating_ends_when_the_consumer_is_closed_and_the_rest_comes_to_others(
+    mq: RocksMQ,
+) -> None:
     await mq.produce("t", [b"0", b"1", b"2"])
     consumer = await mq.register_consumer("t", "g")
     got = list[bytes]()
@@ -115,8 +123,11 @@ async def test_who_is_cancelled_when_it_is_its_turn_leaves_it_to_the_next(mq: Ro
         assert [message.payload for message in await waiting[3]] == [b"1"]
 
 
-async def test_a_message_wakes_who_waits_longest_and_nobody_else(mq: RocksMQ, monkeypatch: pytest.MonkeyPatch) -> None:
-    take, asked = Group.take, list[int]()
+async def test_a_message_wakes_who_waits_longest_and_nobody_else(
+    mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Group.take
+    asked = list[int]()
 
     def counting(group: Group, *given: Any, **options: Any) -> list[int]:
         asked.append(1)
@@ -124,7 +135,8 @@ async def test_a_message_wakes_who_waits_longest_and_nobody_else(mq: RocksMQ, mo
 
     waiting = [asyncio.ensure_future(mq.consume("t", "g", 2, wait_s=60)) for _ in range(100)]
     await asyncio.sleep(0)
-    # The first to take something has all know when its time is over; from then on one is woken for two messages.
+    # The first to take something has all know when its time is over; from then on one is woken for
+    # two messages.
     await mq.produce("t", [b"0"])
     assert [message.payload for message in await waiting[0]] == [b"0"]
     for _ in range(3):
@@ -147,7 +159,8 @@ async def test_a_message_wakes_who_waits_longest_and_nobody_else(mq: RocksMQ, mo
 async def test_who_waits_with_a_short_time_for_acknowledgements_does_not_ask_again_and_again(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, asked = Group.take, list[int]()
+    take = Group.take
+    asked = list[int]()
 
     def counting(group: Group, *given: Any, **options: Any) -> list[int]:
         asked.append(1)
@@ -162,7 +175,8 @@ async def test_who_waits_with_a_short_time_for_acknowledgements_does_not_ask_aga
 async def test_closing_a_consumer_that_waits_has_no_other_one_look_again(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, asked = Group.take, list[int]()
+    take = Group.take
+    asked = list[int]()
 
     def counting(group: Group, *given: Any, **options: Any) -> list[int]:
         asked.append(1)
