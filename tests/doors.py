@@ -1,10 +1,9 @@
-"""How many files and functions of the product one operation passes through:
-`python -m tests.doors [--list | --json]`.
+"""How many files and functions one operation passes through.
 
-A profiler counts frames of the six packages, on the event loop and on every thread that starts
-later, over a warmed-up node on disk with one collection of one shard. What runs beside an operation
-now and then (ticks, statistics) is no part of it, so each is done some times and the walk with the
-fewest files is told.
+Run it as `python -m tests.doors [--list | --json]`. A profiler counts frames of the six packages,
+on the event loop and on every thread that starts later, over a warmed-up node on disk with one
+collection of one shard. Ticks and statistics run beside an operation now and then. Each operation
+is therefore repeated, and the walk with the fewest files counts.
 """
 
 import argparse
@@ -92,8 +91,7 @@ class Doors:
     async def walk(self, name: str, operation: Callable[[], Awaitable[object]]) -> None:
         """Record one operation, and keep it when it passed through fewer files than before."""
         await anyio.sleep(PAUSE_S)
-        self._frames = []
-        self._recording = True
+        self._frames, self._recording = [], True
         try:
             await operation()
         finally:
@@ -161,12 +159,12 @@ def main() -> None:
         "--list", action="store_true", help="name the files in the order in which they are entered"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print the files of each operation as JSON"
+        "--json", action="store_true", help="print the figures of each operation as JSON"
     )
     arguments = parser.parse_args()
     walks = measured()
     if arguments.json:
-        print(json.dumps({name: walk.files for name, walk in walks.items()}))
+        print(json.dumps({name: walk.figures() for name, walk in walks.items()}))
         return
     for name, walk in walks.items():
         print(f"{name:18}" + "  ".join(f"{what} {count}" for what, count in walk.figures().items()))
