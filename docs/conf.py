@@ -46,10 +46,9 @@ PUBLIC = ("streamingnode", "spark_sink", "streamingnode.batching")
 `streamingnode.streams`.
 """
 
-# noqa: A001 - Sphinx names it
 project = "streamingnode"
 author = "streamingnode"
-copyright = "Apache-2.0"
+copyright = "Apache-2.0"  # noqa: A001 - Sphinx names it
 root_doc = "README"
 include_patterns = ["README.md", "CHANGELOG.md", "docs/*.md", "docs/adr/*.md"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

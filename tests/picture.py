@@ -84,8 +84,10 @@ class _Box:
 
     def drawn(self) -> list[str]:
         parts = [
-            f'  <rect class="package" x="{self.x:g}" y="{self.y:g}" width="{self.width:g}" '
-            f'height="{self.height:g}"/>',
+            (
+                f'  <rect class="package" x="{self.x:g}" y="{self.y:g}" width="{self.width:g}" '
+                f'height="{self.height:g}"/>'
+            ),
             f'  <text class="name" x="{self.x + 10:g}" y="{self.y + 19:g}">{self.name}/</text>',
         ]
         for x, y, width, module in self.tiles:

@@ -42,7 +42,8 @@ async def main():
             with anyio.move_on_after(10):
                 await has_read_all.wait()
             tasks.cancel_scope.cancel()
-        told = {"acknowledged": acknowledged, "read": read, "reopened": parts_of(node).measure().log.reopened}
+        reopened = parts_of(node).measure().log.reopened
+        told = {"acknowledged": acknowledged, "read": read, "reopened": reopened}
         print(json.dumps(told), flush=True)
         await anyio.to_thread.run_sync(sys.stdin.readline)  # closing has a disk that works
 

@@ -71,16 +71,22 @@ NUMBERS = {
         f"a path over {SOCKET_PATH_BYTES_MAX} bytes",
         f"answers the calls and writes it has for up to {listening.GRACE_S:g} seconds",
         f"A token has at least {TOKEN_BYTES_MIN} characters",
-        f"| `serve.connections_max`, {ServeOptions().connections_max:,}; of one address a quarter "
-        "of that |",
+        (
+            f"| `serve.connections_max`, {ServeOptions().connections_max:,}; "
+            "of one address a quarter of that |"
+        ),
         f"{ServeOptions().connections_max:,} is the bound",
         f"| calls of one connection | {server.CALLS_MAX:,} |",
         f"| bytes of writes of one connection without an answer | {WRITE_BYTES_MAX // MIB} MiB |",
         f"| a frame | {FRAME_BYTES_MAX // MIB} MiB, {GROUPS_MAX:,} writes |",
-        f"to be silent | {server.HELLO_S_MAX:g} s, {server.HELLO_S_MAX:g} s, "
-        f"{server.SILENT_S_MAX:g} s |",
-        f"calls, writes | {CLIENTS_BYTES_MAX // MIB} MiB | clients wait; after "
-        f"{server.ROOM_S_MAX:g} s",
+        (
+            f"to be silent | {server.HELLO_S_MAX:g} s, {server.HELLO_S_MAX:g} s, "
+            f"{server.SILENT_S_MAX:g} s |"
+        ),
+        (
+            f"calls, writes | {CLIENTS_BYTES_MAX // MIB} MiB | clients wait; after "
+            f"{server.ROOM_S_MAX:g} s"
+        ),
         f"read it | {SENT_BYTES_MAX // MIB} MiB: {sent_bytes_each(127) // MIB} MiB each up to 127",
         f"at most {ProducerLimits().producers_max:,} named ones",
         f"a disk with less than {CONFIG.log.free_bytes_min // MIB} MiB free",
@@ -109,8 +115,10 @@ NUMBERS = {
     ],
     "docs/metrics": [
         f"shifted right by {LOGICAL_BITS} bits",
-        f"Topics have series up to {metrics.TOPICS_MAX}, by name, their groups up to "
-        f"{metrics.GROUPS_MAX}",
+        (
+            f"Topics have series up to {metrics.TOPICS_MAX}, by name, their groups up to "
+            f"{metrics.GROUPS_MAX}"
+        ),
         f"a pack took {SLOW_APPEND_S:g} s or more",
     ],
     "docs/guide": [

@@ -30,7 +30,7 @@ def told(call, *arguments, **options):
         print(error.code, "after the fork" in str(error) or "spawn" in str(error), flush=True)
 
 def forked(child, end=os._exit):
-    '''Run `child` in a fork of this process; a child that hangs is killed, and tells by its exit code.'''
+    '''Run `child` in a fork of this process; the exit code of one that hangs says that.'''
     pid = os.fork()
     if not pid:
         signal.alarm(60)
@@ -148,13 +148,18 @@ async def program():
         await node.create_collection("c", SCHEMA, primary_key="key", if_not_exists=True)
         await node.insert("c", [{"key": 1}])
         def child():
-            for call in (lambda: node.insert("c", [{"key": 2}]), lambda: node.consistent_tick(), lambda: node.flush(),
-                         lambda: node.transaction().__aenter__(), lambda: node.producer("p"), lambda: node.snapshot("c")):
+            calls = [
+                lambda: node.insert("c", [{"key": 2}]), lambda: node.consistent_tick(),
+                lambda: node.flush(), lambda: node.transaction().__aenter__(),
+                lambda: node.producer("p"), lambda: node.snapshot("c"),
+            ]
+            for call in calls:
                 try:
                     call().send(None)
                 except StreamingNodeError as error:
                     print(error.code, flush=True)
-            for call in (node.statistics, node.collections, lambda: node.read("c"), lambda: node.mq):
+            calls = [node.statistics, node.collections, lambda: node.read("c"), lambda: node.mq]
+            for call in calls:
                 try:
                     call()
                 except StreamingNodeError as error:

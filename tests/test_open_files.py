@@ -19,11 +19,14 @@ from tests.parts_of import parts_of
 path, open_files, collections, shards = Path(sys.argv[1]), *map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 SCHEMA = pa.schema([("id", pa.int64()), ("item", pa.string())])
-SETTINGS = {"cut_interval_s": None, "flush.row_group_bytes": 4096, "flush.buffered_bytes_max": 1 << 16}
+SETTINGS = {
+    "cut_interval_s": None, "flush.row_group_bytes": 4096, "flush.buffered_bytes_max": 1 << 16,
+}
 NAMES = [f"c{number}" for number in range(collections)]
 
 def rows(start, count):
-    return pa.table({"id": range(start, start + count), "item": [f"item {n % 97}" for n in range(count)]})
+    items = [f"item {n % 97}" for n in range(count)]
+    return pa.table({"id": range(start, start + count), "item": items})
 """
 
 MANY_SEGMENTS = """
@@ -41,7 +44,8 @@ async def main():
         assert sum(segment.rows for segment in cut.segments) == len(NAMES) * 2 * count
         for name in NAMES:
             kept = await node.snapshot(name)
-            assert kept.num_rows == (count if name == NAMES[0] else 2 * count), (name, kept.num_rows)
+            rows = count if name == NAMES[0] else 2 * count
+            assert kept.num_rows == rows, (name, kept.num_rows)
         assert (await node.verify()).findings == []
         await node.backup(path.with_name("backup"))
         assert parts_of(node).measure().flusher.faults == 0
@@ -66,7 +70,8 @@ async def main():
                 await node.flush()
             except sn.StreamingNodeError as error:
                 assert error.code == "OVERLOADED" and error.retryable == "yes", error
-                assert "no file descriptor is left" in str(error) and str(open_files) in str(error), error
+                assert "no file descriptor is left" in str(error), error
+                assert str(open_files) in str(error), error
             else:
                 raise AssertionError("a cut was made without a descriptor")
         while parts_of(node).measure().flusher.short_of != "file descriptors":

@@ -141,8 +141,11 @@ from wal.errors import StorageFailed
 os.chdir(sys.argv[1])  # what is above belongs to the test
 os.setgroups([]); os.setgid(os.stat("cuts").st_gid); os.setuid(int(sys.argv[2]))
 node = NodeDirectory(Path("."))
-print(sum(len(node.read(path)) > 0 for cut in cut_numbers(node) for path in file_paths(read_cut(node, cut).manifest)))
-for private in (os.listdir, lambda node: os.listdir(f"{node}/log"), lambda node: open(f"{node}/floor"), check_writable):
+manifests = [read_cut(node, cut).manifest for cut in cut_numbers(node)]
+print(sum(len(node.read(path)) > 0 for each in manifests for path in file_paths(each)))
+list_log = lambda node: os.listdir(f"{node}/log")
+open_floor = lambda node: open(f"{node}/floor")
+for private in (os.listdir, list_log, open_floor, check_writable):
     try:
         private(Path("."))
     except (PermissionError, StorageFailed) as error:

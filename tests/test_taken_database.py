@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 HOLDER = """
 import sys
 from rocksdict import Options, Rdict
-database = Rdict(sys.argv[1], Options(raw_mode=True), column_families={"entries": Options(raw_mode=True)})
+options = Options(raw_mode=True)
+database = Rdict(sys.argv[1], options, column_families={"entries": Options(raw_mode=True)})
 print("open", flush=True)
 sys.stdin.read()  # until it is killed
 """

@@ -149,12 +149,12 @@ def create_file(path: Path, *, for_group: bool = False, exclusive: bool = False)
     `FileExistsError`.
     """
     flags = os.O_WRONLY | os.O_CREAT | (os.O_EXCL if exclusive else os.O_TRUNC)
-    file = open(
+    file = open(  # noqa: SIM115
         path,
         "wb",
         buffering=WRITE_BUFFER_BYTES,
         opener=lambda name, _: open_regular(Path(name), flags),
-    )  # noqa: SIM115
+    )
     try:
         if for_group:
             os.fchmod(file.fileno(), GROUP_FILE_MODE)  # opening leaves out what the umask forbids

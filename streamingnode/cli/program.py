@@ -71,16 +71,18 @@ DESCRIPTION = (
 )
 
 EPILOG = """\
-A node is named by its directory, also while a process has it open, or by the address of a running one: unix:PATH,
-tcp://HOST:PORT or tls://HOST:PORT. At an address, every command that takes one also takes
+A node is named by its directory, also while a process has it open, or by the address of a running
+one: unix:PATH, tcp://HOST:PORT or tls://HOST:PORT. At an address, every command that takes one also
+takes
   --token-file FILE  the token (default: what STREAMINGNODE_TOKEN_FILE names)
   --tls-ca FILE      the authority of tls:// (default: the system's)
-  --tls-cert FILE    the certificate to show at tls://, and --tls-key FILE its key, when that is in another file
+  --tls-cert FILE    the certificate to show at tls://
+  --tls-key FILE     its key, when that is in another file
 
-exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the installation is not sound;
-4 another process has the node open and takes no clients (an ingest then took the cuts that were
-there: its tables are stale), or no node answers; 130, 143 or 129
-ended by SIGINT, SIGTERM or SIGHUP; 141 the reader of the output is gone. Errors go to stderr as
+exit codes: 0 done; 1 failed, or a check failed; 2 wrong use or input; 3 the data or the
+installation is not sound; 4 another process has the node open and takes no clients (an ingest then
+took the cuts that were there: its tables are stale), or no node answers; 130, 143 or 129 ended by
+SIGINT, SIGTERM or SIGHUP; 141 the reader of the output is gone. Errors go to stderr as
 `CODE: message — next step`.
 
 `streamingnode <command> --help` shows examples."""

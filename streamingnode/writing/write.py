@@ -6,6 +6,7 @@ next is built, so that memory holds one. All rows are checked, and all sizes kno
 append: a bad row changes nothing.
 """
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -447,12 +448,13 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = check_seconds("timeout", seconds)
-        self._at = anyio.current_time() + self.seconds
+        self._loop = asyncio.get_running_loop()
+        self._at = self._loop.time() + self.seconds
 
     @property
     def left_s(self) -> float:
         """How many seconds are left, 0 once the time is over."""
-        return max(0.0, self._at - anyio.current_time())
+        return max(0.0, self._at - self._loop.time())
 
 
 async def within(

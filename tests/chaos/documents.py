@@ -61,12 +61,13 @@ def render(reports: Sequence[GateReport], untried: Sequence[GateReport] = ()) ->
 
 _HEAD = """# Reliability: what was tried, and what was found
 
-Rendered by `python -m tests.chaos.documents` from `docs/reliability.jsonl`, to which every `make test-long GATE=...
-MINUTES=...` of a clean checkout adds a line. Counts are what really ran, added up over all kept runs, failures of earlier
-commits included; tries that could show nothing, and the second try of what has to be tried once, are left out. Of runs of
-an unclean checkout, of which nobody can say what they tried, only the failures were kept, and are not in the table.
-"Failed" counts lives that broke a promise of [guarantees.md](guarantees.md); a target that is not reached yet says how far
-it is.
+Rendered by `python -m tests.chaos.documents` from `docs/reliability.jsonl`, to which every
+`make test-long GATE=... MINUTES=...` of a clean checkout adds a line. Counts are what really ran,
+added up over all kept runs, failures of earlier commits included; tries that could show nothing,
+and the second try of what has to be tried once, are left out. Of runs of an unclean checkout, of
+which nobody can say what they tried, only the failures were kept, and are not in the table.
+"Failed" counts lives that broke a promise of [guarantees.md](guarantees.md); a target that is not
+reached yet says how far it is.
 
 | gate | tried | failed | target | reached | runs | minutes | last run |
 |---|---|---|---|---|---|---|---|"""
@@ -84,7 +85,8 @@ def _failures(reports: Sequence[GateReport]) -> Iterator[str]:
     """Yield a line for each run in which something failed, oldest first."""
     failed = [each for each in reports if each.failed]
     for each in failed:
-        yield f"- {each.gate}, {each.at}, {each.failed} of {each.tried:,} {each.unit}: {each.outcome or UNKNOWN}"
+        counts = f"{each.failed} of {each.tried:,} {each.unit}"
+        yield f"- {each.gate}, {each.at}, {counts}: {each.outcome or UNKNOWN}"
     if not failed:
         yield "Nothing, in the runs that were kept."
 

@@ -34,8 +34,9 @@ class Node:
     @asynccontextmanager
     async def flusher(self, options: FlushOptions | None = None) -> AsyncIterator[Flusher]:
         directory = NodeDirectory(self.root)
-        now_ms = lambda: self.now_ms
-        flusher = flusher_of(directory, self.store, self.log.log, options=options, now_ms=now_ms)
+        flusher = flusher_of(
+            directory, self.store, self.log.log, options=options, now_ms=lambda: self.now_ms
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(flusher.run)
             yield flusher

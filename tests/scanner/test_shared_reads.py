@@ -67,7 +67,7 @@ async def test_many_readers_that_catch_up_together_read_the_log_as_often_as_one(
         await reader.close()
 
 
-async def test_what_somebody_else_has_read_is_delivered_although_more_of_it_is_passed_over_than_fits_into_a_batch() -> (
+async def test_what_others_have_read_is_delivered_although_it_passes_over_more_than_a_batch() -> (
     None
 ):
     journal, log = await filled()

@@ -14,9 +14,12 @@ from streamingnode.rows import row_shape, to_batches
 pytestmark = pytest.mark.spark
 
 ROWS = """
-    SELECT id, timestamp '9999-12-31 23:59:59.999999' AS last, timestamp '1600-01-01 01:02:03.456789' AS early,
-    array(timestamp '0001-01-02 00:00:00', null) AS list, timestamp_ntz '2026-01-01 00:00:00.5' AS naive,
-    named_struct('at', timestamp '2026-01-01 00:00:00.000001', 'word', concat('word ', id)) AS struct
+    SELECT id, timestamp '9999-12-31 23:59:59.999999' AS last,
+    timestamp '1600-01-01 01:02:03.456789' AS early,
+    array(timestamp '0001-01-02 00:00:00', null) AS list,
+    timestamp_ntz '2026-01-01 00:00:00.5' AS naive,
+    named_struct('at', timestamp '2026-01-01 00:00:00.000001', 'word', concat('word ', id))
+    AS struct
     FROM range(3)
 """
 

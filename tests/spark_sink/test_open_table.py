@@ -15,7 +15,10 @@ from tests.spark_sink.node_builder import ORDERS, NodeBuilder, orders
 from wal.errors import AlreadyExists, Truncated, UnsupportedFormat
 
 IDENTITY = TableIdentity("node-1", 7, "orders")
-STATS = '{"numRecords":3,"minValues":{"id":1,"_offset":5,"_vchannel":"v0"},"maxValues":{"id":9,"_vchannel":"v1"}}'
+STATS = (
+    '{"numRecords":3,"minValues":{"id":1,"_offset":5,"_vchannel":"v0"},'
+    '"maxValues":{"id":9,"_vchannel":"v1"}}'
+)
 
 
 def at(cut: int) -> Watermark:

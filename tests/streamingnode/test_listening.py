@@ -113,9 +113,8 @@ async def test_a_backup_has_no_socket_and_verifying_does_not_mind_one(tmp_path: 
 async def test_opening_that_is_cancelled_as_it_begins_to_listen_leaves_nobody_listening(
     at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # type: ignore[attr-defined]
     listening = list[asyncio.Server]()
-    begin = asyncio.Server._start_serving
+    begin = asyncio.Server._start_serving  # type: ignore[attr-defined]
 
     def begin_and_cancel(server: asyncio.Server) -> None:
         begin(server)

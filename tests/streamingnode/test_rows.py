@@ -194,7 +194,10 @@ aware = st.builds(lambda time, zone: time.replace(tzinfo=zone), naive, zones)
 decimals = st.decimals(-2000, 2000, places=3) | st.decimals(-9, 9, places=1)
 LEAVES: dict[str, tuple[list[pa.DataType], st.SearchStrategy[Any]]] = {
     "flag": ([pa.bool_()], st.booleans()),
-    "integer": ([pa.int8(), pa.int32(), pa.int64()], st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-200, 200)),
+    "integer": (
+        [pa.int8(), pa.int32(), pa.int64()],
+        st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(-200, 200),
+    ),
     "float": ([pa.float32(), pa.float64()], st.floats() | st.floats(width=32)),
     "decimal": ([pa.decimal128(5, 2), pa.decimal128(38, 10)], decimals),
     "text": ([pa.string(), pa.large_string()], st.text(max_size=3)),
@@ -284,9 +287,8 @@ def test_unusual_value_that_fits_is_kept(kind: pa.DataType, value: Any) -> None:
     assert np.array_equal(np.array(kept), np.array(value), equal_nan=isinstance(value, float))
 
 
-# noqa: DTZ001
-FIRST = dt.datetime(1, 1, 1)
-LAST = dt.datetime(9999, 12, 31, 23, 59, 59)
+FIRST = dt.datetime(1, 1, 1)  # noqa: DTZ001
+LAST = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001
 AHEAD = dt.timezone(dt.timedelta(hours=5))
 BEHIND = dt.timezone(dt.timedelta(hours=-5))
 ENDS_OF_TIME = [

@@ -30,11 +30,17 @@ LEAVES: dict[str, tuple[Any, pa.DataType]] = {
     "float": (pa.array([1.5, 1e300, 2.5, -1e300]), pa.float32()),
     "microseconds": (pa.array([1000, 1, 2000, 2], pa.timestamp("ns")), pa.timestamp("us")),
     "milliseconds": (pa.array([1000, 1, 2000, 2], pa.timestamp("us")), pa.timestamp("ms")),
-    "beyond tables": (pa.array([1, 1 << 62, 2, -1 << 62], pa.timestamp("ms", "UTC")), pa.timestamp("ms", "UTC")),
+    "beyond tables": (
+        pa.array([1, 1 << 62, 2, -1 << 62], pa.timestamp("ms", "UTC")),
+        pa.timestamp("ms", "UTC"),
+    ),
     "decimal": (pa.array([1, 10_000, 2, -10_000]), pa.decimal128(4, 2)),
     "rescaled": (pa.array([Decimal("1.250"), Decimal("1.255")] * 2), pa.decimal128(4, 2)),
     "unsound decimal": (
-        _unsound(pa.decimal128(4, 2), pa.array([Decimal("1.25"), Decimal("12345.67")] * 2, pa.decimal128(38, 2))),
+        _unsound(
+            pa.decimal128(4, 2),
+            pa.array([Decimal("1.25"), Decimal("12345.67")] * 2, pa.decimal128(38, 2)),
+        ),
         pa.decimal128(4, 2),
     ),
     "day": (_unsound(pa.date64(), pa.array([0, 1, 86_400_000, 7])), pa.date32()),
@@ -47,12 +53,22 @@ LEAVES: dict[str, tuple[Any, pa.DataType]] = {
     "no text in a dictionary": (
         pa.DictionaryArray.from_arrays([0, 1, 0, 9], pa.array(["a", "b"]), safe=False), pa.string()
     ),
-    "unused in a dictionary": (pa.DictionaryArray.from_arrays([0, 1, 0, 1], [1, 1000, 1 << 60]), pa.int8()),
+    "unused in a dictionary": (
+        pa.DictionaryArray.from_arrays([0, 1, 0, 1], [1, 1000, 1 << 60]),
+        pa.int8(),
+    ),
     "view in a dictionary": (
-        pa.DictionaryArray.from_arrays([0, 1, 0, 9], pa.array(["a", "b"], pa.string_view()), safe=False),
+        pa.DictionaryArray.from_arrays(
+            [0, 1, 0, 9], pa.array(["a", "b"], pa.string_view()), safe=False
+        ),
         pa.string(),
     ),
-    "runs": (pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4]), pa.array([1, 1000, 1, -1000])), pa.int8()),
+    "runs": (
+        pa.RunEndEncodedArray.from_arrays(
+            pa.array([1, 2, 3, 4]), pa.array([1, 1000, 1, -1000])
+        ),
+        pa.int8(),
+    ),
 }  # fmt: skip
 
 Wrap = Callable[[Any, Any], Any]

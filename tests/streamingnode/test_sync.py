@@ -345,7 +345,8 @@ if not child:
             call()
         except StorageFailed as error:
             print(error.code, flush=True)
-    os._exit(0)  # as multiprocessing does: in exit() RocksDB waits for its threads, which are not there
+    # as multiprocessing does: in exit() RocksDB waits for its threads, which are not there
+    os._exit(0)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), node.snapshot("orders").num_rows)
 """
 

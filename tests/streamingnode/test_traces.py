@@ -236,7 +236,8 @@ import anyio, sys, streamingnode as sn
 async def main():
     async with sn.open_node(None): pass
 anyio.run(main)
-print([name for name in sys.modules if name.startswith("opentelemetry") or name == "streamingnode.traces"])
+ours = ("opentelemetry", "streamingnode.traces")
+print([name for name in sys.modules if name.startswith(ours)])
 """
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

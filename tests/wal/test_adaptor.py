@@ -248,9 +248,7 @@ async def test_full_disk_refuses_and_appends_resume_by_themselves() -> None:
 # --- a log that failed ----------------------------------------------------------------------------
 
 
-async def test_append_without_a_place_in_the_log_waits_for_the_next_term_and_one_with_a_place_is_indeterminate() -> (
-    None
-):
+async def test_append_without_a_place_waits_for_the_next_term_and_one_with_it_is_in_doubt() -> None:
     steered = await SteeredWal().open()
     keeping = asyncio.ensure_future(steered.wal.keep())
     in_log = await start(steered.wal, insert())

@@ -215,7 +215,7 @@ async def test_error_of_the_log_is_that_of_every_write_in_the_pack() -> None:
     assert steered.settled
 
 
-async def test_pack_with_a_place_in_a_log_that_fails_is_indeterminate_and_one_without_goes_on_in_the_next_term() -> (
+async def test_pack_with_a_place_is_indeterminate_and_one_without_goes_on_in_the_next_term() -> (
     None
 ):
     steered = await SteeredWal().open()

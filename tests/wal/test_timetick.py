@@ -42,10 +42,10 @@ def test_a_moment_is_one_tick_in_whichever_zone_it_is_told(naive: datetime, hour
 
 def test_a_time_without_a_zone_or_outside_the_range_becomes_no_tick() -> None:
     for moment in (
-        datetime(2026, 1, 1),
+        datetime(2026, 1, 1),  # noqa: DTZ001
         datetime(1969, 12, 31, tzinfo=UTC),
         datetime(3500, 1, 1, tzinfo=UTC),
-    ):  # noqa: DTZ001
+    ):
         with pytest.raises(InvalidArgument):
             time_to_tick(moment)
 

@@ -141,7 +141,10 @@ class ForgetfulServer:
 
     def _mount(self) -> None:
         self._device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
-        options = f"fd={self._device},rootmode=40000,user_id=0,group_id=0,allow_other,max_read={wire.WRITE_BYTES_MAX}"
+        options = (
+            f"fd={self._device},rootmode=40000,user_id=0,group_id=0,allow_other,"
+            f"max_read={wire.WRITE_BYTES_MAX}"
+        )
         target = os.fsencode(self._mount_point)
         if _libc.mount(
             SERVER_NAME.encode(), target, b"fuse." + SERVER_NAME.encode(), 0, options.encode()

@@ -71,7 +71,8 @@ class _Opened:
             for each in (self.took_s, self.held_s)
         )
         yield f"{size}: opened {len(self.took_s)} times, in {took}; allowed {self.allowed_s:g} s"
-        yield f"{size}: the event loop held for {held}; {self.long_held} times more than {HOLD_AIM_MS:g} ms"
+        often = f"{self.long_held} times more than {HOLD_AIM_MS:g} ms"
+        yield f"{size}: the event loop held for {held}; {often}"
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:

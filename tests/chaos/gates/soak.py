@@ -87,10 +87,14 @@ def judge(samples: Sequence[Sample]) -> tuple[list[str], list[str], tuple[str, .
         return ["too short for any figure"], [], tuple(_JUDGES)
     length_s = kept[-1].at_s - kept[0].at_s
     figures = [
-        f"{kept[-1].inserts:,} inserts, {kept[-1].read:,} of them read by name; "
-        f"{length_s / 60:.1f} minutes after warm-up",
-        f"at most {_mib(kept, _disk):.1f} MiB of disk and {_mib(kept, _resident):.1f} MiB of "
-        f"memory, {_course(samples)}",
+        (
+            f"{kept[-1].inserts:,} inserts, {kept[-1].read:,} of them read by name; "
+            f"{length_s / 60:.1f} minutes after warm-up"
+        ),
+        (
+            f"at most {_mib(kept, _disk):.1f} MiB of disk and {_mib(kept, _resident):.1f} MiB of "
+            f"memory, {_course(samples)}"
+        ),
     ]
     broken: list[str] = []
     undecided: list[str] = []

@@ -116,9 +116,8 @@ async def streamed_begin(channel: LiveChannel, _info: CollectionInfo) -> AppendR
 async def rollback(channel: LiveChannel, _info: CollectionInfo) -> AppendResult:
     if not hasattr(channel, "open_txn"):
         channel.open_txn = await channel.begin()  # type: ignore[attr-defined]
-    message = MutableMessage(
-        MessageType.ROLLBACK_TXN, RollbackTxnHeader("asked"), txn_id=channel.open_txn
-    )  # type: ignore[attr-defined]
+    txn_id = channel.open_txn  # type: ignore[attr-defined]
+    message = MutableMessage(MessageType.ROLLBACK_TXN, RollbackTxnHeader("asked"), txn_id=txn_id)
     return await write(channel, 1, message)
 
 

@@ -143,8 +143,9 @@ def test_the_oldest_transaction_is_judged_by_its_age(
         "keepalive_s": 600.0,
     }
     transactions = [
-        TransactionInfo(txn_id=id_, age_s=age, **made) for id_, age in ((1, 0.0), (2, age_s))
-    ]  # type: ignore[arg-type]
+        TransactionInfo(txn_id=id_, age_s=age, **made)  # type: ignore[arg-type]
+        for id_, age in ((1, 0.0), (2, age_s))
+    ]
     assert worst(well, transactions=transactions) is severity
     with findings_of(well, transactions=transactions) as found:
         assert all("txn abort DIR 2" in each.next_step for each in found)

@@ -35,8 +35,10 @@ TYPES: dict[str, tuple[Any, str]] = {
     "binary_view": (WORDS.cast(pa.binary()).cast(pa.binary_view()), "binary"),
     "large_string": (WORDS.cast(pa.large_string()), "large_string"),
     "large_binary": (WORDS.cast(pa.large_binary()), "large_binary"),
-    "large_list": (pa.array([[1], [], None], pa.large_list(pa.int64())), "large_list<element: "
-                                                                         "int64>"),
+    "large_list": (
+        pa.array([[1], [], None], pa.large_list(pa.int64())),
+        "large_list<element: int64>",
+    ),
     "bytes of one length": (pa.array([b"ab", b"cd", None], pa.binary(2)), "binary"),
     "category": (WORDS.dictionary_encode(), "string"),
     "category of numbers": (pa.array([7, 7, None]).dictionary_encode(), "int64"),
@@ -58,7 +60,10 @@ TYPES: dict[str, tuple[Any, str]] = {
         "list<element: int64>",
     ),
     "not null in a struct": (
-        pa.array([{"x": 1}, {"x": 2}, None], pa.struct([pa.field("x", pa.uint32(), nullable=False)])),
+        pa.array(
+            [{"x": 1}, {"x": 2}, None],
+            pa.struct([pa.field("x", pa.uint32(), nullable=False)]),
+        ),
         "struct<x: int64>",
     ),
 }  # fmt: skip

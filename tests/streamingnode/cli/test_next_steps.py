@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 DASH = " — "
 WORDS_OF_A_PROGRAM = re.compile(
-    r"\w\(|\b[a-z_]+=\S|DeliverPolicy|\b(?:node|sn|pa|messages|spark_sink)\.[a-z]|\bpass\b|\bawait\b"
+    r"\w\(|\b[a-z_]+=\S|DeliverPolicy|\b(?:node|sn|pa|messages|spark_sink)\.[a-z]"
+    r"|\bpass\b|\bawait\b"
 )
 
 SAID_TO_PROGRAMS = {

@@ -44,8 +44,10 @@ async def test_admin_calls_are_told_with_their_outcome_and_others_not(
     assert told == [
         "event=client_connected client='admin' address=127.0.0.1",
         "event=admin_call client='admin' call=create_collection collection='new' outcome=done",
-        "event=admin_call client='admin' call=create_collection collection='new' "
-        "outcome=ALREADY_EXISTS",
+        (
+            "event=admin_call client='admin' call=create_collection collection='new' "
+            "outcome=ALREADY_EXISTS"
+        ),
         "event=client_connected client='reader' address=127.0.0.1",
         "event=admin_call client='reader' call=flush collection='*' outcome=ACCESS_DENIED",
         *["event=client_refused code=UNAUTHENTICATED client='mallory' address=127.0.0.1"] * 2,

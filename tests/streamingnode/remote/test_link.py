@@ -78,7 +78,7 @@ async def test_writes_of_all_kinds_are_in_the_log_once_wherever_the_connection_i
         assert (await contents(client)).keys() == set(told.acknowledged)
 
 
-async def test_writes_whose_answers_never_come_are_answered_over_the_next_connection_and_in_the_log_once() -> (
+async def test_writes_without_answers_get_them_over_the_next_connection_and_are_there_once() -> (
     None
 ):
     told = Told()

@@ -343,11 +343,8 @@ async def test_a_spool_goes_on_when_its_producer_was_deleted(tmp_path: Path) -> 
             await lose(client, served.proxy)
             await client.insert("c", rows(key))
             await come_back(client, served.proxy)
-            (name,) = [
-                each
-                for each in served.owner._backend.channel.producers._records
-                if each.startswith("spool-")
-            ]  # type: ignore[attr-defined]
+            records = served.owner._backend.channel.producers._records  # type: ignore[attr-defined]
+            (name,) = [each for each in records if each.startswith("spool-")]
             assert await served.owner.delete_producer(name)
         assert await keys_in_log(served.owner) == [0, 1]
 

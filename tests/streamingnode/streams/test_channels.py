@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -146,10 +147,9 @@ async def test_a_creation_that_fails_leaves_all_channels_or_none(
     tmp_path: Path, done: bool
 ) -> None:
     async with parts(tmp_path) as (store, queue, service):
+        failing: Any = Failing(store, fail_at=1, done=done)
         with pytest.raises(StorageFailed):
-            await ChannelService(Failing(store, fail_at=1, done=done), queue).create_channels(
-                OWNER, 3
-            )  # type: ignore[arg-type]
+            await ChannelService(failing, queue).create_channels(OWNER, 3)  # type: ignore[arg-type]
         names = await service.create_channels(OWNER, 3)
         kept = [f"channel_{number}" for number in range(6 if done else 3)]
         assert [each.name for each in await service.describe_channels(kept)] == kept
