@@ -3,9 +3,7 @@ whose writes they are.
 
 A write that is in the window gets its first result back. While another try of it is under way, this
 one waits for that outcome. Otherwise it passes, as the first try, and what becomes of it is
-remembered. A write is a group of a named producer, or all of a pack that is nobody's: the node's
-own. The node repeats those only when nobody knows what became of them, and what the log has of them
-it tells itself when it is opened again: so the ones that succeed are not remembered.
+remembered. Only writes of producers are recognised: others nobody sends again.
 """
 
 import asyncio
@@ -23,7 +21,7 @@ from interceptors.window import Places, ProducerLimits, Window, Write
 from wal.append import AppendGroup, AppendPack, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
 from wal.log import LogStore
-from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
+from wal.position import Place, ProducerStamp
 from wal.runtime import carry_on
 
 _Results = dict[AppendGroup, AppendResult]
@@ -71,8 +69,6 @@ class IdempotencyInterceptor(Interceptor):
         """Append writes that are not in the log yet, once. A retry is told what the try was told
         that it joined.
         """
-        if pack.producer is not None and pack.producer.sequence:
-            self._settle_repeated(pack, pack.producer)
         tries: list[_Try] = []
         while (other := self._look(pack, tries)) is not None:
             # its error is this one's, which may be repeated then
@@ -80,20 +76,17 @@ class IdempotencyInterceptor(Interceptor):
         if not pack.groups:
             return
         unnumbered = [attempt for attempt in tries if attempt.key is None]
-        pack.draw = partial(self._draw, unnumbered)
         if unnumbered:
+            pack.draw = partial(self._draw, unnumbered)
             pack.check = partial(self._refuse_fenced, unnumbered)
         try:
             await append(pack)
         except BaseException as error:
-            if pack.producer is not None and pack.producer.sequence:
-                self._hold(pack, pack.producer)
             is_decided_later = isinstance(error, asyncio.CancelledError) and pack.ticket is not None
             results = _results_in(pack) if is_decided_later and tries else {}
             for attempt in tries:
                 self._failed(attempt, pack, error, results)
             raise
-        pack.place = None
         for attempt in tries:
             self._ended(attempt)
 
@@ -113,21 +106,6 @@ class IdempotencyInterceptor(Interceptor):
         while tries := [each for key, each in self._under_way.items() if key[0] == producer_id]:
             with suppress(Exception):  # it is its appender's; here only its end matters
                 await asyncio.shield(tries[0].outcome())
-
-    def _settle_repeated(self, pack: Pack, stamp: ProducerStamp) -> None:
-        """Settle what an earlier try of the whole pack has brought into the log."""
-        known = self.window.find(stamp)
-        if known is not None:
-            pack.producer = None
-            tried = pack.earlier
-            while tried is not None and (
-                tried.ticket is None or tried.time_tick != known.time_tick
-            ):
-                tried = tried.earlier
-            assert tried is not None, "who repeats a pack has its tries"
-            results = _results_in(tried)
-            for group in [group for group in pack.groups if group.producer is None]:
-                pack.leave(group, results[group])
 
     def _look(self, pack: Pack, tries: list[_Try]) -> _Try | None:
         """Begin the tries of a pack's named writes; those that are known are told, those under way
@@ -189,10 +167,7 @@ class IdempotencyInterceptor(Interceptor):
                     pack.leave(group, error)
 
     def _draw(self, tries: Sequence[_Try], pack: Pack) -> None:
-        """Give a pack and its writes their sequences, in the step of its place in the log."""
-        own = pack.producer
-        if own is not None and not own.sequence:
-            pack.producer = self._places.draw(own.producer_id, own.epoch)
+        """Give writes their sequences, in the step of their pack's place in the log."""
         for attempt in tries:
             write = attempt.write
             stamp = attempt.stamp
@@ -225,7 +200,7 @@ class IdempotencyInterceptor(Interceptor):
         else:
             pack.ticket.durable.add_done_callback(partial(self._decided, attempt, results[write]))
 
-    def _hold(self, write: AppendGroup | Pack, stamp: ProducerStamp) -> None:
+    def _hold(self, write: AppendGroup, stamp: ProducerStamp) -> None:
         """Hold a write whose outcome may be open: from here on whoever has it may send it again."""
         if write.place is None or write.place.stamp is not stamp:
             write.place = self._places.hold(Place(stamp))
@@ -321,7 +296,6 @@ class Producers:
         # rebuilt from the log, which does not say who was opened or deleted
         window = interceptor.window
         window.keep_only(self._live_ids())
-        window.fence(NODE_PRODUCER_ID, 0)
         for record in self._records.values():
             window.fence(record.producer_id, record.epoch)
         for producer_id in self._live_ids():
@@ -435,7 +409,7 @@ class Producers:
         return ProducerRecord(drawn, 1)
 
     def _live_ids(self) -> set[int]:
-        return {NODE_PRODUCER_ID, *(record.producer_id for record in self._records.values())}
+        return {record.producer_id for record in self._records.values()}
 
 
 def _decode(key: str, value: bytes) -> ProducerRecord:

@@ -28,7 +28,6 @@ from wal.position import (
     MessageId,
     Place,
     ProducerStamp,
-    message_id_kind,
 )
 from wal.rows import row_offsets
 from wal.timetick import add_ms
@@ -273,8 +272,8 @@ class Window:
         """
         if entry.time_tick <= self.tick:
             return
-        if entry.producer is not None:
-            self.add(entry.producer, result_of_entry(entry, visible))
+        if entry.producer is not None and entry.rows is None:
+            self.add(entry.producer, result_of_messages(entry, visible))
         if (rows := entry.rows) is not None and rows.producers:
             results = results_of(entry, row_offsets(rows.batches, len(rows.ticks)))
             for stamp, result in zip(rows.producers, results, strict=True):
@@ -382,13 +381,10 @@ class Window:
 # would have heard.
 
 
-def result_of_entry(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult:
-    """Return the result of a synced entry as a whole; `visible` is what readers see because of
+def result_of_messages(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult:
+    """Return the result of a synced entry of messages; `visible` is what readers see because of
     it.
     """
-    if entry.rows is not None:
-        place = entry.first_position, entry.count, entry.time_tick, entry.last_confirmed_position
-        return AppendResult(message_id_kind(entry.rows.wal_name), *place)
     row_offsets: dict[str, tuple[int, int]] = {}
     for part in (part for message in messages_of(visible) for part in message.bodies):
         if isinstance(part.header, InsertHeader):

@@ -174,7 +174,6 @@ class Channel:
             ticks=ticks,
             memory=self.pending.rows,
             limits=config.wal,
-            retry=config.retry,
             reopen=config.reopen,
             observer=observer,
             explain=explain,

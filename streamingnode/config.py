@@ -23,7 +23,7 @@ from interceptors.window import ProducerLimits
 from wal import failpoint
 from wal.adaptor import WalLimits
 from wal.errors import InvalidArgument, nearest, shown
-from wal.lifecycle import ReopenOptions, RetryLimits
+from wal.lifecycle import ReopenOptions
 from wal.live_tail import CAPACITY_BYTES
 from wal.memory_store import MemoryOptions
 from wal.rocks.layout import RocksOptions
@@ -60,8 +60,6 @@ FIXED = frozenset(
         "flush.retry_max_s",
         "reopen.first_pause_s",
         "reopen.longest_pause_s",
-        "retry.first_s",
-        "retry.max_s",
         "wal.group_messages_max",
     }
 )
@@ -77,7 +75,6 @@ ZERO_IS_A_VALUE = frozenset(
         "log.free_bytes_min",
         "mq.retention_bytes",
         "mq.retention_s",
-        "retry.give_up_s",
         "segments.idle_bytes_min",
         "segments.rows_max",
         "tail.capacity_bytes",
@@ -160,7 +157,6 @@ class NodeConfig:
     producers: ProducerLimits = field(default_factory=ProducerLimits)
     segments: SegmentLimits = field(default_factory=SegmentLimits)
     flush: FlushOptions = field(default_factory=FlushOptions)
-    retry: RetryLimits = field(default_factory=RetryLimits)
     reopen: ReopenOptions = field(default_factory=ReopenOptions)
     tail: TailOptions = field(default_factory=TailOptions)
     ticks: TickOptions = field(default_factory=TickOptions)

@@ -230,7 +230,7 @@ async def test_calls_on_a_dead_disk_end_with_a_typed_error_and_what_was_acknowle
         lambda node: node.begin_transaction(),
         lambda node: node.drop_collection("a"),
     ]
-    patience = {"reopen.wait_s": 0.05, "retry.give_up_s": 0.1}
+    patience = {"reopen.wait_s": 0.05}
     with anyio.fail_after(HANGS_S):
         async with opened(tmp_path, **patience) as node:
             tick = (await node.insert("a", [row(1)])).time_tick
@@ -253,7 +253,7 @@ async def test_calls_on_a_dead_disk_end_with_a_typed_error_and_what_was_acknowle
 async def test_cuts_asked_for_together_on_a_dead_disk_are_refused_together(
     tmp_path: Path, disk: FailingDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, **{"reopen.wait_s": 0.2, "retry.give_up_s": 0}) as node:
+    async with opened(tmp_path, **{"reopen.wait_s": 0.2}) as node:
         await node.insert("a", [row(1)])
         disk.fail_at(1, times=FOR_EVER)
         await error_of(node.insert("a", [row(2)]))

@@ -33,13 +33,11 @@ from wal.lifecycle import (
     LogState,
     LogStatus,
     ReopenOptions,
-    RetryLimits,
     is_final,
 )
 from wal.log import Log, LogStore, log_end
 from wal.message import MutableMessage
 from wal.packer import Packer
-from wal.position import NODE_PRODUCER_ID, ProducerStamp
 from wal.queue import Budget
 from wal.runtime import Scope, event_log
 from wal.timetick import TickAllocator
@@ -105,7 +103,7 @@ class Wal:
     event loop.
     """
 
-    def __init__(  # noqa: PLR0913 - one place builds it
+    def __init__(
         self,
         store: LogStore,
         log: Log,
@@ -114,7 +112,6 @@ class Wal:
         ticks: TickAllocator,
         memory: Budget | None = None,
         limits: WalLimits | None = None,
-        retry: RetryLimits | None = None,
         reopen: ReopenOptions | None = None,
         observer: AppendObserver | None = None,
         explain: Callable[[StreamingNodeError], None] = lambda _: None,
@@ -131,11 +128,9 @@ class Wal:
         self._end = log_end(log)
         self._make_term = open_term
         self._limits = limits or WalLimits()
-        self._retry = retry or RetryLimits()
         self._reopening = reopen or ReopenOptions()
         self._observer = observer
         self._explain = explain
-        self._own_next = ProducerStamp(NODE_PRODUCER_ID, store.term, 0)
         self._term: Term
         self.in_flight: set[Pack] = set()
         """The appends that have begun in this term and not ended, those without a listener too."""
@@ -143,14 +138,13 @@ class Wal:
         """The messages whose callers wait, also while the log is lost, and since when: in ms of a
         steady clock.
         """
-        self.packer = Packer(
-            self._append_pack,
-            memory or Budget(PENDING_BYTES_MAX),
-            repeats=self._retry.give_up_s > 0,
-        )
+        self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX))
+        self._doubtful: list[Pack] = []
+        """The packs of the term that ended whose writes failed: the next term finds out which of
+        them the log has.
+        """
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained = asyncio.Event()
-        self._stopping = asyncio.Event()
         self._back: asyncio.Future[None] | None = None
         """What everybody waits for while the log is lost; it fails when the log will not come
         back.
@@ -200,12 +194,13 @@ class Wal:
         """Append a group, atomically and once; to be awaited at once, done when the log has
         acknowledged it.
 
-        Rows go with those of others that wait; messages are an entry of their own. A try whose
-        outcome is open is repeated under the same stamp until the outcome is known, so also over a
-        log that is reopened. Cancelling before the group is queued means that it never happened;
-        after that its outcome is decided without the caller. Raises `InvalidArgument` or `TooLarge`
-        for a group that does not fit, `LogReopening`, `StorageFull` or `OnShutdown` when the log
-        does not take it, `Indeterminate` when nobody can find out, and what interceptors refuse.
+        Rows go with those of others that wait; messages are an entry of their own. When the write
+        fails, the outcome is open until the log is reopened: then the group is in the log, or it
+        is appended as if it came only now. Cancelling before the group is queued means that it
+        never happened; after that its outcome is decided without the caller. Raises
+        `InvalidArgument` or `TooLarge` for a group that does not fit, `LogReopening`, `StorageFull`
+        or `OnShutdown` when the log does not take it, `Indeterminate` when the log does not come
+        back in time, and what interceptors refuse.
         """
         if group.pieces and group.rows_bytes <= self._limits.group_bytes_max:
             return self.packer.append(group)
@@ -246,17 +241,32 @@ class Wal:
         """Append a pack; every group of it is settled then, or has left to come again. Raises as
         `append` does.
         """
-        if pack.producer is None and None in [group.producer for group in pack.groups]:
-            pack.producer = self._own_next  # so that the log recognises a repeated try
         try:
-            try:
-                return await self._try(pack)
-            except Indeterminate as error:
-                first = error
-            return await self._repeat(pack, first)
+            while True:
+                try:
+                    return await self._try(pack)
+                except Indeterminate as doubt:
+                    if await self._is_in_log(pack, doubt):
+                        return pack.settle()
+                    pack.come_anew()
         except StreamingNodeError as error:
             self._explain(error)
             raise
+
+    async def _is_in_log(self, pack: Pack, doubt: Indeterminate) -> bool:
+        """Return whether the log has a pack of which that was in doubt, once the log is back.
+
+        Raises the doubt when the log does not come back in `reopen.wait_s` seconds, or not at all.
+        """
+        if not self._store.taking_writes:
+            self._lose()
+        if self._back is not None:
+            await asyncio.wait((self._back,), timeout=self._reopening.wait_s)
+        if pack.ticket is None and pack.wal_term < self.term:
+            return False  # it waited for another try of its write, which the new term knows of
+        if pack.is_in_log is None:
+            raise doubt
+        return pack.is_in_log
 
     async def _try(self, pack: Pack) -> None:
         while True:
@@ -296,38 +306,6 @@ class Wal:
                 if self._observer is not None:
                     self._observer.append_ended(pack, time.perf_counter() - started, status)
 
-    async def _repeat(self, pack: Pack, first: Indeterminate) -> None:
-        """Repeat until the outcome is known or the time is up; cancelling a try leaves one that the
-        log has to the log.
-        """
-        limits = self._retry
-        error: StreamingNodeError = first
-        doubt = first
-        pause_s = limits.first_s
-        with anyio.move_on_after(limits.give_up_s):
-            # A refusal that does not answer for the earlier try, and may pass, says less than
-            # another try may.
-            while limits.give_up_s and (
-                error is doubt or (error.retryable == "yes" and not error.decides)
-            ):
-                with anyio.move_on_after(pause_s):
-                    await self._stopping.wait()
-                    break
-                pause_s = min(2 * pause_s, limits.max_s)
-                try:
-                    await self._wait_open()
-                    # now: until the term of the last try has ended, it looks at that
-                    pack.try_again(first)
-                    return await self._try(pack)
-                except Indeterminate as failed:
-                    error = doubt = failed
-                except StreamingNodeError as failed:
-                    error = failed
-        if error is doubt or error.decides:
-            raise error
-        # the window, which would know of the try that may be in the log, was not asked
-        raise doubt from error
-
     async def _run_detached(self, term: Term, pack: Pack) -> None:
         """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded
         one.
@@ -360,6 +338,8 @@ class Wal:
             raise
 
     def _ended(self, pack: Pack) -> None:
+        if pack.has_failed:
+            self._doubtful.append(pack)
         self.in_flight.discard(pack)
         if not self.in_flight:
             self._drained.set()
@@ -482,6 +462,7 @@ class Wal:
         self._reopened = self._reopened + 1
         self._attempts = 0
         self._full = None
+        self._doubtful.clear()
         self._become(LogState.OPEN)
         back = self._back
         self._back = None
@@ -525,6 +506,7 @@ class Wal:
         # durable first: so every earlier owner's entries are below it
         first_tick = await self._append_first_tick()
         failpoint("recovery.first_tick_durable")
+        await self._resolve_doubts()
         term = await self._make_term(first_tick, self._end)
         try:
             await term.ready()
@@ -557,13 +539,23 @@ class Wal:
         assert pack.entry is not None, "it has its place"
         return pack.entry
 
+    async def _resolve_doubts(self) -> None:
+        """Find out which packs of the ended term the log has: ticks are never given out twice.
+
+        Now, because nothing that is in doubt is truncated before the first cut of the new term.
+        """
+        for pack in self._doubtful:
+            ticket = pack.ticket
+            assert ticket is not None, "what has no place is not in doubt"
+            pack.is_in_log = False
+            if ticket.first_position < self._log.next_position:
+                found = (await self._log.read(ticket.first_position, bytes_max=1))[0]
+                pack.is_in_log = found.time_tick == pack.time_tick
+
     # --- the end ----------------------------------------------------------------------------------
 
     def stop_waiting(self) -> None:
-        """Repeat nothing any more, and send everybody away who waits for the log to come back: the
-        node is closing.
-        """
-        self._stopping.set()
+        """Send everybody away who waits for the log to come back: the node is closing."""
         self._give_up(
             OnShutdown(
                 f"the node closed while a call waited for log {self._log.name} — open it again"

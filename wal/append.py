@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
 from itertools import accumulate
 from typing import Protocol
 
@@ -156,8 +155,8 @@ class AppendGroup(msgspec.Struct, eq=False):
     memory: Budget | None = None
     """What holds its bytes while it waits and is on its way."""
     doubt: Indeterminate | None = None
-    """What an earlier try ended with: a refusal that does not answer for that one leaves the
-    outcome open.
+    """What a try of the same write ended with that this one had joined: a refusal that does not
+    answer for that one leaves the outcome open.
     """
     waits_until_s: float = 0.0
     """When an append that has to come again gives up, by the loop's clock; 0 before it first has
@@ -166,13 +165,12 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     @property
     def begun(self) -> bool:
-        """Whether the write has, or may have, its place in the log: by a try of its pack or the
-        group that stands for it.
+        """Whether the write has, or may have, its place in the log: in its pack, or by the group
+        that stands for it.
         """
-        tried = self.pack
-        while tried is not None and not tried.begun:
-            tried = tried.earlier
-        return tried is not None or isinstance(self.outcome, AppendResult) or self.is_joined
+        if self.pack is not None and self.pack.begun:
+            return True
+        return isinstance(self.outcome, AppendResult) or self.is_joined
 
     @property
     def is_joined(self) -> bool:
@@ -238,22 +236,17 @@ class Pack(msgspec.Struct, eq=False):
     one.
 
     The chain settles single groups, or lets them leave and come again (`come_again`); what is left
-    when the pack gets its `ticket` is in the entry. `producer` and `place` are those of the entry
-    as a whole, a write of the node's own.
+    when the pack gets its `ticket` is in the entry.
     """
 
     groups: list[AppendGroup]
     come_again: "Callable[[AppendGroup], None] | None" = None
-    producer: ProducerStamp | None = None
-    place: Place | None = None
     check: "Callable[[Pack], None] | None" = None
     """Lets those groups leave that `draw` could not give a sequence; called before anything is
     stamped.
     """
     draw: "Callable[[Pack], None] | None" = None
-    """Gives the entry and its groups the next sequences of their producers, where they have none
-    yet.
-    """
+    """Gives its groups the next sequences of their producers, where they have none yet."""
     wal_term: int = 0
     time_tick: int = 0
     """Of the last group; the others have those before it."""
@@ -278,8 +271,10 @@ class Pack(msgspec.Struct, eq=False):
     """The type of the first message, in `DML` that of them all; None for rows."""
     unstamped: Sequence[tuple[Header, int]] = ()
     """The headers and transaction ids that they came with."""
-    earlier: "Pack | None" = None
-    """The try before this one, as it ended, of which nobody knows whether it is in the log."""
+    is_in_log: bool | None = None
+    """Whether the log has it although its write failed, as the next term found out; None for
+    unknown.
+    """
 
     def __post_init__(self) -> None:
         if messages := self.groups[0].messages:
@@ -299,15 +294,24 @@ class Pack(msgspec.Struct, eq=False):
         """Whether it has, or may have, its place in a log by this try."""
         return self.sent or self.ticket is not None
 
-    def try_again(self, doubt: Indeterminate) -> None:
-        """Be what came first, of the groups without an outcome; sequences that were given to it
-        stay, which are its own.
+    @property
+    def has_failed(self) -> bool:
+        """Whether its write failed, so that the log may have it or not."""
+        ticket = self.ticket
+        if ticket is None or not ticket.durable.done():
+            return False
+        return ticket.durable.exception() is not None
+
+    def come_anew(self) -> None:
+        """Be as it first came, because the log does not have it: in the next term it has a new
+        place. Sequences that were given to its groups are theirs and stay.
         """
-        self.earlier = copy(self)
-        self.groups = [group for group in self.groups if group.outcome is None]
-        self.ticket = self.check = self.draw = None
+        self.ticket = None
+        self.entry = None
+        self.check = None
+        self.draw = None
+        self.is_in_log = None
         for group in self.groups:
-            group.doubt = doubt
             group.waits_until_s = 0.0
         for message, (header, txn_id) in zip(self.messages, self.unstamped, strict=True):
             message.header = header
@@ -396,18 +400,15 @@ class Pack(msgspec.Struct, eq=False):
             ),
             rows=None if logged else self._packed(wal_name, first_position, last_confirmed),
             # Rows of several writes have the stamps of these beside it.
-            producer=self.producer or (self.groups[0].producer if logged else None),
+            producer=self.groups[0].producer if logged else None,
         )
         return encode_entry(self.entry, previous_crc32c=previous_crc32c)
 
     def _alone(self) -> Sequence[MutableMessage]:
         """Return the message that rows are which went alone, of one kind to one shard: without
-        boundaries to look at.
-
-        Nothing for others, and for those of a named producer that came with others: their entry has
-        the stamp of those.
+        boundaries to look at; nothing for others.
         """
-        if self.message_count > 1 or (self.producer and self.groups[0].producer):
+        if self.message_count > 1:
             return ()
         batch = self.batches[0]
         header = batch.header(0, batch.rows, batch.offsets.item(0))

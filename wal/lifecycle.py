@@ -58,29 +58,15 @@ TRANSITIONS: dict[LogState, set[LogState]] = {
 class ReopenOptions:
     """How a log that failed comes back, in seconds.
 
-    A call waits `wait_s` for it before it is refused with `LOG_REOPENING`: longer than verifying 1
-    GiB takes, shorter than patience. After a failed attempt comes a pause of `first_pause_s`, twice
-    as long each time up to `longest_pause_s`: appends are to resume within 5 s after the disk works
-    again.
+    A call waits `wait_s` for it before it is refused with `LOG_REOPENING`, or with `INDETERMINATE`
+    when its write is the one that failed: longer than verifying 1 GiB takes, shorter than patience.
+    After a failed attempt comes a pause of `first_pause_s`, twice as long each time up to
+    `longest_pause_s`: appends are to resume within 5 s after the disk works again.
     """
 
     wait_s: float = 30.0
     first_pause_s: float = 0.1
     longest_pause_s: float = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryLimits:
-    """How a write with an open outcome is repeated: after `first_s` seconds, twice as long each
-    time up to `max_s`.
-
-    After `give_up_s` in all the caller hears `Indeterminate`, sooner when its own timeout ends; 0
-    repeats nothing.
-    """
-
-    first_s: float = 0.02
-    max_s: float = 1.0
-    give_up_s: float = 30.0
 
 
 OBSTACLES = (Corrupt, AlreadyOwned)

@@ -33,9 +33,8 @@ class Packer:
     """The writes of one log that wait; lives on the event loop. `send` settles all groups of a pack
     that do not come again.
 
-    What waits, or is on its way, counts in `memory`; what is in doubt comes again only where a
-    write `repeats`. Fewer than `company` writes wait while another pack is on its way, and for who
-    is told of that.
+    What waits, or is on its way, counts in `memory`. Fewer than `company` writes wait while another
+    pack is on its way, and for who is told of that.
     """
 
     def __init__(
@@ -43,13 +42,11 @@ class Packer:
         send: Callable[[Pack], Awaitable[None]],
         memory: Budget,
         *,
-        repeats: bool = True,
         in_flight_max: int = PACKS_IN_FLIGHT_MAX,
         company: int = 1,
     ) -> None:
         self._send = send
         self._memory = memory
-        self._repeats = repeats
         self._in_flight_max = in_flight_max
         self._company = company
         self._loop = asyncio.get_running_loop()
@@ -107,9 +104,6 @@ class Packer:
 
     def come_again(self, group: AppendGroup) -> None:
         """Put back a group that left its pack, in front of all that wait."""
-        if group.doubt is not None and not self._repeats:
-            group.settle(group.doubt)
-            return
         self._waiting.appendleft(group)
         self._start()
 

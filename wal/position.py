@@ -70,11 +70,9 @@ def parse_message_id(text: str) -> MessageId:
     return kind(int(digits, 36))
 
 
-NODE_PRODUCER_ID = 1
-"""The node's own writes. 0 is no producer; ids of named producers are drawn from above."""
 CLIENT_PRODUCER_IDS = 1 << 62
 """From here on they are of clients without a name, which draw their own; ids of named producers are
-below.
+below. 0 is no producer.
 """
 SEQUENCE_MAX = POSITION_MAX
 

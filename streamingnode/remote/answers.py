@@ -48,7 +48,7 @@ from wal.headers import (
     RollbackTxnHeader,
 )
 from wal.message import MutableMessage
-from wal.position import CLIENT_PRODUCER_IDS, NODE_PRODUCER_ID, SEQUENCE_MAX, ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS, SEQUENCE_MAX, ProducerStamp
 from wal.runtime import mark_heard
 
 T = TypeVar("T")
@@ -228,14 +228,14 @@ class ClientWrites:
         """Return the stamp of a write of this client, producer id 0, or of a named producer that is
         open.
 
-        Raises `ProducerFenced`, and `ProtocolError` for the node's own producer, another client,
-        and numbers that are none.
+        Raises `ProducerFenced`, and `ProtocolError` for another client, and numbers that are
+        none.
         """
         producer_id = given.producer_id
         epoch = given.epoch
         sequence = given.sequence
         is_own = producer_id == 0 and epoch == FIRST_EPOCH
-        is_named = NODE_PRODUCER_ID < producer_id < CLIENT_PRODUCER_IDS and 0 < epoch < EPOCH_END
+        is_named = 0 < producer_id < CLIENT_PRODUCER_IDS and 0 < epoch < EPOCH_END
         if not 1 <= sequence <= SEQUENCE_MAX or not (is_own or is_named):
             raise ProtocolError(f"sequence {sequence} of producer {producer_id}, epoch {epoch}")
         if is_named:

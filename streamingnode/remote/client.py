@@ -138,7 +138,6 @@ class RemoteBackend(RemoteCalls):
             self._packer = Packer(
                 self._send,
                 self.pending.rows,
-                repeats=False,
                 in_flight_max=FRAMES_IN_FLIGHT_MAX,
                 company=COMPANY_MIN,
             )

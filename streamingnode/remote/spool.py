@@ -215,9 +215,7 @@ class SpoolingBackend(RemoteBackend):
         if known and self.link.state is not LinkState.READY:
             self.catalog = Catalog(known.collections)
         self._take_welcome()
-        make = partial(
-            Packer, self._keep_or_send, self.pending.rows, repeats=False, company=COMPANY_MIN
-        )
+        make = partial(Packer, self._keep_or_send, self.pending.rows, company=COMPANY_MIN)
         self._direct = make(in_flight_max=FRAMES_IN_FLIGHT_MAX)
         self._spooling = make(in_flight_max=1)
         await self._save()

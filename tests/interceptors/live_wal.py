@@ -17,10 +17,8 @@ from wal.adaptor import Wal
 from wal.append import Append, AppendPack, AppendTicket, Pack
 from wal.entry import LogEntry
 from wal.errors import LogReopening
-from wal.lifecycle import RetryLimits
 from wal.log import Log
 from wal.memory_store import MemoryLog, MemoryLogStore
-from wal.position import NODE_PRODUCER_ID
 from wal.timetick import TickAllocator
 
 FEED = 7
@@ -69,7 +67,7 @@ class LiveWal:
 
     channel: LiveChannel
 
-    def __init__(self, memory: MemoryLog, retry: RetryLimits) -> None:
+    def __init__(self, memory: MemoryLog) -> None:
         self.memory = memory
         self.store = Store()
         self.places = Places()
@@ -81,14 +79,13 @@ class LiveWal:
             cast("Log", self.log),
             self._open_term,
             ticks=TickAllocator(self._now_ms, self._now_ms),
-            retry=retry,
         )
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, retry: RetryLimits | None = None) -> AsyncIterator[Self]:
+    async def open(cls) -> AsyncIterator[Self]:
         memory = await MemoryLogStore().open_log("p0")
-        opened = cls(memory, retry or RetryLimits(first_s=0.0, max_s=0.0, give_up_s=5.0))
+        opened = cls(memory)
         await opened.wal.open()
         keeping = asyncio.get_running_loop().create_task(opened.wal.keep())
         try:
@@ -122,7 +119,6 @@ class LiveWal:
         for producer_id in (FEED, OTHER):
             window.fence(producer_id, 1)
             self.places.reach(producer_id, window.last_sequence(producer_id))
-        window.fence(NODE_PRODUCER_ID, 0)
         window.held = self.places
         self.channel = LiveChannel(
             self.memory, recovered, now_ms, Limits(), log=self.log, places=self.places

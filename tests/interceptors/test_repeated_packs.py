@@ -97,7 +97,7 @@ async def test_results_of_a_pack_in_doubt_are_worked_out_once_and_not_for_each_o
         assert await rows_in(live) == [10] + [1] * 20
 
 
-async def test_write_still_repeated_when_client_was_told_of_it_otherwise_not_written_again() -> (
+async def test_write_that_comes_anew_when_its_client_was_told_of_it_otherwise_is_not_written() -> (
     None
 ):
     async with LiveWal.open() as live:
@@ -106,12 +106,12 @@ async def test_write_still_repeated_when_client_was_told_of_it_otherwise_not_wri
         await live.wal.append(group_of(insert(info, 10)))
         pack = Pack([group_of(insert(info, 1), producer=stamp)])
         live.fail_once(Fails.LOST)
-        with pytest.raises(Indeterminate) as failed:
+        with pytest.raises(Indeterminate):
             await live.channel.append_pack(pack)
         # Its connection was lost, so the client sent it over another one, and heard.
         result = await live.wal.append(group_of(insert(info, 1), producer=stamp))
         live.channel.idempotency.window.settle(stamp.producer_id, 6)
-        pack.try_again(failed.value)
+        pack.come_anew()
         (group,) = pack.groups
         await live.channel.append_pack(pack)
         assert group.result() == result

@@ -32,6 +32,8 @@ class ManualLog:
         self.written: list[AppendTicket] = []
         self.entries: list[bytes] = []
         """All that was ever queued, encoded."""
+        self._placed: dict[int, LogEntry] = {}
+        self._lost: list[AppendTicket] = []
         self.next_position = 1
         self.first_position = 1
         self.last_tick = 0
@@ -62,6 +64,8 @@ class ManualLog:
         self.next_position += pack.message_count
         self.queue.append(ticket)
         self.entries.append(data)
+        assert pack.entry is not None
+        self._placed[ticket.first_position] = pack.entry
         if not self.held:
             self.write()
             self.sync()
@@ -89,17 +93,23 @@ class ManualLog:
                 if not outcome.done():
                     outcome.set_exception(error)
                     outcome.exception()
+        self._lost = list(self.queue)
         self.queue.clear()
         self.refusal = error
 
-    def mend(self) -> None:
-        """Take appends again, and acknowledge them at once."""
+    def mend(self, *, kept: int = 0) -> None:
+        """Take appends again, and acknowledge them at once; of those that failed so many are
+        there.
+        """
         self.refusal = self.admission = None
         self.held = False
+        if len(self._lost) > kept:
+            self.next_position = self._lost[kept].first_position
+        self._lost.clear()
         self.first_position = self.next_position  # as if it were new: opening a term reads nothing
 
     async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        raise NotImplementedError
+        return [self._placed[position]]
 
     async def wait_beyond(self, position: int) -> None:
         raise NotImplementedError

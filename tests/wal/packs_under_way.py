@@ -33,11 +33,9 @@ class Log:
     as they end.
     """
 
-    def __init__(
-        self, *, held: bool = True, memory: int = 1 << 30, repeats: bool = True, company: int = 1
-    ) -> None:
+    def __init__(self, *, held: bool = True, memory: int = 1 << 30, company: int = 1) -> None:
         self.memory = Budget(memory)
-        self.packer = Packer(self._send, self.memory, repeats=repeats, company=company)
+        self.packer = Packer(self._send, self.memory, company=company)
         self.held = held
         self.packs: list[list[AppendGroup]] = []
         """What each pack was when it came."""

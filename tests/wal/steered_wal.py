@@ -18,7 +18,7 @@ from wal.append import Append, AppendGroup, AppendObserver, AppendPack, AppendRe
 from wal.entry import LogEntry
 from wal.errors import StreamingNodeError
 from wal.headers import DropCollectionHeader, MessageType
-from wal.lifecycle import ReopenOptions, RetryLimits
+from wal.lifecycle import ReopenOptions
 from wal.live_tail import LiveTail
 from wal.message import MutableMessage
 from wal.queue import Budget
@@ -137,7 +137,6 @@ class SteeredWal:
         *,
         observer: AppendObserver | None = None,
         limits: WalLimits | None = None,
-        retry: RetryLimits | None = None,
         reopen: ReopenOptions | None = None,
     ) -> None:
         self.log = ManualLog()
@@ -156,7 +155,6 @@ class SteeredWal:
             memory=self.memory,
             observer=observer,
             limits=limits,
-            retry=retry or RetryLimits(give_up_s=0),
             reopen=reopen,
         )
 

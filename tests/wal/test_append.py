@@ -85,7 +85,7 @@ async def test_memory_is_given_back_once_whichever_end_comes_first() -> None:
     assert memory.held_bytes == 0
 
 
-def test_another_try_has_what_the_write_came_with_and_the_sequence_it_was_given() -> None:
+def test_pack_that_comes_anew_has_what_the_write_came_with_and_the_sequence_it_was_given() -> None:
     message = MutableMessage(MessageType.INSERT, InsertHeader(1, 2, 1, 3), A, b"rows", 5)
     group = AppendGroup([message])
     pack = stamped(Pack([group]), tick=9)
@@ -94,7 +94,7 @@ def test_another_try_has_what_the_write_came_with_and_the_sequence_it_was_given(
     group.producer = ProducerStamp(9, 1, 4)
     group.waits_until_s = 7.5
     first = entry_of(pack, 5)
-    pack.try_again(DOUBT)
+    pack.come_anew()
     assert (message.header, message.txn_id, message.payload) == (
         InsertHeader(1, 2, 1, 3),
         5,
@@ -107,22 +107,6 @@ def test_another_try_has_what_the_write_came_with_and_the_sequence_it_was_given(
     ), "it is frozen"
 
 
-async def test_another_try_is_of_what_is_left_and_may_be_in_the_log_by_the_earlier_one() -> None:
-    told = insert_group()
-    left = insert_group()
-    tried = insert_group()
-    pack = pack_of(told, left, tried)
-    pack.leave(left)
-    told.settle(RESULT)
-    a_ticket(stamped(pack, tick=9))
-    pack.try_again(DOUBT)
-    assert pack.earlier is not None
-    assert (pack.groups, pack.earlier.groups) == ([tried], [told, tried])
-    assert (pack.ticket, pack.begun, tried.begun, left.begun) == (None, False, True, False)
-    pack.try_again(DOUBT)
-    assert (pack.begun, tried.begun) == (False, True)
-
-
 @pytest.mark.parametrize(
     "error, told",
     [
@@ -132,11 +116,11 @@ async def test_another_try_is_of_what_is_left_and_may_be_in_the_log_by_the_earli
     ],
     ids=["knows nothing", "may pass", "decides"],
 )
-def test_refusal_that_does_not_answer_for_an_earlier_try_leaves_the_write_in_doubt(
+def test_refusal_that_does_not_answer_for_the_try_it_joined_leaves_the_write_in_doubt(
     error: Exception, told: type[Exception] | None
 ) -> None:
     group = insert_group()
-    pack_of(group).try_again(DOUBT)
+    group.doubt = DOUBT
     group.settle(error)
     with pytest.raises(told or type(error)) as caught:
         group.result()
@@ -277,21 +261,13 @@ async def test_messages_are_told_as_one_group() -> None:
 @pytest.mark.parametrize("groups", [[insert(A), insert(B)], [begin()]], ids=["rows", "messages"])
 async def test_entry_of_a_pack_is_what_its_bytes_decode_to(groups: list[AppendGroup]) -> None:
     pack = stamped(pack_of(*groups), tick=100, term=3)
-    pack.producer = ProducerStamp(1, 3, 8)
+    pack.groups[-1].producer = ProducerStamp(7, 3, 8)
     data = pack.encode("memory", first_position=5, previous_crc32c=0)
     expected = decode_entry(data, wal_name="memory", previous_crc32c=0)
     assert pack.entry is not None
     assert comparable(pack.entry) == comparable(expected)
-    assert expected.producer == ProducerStamp(1, 3, 8)
-
-
-def test_stamp_of_an_entry_is_that_of_its_messages_or_of_the_pack() -> None:
-    named = ProducerStamp(9, 1, 4)
-    node = ProducerStamp(1, 3, 8)
-    of_node = stamped(Pack([begin()], producer=node), tick=9)
-    of_named = stamped(Pack([begin()]), tick=9)
-    of_named.groups[0].producer = named
-    assert (entry_of(of_node, 5).producer, entry_of(of_named, 5).producer) == (node, named)
+    stamps = [expected.producer] if expected.rows is None else expected.rows.producers
+    assert ProducerStamp(7, 3, 8) in stamps
 
 
 @given(group=random_groups(groups_max=1), producer=producers)
@@ -305,20 +281,3 @@ def test_a_write_that_goes_alone_to_one_shard_is_a_message_and_says_what_the_pac
         (expected,) = said_in(model_of(group, first_tick=100, first_position=40))
         assert tuple(map(said, entry.messages)) == expected
         assert (entry.producer, entry.last_confirmed_position, entry.wal_term) == (producer, 17, 3)
-
-
-def test_a_write_of_a_producer_that_is_left_of_a_pack_keeps_its_stamp_beside_that_of_entry() -> (
-    None
-):
-    named = ProducerStamp(9, 1, 4)
-    node = ProducerStamp(1, 3, 8)
-    pack = stamped(pack_of(insert()), tick=100)
-    pack.producer = node
-    pack.groups[0].producer = named
-    entry = decode_entry(
-        pack.encode("memory", first_position=5, previous_crc32c=0),
-        wal_name="memory",
-        previous_crc32c=0,
-    )
-    assert entry.rows is not None
-    assert (entry.producer, entry.rows.producers) == (node, (named,))

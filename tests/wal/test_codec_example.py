@@ -59,7 +59,6 @@ def example_of_rows() -> bytes:
     insert.producer = ProducerStamp(9, 1, 4)
     transaction = transaction_group(piece(deletes, (0, b"k1")), piece(target, (0, b"r2")))
     pack: Pack = stamped(pack_of(insert, transaction), tick=TICK + 1, last_confirmed=1, term=2)
-    pack.producer = ProducerStamp(1, 2, 8)
     previous = entry_crc32c(example_of_messages())
     return pack.encode("rocks", first_position=2, previous_crc32c=previous)
 
@@ -88,7 +87,7 @@ def test_the_documented_rows_read_back_as_described() -> None:
     entry = decoded("rows")
     assert (entry.first_position, entry.last_position, entry.last_confirmed_position) == (2, 6, 1)
     assert (entry.first_tick, entry.time_tick, entry.wal_term) == (TICK + 1, TICK + 2, 2)
-    assert entry.producer == ProducerStamp(producer_id=1, epoch=2, sequence=8)
+    assert entry.producer is None
     assert entry.rows is not None
     assert entry.rows.producers == (ProducerStamp(producer_id=9, epoch=1, sequence=4), None)
     insert, transaction = entry.rows.messages()

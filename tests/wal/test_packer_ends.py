@@ -146,27 +146,6 @@ async def test_write_cancelled_after_it_left_its_pack_does_not_come_again() -> N
     assert log.memory.held_bytes == 0
 
 
-@pytest.mark.parametrize("repeats", [True, False])
-async def test_write_in_doubt_comes_again_only_where_writes_are_repeated(repeats: bool) -> None:
-    log = Log(repeats=repeats)
-    groups = [write() for _ in range(2)]
-    await log.start(write())
-    appends = await log.start(*groups)
-    pack, _ = log.under_way[1]
-    pack.leave(groups[1])
-    groups[1].doubt = Indeterminate("who knows")
-    assert pack.come_again is not None
-    pack.come_again(groups[1])
-    await log.end_all()
-    assert log.sent.count(groups[1]) == 1 + repeats
-    if repeats:
-        assert (await appends[1]).count == 1
-    else:
-        with pytest.raises(Indeterminate, match="who knows"):
-            await appends[1]
-    assert log.memory.held_bytes == 0
-
-
 # --- the end --------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """Bugs of transactions, retries, and what recovery makes of the log."""
 
-import itertools
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,7 +11,7 @@ from interceptors.txn import TxnInterceptor
 from interceptors.window import Window
 from tests.chaos.seeded.bug import Right, SeededBug
 from wal.adaptor import Wal
-from wal.append import AppendGroup, Pack
+from wal.append import Pack
 from wal.entry import LogEntry
 from wal.headers import CommitTxnHeader, MessageType
 
@@ -90,28 +89,19 @@ def _result_of_another(right: Right) -> Right:
     return add
 
 
-def _second_id_for_a_retry(right: Right) -> Right:
-    numbers = itertools.count(1 << 40)
+def _failed_write_comes_anew_unasked(right: Right) -> Right:
+    async def is_in_log(wal: Wal, pack: Pack, doubt: Exception) -> bool:
+        await right(wal, pack, doubt)
+        return False
 
-    async def repeat(wal: Wal, pack: Pack, first: Exception) -> None:
-        writes: list[Pack | AppendGroup] = [pack, *pack.groups]
-        for write in writes:
-            if write.producer is not None:
-                write.producer = replace(write.producer, sequence=next(numbers))
-        await right(wal, pack, first)
-
-    return repeat
+    return is_in_log
 
 
-def _indeterminate_is_done(_right: Right) -> Right:
-    async def repeat(_wal: Wal, pack: Pack, first: Exception) -> None:
-        if pack.ticket is None:
-            raise first
-        for group, result in zip(pack.groups, pack.results(), strict=True):
-            if group.outcome is None:
-                group.settle(result)
+def _failed_write_is_taken_for_done(right: Right) -> Right:
+    async def is_in_log(wal: Wal, pack: Pack, doubt: Exception) -> bool:
+        return bool(await right(wal, pack, doubt)) or pack.ticket is not None
 
-    return repeat
+    return is_in_log
 
 
 ABORT_LOST = SeededBug("abort lost", TxnInterceptor, "_rollback", _abort_lost)
@@ -130,6 +120,10 @@ OTHERS = (
     SeededBug("row offsets count inserts", ShardState, "_add_rows", _offsets_of_inserts),
     SeededBug("window not rebuilt", Window, "observe", _window_not_rebuilt),
     SeededBug("another result for a retry", Window, "add", _result_of_another),
-    SeededBug("a retry is given a second id", Wal, "_repeat", _second_id_for_a_retry),
-    SeededBug("an indeterminate write is taken for done", Wal, "_repeat", _indeterminate_is_done),
+    SeededBug(
+        "a failed write comes anew unasked", Wal, "_is_in_log", _failed_write_comes_anew_unasked
+    ),
+    SeededBug(
+        "a failed write is taken for done", Wal, "_is_in_log", _failed_write_is_taken_for_done
+    ),
 )

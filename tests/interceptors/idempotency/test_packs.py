@@ -16,16 +16,15 @@ from interceptors.shard.catalog import CollectionInfo
 from tests.interceptors.live_channel import (
     LiveChannel,
     commit,
-    delete,
     group_of,
     insert,
     insert_body,
     settle_tasks,
 )
-from wal.append import AppendGroup, AppendResult, Pack
-from wal.errors import Indeterminate, Overloaded
+from wal.append import AppendGroup, AppendResult
+from wal.errors import Overloaded
 from wal.headers import MessageType
-from wal.position import NODE_PRODUCER_ID, Place, ProducerStamp
+from wal.position import Place, ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
@@ -266,52 +265,6 @@ async def test_write_that_waits_to_come_again_has_not_begun(channel: LiveChannel
     later.set_result(None)
     await first
     assert leaving.begun
-
-
-# --- the node's own stamp of a pack ---------------------------------------------------------------
-
-
-async def test_each_group_of_a_pack_that_is_known_as_a_whole_hears_its_own_result() -> None:
-    async with LiveChannel.open() as channel:
-        know(channel)
-        channel.idempotency.window.fence(NODE_PRODUCER_ID, 0)
-        info = await ready(channel)
-        groups = [
-            group_of(insert(info, 1)),
-            named(info, 3, 2),
-            group_of(delete(info), insert(info, 4)),
-        ]
-        groups[2].is_transaction = True
-        pack = Pack(list(groups), channel.packer.come_again, ProducerStamp(NODE_PRODUCER_ID, 0, 0))
-        channel.log.hold()
-        appending = asyncio.get_running_loop().create_task(_run(channel, pack))
-        await settle_tasks()
-        appending.cancel()
-        position = channel.memory.next_position
-        async with LiveChannel.open(channel.memory) as reopened:
-            know(reopened)
-            reopened.idempotency.window.fence(NODE_PRODUCER_ID, 0)
-            assert pack.producer is not None
-            assert pack.producer.sequence
-            logged = pack.entry
-            pack.try_again(Indeterminate("nobody knows"))
-            await reopened.append_pack(pack)
-            assert channel.memory.next_position == position
-        results = [group.result() for group in groups]
-        assert logged is not None
-        rows = logged.rows
-        assert rows is not None
-        assert [result.time_tick for result in results] == rows.ticks.tolist()
-        assert [result.first_position for result in results] == rows.positions.tolist()
-        assert [dict(result.row_offsets) for result in results] == [
-            {info.vchannels[0]: (first, count)} for first, count in ((10, 1), (11, 2), (13, 4))
-        ]
-        assert [result.txn_id for result in results] == [0, 0, results[2].time_tick]
-        channel.log.release()
-
-
-async def _run(channel: LiveChannel, pack: Pack) -> None:
-    await channel.append_pack(pack)
 
 
 # --- over the log ---------------------------------------------------------------------------------

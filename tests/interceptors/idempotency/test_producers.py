@@ -15,7 +15,7 @@ from tests.scanner.test_named_reader import SlowStore, turns
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded
 from wal.memory_store import MemoryLogStore
-from wal.position import NODE_PRODUCER_ID, ProducerStamp
+from wal.position import ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
@@ -125,8 +125,8 @@ async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_
     assert (again.producer_id, again.epoch, producers.last_sequence(6)) == (6, 1, 0)
 
 
-async def test_ids_of_the_node_and_of_others_are_never_drawn(ids: Callable[..., None]) -> None:
-    ids(0, NODE_PRODUCER_ID, 5, 5, 6)
+async def test_ids_of_nobody_and_of_others_are_never_drawn(ids: Callable[..., None]) -> None:
+    ids(0, 5, 5, 6)
     producers = await opened(MemoryLogStore())
     assert [(await producers.open(name)).producer_id for name in ("a", "b")] == [5, 6]
 
@@ -146,10 +146,8 @@ async def test_one_producer_too_many_is_refused_and_deleting_one_helps(
 
 async def test_window_forgets_producers_that_have_no_name() -> None:
     window = Window()
-    for producer_id in (NODE_PRODUCER_ID, 77):
-        window.add(ProducerStamp(producer_id, 1, 1), result_at(1))
+    window.add(ProducerStamp(77, 1, 1), result_at(1))
     await opened(MemoryLogStore(), window)
-    assert window.last_sequence(NODE_PRODUCER_ID) == 1
     assert window.last_sequence(77) == 0
 
 

@@ -158,21 +158,28 @@ async def test_closing_lets_what_waits_finish(
             assert (await contents(node)).keys() == set(range(30))
 
 
+async def back(node: sn.Node) -> None:
+    """Wait until the log is back."""
+    while parts_of(node).measure().log.state != "open":  # noqa: ASYNC110 - nobody tells
+        await anyio.sleep(0.001)
+
+
 async def test_writes_of_a_pack_whose_outcome_stays_open_are_all_indeterminate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk(monkeypatch)
-    settings = {"retry.give_up_s": 0, "cut_interval_s": None}
+    settings = {"reopen.wait_s": 0.05, "cut_interval_s": None}
     with anyio.fail_after(HANGS_S):
         async with sn.open_node(tmp_path, config=load_config(arguments=settings)) as node:
             await node.create_collection("c", SCHEMA, primary_key="id")
             await node.insert("c", rows(-1))
-            disk.fail_at(1)
+            disk.fail_at(1, times=1 << 30)
             outcomes = await asyncio.gather(
                 *(node.insert("c", rows(key)) for key in range(4)), return_exceptions=True
             )
             assert {type(outcome) for outcome in outcomes} == {Indeterminate}
             disk.heal()
+            await back(node)
             await node.upsert("c", rows(9))
             found = (await contents(node)).keys()
             assert found >= {-1, 9}
