@@ -18,6 +18,13 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A shell that starts this in the background, or `nohup`, has signals ignored, and programs that
+# tests start inherit that: they would outlive the signal that is to end them.
+for _each in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_each) is signal.SIG_IGN:
+        _default = signal.default_int_handler if _each is signal.SIGINT else signal.SIG_DFL
+        signal.signal(_each, _default)
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
 # how a skip for want of something starts: `pytest.skip("needs two disks")`
 LACKING = "Skipped: needs "

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import streamingnode as sn
@@ -160,8 +161,8 @@ async def test_closing_lets_what_waits_finish(
 
 async def back(node: sn.Node) -> None:
     """Wait until the log is back."""
-    while parts_of(node).measure().log.state != "open":  # noqa: ASYNC110 - nobody tells
-        await anyio.sleep(0.001)
+    while parts_of(node).measure().log.state != "open":
+        await anyio.lowlevel.checkpoint()
 
 
 async def test_writes_of_a_pack_whose_outcome_stays_open_are_all_indeterminate(
