@@ -7,7 +7,7 @@ import msgspec
 from scanner.deliver_policy import DeliverPolicy, PlainPlace, ReaderNotFound
 from scanner.named_reader import KnownReader, NamedReaders
 from streamingnode.channel import Channel
-from wal.errors import Truncated, shown
+from wal.errors import InvalidArgument, Truncated, shown
 from wal.position import message_id_kind
 from wal.timetick import physical_ms
 
@@ -71,6 +71,8 @@ async def seek_reader(
     """Have a named reader go on where a policy, given as plain data, starts; as
     `Node.seek_reader`.
     """
+    if not isinstance(dry_run, bool):
+        raise InvalidArgument(f"dry_run={shown(dry_run)} is no truth value — pass True or False")
     info = channel.catalog.collection_by_name(collection)
     policy = DeliverPolicy.of_plain(start, at)
     known = [each for each in readers.known() if info.id in each.collections and each.name == name]

@@ -260,6 +260,7 @@ OTHER_PROGRAMS = {
     "--system",
     "--user-group",
     "--master",
+    "--list",
 }
 
 

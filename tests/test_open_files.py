@@ -44,8 +44,8 @@ async def main():
         assert sum(segment.rows for segment in cut.segments) == len(NAMES) * 2 * count
         for name in NAMES:
             kept = await node.snapshot(name)
-            rows = count if name == NAMES[0] else 2 * count
-            assert kept.num_rows == rows, (name, kept.num_rows)
+            expected = count if name == NAMES[0] else 2 * count
+            assert kept.num_rows == expected, (name, kept.num_rows)
         assert (await node.verify()).findings == []
         await node.backup(path.with_name("backup"))
         assert parts_of(node).measure().flusher.faults == 0

@@ -244,7 +244,7 @@ def _ingest_once(output: Output, ingest: "Callable[..., IngestReport]") -> int:
         return ENDING.exit_code
     if not report.stale:
         return EXIT_OK
-    output.note(f"{_stale(report.cut_age_s)} — let its process listen, or pass --no-cut")
+    output.note(f"{_stale(report.cut_age_s)} — let its process listen, or ingest with --no-cut")
     return AlreadyOwned.exit_code
 
 

@@ -220,7 +220,7 @@ async def test_failed_insert_fails_its_own_rows_and_is_not_repeated(
 async def test_bad_rows_fail_alone_and_their_neighbours_go_in_order(any_node: Node) -> None:
     bad: dict[int, Row] = {
         0: row(0) | {"item": 7},
-        5: {"id": 5},
+        5: {"item": "tea"},
         6: row(6) | {"more": 1},
         11: {"id": None, "item": "x"},
     }

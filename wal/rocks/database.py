@@ -229,7 +229,8 @@ class Engine:
         """Run a call in this thread, held back or not; its failures are typed."""
         with classified(self.path):
             if not self._is_open:
-                raise StorageFailed(f"the database at {self.path} {self._why_closed}")
+                why = self._why_closed
+                raise StorageFailed(f"the database at {self.path} {why}")
             return call(*arguments)
 
 

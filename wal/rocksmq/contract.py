@@ -112,8 +112,7 @@ def _checked(ids: Iterable[int]) -> list[int]:
     try:
         return [index(each) for each in ids]
     except TypeError as error:
-        told = f"ids={shown(ids)} — pass a list of ids that consume gave"
-        raise InvalidArgument(told) from error
+        raise InvalidArgument(f"ids={shown(ids)} — pass a list of ids that consume gave") from error
 
 
 async def _all_of(ids: Sequence[int], _for_s: float) -> Sequence[int]:

@@ -152,7 +152,7 @@ BAD: dict[str, Any] = {
     "float for an int": {"id": 1.0, "item": "a"},
     "lone surrogate": {"id": 100, "item": "\ud800"},
     "number for a text": {"id": 100, "item": 5},
-    "column missing": {"id": 100},
+    "column missing": {"item": "a"},
     "column too many": {"id": 100, "item": "a", "more": 1},
     "no dict": ["no dict"],
 }
