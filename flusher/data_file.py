@@ -345,7 +345,7 @@ class ParquetFile:
             compression_level=ZSTD_LEVEL,
             use_dictionary=repetitive,  # type: ignore[arg-type]  # a list is fine
             column_encoding=dict.fromkeys(ascending, "DELTA_BINARY_PACKED"),
-            # lack NaN
+            # the statistics of floating columns would leave out NaN
             write_statistics=[
                 each.name for each in first.schema if not pa.types.is_floating(each.type)
             ],
@@ -367,7 +367,7 @@ class _ChecksummedFile:
         self._directory = directory
         self._path = path
         self._file: BinaryIO | None = directory.create(path)
-        # then writes go nowhere: Parquet's writer insists on a footer even so
+        # once it is, writes go nowhere: Parquet's writer insists on a footer even so
         self.abandoned = False
         self.closed = False
         self.length = 0
@@ -414,7 +414,7 @@ def encodings(table: pa.Table) -> tuple[list[str], list[str]]:
     sample = table.slice(0, DICTIONARY_SAMPLE_ROWS)
     repetitive = [VCHANNEL]
     ascending = [TICK, OFFSET]
-    # those above may come again
+    # the columns named above may come again here
     for name, column in zip(sample.column_names, sample.columns, strict=True):
         if any(is_text(column.type) for is_text in _IS_TEXT):
             if pc.count_distinct(column).as_py() <= DICTIONARY_DISTINCT_MAX * sample.num_rows:

@@ -201,7 +201,7 @@ class Flusher:
         faults = self._faults
         while self.checkpoint.cut_number < number:
             if self.state not in ALIVE:
-                # or frames add up
+                # without its traceback, or frames would add up
                 raise (self._failure or OnShutdown("the flusher is closed")).with_traceback(None)
             is_new_fault = self._faults > faults
             if is_new_fault and self._short is not None:

@@ -182,7 +182,7 @@ class IdempotencyInterceptor(Interceptor):
     def _ended(self, attempt: _Try) -> None:
         """End a try whose append returned: what it came to, or nothing, when it left its pack."""
         write = attempt.write
-        # else it came nowhere near the log
+        # an attempt that is not under way came nowhere near the log
         if attempt.key is not None and self._under_way.get(attempt.key) is attempt:
             self._end(attempt, write.outcome)
 

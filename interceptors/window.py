@@ -104,7 +104,7 @@ class Places:
         drawn later.
         """
         write = (place.stamp.producer_id, place.stamp.sequence)
-        # which lets go of the dead: nobody else may ask for long
+        # `in` lets go of the dead: nobody else may ask for long
         held = self._held[write]() if write in self else None
         if held is not None and held.stamp.epoch == place.stamp.epoch:
             return held

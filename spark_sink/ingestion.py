@@ -465,9 +465,9 @@ class IngestJob:
                 cuts = self._cuts.span(mark.cut + 1, run[-1].number)
                 self._commit(table, changes_of(entry, cuts, after_tick=mark.tick))
             except Truncated:
+                # One that is not living was dropped before the table's first lease: the table ends
+                # with what it has.
                 if self._is_living(entry):
-                    # else it was dropped before the table's first lease: the table ends with what
-                    # it has
                     raise
         table.refresh()  # a commit may have been another job's
         if any(lives(found, run[-1].tick) for found in entries_of(run[-1], entry.collection_id)):

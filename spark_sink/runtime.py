@@ -257,7 +257,6 @@ def refuse_after_fork() -> None:
     """Raise `StorageFailed` while this process has the Spark session of the one that it was forked
     from.
     """
-    # as below
     if _inherited is not None and SparkContext._active_spark_context is _inherited:  # noqa: SLF001
         raise StorageFailed(
             "the Spark session belongs to the process that this one was forked from — "
@@ -469,7 +468,7 @@ class LazySession:
                 with _signals_kept():
                     self._made = session(**{"spark.driver.defaultJavaOptions": EXIT_WITHOUT_MEMORY})
                 _log.info("a Spark session was started: a cut needs it")
-                # it takes longer to start than most commits, which has not begun
+                # starting takes longer than most commits, and this one has not begun
                 if self._is_stopping():
                     raise StorageFailed("this ingest was ended while Spark started — run it again")
             # made above

@@ -105,7 +105,7 @@ async def compose(
         now_ms=ticks.now_ms,  # a leap that ticks do not follow does not make cuts old either
         elapsed_ms=elapsed_ms,
         reader_floor=lambda: readers.lease(PCHANNEL),
-        # (of the term there is then)
+        # a lambda: of the term there is then
         on_kept_tick=lambda tick: channel.term.shards.state.forget_below(tick),  # noqa: PLW0108
         save_producers=channel.save_producers,
         log_is_back=channel.wal.wait_back,

@@ -95,7 +95,7 @@ class CatalogChanges:
 
         def create() -> AppendGroup:
             info = self.channel.catalog.collection_by_name(collection)
-            # which is always there, and no name to give
+            # the default partition is always there, and its name is none to give
             if not (if_not_exists and partition == DEFAULT_PARTITION):
                 check_name("partition", partition)
             header = CreatePartitionHeader(

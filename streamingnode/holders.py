@@ -117,7 +117,7 @@ async def list_transactions(channel: Channel) -> tuple[TransactionInfo, ...]:
 def _reader_info(channel: Channel, reader: KnownReader) -> ReaderInfo:
     at = reader.position
     infos = [info for info in channel.catalog.collections() if info.id in reader.collections]
-    # none: dropped meanwhile
+    # without any, all of them were dropped meanwhile
     since = max(at.tick, min((info.created_tick for info in infos), default=0))
     return ReaderInfo(
         collections=tuple(sorted(info.name for info in infos)),

@@ -146,7 +146,7 @@ class CollectionReader:
             )
         while await self._has_more():
             rows = sum([part.num_rows or 1 for part in self._ready])
-            # it comes again
+            # an error comes again
             with anyio.move_on_after(min(max_wait_s, 1e9)), suppress(StreamingNodeError):
                 while rows < max_rows and not self._ended:
                     rows += await self._read_on()

@@ -43,7 +43,7 @@ async def error_of(call: Awaitable[object]) -> StreamingNodeError | None:
     return None
 
 
-async def test_tick_and_cut_asked_for_inside_call_closing_overtakes_are_refused_as_closed() -> None:
+async def test_tick_and_cut_of_a_call_that_closing_overtakes_are_refused_as_closed() -> None:
     async with opened(None) as node:
         channel = parts_of(node).channel
         flusher = parts_of(node).flusher

@@ -38,7 +38,7 @@ COMMANDS = sorted(
     {
         (page, line.partition("#")[0].strip())
         for page, text in blocks("")
-        for line in text.splitlines()
+        for line in text.replace("\\\n", "").splitlines()
         if line.startswith("streamingnode ")
     }
 )

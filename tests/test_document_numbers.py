@@ -72,8 +72,8 @@ NUMBERS = {
         f"answers the calls and writes it has for up to {listening.GRACE_S:g} seconds",
         f"A token has at least {TOKEN_BYTES_MIN} characters",
         (
-            f"| `serve.connections_max`, {ServeOptions().connections_max:,}; "
-            "of one address a quarter of that |"
+            f"| `serve.connections_max`, {ServeOptions().connections_max:,}; of one address a "
+            "quarter of that |"
         ),
         f"{ServeOptions().connections_max:,} is the bound",
         f"| calls of one connection | {server.CALLS_MAX:,} |",

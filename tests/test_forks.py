@@ -30,7 +30,7 @@ def told(call, *arguments, **options):
         print(error.code, "after the fork" in str(error) or "spawn" in str(error), flush=True)
 
 def forked(child, end=os._exit):
-    '''Run `child` in a fork of this process; the exit code of one that hangs says that.'''
+    '''Run `child` in a fork of this process; one that hangs is killed, and its exit code tells.'''
     pid = os.fork()
     if not pid:
         signal.alarm(60)
@@ -148,18 +148,16 @@ async def program():
         await node.create_collection("c", SCHEMA, primary_key="key", if_not_exists=True)
         await node.insert("c", [{"key": 1}])
         def child():
-            calls = [
-                lambda: node.insert("c", [{"key": 2}]), lambda: node.consistent_tick(),
-                lambda: node.flush(), lambda: node.transaction().__aenter__(),
-                lambda: node.producer("p"), lambda: node.snapshot("c"),
-            ]
+            calls = (lambda: node.insert("c", [{"key": 2}]), lambda: node.consistent_tick(),
+                     lambda: node.flush(), lambda: node.transaction().__aenter__(),
+                     lambda: node.producer("p"), lambda: node.snapshot("c"))
             for call in calls:
                 try:
                     call().send(None)
                 except StreamingNodeError as error:
                     print(error.code, flush=True)
-            calls = [node.statistics, node.collections, lambda: node.read("c"), lambda: node.mq]
-            for call in calls:
+            at_once = (node.statistics, node.collections, lambda: node.read("c"), lambda: node.mq)
+            for call in at_once:
                 try:
                     call()
                 except StreamingNodeError as error:

@@ -20,7 +20,9 @@ path, open_files, collections, shards = Path(sys.argv[1]), *map(int, sys.argv[2:
 resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
 SCHEMA = pa.schema([("id", pa.int64()), ("item", pa.string())])
 SETTINGS = {
-    "cut_interval_s": None, "flush.row_group_bytes": 4096, "flush.buffered_bytes_max": 1 << 16,
+    "cut_interval_s": None,
+    "flush.row_group_bytes": 4096,
+    "flush.buffered_bytes_max": 1 << 16,
 }
 NAMES = [f"c{number}" for number in range(collections)]
 

@@ -141,8 +141,8 @@ from wal.errors import StorageFailed
 os.chdir(sys.argv[1])  # what is above belongs to the test
 os.setgroups([]); os.setgid(os.stat("cuts").st_gid); os.setuid(int(sys.argv[2]))
 node = NodeDirectory(Path("."))
-manifests = [read_cut(node, cut).manifest for cut in cut_numbers(node)]
-print(sum(len(node.read(path)) > 0 for each in manifests for path in file_paths(each)))
+cuts = [read_cut(node, cut).manifest for cut in cut_numbers(node)]
+print(sum(len(node.read(path)) > 0 for manifest in cuts for path in file_paths(manifest)))
 list_log = lambda node: os.listdir(f"{node}/log")
 open_floor = lambda node: open(f"{node}/floor")
 for private in (os.listdir, list_log, open_floor, check_writable):

@@ -53,7 +53,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return directory, [run(first, directory) for _ in range(2)]
 
 
-def test_first_program_runs_as_written_twice_in_a_row(written: tuple[Path, list[str]]) -> None:
+def test_the_first_program_runs_as_written_twice_in_a_row(written: tuple[Path, list[str]]) -> None:
     directory, printed = written
     seen, seen_again = [[line.split()[1:] for line in each.splitlines()[:-1]] for each in printed]
     assert seen == [["CREATE_COLLECTION", "0"], ["TXN", "2"], ["TXN", "2"]]

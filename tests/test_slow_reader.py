@@ -120,7 +120,7 @@ async def test_a_slow_reader_gets_every_row_after_it_fell_behind(tmp_path: Path)
             assert found == list(range(64 * ROWS_PER_BATCH))
 
 
-async def test_node_in_memory_gives_up_what_is_in_files_before_it_refuses(tmp_path: Path) -> None:
+async def test_a_node_in_memory_gives_up_what_is_in_files_before_it_refuses(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"memory.bytes_max": 8 * MIB}
     async with sn.open_node(None, cut_interval_s=None, **settings) as node:
         await node.create_collection("orders", SCHEMA, primary_key="id")

@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 HOLDER = """
 import sys
 from rocksdict import Options, Rdict
-options = Options(raw_mode=True)
-database = Rdict(sys.argv[1], options, column_families={"entries": Options(raw_mode=True)})
+families = {"entries": Options(raw_mode=True)}
+database = Rdict(sys.argv[1], Options(raw_mode=True), column_families=families)
 print("open", flush=True)
 sys.stdin.read()  # until it is killed
 """

@@ -90,12 +90,13 @@ def check(error: BaseException) -> None:
     assert error.happened.isprintable()
     assert SECRET not in str(error)
     told = "".join(traceback.format_exception_only(error))
-    cause: BaseException | None = error
-    while cause is not None:
-        context = None if cause.__suppress_context__ else cause.__context__
-        cause = cause.__cause__ or context
-        if cause is not None:
-            told += "".join(traceback.format_exception_only(cause))
+    while True:
+        context = None if error.__suppress_context__ else error.__context__
+        cause = error.__cause__ or context
+        if cause is None:
+            break
+        error = cause
+        told += "".join(traceback.format_exception_only(error))
     assert SECRET not in told, told
 
 

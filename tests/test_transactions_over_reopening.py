@@ -113,7 +113,7 @@ async def test_transaction_that_ended_before_what_a_start_reads_is_not_said_to_b
         assert await keys(node) == [1]
 
 
-async def test_collection_that_others_made_in_next_term_is_found_and_not_asked_for_without_end(
+async def test_collection_that_others_made_in_the_next_term_is_found_and_not_asked_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = FailingDisk(monkeypatch)

@@ -210,7 +210,7 @@ async def test_reader_of_a_dropped_collection_holds_nothing(
         await a_round_of_retention(node)
 
 
-async def test_dropped_collection_is_forgotten_once_cut_has_told_of_it_and_no_reader_starts_below(
+async def test_dropped_collection_is_forgotten_once_a_cut_has_told_of_it_and_no_reader_starts_below(
     tmp_path: Path,
 ) -> None:
     async with open_thrifty(tmp_path) as node:

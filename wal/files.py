@@ -296,7 +296,7 @@ class DirectoryLock:
                         str(directory), os.getpid() if own else holder, own=own, brief=is_brief
                     ) from error
             pid = f"{os.getpid()}{BRIEF * brief}\n".encode()
-            # over the old one: on a full disk an emptied file would get no block again
+            # it goes over the old one: on a full disk an emptied file would get no block again
             os.pwrite(lock, pid, 0)
             os.ftruncate(lock, len(pid))
             opened.callback(self._unlock, lock, place, len(pid))

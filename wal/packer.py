@@ -126,7 +126,7 @@ class Packer:
         return await self._append_together(group)
 
     async def _append_alone(self, group: AppendGroup) -> AppendResult:
-        # since the call
+        # others may have come since the call
         if self._in_flight or self._waiting or not self._memory.try_take(group.rows_bytes):
             return await self._append_later(group)
         group.memory = self._memory

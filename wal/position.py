@@ -97,7 +97,7 @@ class Place(msgspec.Struct, eq=False, weakref=True):
     and its group.
     """
 
-    # does not keep it by itself, since entries in the memory of readers carry it, too
+    # the stamp alone does not keep it, since entries in the memory of readers carry it, too
     stamp: ProducerStamp
 
 

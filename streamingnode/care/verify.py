@@ -103,13 +103,12 @@ def _check_backup(directory: Path, report: Report) -> None:
         for file in read_record(directory).files:
             with report.errors_at(file.path, step):
                 path = directory / file.path
-                expected = (file.bytes, file.crc32c)
-                found = measure_file(
+                measured = measure_file(
                     path,
                     expected_bytes=file.bytes,
                     take=lambda chunk: report.read("backup", len(chunk)),
                 )
-                if found != expected:
+                if measured != (file.bytes, file.crc32c):
                     detail = f"is not what the backup had, {file.bytes} bytes of another checksum"
                     report.damage(file.path, detail, step)
 

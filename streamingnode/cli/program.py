@@ -72,8 +72,8 @@ DESCRIPTION = (
 
 EPILOG = """\
 A node is named by its directory, also while a process has it open, or by the address of a running
-one: unix:PATH, tcp://HOST:PORT or tls://HOST:PORT. At an address, every command that takes one also
-takes
+one: unix:PATH, tcp://HOST:PORT or tls://HOST:PORT. At an address, every command that takes one
+also takes
   --token-file FILE  the token (default: what STREAMINGNODE_TOKEN_FILE names)
   --tls-ca FILE      the authority of tls:// (default: the system's)
   --tls-cert FILE    the certificate to show at tls://

@@ -247,7 +247,7 @@ class RemoteBackend(RemoteCalls):
                 refused = isinstance(group.outcome, StreamingNodeError) and not isinstance(
                     group.outcome, Indeterminate
                 )
-                # else earlier tries may be there
+                # earlier tries of a sequence that was given may be there
                 is_drawn = group.place is not None and not group.place.stamp.sequence
                 if refused and is_drawn and named.reached == stamp.sequence:
                     # a write that surely is not in the log leaves its sequence free
@@ -275,8 +275,8 @@ class RemoteBackend(RemoteCalls):
                 group.outcome = result
                 return result
             except StreamingNodeError as error:
-                # else the node has nothing of it
                 group.outcome = error
+                # after any other error the node has nothing of it
                 pack.sent = isinstance(error, Indeterminate)
                 if call.repeats or not pack.sent:
                     raise

@@ -265,7 +265,7 @@ class Session:
             if self._told == (catalog, catalog.version):
                 return
             self._told = catalog, catalog.version
-            # which no client gives: parts of long frames are told by it
+            # a number that no client gives: parts of long frames are told by it
             number = next(self._catalog_numbers)
             await self.connection.send_long(
                 FrameKind.CATALOG, number, calls.encode(catalog.collections())
@@ -366,7 +366,7 @@ class Session:
         rights = self._writes.rights
         outcome = "done"
         try:
-            # which is no secret: a write of no rows is told one, too
+            # a tick is no secret: a write of no rows is told one, too
             if call.name != "consistent_tick":
                 rights.check(
                     call.access, EVERYTHING if is_audited and not collection else collection
@@ -569,7 +569,7 @@ class Server:
         with anyio.move_on_after(grace_s if self.sessions else 0):
             # what clients sent before they heard of it is on its way
             await asyncio.sleep(LOOK_PAUSE_S)
-            # of many things
+            # a session is busy with many things, which have no one event
             while any(session.is_busy for session in self.sessions):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_PAUSE_S)
 

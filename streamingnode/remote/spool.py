@@ -334,7 +334,7 @@ class SpoolingBackend(RemoteBackend):
             pack.drop_cancelled()
             if not pack.groups:
                 return True
-            # others when it is sent
+            # it gets others when it is sent
             stamps = (ProducerStamp(0, FIRST_EPOCH, sequence) for sequence in count(1))
             bytes_max = self.config.wal.group_bytes_max // 2
             frame = frame_of(
@@ -461,7 +461,7 @@ class SpoolingBackend(RemoteBackend):
         """
         if self._producer is None:
             self._producer, reached = await self.open_producer(self._known.producer)
-            # by nobody else meanwhile
+            # one epoch more: nobody else has opened it meanwhile
             self._reached = reached if self._producer.epoch == self._known.epoch + 1 else 0
             self._news = self.catalog.collections()
             async with self._turn:

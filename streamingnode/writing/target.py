@@ -337,7 +337,7 @@ class WriteTarget:
         if kind == "delete":
             return (self.deletes,)
         found = self._partitions.get(check_text("partition", partition))
-        # which raises
+        # looking up the name of an unknown one raises
         inserts = self.inserts(
             self.info.partition_by_name(partition).id if found is None else found
         )

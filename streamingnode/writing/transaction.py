@@ -80,7 +80,7 @@ class Transaction:
         self._writes = writes
         self._memory = writes.backend.pending.transactions
         self._bodies_bytes_max = writes.group_bytes_max - TRANSACTION_OVERHEAD_BYTES
-        # its begin and its commit
+        # two go to its begin and its commit
         self._bodies_max = writes.backend.config.wal.group_messages_max - 2
         self._append_commit = append_commit or writes.backend.append
         self._state = TransactionState.OPEN

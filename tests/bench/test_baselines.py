@@ -98,7 +98,7 @@ def test_a_node_without_its_checks_opens_and_takes_rows(tmp_path: Path) -> None:
         assert anyio.run(insert) == 10
 
 
-def test_server_that_has_its_socket_and_does_not_listen_yet_is_waited_for(tmp_path: Path) -> None:
+def test_a_server_that_has_its_socket_and_does_not_listen_yet_is_waited_for(tmp_path: Path) -> None:
     async def connect() -> None:
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(str(tmp_path / "socket"))

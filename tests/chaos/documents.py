@@ -7,6 +7,7 @@ hand. Nothing is rounded up, and a target that was not reached says so.
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from tests.chaos.failpoint_table import write_failpoint_table
@@ -15,6 +16,7 @@ from tests.chaos.registry import GATES
 from tests.chaos.report import ROOT, GateReport, GateTotal, also_totals, read_reports, totals
 
 UNKNOWN = "not looked into yet"
+WIDTH = 100
 PAGE = ROOT / "docs" / "reliability.md"
 
 
@@ -85,14 +87,25 @@ def _failures(reports: Sequence[GateReport]) -> Iterator[str]:
     """Yield a line for each run in which something failed, oldest first."""
     failed = [each for each in reports if each.failed]
     for each in failed:
-        counts = f"{each.failed} of {each.tried:,} {each.unit}"
-        yield f"- {each.gate}, {each.at}, {counts}: {each.outcome or UNKNOWN}"
+        what = f"{each.gate}, {each.at}, {each.failed} of {each.tried:,} {each.unit}"
+        yield _item(f"{what}: {each.outcome or UNKNOWN}")
     if not failed:
         yield "Nothing, in the runs that were kept."
 
 
 def _notes(total: GateTotal) -> str:
-    return "\n".join(f"- {note}" for note in (*total.last.notes, *_coverage(total.covered)))
+    return "\n".join(_item(note) for note in (*total.last.notes, *_coverage(total.covered)))
+
+
+def _item(text: str) -> str:
+    """Return an item of a list, in lines of at most 100 columns."""
+    return textwrap.fill(
+        f"- {text}",
+        WIDTH,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _coverage(covered: Mapping[str, int]) -> Iterator[str]:

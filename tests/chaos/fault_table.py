@@ -300,8 +300,8 @@ FAULTS = (
         happens="`SIGTERM` or `Ctrl-C`",
         promised="the program decides; leaving the node's block, also by cancellation, drains and "
         "closes in order; "
-        "`serve` does so at the first signal, within 10 s, answering the writes it has, and ends "
-        "at the second",
+        "`serve` does so at the first signal, within 10 s on a quiet machine, answering the writes "
+        "it has, and ends at the second",
         lost="nothing acknowledged",
         tests=(
             "tests/test_busy_close.py",

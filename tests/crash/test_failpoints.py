@@ -121,7 +121,7 @@ def test_every_failpoint_that_a_test_arms_is_in_the_table() -> None:
     assert named - settings - set(FAILPOINTS) == set(), "what nobody passes is never hit"
 
 
-def test_failpoint_that_is_not_armed_does_nothing_and_one_that_is_acts_once_at_its_hit() -> None:
+def test_a_failpoint_that_is_not_armed_does_nothing_and_one_that_is_acts_once_at_its_hit() -> None:
     failpoint.failpoint("append.taken")
     failpoint.arm_from("append.taken=error@2, append.synced=error@9")
     try:

@@ -51,8 +51,8 @@ nest_asyncio.apply()
 async def main():
     async with sn.open_node("data", share=SHARE) as node:
         schema = pa.schema([("key", pa.int64())])
-        # inside the running loop, as notebooks do
-        asyncio.run(node.create_collection("c", schema, primary_key="key", if_not_exists=True))
+        create = node.create_collection("c", schema, primary_key="key", if_not_exists=True)
+        asyncio.run(create)  # inside the running loop, as notebooks do
         asyncio.run(node.insert("c", [{"key": 1}]))
         async with node.transaction() as txn:
             asyncio.run(txn.insert("c", [{"key": 2}]))
@@ -63,7 +63,7 @@ async def forgets():
     return await sn.open_node("data")
 
 asyncio.run(main())
-node = asyncio.run(forgets())   # its loop stands still now, and is not closed
+node = asyncio.run(forgets())  # its loop stands still now, and is not closed
 print(asyncio.run(node.snapshot("c")).num_rows)
 asyncio.run(node.aclose())
 with sn.sync.open_node("data") as node:

@@ -36,7 +36,7 @@ GUNICORN = [
 ]
 
 MAKES_COLLECTIONS = """
-with sn.sync.open_node("data") as node:     # before the fork, where no node may be opened
+with sn.sync.open_node("data") as node:  # before the fork, where no node may be opened
     node.create_collection("orders", ORDERS, primary_key="id", if_not_exists=True)
 """
 
@@ -122,8 +122,8 @@ import streamingnode as sn
 
 for folder in ("queue", "results"):
     Path(folder).mkdir(exist_ok=True)
-backend = "file://" + str(Path("results").absolute())
-app = celery.Celery("tasks", broker="filesystem://", backend=backend)
+results = Path("results").absolute()
+app = celery.Celery("tasks", broker="filesystem://", backend=f"file://{results}")
 app.conf.broker_transport_options = dict.fromkeys(
     ["data_folder_in", "data_folder_out", "control_folder"], str(Path("queue").absolute()))
 app.conf.worker_hijack_root_logger = False

@@ -62,9 +62,7 @@ def test_bytes_behind_a_checkpoint_are_corrupt(junk: bytes) -> None:
         decode_checkpoint(STORED + junk)
 
 
-def test_flipped_bit_is_refused_or_is_a_value_that_stands_there_and_never_a_field_left_out() -> (
-    None
-):
+def test_flipped_bit_is_refused_or_another_value_and_never_a_field_left_out() -> None:
     """Values have no checksum of their own: the state map is RocksDB's, which has."""
     refused = 0
     for bit in range(8 * len(STORED)):

@@ -73,7 +73,7 @@ async def test_a_cut_holds_exactly_the_rows_and_deletes_before_it(node: Node) ->
     node.check()
 
 
-async def test_dropped_partitions_and_collections_leave_no_rows_in_next_cut(node: Node) -> None:
+async def test_dropped_partitions_and_collections_leave_no_rows_in_the_next_cut(node: Node) -> None:
     table = node.log.create(shards=2, partitions=2)
     other = node.log.create()
     node.log.insert(table, [1, 2], partition=1)
@@ -92,7 +92,7 @@ async def test_dropped_partitions_and_collections_leave_no_rows_in_next_cut(node
     }
 
 
-async def test_dropped_collection_is_told_by_one_manifest_and_then_forgotten(node: Node) -> None:
+async def test_a_dropped_collection_is_told_by_one_manifest_and_then_forgotten(node: Node) -> None:
     table = node.log.create()
     other = node.log.create()
     node.log.insert(other, [1])

@@ -152,9 +152,7 @@ def test_a_payload_with_other_rows_than_its_header_says_is_corrupt(claimed: int)
         decode_rows(messages, SCHEMA, vchannel="p0_1v0", kind=SegmentFile, whole=True)
 
 
-def test_a_payload_that_ends_before_its_last_boundary_is_corrupt_for_who_wants_a_part_of_it() -> (
-    None
-):
+def test_payload_that_ends_before_its_last_boundary_is_corrupt_for_who_wants_a_part() -> None:
     for boundaries in ([2, 2], [5]):
         rows = packed_rows(encode(0, 3), boundaries, [1] * len(boundaries), [0] * len(boundaries))
         with pytest.raises(Corrupt, match="boundaries say"):

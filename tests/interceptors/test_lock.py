@@ -198,7 +198,7 @@ async def test_exclusive_ends_transactions_of_its_vchannels_before_anyone_else_g
     assert len(bench.failed) == 1
 
 
-async def test_exclusive_of_unknown_outcome_ends_transactions_and_refused_one_does_not() -> None:
+async def test_exclusive_of_unknown_outcome_ends_transactions_and_a_refused_one_does_not() -> None:
     bench = Bench()
     refused = drop(A)
     unknown = drop(A)
@@ -270,9 +270,7 @@ async def test_uncontended_append_does_not_suspend() -> None:
 # --- packs of several groups ----------------------------------------------------------------------
 
 
-async def test_groups_whose_lock_busy_are_sent_back_at_once_and_rest_of_pack_need_not_wait() -> (
-    None
-):
+async def test_groups_whose_lock_is_busy_are_sent_back_and_the_rest_need_not_wait() -> None:
     bench = Bench()
     exclusive = drop(B)
     task = bench.start(exclusive)

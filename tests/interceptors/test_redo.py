@@ -178,7 +178,7 @@ class SomeWait:
         self.appended += pack.groups
 
 
-async def test_groups_wait_leave_and_come_again_in_their_order_and_others_go_on_at_once() -> None:
+async def test_groups_that_wait_come_again_in_their_order_and_others_go_on_at_once() -> None:
     redo = RedoInterceptor()
     came = list[AppendGroup]()
     first, second, third, fourth = groups = [insert_group() for _ in range(4)]

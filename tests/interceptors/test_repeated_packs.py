@@ -97,9 +97,7 @@ async def test_results_of_a_pack_in_doubt_are_worked_out_once_and_not_for_each_o
         assert await rows_in(live) == [10] + [1] * 20
 
 
-async def test_write_that_comes_anew_when_its_client_was_told_of_it_otherwise_is_not_written() -> (
-    None
-):
+async def test_write_of_which_its_client_was_told_otherwise_is_not_written_again() -> None:
     async with LiveWal.open() as live:
         info = await created(live)
         stamp = ProducerStamp(CLIENT_PRODUCER_IDS + 1, 1, 5)
@@ -162,7 +160,7 @@ async def test_group_that_left_a_repeated_pack_is_not_repeated_with_it_once_more
         assert await rows_in(live) == [10, 1, 4, 2]
 
 
-async def test_group_whose_caller_gave_up_when_it_had_left_repeated_pack_is_not_written() -> None:
+async def test_group_whose_caller_gave_up_when_it_had_left_a_repeated_pack_is_not_written() -> None:
     async with LiveWal.open() as live:
         info = await created(live)
         await live.wal.append(group_of(insert(info, 10)))
@@ -205,7 +203,7 @@ async def test_group_that_a_repeated_pack_finds_in_the_log_has_begun() -> None:
         assert group.begun, "a deadline that strikes now says that it may have happened"
 
 
-async def test_retry_in_a_pack_goes_on_in_next_term_with_the_first_try_that_it_joined() -> None:
+async def test_retry_in_a_pack_goes_on_in_the_next_term_with_the_first_try_that_it_joined() -> None:
     async with LiveWal.open() as live:
         info = await created(live)
         new = await created(live, "new")

@@ -114,7 +114,7 @@ async def test_append_that_waits_in_redo_counts_and_the_next_one_waits_for_its_r
     assert path.memory.held_bytes == 0
 
 
-async def test_bodies_count_and_neither_end_of_their_transaction_nor_rows_hold_their_own() -> None:
+async def test_bodies_count_and_neither_an_end_nor_rows_that_hold_their_own_do() -> None:
     path = Path(Budget(300))
     with pytest.raises(TooLarge, match="pending_bytes_max"):
         await path.append(bodies(1000))

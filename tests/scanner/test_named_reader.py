@@ -283,7 +283,7 @@ async def test_a_damaged_position_is_corrupt() -> None:
         await NamedReaders(store, live).load()
 
 
-async def test_new_reader_holds_log_while_its_first_position_written_and_when_is_cut_short() -> (
+async def test_new_reader_holds_the_log_while_its_position_is_written_or_that_is_cut_short() -> (
     None
 ):
     store = SlowStore()
@@ -354,9 +354,7 @@ async def test_a_reader_of_which_nobody_knows_whether_it_is_stored_is_stored_whe
     assert await store.get_meta("reader/1/r") is not None
 
 
-async def test_reader_whose_deletion_in_doubt_holds_log_and_stored_again_when_it_is_opened() -> (
-    None
-):
+async def test_reader_whose_deletion_is_in_doubt_holds_the_log_and_is_stored_once_opened() -> None:
     store = SlowStore()
     readers = await reader_of(store)
     store.failures.append(Indeterminate("nobody knows"))

@@ -184,7 +184,7 @@ async def test_resuming_after_any_write_of_any_pack_misses_nothing_and_repeats_n
             await scanner.close()
 
 
-async def test_named_reader_acknowledged_half_pack_goes_on_with_other_half_after_restart() -> None:
+async def test_named_reader_of_half_a_pack_goes_on_with_the_rest_after_a_restart() -> None:
     store = MemoryLogStore()
     journal = await Journal.create(tail=LiveTail(), store=store)
     journal.insert(b"before")

@@ -49,7 +49,7 @@ async def follow(scanner: Scanner, messages: list[AnyMessage], tick: int) -> Non
     messages.extend(await read_until(scanner, tick))
 
 
-async def test_scans_of_disk_and_of_the_tail_agree_while_it_is_written(tmp_path: Path) -> None:
+async def test_scans_of_the_disk_and_of_the_tail_agree_while_it_is_written(tmp_path: Path) -> None:
     rng = random.Random(20240611)
     store = await open_rocks_store(tmp_path / "data")
     journal = await Journal.create(tail=LiveTail(capacity_bytes=8000), store=store)

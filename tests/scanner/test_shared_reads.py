@@ -67,7 +67,7 @@ async def test_many_readers_that_catch_up_together_read_the_log_as_often_as_one(
         await reader.close()
 
 
-async def test_what_others_have_read_is_delivered_although_it_passes_over_more_than_a_batch() -> (
+async def test_what_somebody_else_has_read_is_delivered_behind_more_than_a_batch_passed_over() -> (
     None
 ):
     journal, log = await filled()
@@ -177,7 +177,7 @@ async def test_damage_is_told_to_each_reader_and_kept_for_none() -> None:
     assert seen(await read_until(scanner_of(journal, log), journal.tick)) == journal.visible
 
 
-async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_read_to_them() -> None:
+async def test_a_reader_that_is_closed_while_it_reads_for_others_leaves_the_read_to_them() -> None:
     journal, log = await filled()
     may_read = asyncio.Event()
 

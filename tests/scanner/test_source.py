@@ -268,7 +268,7 @@ async def test_start_from_the_next_position_delivers_what_comes(count: int) -> N
     assert seen(await read_until(scanner, count + 1)) == [Seen(count + 1, (b"next",))]
 
 
-async def test_transaction_begun_before_what_is_kept_is_dropped_by_and_truncated_for_rest() -> None:
+async def test_transaction_begun_before_what_is_kept_is_dropped_by_all_or_truncated() -> None:
     journal = await tailed_journal(capacity_bytes=1)
     txn_id = journal.begin()
     kept = journal.body(txn_id, b"one")
@@ -285,7 +285,7 @@ async def test_transaction_begun_before_what_is_kept_is_dropped_by_and_truncated
     assert seen(await read_until(past_it, 4)) == [Seen(4, (b"plain",))]
 
 
-async def test_starts_behind_transaction_whose_begin_is_gone_so_that_no_history_has_hole() -> None:
+async def test_all_starts_behind_a_transaction_whose_begin_is_gone_so_nothing_has_a_hole() -> None:
     journal = await tailed_journal(capacity_bytes=1)
     gone = journal.begin()
     journal.body(gone, b"gone")

@@ -3,8 +3,7 @@ moment.
 
 Run as `python -m tests.spark_sink.ingest_without_jvm <node> <tables> <moment>`; a moment is a
 failpoint, `writing` for as soon as Spark has begun to write files, or `both`, where driver and JVM
-die together then. Exits with 3 when ingest raised what it says for a Spark
-that is gone.
+die together then. Exits with 3 when ingest raised what it says for a Spark that is gone.
 """
 
 import os

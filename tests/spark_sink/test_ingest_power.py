@@ -260,7 +260,7 @@ def test_a_power_cut_of_a_compaction_takes_and_doubles_no_row(
     assert len(DeltaTable(str(left)).file_uris()) == 1
 
 
-def test_power_cut_while_a_log_gets_its_checkpoint_and_gives_up_commits_leaves_a_table_that_reads(
+def test_a_power_cut_while_a_log_gets_its_checkpoint_and_gives_up_commits_leaves_a_table_that_reads(
     disk: SyncedDisk,
     node: NodeBuilder,
     tables: Path,

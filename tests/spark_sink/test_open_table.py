@@ -79,7 +79,7 @@ def test_files_report_the_ranges_that_pruning_needs(table: OpenTable) -> None:
     assert (file.rows, file.bytes, file.partition) == (3, 10, "eu")
 
 
-def test_files_of_a_table_of_many_columns_report_ranges_of_the_last_too(tmp_path: Path) -> None:
+def test_files_of_a_table_of_many_columns_report_the_ranges_of_the_last_too(tmp_path: Path) -> None:
     columns = [pa.field(f"c{number}", pa.int64()) for number in range(40)]
     table = OpenTable.create(
         tmp_path / "orders",
@@ -133,7 +133,7 @@ def test_history_names_the_cut_of_each_version_newest_first(table: OpenTable) ->
     assert "f-80" not in reopened(table).attempts()
 
 
-def test_history_of_version_is_its_own_whatever_is_committed_meanwhile(table: OpenTable) -> None:
+def test_history_of_a_version_is_its_own_whatever_is_committed_meanwhile(table: OpenTable) -> None:
     for cut in range(1, 4):
         take(table, cut)
     opened = reopened(table)

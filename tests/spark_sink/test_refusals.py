@@ -136,7 +136,7 @@ def test_a_missing_cut_is_refused(node: NodeBuilder, ingest: Ingest) -> None:
         ingest()
 
 
-def test_cuts_retention_took_too_early_are_refused(node: NodeBuilder, ingest: Ingest) -> None:
+def test_cuts_that_retention_took_too_early_are_refused(node: NodeBuilder, ingest: Ingest) -> None:
     node.create()
     node.cut()
     ingest()

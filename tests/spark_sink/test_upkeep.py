@@ -443,7 +443,7 @@ def test_a_vacuum_of_another_tool_changes_no_row_of_the_newest_version(
     assert rows_of(path) == node.expected("orders")
 
 
-def test_two_keep_versions_for_different_times_go_on(node: NodeBuilder, tables: Path) -> None:
+def test_two_that_keep_versions_for_different_times_go_on(node: NodeBuilder, tables: Path) -> None:
     node.create(shards=1)
     both = [
         spark_sink.ingest_every(node.path, tables, every_s=0.001, request_cut=False, keep_s=keep_s)

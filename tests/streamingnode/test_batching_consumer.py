@@ -276,7 +276,7 @@ async def test_work_that_is_cancelled_by_itself_fails_the_consumer(node: Node) -
     assert await left_over(node, "orders") == [1, 2]
 
 
-async def test_error_in_key_fails_consumer_and_acknowledges_what_was_before(node: Node) -> None:
+async def test_error_in_key_fails_the_consumer_and_acknowledges_what_was_before(node: Node) -> None:
     for number in range(4):
         await node.insert("orders", [row(number)])
     work = Work()

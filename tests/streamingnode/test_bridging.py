@@ -280,7 +280,7 @@ async def test_seeking_back_brings_nothing_twice_and_another_name_brings_it_agai
     assert (await bridge(node, "t", "c", once=True, name="again")).rows == 2
 
 
-async def test_a_second_bridge_fences_first_and_nothing_is_lost_or_doubled(node: Node) -> None:
+async def test_a_second_bridge_fences_the_first_and_nothing_is_lost_or_doubled(node: Node) -> None:
     first = asyncio.ensure_future(bridge(node, "t", "c"))
     for key in range(30):
         await node.mq.produce("t", as_json(key))

@@ -69,7 +69,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     )
 
 
-def test_event_is_one_json_object_with_its_own_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_is_one_json_object_with_its_own_fields(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     event_log("wal.rocks.recovery").warning(
         "torn", path="a\nb \udcff", kept=3, pchannel="p0", term=7

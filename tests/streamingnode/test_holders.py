@@ -89,7 +89,7 @@ async def places(node: Node) -> list[tuple[str, int]]:
     return [(each.message_id, each.tick) for each in await node.readers()]
 
 
-async def test_active_reader_is_neither_moved_nor_removed_until_it_is_closed(node: Node) -> None:
+async def test_an_active_reader_is_neither_moved_nor_removed_until_it_is_closed(node: Node) -> None:
     async with node.read("c", name="r"):
         for change in (
             node.seek_reader("c", "r", sn.DeliverPolicy.latest()),

@@ -70,7 +70,7 @@ async def test_delete_has_its_keys_in_a_column_named_as_the_primary_key(node: No
     assert (message.type, ids(message)) == (MessageType.DELETE, [1, 2, 3])
 
 
-async def test_transaction_one_message_with_this_collections_bodies_in_order(node: Node) -> None:
+async def test_transaction_is_one_message_with_this_collections_bodies_in_order(node: Node) -> None:
     async with node.transaction() as txn:
         await txn.insert("stock", [{"id": 7, "item": "other"}])
         await txn.insert("orders", [{"id": n, "item": "a"} for n in range(20)])

@@ -194,7 +194,7 @@ async def test_ticks_come_when_they_are_asked_for(node: Node, types: Any) -> Non
 # --- by name --------------------------------------------------------------------------------------
 
 
-async def test_named_reader_goes_on_after_what_it_acknowledged_of_any_of_them(node: Node) -> None:
+async def test_a_named_reader_goes_on_after_what_it_acknowledged_of_any_of_them(node: Node) -> None:
     for number in range(3):
         await order(node, number)
         await stock(node, f"{number}")

@@ -31,8 +31,7 @@ LEAVES: dict[str, tuple[Any, pa.DataType]] = {
     "microseconds": (pa.array([1000, 1, 2000, 2], pa.timestamp("ns")), pa.timestamp("us")),
     "milliseconds": (pa.array([1000, 1, 2000, 2], pa.timestamp("us")), pa.timestamp("ms")),
     "beyond tables": (
-        pa.array([1, 1 << 62, 2, -1 << 62], pa.timestamp("ms", "UTC")),
-        pa.timestamp("ms", "UTC"),
+        pa.array([1, 1 << 62, 2, -1 << 62], pa.timestamp("ms", "UTC")), pa.timestamp("ms", "UTC")
     ),
     "decimal": (pa.array([1, 10_000, 2, -10_000]), pa.decimal128(4, 2)),
     "rescaled": (pa.array([Decimal("1.250"), Decimal("1.255")] * 2), pa.decimal128(4, 2)),
@@ -54,8 +53,7 @@ LEAVES: dict[str, tuple[Any, pa.DataType]] = {
         pa.DictionaryArray.from_arrays([0, 1, 0, 9], pa.array(["a", "b"]), safe=False), pa.string()
     ),
     "unused in a dictionary": (
-        pa.DictionaryArray.from_arrays([0, 1, 0, 1], [1, 1000, 1 << 60]),
-        pa.int8(),
+        pa.DictionaryArray.from_arrays([0, 1, 0, 1], [1, 1000, 1 << 60]), pa.int8()
     ),
     "view in a dictionary": (
         pa.DictionaryArray.from_arrays(
@@ -64,9 +62,7 @@ LEAVES: dict[str, tuple[Any, pa.DataType]] = {
         pa.string(),
     ),
     "runs": (
-        pa.RunEndEncodedArray.from_arrays(
-            pa.array([1, 2, 3, 4]), pa.array([1, 1000, 1, -1000])
-        ),
+        pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3, 4]), pa.array([1, 1000, 1, -1000])),
         pa.int8(),
     ),
 }  # fmt: skip

@@ -115,7 +115,7 @@ async def test_interceptors_are_timed_when_the_configuration_says_so() -> None:
     )
 
 
-async def test_open_reader_tells_how_far_it_behind_and_how_late_it_delivers(node: Node) -> None:
+async def test_open_reader_tells_how_far_it_is_behind_and_how_late_it_delivers(node: Node) -> None:
     await insert(node, 1)
     async with node.read("orders", types=[sn.MessageType.INSERT]) as messages:
         await anext(messages)

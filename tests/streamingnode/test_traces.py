@@ -74,7 +74,7 @@ def no_api(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
 
 
-async def test_write_that_comes_alone_is_child_of_its_callers_span_and_says_what_its_result_says(
+async def test_write_that_comes_alone_is_a_child_of_its_callers_span_and_says_what_its_result_says(
     kept: Kept,
 ) -> None:
     async with sn.open_node(None, traces=True) as node:
@@ -236,8 +236,8 @@ import anyio, sys, streamingnode as sn
 async def main():
     async with sn.open_node(None): pass
 anyio.run(main)
-ours = ("opentelemetry", "streamingnode.traces")
-print([name for name in sys.modules if name.startswith(ours)])
+of_traces = ("opentelemetry", "streamingnode.traces")
+print([name for name in sys.modules if name.startswith(of_traces)])
 """
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -210,7 +210,7 @@ class LogContract:
         await append(log, b"next")
         assert payloads_of(await read_all(log)) == [[b"abandoned"], [b"next"]]
 
-    async def test_truncating_keeps_entry_that_holds_the_position_whole(self, log: Log) -> None:
+    async def test_truncating_keeps_the_entry_that_holds_the_position_whole(self, log: Log) -> None:
         await fill(log, 10, messages=3)
         await log.truncate(14)
         assert log.first_position == 13

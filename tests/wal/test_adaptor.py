@@ -86,9 +86,7 @@ async def test_recovery_waits_until_the_first_tick_is_synced() -> None:
     assert len(opened) == 1
 
 
-async def test_first_tick_resumes_where_last_entry_did_so_that_open_transactions_are_found() -> (
-    None
-):
+async def test_first_tick_resumes_where_the_last_entry_did_to_find_open_transactions() -> None:
     store = MemoryLogStore()
     log = await store.open_log("p0")
     steered = SteeredWal()
@@ -248,9 +246,7 @@ async def test_full_disk_refuses_and_appends_resume_by_themselves() -> None:
 # --- a log that failed ----------------------------------------------------------------------------
 
 
-async def test_appends_with_and_without_a_place_in_a_log_that_fails_go_on_in_the_next_term() -> (
-    None
-):
+async def test_append_without_a_place_waits_for_the_next_term_others_are_indeterminate() -> None:
     steered = await SteeredWal().open()
     keeping = asyncio.ensure_future(steered.wal.keep())
     in_log = await start(steered.wal, insert())

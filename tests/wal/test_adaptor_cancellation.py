@@ -108,9 +108,7 @@ async def cancelled_after(steps: int) -> bool:
     return append.cancelled()
 
 
-async def test_append_cancelled_at_any_step_in_log_once_or_never_and_leaves_nothing_behind() -> (
-    None
-):
+async def test_append_cancelled_at_any_step_is_there_once_or_never_and_leaves_nothing() -> None:
     outcomes = [await cancelled_after(step) for step in range(30)]
     assert outcomes[0]
     assert not outcomes[-1], "the script is long enough to reach the end"
@@ -147,7 +145,7 @@ async def cancelled_in_a_pack_after(steps: int) -> bool:
     return appends[1].cancelled()
 
 
-async def test_append_cancelled_in_pack_at_any_step_is_once_or_never_and_others_are_there() -> None:
+async def test_append_cancelled_in_a_pack_is_there_once_or_never_and_the_others_are_there() -> None:
     outcomes = [await cancelled_in_a_pack_after(step) for step in range(30)]
     assert outcomes[0]
     assert not outcomes[-1], "the script is long enough to reach the end"

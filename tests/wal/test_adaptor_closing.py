@@ -69,7 +69,7 @@ async def test_append_admitted_after_the_close_began_is_refused() -> None:
     assert steered.log.next_position == 2
 
 
-async def test_append_that_waits_for_room_when_a_write_fails_behind_close_did_nothing() -> None:
+async def test_append_that_waits_for_room_when_a_write_fails_behind_the_close_did_nothing() -> None:
     steered = await SteeredWal().open()
     steered.log.admission = asyncio.get_running_loop().create_future()
     group = insert()
@@ -84,7 +84,7 @@ async def test_append_that_waits_for_room_when_a_write_fails_behind_close_did_no
     await closing
 
 
-async def test_close_does_not_wait_for_append_that_was_cancelled_before_its_first_step() -> None:
+async def test_close_does_not_wait_for_an_append_that_was_cancelled_before_its_first_step() -> None:
     steered = await SteeredWal().open()
     others = asyncio.all_tasks()
     append = asyncio.ensure_future(steered.wal.append(begin()))

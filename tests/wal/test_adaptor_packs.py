@@ -47,7 +47,7 @@ def last_entry(steered: SteeredWal) -> LogEntry:
     return decode_entry(steered.log.entries[-1], wal_name="memory", previous_crc32c=None)
 
 
-async def test_writes_come_together_are_one_entry_and_each_hears_its_own_part_of_it() -> None:
+async def test_writes_that_come_together_are_one_entry_and_each_hears_its_own_part_of_it() -> None:
     steered = await SteeredWal().open()
     target = FakeTarget(vchannels=(A, B))
     deletes = FakeTarget(MessageType.DELETE, vchannels=(A, B))
@@ -215,7 +215,9 @@ async def test_error_of_the_log_is_that_of_every_write_in_the_pack() -> None:
     assert steered.settled
 
 
-async def test_packs_with_and_without_a_place_in_a_log_that_fails_go_on_in_the_next_term() -> None:
+async def test_pack_with_a_place_is_indeterminate_and_one_without_goes_on_in_the_next_term() -> (
+    None
+):
     steered = await SteeredWal().open()
     keeping = asyncio.ensure_future(steered.wal.keep())
     in_log = await together(steered, insert(), insert())
@@ -320,7 +322,7 @@ async def test_writes_that_wait_for_a_log_that_does_not_come_back_are_sent_away_
     assert steered.settled
 
 
-async def test_drain_returns_when_lone_writes_packs_and_those_left_theirs_have_ended() -> None:
+async def test_drain_returns_when_lone_writes_packs_and_those_that_left_theirs_have_ended() -> None:
     steered = await SteeredWal().open()
     groups = [insert(), insert()]
     steered.gatekeeper.until = asyncio.get_running_loop().create_future()

@@ -174,7 +174,7 @@ async def test_what_another_thread_gives_back_counts_from_the_next_look_on() -> 
     assert budget.try_take(10)
 
 
-async def test_to_end_waits_of_one_wakes_nobody_else_when_one_of_them_is_just_cancelled() -> None:
+async def test_ending_the_waits_of_one_wakes_nobody_else_even_as_one_is_cancelled() -> None:
     signal = Signal()
     own, other = (asyncio.ensure_future(signal.wait(whose)) for whose in ("own", "other"))
     await anyio.wait_all_tasks_blocked()

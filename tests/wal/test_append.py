@@ -173,7 +173,7 @@ def test_chain_treats_a_pack_by_what_is_in_it(
     assert pack.size_bytes == sum(group.size_bytes for group in pack.groups)
 
 
-async def test_group_is_in_one_pack_at_time_and_never_in_another_once_it_has_its_place() -> None:
+async def test_group_is_in_one_pack_at_a_time_and_never_in_another_once_it_has_its_place() -> None:
     group = insert_group()
     pack = pack_of(group, insert_group())
     pack.leave(group)

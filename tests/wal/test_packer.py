@@ -61,7 +61,7 @@ async def test_writes_of_one_turn_of_the_event_loop_are_two_packs_whoever_runs_t
     assert [each.first_position for each in await asyncio.gather(*appends)] == list(range(1, 21))
 
 
-async def test_after_several_together_the_next_waits_a_turn_for_company_and_that_after_not() -> (
+async def test_after_several_together_the_next_one_waits_a_turn_and_the_one_after_it_does_not() -> (
     None
 ):
     log = Log()

@@ -108,9 +108,7 @@ async def test_write_that_comes_again_goes_before_all_that_wait_and_in_its_order
     assert log.memory.held_bytes == 0
 
 
-async def test_write_left_pack_does_not_hear_of_end_even_when_it_goes_in_another_meanwhile() -> (
-    None
-):
+async def test_write_that_left_its_pack_does_not_hear_of_its_end_even_in_another() -> None:
     log = Log()
     groups = [write() for _ in range(2)]
     await log.start(write())

@@ -40,7 +40,7 @@ async def test_result_and_error_come_through() -> None:
         await outlast(fail())
 
 
-async def test_cancelled_task_waits_for_end_of_the_work_however_often_it_is_cancelled() -> None:
+async def test_cancelled_task_waits_for_the_end_of_the_work_however_often_it_is_cancelled() -> None:
     work = Work()
     told = 0
 

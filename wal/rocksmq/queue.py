@@ -497,7 +497,7 @@ class RocksMQ(MessageQueue):
             self._openings = openings
             self.ids.update_id(max(used, *(topic.end_id for topic in topics.values()), 0))
             for name, topic in topics.items():
-                # else it was made anew
+                # one with another log id was made anew
                 if (old := before.get(name)) and old.log_id == topic.log_id:
                     topic.produced = old.produced
                     topic.delivered = old.delivered

@@ -213,7 +213,7 @@ class Topic:
             else count
         )
         for page in self.pages[min(count, self.acked_pages) : max(count, self.acked_pages)]:
-            # or a group went back, or is new
+            # 0 where a group went back, or is new
             page.acked_ms = now_ms if count > self.acked_pages else 0
             self._changes[self._page_key(page)] = _encode(page)
         self.acked_pages = count

@@ -147,8 +147,10 @@ def _findings(tables: Path, states: States, *, whole: bool = False) -> Iterator[
         for version in versions:
             wanted = states[version.note.cut].get(version.note.collection_id)
             if wanted is not None and _rows(path, version.version) != sorted(wanted.items()):
-                of = f"{path.name} version {version.version}"
-                yield f"{of} is not its collection at cut {version.note.cut}"
+                yield (
+                    f"{path.name} version {version.version} is not its collection "
+                    f"at cut {version.note.cut}"
+                )
         if table.identity is not None and "@" not in path.name:
             found.add(table.identity.collection_id)
     if whole and found != live:

@@ -71,8 +71,10 @@ class _Opened:
             for each in (self.took_s, self.held_s)
         )
         yield f"{size}: opened {len(self.took_s)} times, in {took}; allowed {self.allowed_s:g} s"
-        often = f"{self.long_held} times more than {HOLD_AIM_MS:g} ms"
-        yield f"{size}: the event loop held for {held}; {often}"
+        yield (
+            f"{size}: the event loop held for {held}; "
+            f"{self.long_held} times more than {HOLD_AIM_MS:g} ms"
+        )
 
 
 def run(gate: Gate, settings: Settings) -> GateReport:

@@ -69,15 +69,19 @@ class _Segments:
             case InsertHeader() as header:
                 place = (message.vchannel, header.collection_id, header.partition_id)
                 if growing.get(header.segment_id) != place:
-                    where = f"the insert at {message.position} is in segment {header.segment_id}"
-                    yield f"{where}, which does not grow there"
+                    yield (
+                        f"the insert at {message.position} is in segment {header.segment_id}, "
+                        "which does not grow there"
+                    )
             case FlushHeader(segment_id=segment_id):
                 if growing.pop(segment_id, None) is None:
                     yield f"segment {segment_id} is sealed at {message.position}, and did not grow"
             case CutHeader() as header:
                 if {*growing} != {*header.segment_ids}:
-                    sealed = f"the cut at {message.position} seals {header.segment_ids}"
-                    yield f"{sealed}, growing are {sorted(growing)}"
+                    yield (
+                        f"the cut at {message.position} seals {header.segment_ids}, "
+                        f"growing are {sorted(growing)}"
+                    )
                 growing.clear()
             case DropCollectionHeader(collection_id=collection_id):
                 self._growing = {

@@ -188,7 +188,7 @@ async def test_refused_group_of_a_pack_is_no_result_and_its_retry_is_a_first_try
     assert await sequences_in(channel) == [2, 1]
 
 
-async def test_cancelled_group_of_pack_leaves_its_retry_a_first_try(channel: LiveChannel) -> None:
+async def test_cancelled_group_of_a_pack_leaves_its_retry_a_first_try(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     channel.log.hold()
     waiting = channel.start(named(info, 1), named(info, 2))
@@ -224,7 +224,7 @@ async def test_sequences_are_drawn_in_the_order_of_the_log_and_none_for_what_is_
 
 
 @pytest.mark.parametrize("sequence", [NEXT, 5], ids=["drawn", "given"])
-async def test_write_left_its_pack_and_comes_again_while_under_way_is_written_once_and_remembered(
+async def test_write_that_left_its_pack_and_comes_again_meanwhile_is_written_once(
     channel: LiveChannel, sequence: int
 ) -> None:
     info = await ready(channel)

@@ -232,7 +232,7 @@ async def test_of_two_concurrent_creates_of_one_name_one_wins(channel: LiveChann
     assert len(channel.shard.catalog.collections()) == 1
 
 
-async def test_collections_partitions_and_segments_never_share_id(channel: LiveChannel) -> None:
+async def test_collections_partitions_and_segments_never_share_an_id(channel: LiveChannel) -> None:
     one = await channel.create_collection("a")
     two = await channel.create_collection("b")
     eu = await channel.create_partition(two, "eu")

@@ -154,7 +154,7 @@ async def test_write_nobody_can_know_the_end_of_counts_as_indeterminate() -> Non
 # --- packs of several groups ----------------------------------------------------------------------
 
 
-async def test_groups_of_a_pack_get_ticks_one_after_other_and_are_published_as_one_entry() -> None:
+async def test_groups_of_a_pack_get_ticks_in_order_and_are_published_as_one_entry() -> None:
     channel = TickChannel(oldest_open_begin=lambda: 7)
     before = await channel.start(insert())
     (pack, task) = await start_pack(channel, insert(A), insert(A, B), insert(B))

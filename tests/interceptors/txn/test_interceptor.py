@@ -115,7 +115,7 @@ async def test_begin_without_keepalive_gets_the_default_in_the_log(channel: Live
     assert entry.messages[0].header == BeginTxnHeader(10_000)
 
 
-async def test_keepalive_is_no_longer_than_oldest_a_session_gets(channel: LiveChannel) -> None:
+async def test_keepalive_is_no_longer_than_the_oldest_a_session_gets(channel: LiveChannel) -> None:
     await channel.begin(60_001)
     (begin_message,) = (await channel.entries())[-1].messages
     assert begin_message.header == BeginTxnHeader(60_000)

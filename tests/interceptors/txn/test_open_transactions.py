@@ -41,7 +41,7 @@ async def transactions(channel: LiveChannel) -> list[TransactionMessage]:
 # --- expiry ---------------------------------------------------------------------------------------
 
 
-async def test_expired_transaction_refused_and_its_rollback_logged(channel: LiveChannel) -> None:
+async def test_expired_transaction_is_refused_and_its_rollback_logged(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     txn_id = await channel.begin(10)
     await channel.append(insert_body(info, txn_id=txn_id))
@@ -86,7 +86,7 @@ async def test_only_a_body_that_was_acknowledged_extends_the_keepalive(
     assert expired == (0 if ends == "acknowledged" else 1)
 
 
-async def test_fences_no_open_transaction_may_span_are_forgotten_while_others_are_always_open(
+async def test_fences_that_no_open_transaction_may_span_are_forgotten_while_others_are_always_open(
     channel: LiveChannel,
 ) -> None:
     txn_id = await channel.begin()
@@ -192,7 +192,7 @@ async def test_transaction_begun_after_an_exclusive_message_is_free(channel: Liv
     await channel.rollback(older)
 
 
-async def test_exclusive_message_is_refused_ends_no_transaction(channel: LiveChannel) -> None:
+async def test_exclusive_message_that_is_refused_ends_no_transaction(channel: LiveChannel) -> None:
     info = await channel.create_collection("a")
     await channel.create_partition(info, "eu")
     txn_id = await channel.begin()
@@ -291,7 +291,7 @@ async def test_restart_counts_as_age(channel: LiveChannel) -> None:
             await reopened.commit(txn_id)
 
 
-async def test_state_of_a_commit_in_logs_hands_is_left_to_the_log(channel: LiveChannel) -> None:
+async def test_state_of_a_commit_in_the_logs_hands_is_left_to_the_log(channel: LiveChannel) -> None:
     txn_id = await channel.begin(10)
     channel.log.hold()
     async with anyio.create_task_group() as tasks:
@@ -308,7 +308,7 @@ async def test_state_of_a_commit_in_logs_hands_is_left_to_the_log(channel: LiveC
 # --- commits that are repeated --------------------------------------------------------------------
 
 
-def test_transaction_never_committed_is_not_taken_for_one_that_did_nor_for_forgotten_one() -> None:
+def test_transaction_without_a_commit_is_not_taken_for_committed_nor_for_forgotten() -> None:
     known = Commits()
     known.add(7)
     assert 7 in known

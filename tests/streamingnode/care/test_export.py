@@ -214,7 +214,7 @@ def test_without_its_end_the_log_comes_out_up_to_there(sample: Sample, tmp_path:
     assert max(rows) > CUTS * PER_CUT
 
 
-def test_without_a_log_files_of_the_newest_cut_come_out(sample: Sample, tmp_path: Path) -> None:
+def test_without_a_log_the_files_of_the_newest_cut_come_out(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     shutil.rmtree(path / "log")
     result = salvaged(path, tmp_path / "out")

@@ -64,7 +64,7 @@ async def test_a_file_damaged_under_a_running_node_is_found_and_others_are_read(
             await node.snapshot("orders")
 
 
-async def test_damage_in_log_of_a_running_node_is_found(sample: Sample, tmp_path: Path) -> None:
+async def test_damage_in_the_log_of_a_running_node_is_found(sample: Sample, tmp_path: Path) -> None:
     path = copy_of(sample.closed, tmp_path / "node")
     table = max(path.glob("log/*.sst"), key=lambda each: each.stat().st_size)
     flip(table, table.stat().st_size // 3)

@@ -89,7 +89,7 @@ def test_flush_makes_a_cut_once_and_then_says_so(data: Path, run: "Run") -> None
     assert "nothing new" in again.out
 
 
-def test_flush_tells_checksum_by_which_an_ingest_knows_the_cut(data: Path, run: "Run") -> None:
+def test_flush_tells_the_checksum_by_which_an_ingest_knows_the_cut(data: Path, run: "Run") -> None:
     answered = [
         msgspec.json.decode(run("flush", data, "--json").out, type=AnsweredCut) for _ in range(2)
     ]

@@ -81,7 +81,7 @@ def test_partition_is_created_with_its_collection(tmp_path: Path, run: "Run") ->
 # --- partitions -----------------------------------------------------------------------------------
 
 
-def test_partitions_created_listed_and_dropped_with_their_rows(data: Path, run: "Run") -> None:
+def test_partitions_are_created_listed_and_dropped_with_their_rows(data: Path, run: "Run") -> None:
     rows = data.parent / "rows.jsonl"
     rows.write_text('{"id": 9, "item": "jam"}\n')
     run("flush", data)

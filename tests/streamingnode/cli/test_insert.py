@@ -207,7 +207,7 @@ def test_parquet_that_does_not_fit_the_collection_is_refused_by_column(
     assert len(_snapshot(data, "orders")) == 3
 
 
-def test_times_of_parquet_file_come_back_equal_or_are_refused(tmp_path: Path, run: "Run") -> None:
+def test_times_of_a_parquet_file_come_back_equal_or_are_refused(tmp_path: Path, run: "Run") -> None:
     table = pa.table(
         {
             "id": [1, 2],

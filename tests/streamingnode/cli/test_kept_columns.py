@@ -36,8 +36,7 @@ TYPES: dict[str, tuple[Any, str]] = {
     "large_string": (WORDS.cast(pa.large_string()), "large_string"),
     "large_binary": (WORDS.cast(pa.large_binary()), "large_binary"),
     "large_list": (
-        pa.array([[1], [], None], pa.large_list(pa.int64())),
-        "large_list<element: int64>",
+        pa.array([[1], [], None], pa.large_list(pa.int64())), "large_list<element: int64>"
     ),
     "bytes of one length": (pa.array([b"ab", b"cd", None], pa.binary(2)), "binary"),
     "category": (WORDS.dictionary_encode(), "string"),
@@ -61,8 +60,7 @@ TYPES: dict[str, tuple[Any, str]] = {
     ),
     "not null in a struct": (
         pa.array(
-            [{"x": 1}, {"x": 2}, None],
-            pa.struct([pa.field("x", pa.uint32(), nullable=False)]),
+            [{"x": 1}, {"x": 2}, None], pa.struct([pa.field("x", pa.uint32(), nullable=False)])
         ),
         "struct<x: int64>",
     ),

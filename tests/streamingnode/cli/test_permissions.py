@@ -29,10 +29,9 @@ for at in range(3):  # root may read and write everything by these
 assert libc.capset(header, sets) == 0
 told = []
 for arguments in json.loads(sys.argv[1]):
-    with (
-        contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as err,
-    ):
+    out = io.StringIO()
+    err = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(arguments)
     told.append([code, out.getvalue() + err.getvalue()])
 print(json.dumps(told))

@@ -206,7 +206,7 @@ def test_a_node_is_where_the_bytes_of_its_path_say_whatever_the_locale(
     assert data.exists() is not bool(code)
 
 
-def test_debug_shows_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_traceback_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tmp_path), "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 

@@ -178,20 +178,14 @@ def test_endless_line_is_refused_before_it_is_read() -> None:
 
 def test_columns_are_inferred_as_types_a_collection_keeps() -> None:
     line = (
-        '{"i":1,"f":1.5,"b":true,"s":"x","n":null,"t":"2026-01-02T03:04:05Z",'
-        '"l":[1],"o":{"x":null}}\n'
+        '{"i":1,"f":1.5,"b":true,"s":"x","n":null,'
+        '"t":"2026-01-02T03:04:05Z","l":[1],"o":{"x":null}}\n'
     )
     inferred = _source(line.encode()).infer_schema()
     assert {field.name: str(field.type) for field in inferred} == {
-        "i": "int64",
-        "f": "double",
-        "b": "bool",
-        "s": "string",
-        "n": "string",
-        "t": "timestamp[us, tz=UTC]",
-        "l": "list<item: int64>",
-        "o": "struct<x: string>",
-    }
+        "i": "int64", "f": "double", "b": "bool", "s": "string", "n": "string",
+        "t": "timestamp[us, tz=UTC]", "l": "list<item: int64>", "o": "struct<x: string>",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

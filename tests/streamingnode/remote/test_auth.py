@@ -267,9 +267,7 @@ def test_a_digest_that_is_none_is_refused_with_the_name_of_its_client(tmp_path: 
     assert "wrong-place" not in str(refused.value)
 
 
-async def test_reader_of_several_collections_is_moved_and_removed_by_who_may_change_of_them() -> (
-    None
-):
+async def test_reader_of_several_collections_is_moved_and_removed_by_who_may_change_all() -> None:
     rights = Rights("half", admin=frozenset({"c"}))
     async with sn.open_node(None, **SETTINGS) as node:
         for name in ("c", "other"):
@@ -421,7 +419,7 @@ async def test_nothing_of_a_connection_over_tls_is_left_when_its_client_is_close
         assert used.fileno() == -1
 
 
-async def test_with_client_authority_only_its_certificates_are_let_in(certificates: Path) -> None:
+async def test_with_a_client_authority_only_its_certificates_are_let_in(certificates: Path) -> None:
     async with listening(None, node_tls(certificates, client_ca=True), by_certificate=True) as (
         node,
         server,
@@ -518,7 +516,7 @@ def test_a_key_that_others_may_read_and_half_of_a_pair_are_refused(
     assert server_tls(None, None, None) is None
 
 
-def test_certificate_that_is_not_valid_now_is_refused(certificates: Path, tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_valid_now_is_refused(certificates: Path, tmp_path: Path) -> None:
     cert = tmp_path / "old.pem"
     key = certificates / "node.key"
     openssl(

@@ -36,8 +36,8 @@ directory, url, loop = sys.argv[1:]
 server.HELLO_S_MAX, server.SILENCE_LOOK_S = 600, 0.2
 signal.signal(signal.SIGUSR1, lambda *_: setattr(server, "HELLO_S_MAX", 1))
 endpoint = Endpoint.of(url, tokens=None, tls=None, client_ca=False)
-ready = lambda addresses: print(*addresses, flush=True)
-serve = lambda: serve_node(Path(directory), [endpoint], None, {}, ready)
+tell = lambda addresses: print(*addresses, flush=True)
+serve = lambda: serve_node(Path(directory), [endpoint], None, {}, tell)
 run_async(serve) if loop == "uvloop" else asyncio.run(serve())
 """
 TRACEBACKS_MAX = 100

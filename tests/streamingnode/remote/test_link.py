@@ -78,7 +78,7 @@ async def test_writes_of_all_kinds_are_in_the_log_once_wherever_the_connection_i
         assert (await contents(client)).keys() == set(told.acknowledged)
 
 
-async def test_writes_without_answers_get_them_over_the_next_connection_and_are_there_once() -> (
+async def test_writes_whose_answers_never_come_are_answered_by_the_next_link_and_logged_once() -> (
     None
 ):
     told = Told()
@@ -135,9 +135,7 @@ async def test_a_byte_that_is_changed_in_the_welcome_is_no_reason_to_give_up() -
         await client.insert("c", rows(1))
 
 
-async def test_callers_that_are_told_their_offsets_over_cut_are_told_same_ones_that_log_has() -> (
-    None
-):
+async def test_callers_that_hear_their_offsets_after_a_cut_hear_those_of_the_log() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         served.proxy.on_frame = kinds(FrameKind.RESULTS)
         tasks = [
@@ -287,7 +285,7 @@ async def test_a_node_is_verified_over_a_connection_as_in_its_own_process(tmp_pa
 # --- the end --------------------------------------------------------------------------------------
 
 
-async def test_what_was_begun_when_client_is_closed_ends_as_with_a_node_of_this_process() -> None:
+async def test_what_was_begun_when_a_client_is_closed_ends_as_with_a_node_of_this_process() -> None:
     async with node_behind_proxy() as served:
         await served.owner.create_collection("other", SCHEMA, primary_key="id")
         client = await sn.connect(served.proxy.url)
@@ -354,7 +352,7 @@ async def test_a_node_of_another_version_and_a_server_of_another_protocol_are_na
             await sn.connect(f"tcp://127.0.0.1:{other.sockets[0].getsockname()[1]}")
 
 
-async def test_node_that_leaves_answers_what_it_has_and_its_client_begins_nothing_more() -> None:
+async def test_a_node_that_leaves_answers_what_it_has_and_its_client_begins_nothing_more() -> None:
     async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
         begun = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(200)]
         await until(lambda: served.proxy.passed[Way.TO_NODE] > 1_000)

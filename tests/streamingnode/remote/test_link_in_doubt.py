@@ -82,7 +82,7 @@ async def test_a_write_that_is_given_up_before_it_is_sent_or_kept_does_not_take_
         assert found == [1, 2, 3, *((4, 5, 6) if keeps else ()), 8]
 
 
-async def test_write_in_log_not_called_refused_because_partition_gone_when_it_comes_again() -> None:
+async def test_write_in_the_log_is_not_refused_when_it_comes_again_to_a_dropped_partition() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         await client.create_partition("c", "eu")
         served.proxy.on_frame = kinds(FrameKind.RESULTS)
@@ -217,7 +217,7 @@ async def test_calls_that_repeat_are_answered_over_a_cut_and_the_others_are_in_d
         assert client.collection("c").partitions == ("_default", "eu")
 
 
-async def test_node_of_another_directory_at_the_same_address_is_refused(tmp_path: Path) -> None:
+async def test_the_node_of_another_directory_at_the_same_address_is_refused(tmp_path: Path) -> None:
     async with proxied(1) as proxy:
         async with sn.open_node(tmp_path / "one", **SETTINGS) as one:
             async with serving(one, proxy=proxy):
@@ -330,7 +330,7 @@ async def test_a_transaction_whose_begin_is_cut_off_is_not_left_open(
         assert (await contents(served.owner)).keys() == {100, 101}
 
 
-async def test_sequence_was_given_not_drawn_for_another_write_when_its_second_try_refused() -> None:
+async def test_sequence_that_was_given_is_not_drawn_again_when_its_second_try_is_refused() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         await served.owner.create_collection("other", SCHEMA, primary_key="id")
         await client.consistent_tick()
@@ -348,7 +348,7 @@ async def test_sequence_was_given_not_drawn_for_another_write_when_its_second_tr
         assert sorted(await keys_in_log(served.owner)) == [1, 2]
 
 
-async def test_call_that_ends_each_connection_it_goes_over_is_given_up_and_others_go_on() -> None:
+async def test_a_call_that_ends_each_connection_it_goes_over_is_given_up_and_others_go_on() -> None:
     async with node_behind_proxy() as served, served.client(give_up_s=0.1) as client:
 
         def passes(passing: Passing) -> bool:

@@ -95,9 +95,7 @@ async def test_a_streamed_transaction_that_spans_a_cut_is_read_once_and_whole() 
         assert (first.num_rows, second.num_rows) == (1, 6)
 
 
-async def test_reader_of_what_to_come_misses_nothing_when_it_is_cut_before_its_first_batch() -> (
-    None
-):
+async def test_reader_of_what_is_to_come_misses_nothing_when_cut_before_its_first_batch() -> None:
     async with node_behind_proxy() as served, served.client() as client:
         served.proxy.on_frame = kinds(FrameKind.MESSAGES)
         async with client.read("c", sn.DeliverPolicy.latest()) as messages:
@@ -162,7 +160,7 @@ async def test_a_read_that_is_given_up_while_the_node_is_away_can_be_asked_again
             assert (await asyncio.wait_for(anext(messages), 60)).num_rows == 1
 
 
-async def test_a_named_reader_goes_on_at_once_although_node_has_not_heard_of_the_loss() -> None:
+async def test_a_named_reader_goes_on_at_once_although_the_node_has_not_heard_of_the_loss() -> None:
     async with node_behind_proxy() as served, served.client(give_up_s=1) as client:
         await served.owner.insert("c", rows(1))
         async with client.read("c", name="billing", types=[sn.MessageType.INSERT]) as messages:
@@ -172,7 +170,7 @@ async def test_a_named_reader_goes_on_at_once_although_node_has_not_heard_of_the
             assert (await anext(messages)).num_rows == 1
 
 
-async def test_a_named_reader_whose_opening_node_is_at_when_it_is_cut_opens_over_next_connection(
+async def test_named_reader_that_is_cut_while_it_opens_opens_over_the_next_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     opening = list[EmbeddedReading]()
@@ -216,7 +214,7 @@ async def test_a_reader_that_is_closed_while_it_opens_again_leaves_no_stream() -
             pass
 
 
-async def test_reader_goes_on_after_an_error_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_goes_on_after_an_error_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [LogReopening("not back in time")]
     next_batch = EmbeddedReading.next_batch
 

@@ -208,7 +208,7 @@ async def test_a_client_over_the_bound_raises_that_it_is(served: Served) -> None
             await sn.connect(f"tcp://127.0.0.1:{small.port}")
 
 
-async def test_who_says_nothing_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_says_nothing_is_dropped(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "SILENCE_LOOK_S", 0.01)
     async with serving(served.owner) as quick:
         async with raw_client(quick.port) as silent, greeted(quick) as quiet:

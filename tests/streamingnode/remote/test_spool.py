@@ -299,7 +299,7 @@ async def test_many_callers_share_few_frames(tmp_path: Path) -> None:
         assert len(await contents(served.owner)) == 200
 
 
-async def test_client_closed_in_middle_of_replay_tells_who_waits_and_goes_on_when_it_opened_again(
+async def test_client_closed_during_a_replay_tells_who_waits_and_goes_on_when_opened_again(
     tmp_path: Path,
 ) -> None:
     async with node_behind_proxy() as served:

@@ -67,7 +67,7 @@ async def worker_of(served: Served, directory: Path, life: int) -> AsyncIterator
             await worker.kill()
 
 
-async def test_clients_are_killed_while_they_keep_and_while_they_send_lose_and_double_nothing(
+async def test_clients_that_are_killed_while_they_keep_and_while_they_send_lose_and_double_nothing(
     tmp_path: Path,
 ) -> None:
     acknowledged: list[int] = []

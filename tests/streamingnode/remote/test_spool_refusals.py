@@ -110,7 +110,7 @@ async def test_a_spool_that_is_full_refuses_by_name_and_loses_nothing_of_what_it
         await come_back(client, served.proxy)
 
 
-async def test_spool_of_more_messages_than_consumer_may_hold_as_full_as_was_when_it_opened_again(
+async def test_spool_of_more_messages_than_a_consumer_may_hold_is_as_full_when_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topic, "HELD_MAX", 3)
@@ -343,8 +343,8 @@ async def test_a_spool_goes_on_when_its_producer_was_deleted(tmp_path: Path) -> 
             await lose(client, served.proxy)
             await client.insert("c", rows(key))
             await come_back(client, served.proxy)
-            records = served.owner._backend.channel.producers._records  # type: ignore[attr-defined]
-            (name,) = [each for each in records if each.startswith("spool-")]
+            channel = served.owner._backend.channel  # type: ignore[attr-defined]
+            (name,) = [each for each in channel.producers._records if each.startswith("spool-")]
             assert await served.owner.delete_producer(name)
         assert await keys_in_log(served.owner) == [0, 1]
 

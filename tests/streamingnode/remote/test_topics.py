@@ -363,7 +363,7 @@ async def test_a_produce_whose_answer_was_lost_is_left_open_and_not_repeated(
     assert (await served_info())["t"].produced == 1
 
 
-async def test_node_that_closes_does_not_wait_for_who_waits_for_messages(tmp_path: Path) -> None:
+async def test_a_node_that_closes_does_not_wait_for_who_waits_for_messages(tmp_path: Path) -> None:
     async with node_behind_proxy(tmp_path / "node") as served, served.client() as client:
         await client.mq.create_topic("t")
         await client.mq.create_consumer_group("t", "g")

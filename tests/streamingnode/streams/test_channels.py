@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -147,9 +146,12 @@ async def test_a_creation_that_fails_leaves_all_channels_or_none(
     tmp_path: Path, done: bool
 ) -> None:
     async with parts(tmp_path) as (store, queue, service):
-        failing: Any = Failing(store, fail_at=1, done=done)
+        failing = ChannelService(
+            Failing(store, fail_at=1, done=done),
+            queue,  # type: ignore[arg-type]
+        )
         with pytest.raises(StorageFailed):
-            await ChannelService(failing, queue).create_channels(OWNER, 3)  # type: ignore[arg-type]
+            await failing.create_channels(OWNER, 3)
         names = await service.create_channels(OWNER, 3)
         kept = [f"channel_{number}" for number in range(6 if done else 3)]
         assert [each.name for each in await service.describe_channels(kept)] == kept
@@ -195,7 +197,7 @@ async def test_a_node_in_memory_has_no_channels() -> None:
             _ = node.channels
 
 
-async def test_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_path: Path) -> None:
+async def test_a_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path / "node") as node:
         [name] = await node.channels.create_channels(OWNER, 1)
         assert not (await node.verify()).findings

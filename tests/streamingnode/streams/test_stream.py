@@ -111,7 +111,7 @@ async def test_producing_that_is_off_lets_one_creation_of_a_collection_through(
         assert await producer.produce(MsgPack([insert(1)]))
 
 
-async def test_empty_pack_is_produced_to_nobody_and_broadcast_to_nobody(tmp_path: Path) -> None:
+async def test_an_empty_pack_is_produced_to_nobody_and_broadcast_to_nobody(tmp_path: Path) -> None:
     async with streams_in(tmp_path) as streams, streams.producer("a") as producer:
         assert await producer.produce(MsgPack([])) == {}
         with pytest.raises(InvalidArgument, match="empty"):

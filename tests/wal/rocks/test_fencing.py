@@ -278,7 +278,7 @@ def test_owner_whose_next_token_was_not_written_is_not_fenced_by_its_last_one(
     token.close()
 
 
-def test_owner_is_fenced_by_token_of_another_opening(token: FloorFile, tmp_path: Path) -> None:
+def test_owner_is_fenced_by_the_token_of_another_opening(token: FloorFile, tmp_path: Path) -> None:
     token.take_token(4)
     other = FloorFile(tmp_path)
     other.take_token(5)

@@ -174,7 +174,7 @@ anyio.run(main, Path(sys.argv[1]))
 """
 
 
-async def test_log_that_finds_no_room_for_its_tables_opens_when_there_is_some_with_that_was_in_it(
+async def test_log_without_room_for_its_tables_opens_with_all_it_had_once_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: object) -> None:

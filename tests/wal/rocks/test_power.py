@@ -39,7 +39,7 @@ def floor_left(disk: SyncedDisk, target: Path) -> Floor:
     return floor
 
 
-def test_synced_floor_survives_a_power_cut_and_a_recorded_one_only_a_kill(tmp_path: Path) -> None:
+def test_a_synced_floor_survives_a_power_cut_and_a_recorded_one_only_a_kill(tmp_path: Path) -> None:
     (tmp_path / "disk" / "node").mkdir(parents=True)
     write_floor(tmp_path / "disk" / "node", Floor(node_id=NODE))
     with synced_disk(tmp_path / "disk") as disk:

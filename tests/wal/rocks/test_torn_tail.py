@@ -168,7 +168,7 @@ async def test_a_hole_in_the_unsynced_end_drops_what_is_behind_it(
     assert await count_entries(node) == kept
 
 
-async def test_a_hole_in_synced_part_is_corrupt_although_more_is_behind_it(node: Path) -> None:
+async def test_a_hole_in_the_synced_part_is_corrupt_although_more_is_behind_it(node: Path) -> None:
     log = database_log(node)
     flip_bit(log, log.stat().st_size // 100)
     for _ in range(2):

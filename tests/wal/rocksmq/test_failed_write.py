@@ -108,7 +108,7 @@ async def test_who_waits_for_room_over_a_reopening_produces_to_the_topic_there_i
     assert found in ([b"waited"], [b"failed", b"waited"])
 
 
-async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appears_was_not_tried(
+async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_untried_appears(
     mq: RocksMQ, disk: FailingDisk
 ) -> None:
     told: dict[int, bytes] = {}
@@ -134,7 +134,7 @@ async def test_under_many_failures_nothing_acknowledged_is_lost_and_nothing_appe
     assert len(told) > len(tried) // 2
 
 
-async def test_counts_of_topic_go_on_over_a_failed_write(mq: RocksMQ, disk: FailingDisk) -> None:
+async def test_counts_of_a_topic_go_on_over_a_failed_write(mq: RocksMQ, disk: FailingDisk) -> None:
     ids = await mq.produce("t", [b"0", b"1", b"2"])
     await mq.consume("t", "g", 2)
     await mq.ack("t", "g", ids[:1])

@@ -144,7 +144,7 @@ async def test_a_cancelled_consume_loses_nothing(mq: RocksMQ) -> None:
     assert [message.payload for message in await mq.consume("t", "g", 1)] == [b"0"]
 
 
-async def test_who_asks_after_cancelled_consume_gets_its_messages_first_while_its_read_goes_on(
+async def test_who_asks_after_a_cancelled_consume_gets_its_messages_first_even_while_it_reads(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await mq.produce("t", [b"0", b"1", b"2", b"3"])
@@ -228,7 +228,7 @@ async def test_so_many_ids_that_their_acknowledgement_would_hold_the_event_loop_
     assert (await mq.info())["t"].groups["g"].lag == 0
 
 
-async def test_a_group_begins_where_it_is_told_with_write_that_makes_it(tmp_path: Path) -> None:
+async def test_a_group_begins_where_it_is_told_with_the_write_that_makes_it(tmp_path: Path) -> None:
     store, mq = await open_queue(tmp_path / "other")
     await mq.create_topic("t")
     ids = await mq.produce("t", [b"0", b"1", b"2"])
@@ -440,7 +440,7 @@ async def test_gaps_between_acknowledged_messages_are_bounded(mq: RocksMQ) -> No
     await mq.ack("t", "g", [ids[-1]])
 
 
-async def test_large_messages_are_delivered_some_at_a_time_and_all_in_end(mq: RocksMQ) -> None:
+async def test_large_messages_are_delivered_some_at_a_time_and_all_in_the_end(mq: RocksMQ) -> None:
     for number in range(5):
         await mq.produce("t", [bytes([number]) * (5 << 20)])
     first = await mq.consume("t", "g", 9)
