@@ -72,7 +72,7 @@ async def seek_reader(
     `Node.seek_reader`.
     """
     if not isinstance(dry_run, bool):
-        raise InvalidArgument(f"dry_run={shown(dry_run)} is no truth value — pass True or False")
+        raise InvalidArgument(f"dry_run={shown(dry_run)} is no truth value — give true or false")
     info = channel.catalog.collection_by_name(collection)
     policy = DeliverPolicy.of_plain(start, at)
     known = [each for each in readers.known() if info.id in each.collections and each.name == name]
