@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ GUNICORN = [
 
 MAKES_COLLECTIONS = """
 with sn.sync.open_node("data") as node:  # before the fork, where no node may be opened
-    node.create_collection("orders", ORDERS, primary_key="id", if_not_exists=True)
+    node.create_collection("orders", ORDERS, primary_key="request", if_not_exists=True)
 """
 
 
@@ -45,15 +45,16 @@ def order(port: int, number: int) -> int:
     """Order something and return the status; 0 while nobody listens."""
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}/orders",
-        json.dumps({"id": number, "item": f"item {number}", "amount": 1.5, "left": 1}).encode(),
-        {"content-type": "application/json"},
+        json.dumps({"item": f"item {number}", "amount": 1.5, "count": 1}).encode(),
+        {"content-type": "application/json", "idempotency-key": f"{number:03}"},
     )
-    with (
-        suppress(urllib.error.URLError, ConnectionError),
-        urllib.request.urlopen(asked, timeout=60) as answer,
-    ):
-        return int(answer.status)
-    return 0
+    try:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (urllib.error.URLError, ConnectionError):
+        return 0
 
 
 @contextmanager
@@ -91,7 +92,8 @@ def test_two_workers_share_a_node_that_commands_and_an_ingest_reach(
         run("-m", "streamingnode", "ingest", "data", "--tables", "tables", cwd=tmp_path)
         assert DeltaTable(tmp_path / "tables" / "orders").to_pyarrow_table().num_rows == 2 * ORDERS
     with sn.sync.open_node(tmp_path / "data") as node:
-        assert sorted(node.snapshot("orders")["id"].to_numpy()) == list(range(2 * ORDERS))
+        requests = node.snapshot("orders")["request"].to_pylist()
+    assert sorted(requests) == [f"{number:03}" for number in range(2 * ORDERS)]
 
 
 def test_workers_whose_parent_had_opened_a_node_end_with_the_reason(tmp_path: Path) -> None:
