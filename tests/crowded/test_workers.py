@@ -92,8 +92,8 @@ def test_two_workers_share_a_node_that_commands_and_an_ingest_reach(
         run("-m", "streamingnode", "ingest", "data", "--tables", "tables", cwd=tmp_path)
         assert DeltaTable(tmp_path / "tables" / "orders").to_pyarrow_table().num_rows == 2 * ORDERS
     with sn.sync.open_node(tmp_path / "data") as node:
-        requests = node.snapshot("orders")["request"].to_pylist()
-    assert sorted(requests) == [f"{number:03}" for number in range(2 * ORDERS)]
+        requests = node.snapshot("orders").sort_by("request")["request"].to_pylist()
+    assert requests == [f"{number:03}" for number in range(2 * ORDERS)]
 
 
 def test_workers_whose_parent_had_opened_a_node_end_with_the_reason(tmp_path: Path) -> None:
