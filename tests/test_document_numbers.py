@@ -112,6 +112,7 @@ NUMBERS = {
         f"{audit.LINES_PER_S} each of `client_connected`",
         f"there are {http.CONNECTIONS_MAX} connections",
         f"rendered every {http.METRICS_S_MIN:g} s at most",
+        f"takes nothing of its answer for {http.ANSWER_S_MAX:g} seconds",
     ],
     "docs/metrics": [
         f"shifted right by {LOGICAL_BITS} bits",
