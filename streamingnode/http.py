@@ -21,8 +21,8 @@ from streamingnode.config import ServeOptions
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.metrics import NodeMetrics
 from streamingnode.node import Node
-from streamingnode.remote.address import is_loopback
 from streamingnode.statistics import AppendMeter
+from wal.address import is_loopback
 from wal.errors import InvalidArgument, StreamingNodeError, brief
 from wal.lifecycle import LogState
 from wal.rocks.space import SpaceLevel
