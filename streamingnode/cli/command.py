@@ -279,7 +279,7 @@ async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.N
     from streamingnode.config import TOKEN_FILE_VARIABLE
     from streamingnode.errors import Unreachable
     from streamingnode.opening import OWNER_PAUSE_S, open_briefly
-    from streamingnode.remote.address import SOCKET_NAME
+    from wal.address import SOCKET_NAME
     from wal.files import LOCK_NAME, OWNER_S_MAX
 
     name = "streamingnode command"

@@ -24,8 +24,8 @@ from streamingnode.config import NodeConfig
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
 from streamingnode.remote.client import RemoteBackend, compose_remote
+from wal.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
 from wal.errors import AlreadyOwned, InvalidArgument
 from wal.files import OWNER_S_MAX
 from wal.runtime import Supervisor, event_log, in_thread

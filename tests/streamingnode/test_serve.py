@@ -22,9 +22,9 @@ from streamingnode.cli import main
 from streamingnode.cli.command import reached
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.opening import OpenNode, handed_over, open_briefly
-from streamingnode.remote.address import Address
 from streamingnode.remote.client import compose_remote
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
+from wal.address import Address
 from wal.errors import AlreadyOwned
 from wal.files import DirectoryLock
 

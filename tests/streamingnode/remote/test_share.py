@@ -22,9 +22,9 @@ from streamingnode.care.inspect import check_free, holder
 from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.opening import open_briefly
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from streamingnode.remote.share import _check_same
 from tests.streamingnode.remote import sharing_worker
+from wal.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
 pytestmark = pytest.mark.anyio
