@@ -170,13 +170,13 @@ class Node:
         A column that takes null is null where a dict lacks it.
 
         All rows of a call appear at one tick, unless they exceed one append group (4 MiB): then
-        groups follow each other, and the result has each. With `txn_id` they are bodies of an open
-        transaction and appear at its commit.
+        groups follow each other, and the result has each. With `txn_id` they are one group, and
+        appear at the commit of that transaction; more of them are `TooLarge`.
 
         Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`,
         `TooLarge`, `StorageFull`, `Indeterminate`. Rows that do not fit leave nothing in the log; a
         call over one append group that fails later leaves the groups before, and is `Indeterminate`
-        whatever failed: its transaction, if any, can only be rolled back.
+        whatever failed.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -235,7 +235,7 @@ class Node:
         self, *, keepalive_s: float | None = None, timeout: float | None = None
     ) -> int:
         """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with
-        `txn_id=`.
+        `txn_id=`, of which each is one append group.
 
         It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for
         `keepalive_s`, older than `txn.age_s_max`, too large, or overtaken by a schema change of one
@@ -598,9 +598,8 @@ class Node:
 
     async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
         self._check_open()
-        return await within(
-            timeout, partial(self._writes.step, group), what, begun=lambda: group.begun
-        )
+        append = partial(self._backend.append, group)
+        return await within(timeout, append, what, begun=lambda: group.begun)
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()

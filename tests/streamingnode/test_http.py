@@ -28,7 +28,7 @@ from streamingnode.errors import InvalidArgument, PackageMissing, StorageFull
 from streamingnode.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, Monitor, http_address
 from streamingnode.metrics import NodeMetrics
 from streamingnode.node import Node
-from streamingnode.opening import open_briefly
+from streamingnode.opening import visit_node
 from tests.failing_disk import FailingDisk
 from tests.streamingnode.http_asking import Answer, ask, ask_raw, free_port, port_of
 from tests.streamingnode.remote.nodes import SCHEMA, rows
@@ -526,7 +526,7 @@ async def test_a_command_does_not_answer_monitors_in_the_place_of_its_service(
 ) -> None:
     port = free_port()
     monkeypatch.setenv("STREAMINGNODE_SERVE_HTTP", f"127.0.0.1:{port}")
-    async with open_briefly(tmp_path, lasting=False):
+    async with visit_node(tmp_path, lasting=False):
         with pytest.raises(ConnectionRefusedError):
             await ask(port, "/livez")
     async with sn.open_node(tmp_path):
