@@ -15,11 +15,11 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from interceptors.chain import FINAL, Interceptor
+from interceptors.chain import Interceptor
 from interceptors.errors import ProducerFenced
 from interceptors.window import Places, ProducerLimits, Window, Write
 from wal.append import AppendGroup, AppendPack, AppendResult, Pack
-from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
+from wal.errors import Corrupt, Ends, Indeterminate, Overloaded, StreamingNodeError, ends_of
 from wal.log import StateMap
 from wal.position import Place, ProducerStamp
 from wal.runtime import carry_on
@@ -247,7 +247,7 @@ def _joined(
     """Tell a group what the other try of its write came to, or let it look again."""
     error = None if outcome.cancelled() else outcome.exception()
     # the term ends: what becomes of the write is told in the next one
-    if error is None or isinstance(error, FINAL):
+    if error is None or ends_of(error) is not Ends.CALL:
         group.doubt = error if isinstance(error, Indeterminate) else group.doubt
         come_again(group)
     else:
