@@ -18,8 +18,8 @@ import anyio
 
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
-from streamingnode.remote.address import LinkOptions
 from streamingnode.signals import ENDING, Interrupted
+from wal.address import LinkOptions
 from wal.append import AppendObserver
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StorageFailed
 from wal.files import check_path, disk_errors_typed
@@ -154,11 +154,11 @@ def connect(
     before may be away at the opening, too. A full spool raises `Overloaded`; opening raises
     `Corrupt` for a damaged one, and `AlreadyOwned`.
     """
-    from streamingnode.remote.address import parse_address
     from streamingnode.remote.client import compose_remote
     from streamingnode.remote.link import GIVE_UP_S_MAX
     from streamingnode.remote.spool import CONFIG, SpoolingBackend
     from streamingnode.writing.write import check_seconds
+    from wal.address import parse_address
 
     # a program may have lost it already, or change it while connected
     with disk_errors_typed("the current directory"):

@@ -37,7 +37,7 @@ from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import Unreachable
 from streamingnode.listening import Listener
 from streamingnode.node import Node
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
+from wal.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX, Address, LinkOptions
 from wal.append import AppendObserver
 from wal.errors import AlreadyOwned, InvalidArgument, StreamingNodeError
 from wal.files import LOCK_NAME, OWNER_S_MAX

@@ -19,10 +19,10 @@ from streamingnode.listening import Listener
 from streamingnode.node import Node
 from streamingnode.opening import reach_node
 from streamingnode.reaching import Wish
-from streamingnode.remote.address import SOCKET_NAME
 from streamingnode.remote.auth import Endpoint, Tokens
 from streamingnode.remote.server import Server
 from streamingnode.signals import ENDING
+from wal.address import SOCKET_NAME
 from wal.errors import InvalidArgument, StreamingNodeError
 from wal.runtime import Event, event_log, first_of, in_thread
 

@@ -260,3 +260,36 @@ class Overloaded(StreamingNodeError):
     """A bound was reached and waiting would not help; the call did nothing."""
 
     retryable = "yes"
+
+
+class DeadlineExceeded(Indeterminate, TimeoutError):
+    """The caller's deadline passed before the outcome was known: the call may still take effect, or
+    not.
+
+    A `TimeoutError`, as `asyncio.timeout` and `anyio.fail_after` raise one.
+    """
+
+
+class Unreachable(StreamingNodeError):
+    """No node answers at the address, or the connection to it was lost and did not come back in
+    time; nothing was done.
+    """
+
+    decides = False
+    retryable = "yes"
+    exit_code = 4
+    next_step = "start the node with `streamingnode serve`, or correct the address"
+
+
+class Unauthenticated(StreamingNodeError):
+    """The node does not know who is calling: the token or certificate is missing, wrong or
+    expired.
+    """
+
+    next_step = "give the token that the node's operator issued"
+
+
+class AccessDenied(StreamingNodeError):
+    """The caller is known, and may not do this."""
+
+    next_step = "ask the node's operator for this right"

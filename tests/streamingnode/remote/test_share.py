@@ -23,8 +23,8 @@ from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
 from streamingnode.opening import visit_node
 from streamingnode.reaching import check_same
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from tests.streamingnode.remote import sharing_worker
+from wal.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
 pytestmark = pytest.mark.anyio
