@@ -134,7 +134,7 @@ async def reach(
         await reaching.step()
         await reaching.approach()
     if reaching.in_turn:
-        reaching.turns.spawn(reaching.run())
+        supervisor.spawn(reaching.run())
     return reaching.node
 
 
@@ -155,7 +155,6 @@ class _Reaching:
         """What the caller gets, once it is reached."""
         self.in_turn = wish is Wish.SHARE
         """Whether this process is the owner or a client in turn, until it closes."""
-        self.turns = Supervisor(_say_failed)
         self._wish = wish
         self._open_own = open_own
         self._path = path
@@ -187,8 +186,7 @@ class _Reaching:
                 await anyio.sleep(FAILED_PAUSE_S)
 
     async def close(self) -> None:
-        """End the turns, and close the node that this process owns."""
-        await self.turns.stop()
+        """Close the node that this process owns; `run` has ended."""
         if self._own is not None:
             await self._own.aclose()
 
@@ -304,7 +302,8 @@ class _Reaching:
         # it may be opening still, or closing already
         with suppress(StreamingNodeError, TimeoutError):
             async with asyncio.timeout(OWNER_S_MAX / 2), AsyncExitStack() as closing:
-                node = await self._client(Supervisor(_say_failed), closing)
+                # a client that fails meanwhile cannot ask
+                node = await self._client(Supervisor(lambda _: None), closing)
                 closing.push_async_callback(node.aclose)
                 await node._backend.hand_over()  # noqa: SLF001 - no call for programs
                 self._asked_pid = pid
@@ -355,10 +354,6 @@ STEPS: dict[Reach, Callable[[_Reaching], Awaitable[None]]] = {
 
 def _embedded(node: Node) -> EmbeddedBackend:
     return cast(EmbeddedBackend, node._backend)  # noqa: SLF001 - this is the other half of the node
-
-
-def _say_failed(failure: BaseException) -> None:
-    _log.error("turns_failed", error=repr(failure))
 
 
 def check_same(asked: NodeConfig, theirs: Mapping[str, object]) -> None:

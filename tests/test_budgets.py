@@ -34,7 +34,6 @@ LINES_MAX = 600  # a file is a chapter
 LONGER = {
     "spark_sink/table.py": 610,
     "streamingnode/demo.py": 690,
-    "streamingnode/node.py": 670,
     "streamingnode/remote/server.py": 660,
     "streamingnode/streams/stream.py": 620,
     "tests/streamingnode/test_rows.py": 720,
