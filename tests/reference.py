@@ -19,6 +19,8 @@ PAGE = ROOT / "docs" / "api.md"
 PUBLIC = ("streamingnode", "spark_sink", "streamingnode.batching")
 """Modules whose `__all__`, or own names, are the public interface, with `streamingnode.streams`."""
 WIDTH = 100
+PARTS = ("CollectionCalls",)
+"""Classes that are part of a public one: their calls are shown there."""
 HEAD = """\
 # API
 
@@ -105,7 +107,7 @@ def _class(name: str, value: object, definition: ast.ClassDef) -> Iterator[str]:
     for field, text in fields:
         if text:
             yield f"`{_target(field)}`: {text}\n"
-    for member in definition.body:
+    for member in _members(value, definition):
         if not isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if member.name.startswith("_") or _is_second(member):
@@ -113,6 +115,17 @@ def _class(name: str, value: object, definition: ast.ClassDef) -> Iterator[str]:
         yield f"#### {name}.{member.name}\n"
         yield _code(_signature(member))
         yield docstring(f"{name}.{member.name}", member)
+
+
+def _members(value: object, definition: ast.ClassDef) -> Iterator[ast.stmt]:
+    """Yield what a class defines itself, and what it has from its `PARTS`."""
+    yield from definition.body
+    assert isinstance(value, type)
+    for base in value.__mro__[1:]:
+        if base.__name__ in PARTS:
+            found = _definition_of(base)
+            assert isinstance(found, ast.ClassDef)
+            yield from found.body
 
 
 def _fields(definition: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign | ast.Assign, str]]:
