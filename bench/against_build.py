@@ -266,7 +266,8 @@ async def _take_turns(directory: Path) -> None:
 
 
 async def _line() -> str:
-    return (await asyncio.to_thread(sys.stdin.readline)).strip()
+    line: str = await asyncio.to_thread(sys.stdin.readline)
+    return line.strip()
 
 
 # --- both builds ----------------------------------------------------------------------------------
@@ -277,7 +278,8 @@ class Build:
 
     def __init__(self, python: Path, directory: Path) -> None:
         # Isolated from this directory, where another build would be imported.
-        command = [str(python.absolute()), "-P", __file__, "--turns", "--dir", str(directory.absolute())]
+        place = str(directory.absolute())
+        command = [str(python.absolute()), "-P", __file__, "--turns", "--dir", place]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=directory
         )
@@ -286,7 +288,7 @@ class Build:
         """Return the answer to a line. Raises `ChildProcessError` when the process has ended."""
         self.tell(line)
         assert self._process.stdout is not None, "asked for"
-        answer = self._process.stdout.readline()
+        answer: str = self._process.stdout.readline()
         if not answer:
             raise ChildProcessError("the process of a build ended; it says why above")
         return answer

@@ -1,6 +1,7 @@
 """What goes into a log: groups, the packs they go in, and what becomes of them. No I/O."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Protocol
@@ -16,6 +17,7 @@ from wal.message import Message, MutableMessage
 from wal.position import MESSAGE_ID_KINDS, MessageId, Place, ProducerStamp
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
+from wal.runtime import Running
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
@@ -271,6 +273,10 @@ class Pack(msgspec.Struct, eq=False):
     """The type of the first message, in `DML` that of them all; None for rows."""
     unstamped: Sequence[tuple[Header, int]] = ()
     """The headers and transaction ids that they came with."""
+    asked_ms: int = 0
+    """Of messages: since when somebody waits for them, in ms of a steady clock."""
+    sending: Running | None = None
+    """What has it on its way."""
     is_in_log: bool | None = None
     """Whether the log has it although its write failed, as the next term found out; None for
     unknown.
@@ -283,6 +289,7 @@ class Pack(msgspec.Struct, eq=False):
             self.row_offsets = ({},)
             self.message_count = len(messages)
             self.unstamped = [(each.header, each.txn_id) for each in messages]
+            self.asked_ms = time.monotonic_ns() // 1_000_000
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, (
                 "a group is appended once; build a new one"

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -61,7 +61,9 @@ async def outlast(
         await asyncio.wait((task,))
     except asyncio.CancelledError:
         on_cancel()
-        with anyio.CancelScope(shield=True):  # anyio cancels again and again, asyncio may
+        # anyio cancels again and again, asyncio may; what is no task has no scopes
+        shield = anyio.CancelScope(shield=True) if asyncio.current_task() else nullcontext()
+        with shield:
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait((task,))
@@ -80,6 +82,60 @@ async def carry_on(work: Coroutine[Any, Any, T]) -> T:
     task.add_done_callback(mark_heard)  # there may be nobody left who listens
     await asyncio.wait((task,))
     return task.result()
+
+
+class Running:
+    """A coroutine that begins in its caller's turn and goes on when what it waits for is done.
+
+    It is no task: what it awaits are futures, and no scope or timeout of a task is around it.
+    `ended` is called once, with what the coroutine raised, or None. asyncio has tasks that begin
+    at once from Python 3.12 on.
+    """
+
+    __slots__ = ("_awaited", "_coroutine", "_ended", "_is_cancelled")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, None, None],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        self._coroutine = coroutine
+        self._ended = ended
+        self._awaited: asyncio.Future[Any] | None = None
+        self._is_cancelled = False
+
+    def begin(self) -> None:
+        """Run the coroutine until it waits, or ends."""
+        self._go_on()
+
+    def cancel(self) -> None:
+        """Raise `CancelledError` where the coroutine waits, in a later turn of the event loop."""
+        # What is done already cannot be cancelled, and the coroutine has not heard of it yet.
+        if self._awaited is None or not self._awaited.cancel():
+            self._is_cancelled = True
+
+    def _go_on(self, _: object = None) -> None:
+        try:
+            if self._is_cancelled:
+                self._is_cancelled = False
+                awaited = self._coroutine.throw(asyncio.CancelledError())
+            else:
+                awaited = self._coroutine.send(None)
+        except StopIteration:
+            self._ended(None)
+            return
+        except BaseException as error:
+            self._ended(error)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            return
+        self._awaited = awaited
+        if awaited is None:  # it lets others run
+            asyncio.get_running_loop().call_soon(self._go_on)
+        else:
+            # Future's protocol with those who await it: it checks that somebody took it.
+            awaited._asyncio_future_blocking = False  # noqa: SLF001
+            awaited.add_done_callback(self._go_on)
 
 
 def mark_heard(task: asyncio.Future[Any]) -> None:

@@ -98,12 +98,12 @@ class _Sent(msgspec.Struct, eq=False):
 
     def fail(self, error: StreamingNodeError) -> None:
         """Tell who waits that there is no answer."""
-        for unit in self.units.values():
-            unit.settle(error)
-        self.units.clear()
         if not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # heard, if nobody waits any more
+        for unit in self.units.values():
+            unit.settle(error)
+        self.units.clear()
 
 
 class Link:
@@ -494,11 +494,12 @@ class Link:
         # its callers are gone, or were told
         if sent is None or (unit := sent.units.pop(index, None)) is None:
             return
+        # First, so that what the frame came to is noted before a caller of its writes goes on.
+        if not sent.units:
+            sent.end(None)
         unit.settle(
             self._doubted(sent, outcome) if isinstance(outcome, StreamingNodeError) else outcome
         )
-        if not sent.units:
-            sent.end(None)
 
     def _on_reply(self, frame: Frame) -> None:
         sent = self._sent.get(frame.number)
