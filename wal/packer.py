@@ -191,7 +191,7 @@ class Packer:
         """Send a pack, as far as it comes in this turn of the event loop."""
         others.add(pack)
         pack.sending = Running(send(pack), partial(self._ended, pack, others))
-        pack.sending.begin()
+        pack.sending.go_on()
 
     def _ended(self, pack: Pack, others: set[Pack], error: BaseException | None) -> None:
         """Settle what is left of a pack, and send what waited for its end."""

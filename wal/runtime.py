@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -84,6 +85,27 @@ async def carry_on(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+class Acknowledgement(asyncio.Future[None]):
+    """A future on whose result a `Running` goes on in the same step, not a turn later.
+
+    A turn of the event loop costs a call of the system, and gives the interpreter lock away.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.waiting: Running | None = None
+
+    def set_result(self, result: None) -> None:
+        """Complete it, and have the `Running` that waits for it go on."""
+        waiting = self.waiting
+        if waiting is None:
+            super().set_result(result)
+            return
+        self.remove_done_callback(waiting.go_on)  # it would be called a turn later
+        super().set_result(result)
+        waiting.go_on_now()
+
+
 class Running:
     """A coroutine that begins in its caller's turn and goes on when what it waits for is done.
 
@@ -92,7 +114,7 @@ class Running:
     at once from Python 3.12 on.
     """
 
-    __slots__ = ("_awaited", "_coroutine", "_ended", "_is_cancelled")
+    __slots__ = ("_awaited", "_context", "_coroutine", "_ended", "_is_cancelled")
 
     def __init__(
         self,
@@ -101,12 +123,9 @@ class Running:
     ) -> None:
         self._coroutine = coroutine
         self._ended = ended
+        self._context = copy_context()
         self._awaited: asyncio.Future[Any] | None = None
         self._is_cancelled = False
-
-    def begin(self) -> None:
-        """Run the coroutine until it waits, or ends."""
-        self._go_on()
 
     def cancel(self) -> None:
         """Raise `CancelledError` where the coroutine waits, in a later turn of the event loop."""
@@ -114,7 +133,8 @@ class Running:
         if self._awaited is None or not self._awaited.cancel():
             self._is_cancelled = True
 
-    def _go_on(self, _: object = None) -> None:
+    def go_on(self, _: object = None) -> None:
+        """Run the coroutine until it waits, or ends: the maker calls it once, to begin."""
         try:
             if self._is_cancelled:
                 self._is_cancelled = False
@@ -131,11 +151,17 @@ class Running:
             return
         self._awaited = awaited
         if awaited is None:  # it lets others run
-            asyncio.get_running_loop().call_soon(self._go_on)
-        else:
-            # Future's protocol with those who await it: it checks that somebody took it.
-            awaited._asyncio_future_blocking = False  # noqa: SLF001
-            awaited.add_done_callback(self._go_on)
+            asyncio.get_running_loop().call_soon(self.go_on)
+            return
+        # Future's protocol with those who await it: it checks that somebody took it.
+        awaited._asyncio_future_blocking = False  # noqa: SLF001
+        if isinstance(awaited, Acknowledgement):
+            awaited.waiting = self
+        awaited.add_done_callback(self.go_on)
+
+    def go_on_now(self) -> None:
+        """Go on, in the context that it began in."""
+        self._context.run(self.go_on)
 
 
 def mark_heard(task: asyncio.Future[Any]) -> None:

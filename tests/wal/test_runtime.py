@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
-from wal.runtime import Running, elapsed_ms, outlast
+from wal.runtime import Acknowledgement, Running, elapsed_ms, outlast
 
 pytestmark = pytest.mark.anyio
 
@@ -102,7 +103,7 @@ class Begun:
     def __init__(self, work: Callable[[], Coroutine[Any, None, None]]) -> None:
         self.ends: list[BaseException | None] = []
         self.running = Running(work(), self.ends.append)
-        self.running.begin()
+        self.running.go_on()
 
 
 async def test_running_begins_in_its_callers_turn_and_goes_on_when_what_it_awaits_is_done() -> None:
@@ -121,6 +122,37 @@ async def test_running_begins_in_its_callers_turn_and_goes_on_when_what_it_await
     until.set_result(None)
     await settle()
     assert (steps, begun.ends) == (["begun", "went on", "ended"], [None])
+
+
+async def test_running_goes_on_in_the_step_of_an_acknowledgement_and_in_its_own_context() -> None:
+    of_caller: ContextVar[str] = ContextVar("of_caller", default="none")
+    until = Acknowledgement(asyncio.get_running_loop())
+    seen: list[str] = []
+
+    async def work() -> None:
+        await until
+        seen.append(of_caller.get())
+
+    of_caller.set("mine")
+    begun = Begun(work)
+    of_caller.set("another")
+    until.set_result(None)
+    assert (seen, begun.ends) == (["mine"], [None])
+    await settle()
+    assert begun.ends == [None], "once"
+
+
+async def test_running_hears_of_an_acknowledgement_that_fails() -> None:
+    until = Acknowledgement(asyncio.get_running_loop())
+    error = KeyError("mine")
+
+    async def work() -> None:
+        await until
+
+    begun = Begun(work)
+    until.set_exception(error)
+    await settle()
+    assert begun.ends == [error]
 
 
 async def test_running_tells_what_it_raised_at_once_or_later() -> None:

@@ -27,6 +27,7 @@ from wal.rocks.layout import (
     first_position_key,
     split_entry_key,
 )
+from wal.runtime import Acknowledgement
 
 WAL_NAME = RocksMessageId.wal_name
 E = TypeVar("E")
@@ -88,7 +89,7 @@ class RocksLog:
         self.wait_beyond = self._synced.wait_beyond
         self.end = self._synced.end
         self._truncating = asyncio.Lock()
-        self._make_outcome = asyncio.get_running_loop().create_future
+        self._loop = asyncio.get_running_loop()
         self.restart(ends)
 
     def restart(self, ends: LogEnds) -> None:
@@ -119,8 +120,8 @@ class RocksLog:
         tick = pack.time_tick
         data = pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=self._crc32c)
         position = first_position + pack.message_count - 1
-        written = self._make_outcome()
-        durable = self._make_outcome()
+        written = Acknowledgement(self._loop)
+        durable = self._loop.create_future()
         self._commit.submit(
             EntryWrite(self.log_id, position, tick, data, len(data), written, durable, self._synced)
         )
