@@ -23,10 +23,9 @@ from wal.runtime import Running
 class AppendTicket(msgspec.Struct, frozen=True):
     """A pack that has its place in the log.
 
-    `written` is done when the store's durability mode says the append is acknowledged: it is the
-    appender's own, who may wait for it and be cancelled. `durable` is done when the append is
-    synced, never later than an acknowledgement that promises it; nobody cancels it, so it decides
-    the outcome whoever listens. Both fail with `Indeterminate` when the write failed.
+    `written` is done when the store's durability mode says that the append is acknowledged, and
+    `durable` when it is synced, never later than an acknowledgement that promises it. Both fail
+    with `Indeterminate` when the write failed. Nobody cancels them.
     """
 
     first_position: int
