@@ -50,7 +50,7 @@ DELIVERIES = 200
 READ_ROWS = 20_000
 LOAD_S = 0.5
 STARTS = 3
-TURNS = {"lone": 40, "remote": 20, "start": 10}
+TURNS = {"lone": 40, "remote": 15, "start": 10}
 """By the first word of a case; 6 for the others, whose turns are loads of `LOAD_S`."""
 TURNS_OF_A_LOAD = 6
 
@@ -129,18 +129,16 @@ def _processor_s(pid: int) -> float:
 
 @asynccontextmanager
 async def _delivery(directory: Path) -> AsyncIterator[Turn]:
-    """Yield a turn of rows that are read on another connection as they come."""
-    with scratch(directory) as path, serving_node(path) as served:
-        async with connections(served.url, 2) as (writer, reader):
+    """Yield a turn of rows that are read on another connection as they come; each has its node."""
 
-            async def turn() -> Figures:
-                if any(each.name == "rows" for each in writer.collections()):
-                    await writer.drop_collection("rows")
+    async def turn() -> Figures:
+        with scratch(directory) as path, serving_node(path) as served:
+            async with connections(served.url, 2) as (writer, reader):
                 delays = await _deliver(writer, reader, DELIVERIES)
-                return {"ms p50": statistics.median(delays) * 1e3}
+        return {"ms p50": statistics.median(delays) * 1e3}
 
-            await turn()
-            yield turn
+    await turn()
+    yield turn
 
 
 @asynccontextmanager
