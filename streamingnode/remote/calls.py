@@ -80,6 +80,8 @@ class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
     producer_id: int = 0
     epoch: int = 0
     """The stamp of a commit."""
+    settled: int = 0
+    """As of `WireGroup`."""
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):

@@ -9,9 +9,7 @@ outcome is open.
 import asyncio
 import secrets
 import ssl
-import weakref
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ from wal.errors import (
     TooLarge,
 )
 from wal.frames import Frame, FrameKind, encode_frame
-from wal.position import CLIENT_PRODUCER_IDS, Place
+from wal.position import CLIENT_PRODUCER_IDS
 from wal.queue import Signal
 from wal.runtime import elapsed_ms, event_log, in_thread
 
@@ -138,8 +136,6 @@ class Link:
         """What waits for answers, by number; so are the others."""
         self._writes_bytes = 0
         self._streams: dict[int, Callable[[Frame | None], None]] = {}
-        self._held: dict[int, tuple[int, int, int]] = {}
-        """Writes of named producers that were begun and not sent, whose places the node keeps."""
         self._welcomed: asyncio.Future[None]
         """Done when the node has said what it is, and what is in it."""
         self._lost: asyncio.Future[None]
@@ -184,8 +180,6 @@ class Link:
             # once more: the machine may have slept meanwhile, which no timer here has seen
             self._end_all(None)
             self._become(LinkState.READY)
-            for number, held in self._held.items():  # first: what is sent again may be among them
-                self.send(FrameKind.HOLD, number, held)
             for sent in self._sent.values():
                 self._transmit(sent)
 
@@ -419,24 +413,9 @@ class Link:
         self.send(FrameKind.CALL, number, name, calls.encode(request))
         return number
 
-    def hold(self, place: Place) -> None:
-        """Have the node keep the place of a write that is not sent yet, for as long as something
-        refers to it here.
-        """
-        number = self.number()
-        stamp = place.stamp
-        self._held[number] = (stamp.producer_id, stamp.epoch, stamp.sequence)
-        self.send(FrameKind.HOLD, number, self._held[number])
-        weakref.finalize(place, self._end_later, number).atexit = False
-
-    def _end_later(self, number: int) -> None:
-        # in whatever thread garbage is collected, also after the event loop
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.end, number)
-
     def end(self, number: int) -> None:
-        """End a stream, or the hold of a place; idempotent."""
-        if self._streams.pop(number, None) is not None or self._held.pop(number, None) is not None:
+        """End a stream; idempotent."""
+        if self._streams.pop(number, None) is not None:
             self.send(FrameKind.END, number)
 
     # --- what comes back --------------------------------------------------------------------------

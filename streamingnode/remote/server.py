@@ -13,7 +13,6 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from interceptors.errors import ProducerFenced
 from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.backend import ReadRequest
@@ -33,7 +32,7 @@ from streamingnode.statistics import NodeStatistics
 from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
-from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS
 from wal.queue import Signal
 from wal.runtime import Supervisor, event_log, in_thread
 from wal.sockets import accept_one_a_turn, stop_accepting
@@ -47,8 +46,6 @@ CALLS_MAX = 1_024
 """Calls and streams that one connection may have under way; further ones are refused."""
 CALLS_BYTES_MAX = 32 << 20
 """What the arguments of the calls of one connection may hold."""
-HELD_MAX = 4_096
-"""Places that one connection may hold."""
 CATALOG_NUMBERS = 1 << 63
 EVERYTHING = "*"
 """The right to what is not of one collection."""
@@ -119,8 +116,6 @@ class Session:
         """The same of the connection that this one replaces."""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, Stream] = {}
-        self._held: dict[int, Place] = {}
-        """The places of writes that the client has begun and not sent."""
         self._topics = ClientTopics(self._backend.mq)
         self._told: tuple[Catalog, int] | None = None
         """The catalog, and the version of it, that the client knows."""
@@ -156,8 +151,6 @@ class Session:
                 if (stream := self._streams.get(frame.number)) is not None:
                     stream.credit_bytes += frame.value(int)
                     stream.granted.wake()
-            case FrameKind.HOLD:
-                self._hold(frame.number, ProducerStamp(*frame.value(tuple[int, int, int])))
             case FrameKind.PING:
                 self.connection.send(FrameKind.PONG, frame.number)
             case FrameKind.HELLO:
@@ -296,7 +289,6 @@ class Session:
         self._server.share_out()
         for task in list(self._calls.values()):
             task.cancel()
-        self._held.clear()
         if self.rights is not None:
             self._writes.lost()
         self.ended = self._shared.work(self._end())
@@ -452,24 +444,11 @@ class Session:
         self.connection.send(FrameKind.ERROR, number, calls.WireError.of(error))
 
     def _on_cancel(self, number: int) -> None:
-        self._held.pop(number, None)
         self._topics.cancelled(number, self._shared.work)
         if (call := self._calls.get(number)) is not None:
             call.cancel()
         elif self.rights is not None:
             self._writes.cancel(number)
-
-    def _hold(self, number: int, given: ProducerStamp) -> None:
-        """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others
-        are.
-        """
-        try:
-            self._writes.rights.check(calls.Access.PRODUCE, None)
-            stamp = self._writes.stamp(given)
-        except (AccessDenied, ProducerFenced):
-            return  # as its write will be told
-        if len(self._held) < HELD_MAX:
-            self._held[number] = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
 
     # --- streams ----------------------------------------------------------------------------------
 
