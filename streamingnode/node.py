@@ -134,8 +134,7 @@ class Node:
         node.
 
         Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers
-        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB, and
-        raises `Indeterminate` when it is lost.
+        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB.
         """
         self._check_open()
         if self._backend.mq is None:
@@ -146,9 +145,6 @@ class Node:
     def channels(self) -> ChannelService:
         """The node's channel service, which hands out topics as channels for streams. Raises as
         `mq` does.
-
-        Over a connection creating and destroying raise `Indeterminate` when that is lost:
-        `describe_channels` tells.
         """
         self._check_open()
         return self._backend.channels

@@ -206,8 +206,8 @@ def connect(
     `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log
     calls this client, a token proves who it is, `tls` is a context for `tls://`, the system's by
     default. When the connection is lost it is made again, and calls wait for it for `give_up_s`
-    seconds, at most 300: writes then take place once, and readers go on where they were. Opening
-    raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+    seconds, at most 300: writes and changes then take place once, and readers go on where they
+    were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
 
     With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete`
     and transactions that fit an append group do not wait for a node that is away: they are kept

@@ -52,6 +52,7 @@ class FrameKind(IntEnum):
     LEAVING = 15
     PART = 16
     CATALOG = 17
+    SETTLED = 19
 
 
 class Frame(NamedTuple):

@@ -243,13 +243,15 @@ class RemoteBackend(RemoteCalls):
                 named.last = max(named.last, stamp.sequence)
 
     async def _transaction(self, group: AppendGroup) -> AppendResult:
-        """Take a step of a transaction; only a commit has a stamp, and may be sent again."""
+        """Take a step of a transaction; only a commit has a stamp, which the log of any node
+        knows.
+        """
         first = group.messages[0]
         pack = Pack([group])
         encode = msgspec.msgpack.encode
-        call = calls.TRANSACTION._replace(repeats=first.type is MessageType.COMMIT_TXN)
+        is_commit = first.type is MessageType.COMMIT_TXN
         with self._under_way():
-            stamp = self._stamp(group) if call.repeats else ProducerStamp(0, 0, 0)
+            stamp = self._stamp(group) if is_commit else ProducerStamp(0, 0, 0)
             messages = [
                 (each.type, each.vchannel, encode(each.header), bytes(each.payload))
                 for each in group.messages
@@ -265,14 +267,16 @@ class RemoteBackend(RemoteCalls):
             try:
                 await self.link.wait_ready()
                 pack.sent = True
-                result: AppendResult = await self.link.call(call, request)
+                result: AppendResult = await self.link.call(
+                    calls.TRANSACTION, request, is_stamped=is_commit
+                )
                 group.outcome = result
                 return result
             except StreamingNodeError as error:
                 group.outcome = error
                 # after any other error the node has nothing of it
                 pack.sent = isinstance(error, Indeterminate)
-                if call.repeats or not pack.sent:
+                if is_commit or not pack.sent:
                     raise
                 raise TransactionExpired(
                     f"transaction {first.txn_id} ended with its connection — repeat all of it"
@@ -403,7 +407,7 @@ class RemoteReading:
             try:
                 await self._link.call_of(calls.ACK.name, self._stream, position, tick)
                 return
-            except (Indeterminate, InvalidArgument):
+            except InvalidArgument:  # its stream was of a connection that is lost
                 if (
                     self._opened_on == self._link.connections
                     and self._link.state is LinkState.READY
