@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
 from streamingnode.remote.answers import Rights
-from streamingnode.remote.calls import WireError
 from wal.errors import Indeterminate
+from wal.wire_types import WireError
 
 REPLIES_MAX = 1_024
 REPLIES_BYTES_MAX = 256 << 10

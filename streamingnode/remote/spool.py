@@ -28,13 +28,13 @@ from interceptors.shard.catalog import Catalog, CollectionInfo
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
-from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import Access, Welcome, decode, encode
+from streamingnode.remote.calls import Access
 from streamingnode.remote.client import COMPANY_MIN, FRAMES_IN_FLIGHT_MAX, RemoteBackend
 from streamingnode.remote.link import LinkState
 from streamingnode.remote.writes import FIRST_EPOCH, FrameOfWrites, Lane, Unit, WireWrites, frame_of
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.writing.target import WriteTarget
+from wal.address import Address, LinkOptions
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.files import make_directory, sync_directory, write_file
@@ -46,6 +46,7 @@ from wal.queue import Signal
 from wal.rocksmq.contract import Consumer, MessageQueue, MqOptions
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.runtime import event_log, in_thread, outlast, unix_ms
+from wal.wire_types import Welcome, decode, encode
 
 _log = event_log(__name__)
 

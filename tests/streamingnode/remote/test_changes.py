@@ -12,7 +12,6 @@ from streamingnode.errors import Indeterminate
 from streamingnode.node import Node
 from streamingnode.remote import changes as changes_module
 from streamingnode.remote.answers import Rights
-from streamingnode.remote.calls import WireError
 from streamingnode.remote.changes import LEFT_S_MAX, REPLIES_BYTES_MAX, ClientChanges, Reply
 from streamingnode.remote.link import LinkState
 from streamingnode.remote.server import Session
@@ -20,6 +19,7 @@ from tests.streamingnode.remote.client_cases import pass_all
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, link_of, serving
 from tests.streamingnode.remote.proxy import kinds, proxied, until
 from wal.frames import FrameKind
+from wal.wire_types import WireError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

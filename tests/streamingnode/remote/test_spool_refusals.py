@@ -23,7 +23,6 @@ from streamingnode.errors import (
 )
 from streamingnode.remote import spool
 from streamingnode.remote.answers import ClientWrites
-from streamingnode.remote.calls import Welcome
 from streamingnode.remote.spool import LETTERS_NAME, SALT_BITS, Known, letters_of
 from streamingnode.remote.writes import WireGroup, WireTarget, WireWrites
 from tests.failing_disk import FailingDisk, Fault
@@ -40,6 +39,7 @@ from wal.frames import FrameKind
 from wal.headers import MessageType
 from wal.rocksmq import topic
 from wal.rocksmq.queue import RocksMQ
+from wal.wire_types import Welcome
 
 pytestmark = pytest.mark.anyio
 
