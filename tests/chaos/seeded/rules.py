@@ -12,7 +12,6 @@ from interceptors.errors import SequenceTooOld
 from interceptors.window import KnownProducer, Window
 from streamingnode.remote.spool import SpoolingBackend
 from tests.chaos.seeded.bug import Right, SeededBug
-from wal.packer import Packer
 from wal.rocksmq.topic import Topic
 
 
@@ -53,14 +52,6 @@ def _page_keeps_its_time(right: Right) -> Right:
     return settle
 
 
-def _handed_over_backwards(_right: Right) -> Right:
-    def hand_over(packer: Packer, other: Packer) -> None:
-        while packer._waiting:
-            other.come_again(packer._waiting.popleft())
-
-    return hand_over
-
-
 def _too_old_is_refused(right: Right) -> Right:
     """Of a write that the log may have, the node's answer is taken for a no."""
 
@@ -74,9 +65,6 @@ FLOOR_GOES_DOWN = SeededBug("a window's floor goes down", Window, "_forget", _fl
 HELD_GOES_BY_AGE = SeededBug("a held write goes by age", Window, "freeze", _held_goes_by_age)
 PAGE_KEEPS_ITS_TIME = SeededBug(
     "an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time
-)
-HANDED_OVER_BACKWARDS = SeededBug(
-    "handed over backwards", Packer, "hand_over", _handed_over_backwards
 )
 TOO_OLD_IS_REFUSED = SeededBug(
     "too old is a dead letter", SpoolingBackend, "_is_final", _too_old_is_refused
