@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
+from streamingnode.batching import BatchAppender
 from streamingnode.errors import InvalidArgument, OnShutdown, Overloaded, Unreachable
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
@@ -107,6 +108,17 @@ async def test_a_streamed_transaction_is_behind_what_was_written_before_it(tmp_p
         result = await client.commit_transaction(txn_id)
         assert not result.spooled
         assert await keys_in_log(served.owner) == [1, 2]
+
+
+async def test_rows_of_an_appender_go_through_the_spool(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        async with BatchAppender(client, "c") as appender:
+            told = [await appender.submit(row) for row in rows(*range(20))]
+        appended = [await each for each in told]
+        assert all(each.batch.spooled and each.row_offset is None for each in appended)
+        with pytest.raises(InvalidArgument, match="consistent_tick"):
+            _ = appended[0].time_tick
+        assert len(await keys_in_log(client)) == 20
 
 
 async def test_a_client_with_a_spool_that_knows_its_node_opens_without_it(tmp_path: Path) -> None:
