@@ -2,6 +2,7 @@
 through its log.
 """
 
+import asyncio
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
@@ -83,9 +84,8 @@ class EmbeddedBackend(CatalogChanges):
         self.http: str | None = None
         """Where monitors ask, as a URL."""
         self.spool: SpoolStatistics | None = None
-        self.on_wanted: Callable[[], object] = lambda: None
-        """Gives the directory up, where a command has it for long."""
-        self.is_wanted = False
+        self.wanted = asyncio.Event()
+        """Set when another process asks for the directory."""
         self._directory = path
         self._make_topics = make_topics
 
@@ -106,7 +106,7 @@ class EmbeddedBackend(CatalogChanges):
         """
         if self.mq is None:
             raise InvalidArgument("this node has no channels — open one with a directory")
-        return ChannelService(self.channel, self.mq)
+        return ChannelService(self.channel.state, self.mq)
 
     @cached_property
     def _upkeep(self) -> Upkeep:
@@ -187,9 +187,8 @@ class EmbeddedBackend(CatalogChanges):
         return self.measure()
 
     async def hand_over(self) -> None:
-        """Give the directory to who wants to own it."""
-        self.is_wanted = True
-        self.on_wanted()
+        """Ask this process to hand its directory over."""
+        self.wanted.set()
 
 
 class EmbeddedReading:

@@ -14,14 +14,7 @@ import msgspec
 from interceptors.errors import TransactionExpired
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import AccessDenied, Unauthenticated
-from streamingnode.remote.calls import (
-    Access,
-    TransactionCall,
-    WireError,
-    WireResults,
-    decode,
-    encode,
-)
+from streamingnode.remote.calls import Access, TransactionCall, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import (
     FIRST_EPOCH,
@@ -50,6 +43,7 @@ from wal.headers import (
 from wal.message import MutableMessage
 from wal.position import CLIENT_PRODUCER_IDS, SEQUENCE_MAX, ProducerStamp
 from wal.runtime import mark_heard
+from wal.wire_types import WireError, decode, encode
 
 T = TypeVar("T")
 

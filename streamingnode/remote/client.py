@@ -21,14 +21,14 @@ from streamingnode.config import NodeConfig, load_config
 from streamingnode.errors import Unreachable
 from streamingnode.node import Node
 from streamingnode.remote import calls
-from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import Access, Opened, ReadCall, TransactionCall, Welcome, WireError
+from streamingnode.remote.calls import Access, Opened, ReadCall, TransactionCall
 from streamingnode.remote.link import Link, LinkState
 from streamingnode.remote.queue import RemoteCalls, RemoteQueue
 from streamingnode.remote.streams import decode_batch
 from streamingnode.remote.writes import FIRST_EPOCH, frame_of
 from streamingnode.statistics import SpoolStatistics
 from streamingnode.streams.channels import ChannelService
+from wal.address import Address, LinkOptions
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
@@ -38,6 +38,7 @@ from wal.position import SEQUENCE_MAX, Place, ProducerStamp
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor
+from wal.wire_types import Welcome, WireError
 
 GRACE_S = 3.0
 """How long closing waits for answers."""

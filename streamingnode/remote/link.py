@@ -22,10 +22,17 @@ from msgspec.structs import astuple
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.errors import Overloaded, Unauthenticated, Unreachable
 from streamingnode.remote import calls
-from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import VERSIONS, Access, Call, Welcome, WireError, WireResults
+from streamingnode.remote.calls import Access, Call, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import FrameOfWrites, Unit
+from wal.address import (
+    CONNECT_S_MAX,
+    PING_S,
+    SILENT_S_MAX,
+    Address,
+    LinkOptions,
+    unreachable,
+)
 from wal.append import in_doubt
 from wal.errors import (
     Indeterminate,
@@ -39,6 +46,7 @@ from wal.frames import Frame, FrameKind, encode_frame
 from wal.position import CLIENT_PRODUCER_IDS, Place
 from wal.queue import Signal
 from wal.runtime import elapsed_ms, event_log, in_thread
+from wal.wire_types import VERSIONS, Hello, Welcome, WireError, decode, encode
 
 _log = event_log(__name__)
 
@@ -46,13 +54,9 @@ GIVE_UP_S_MAX = 300.0
 """Longest time that calls wait for a lost connection; a node remembers a client's writes for twice
 as long.
 """
-PING_S = 5.0
-SILENT_S_MAX = 20.0
-"""How often a quiet connection is asked for a sign of life, and how long one may be without."""
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 1.0
 """Between attempts to connect again."""
-CONNECT_S_MAX = 10.0
 TIMES_MAX = 10
 """How often something is sent that no connection lives to answer, at least and for `give_up_s`."""
 PARTS_BYTES_MAX = 4 << 30
@@ -224,15 +228,11 @@ class Link:
     async def _connect(self) -> None:
         address = self.address
         options = self.options
-        token = self.options.token
+        token = options.token
         if isinstance(token, Path):
-            try:
-                token = (await in_thread(token.read_text, "utf-8")).strip()
-            except (OSError, UnicodeDecodeError) as error:
-                raise InvalidArgument(
-                    f"token file {token} cannot be read: {error} — name another"
-                ) from error
-        self._welcomed, self._lost = self._loop.create_future(), self._loop.create_future()
+            token = await in_thread(options.read_token)
+        self._welcomed = self._loop.create_future()
+        self._lost = self._loop.create_future()
         connection = self._connection = Connection(
             lambda frame: self._on_frame(connection, frame),
             lambda error: self._on_lost(connection, error),
@@ -248,20 +248,13 @@ class Link:
                         lambda: connection, address.host, address.port, ssl=tls
                     )
                 self._attempts += 1
-                hello = calls.Hello(VERSIONS, self.client_id, options.name, token, self._attempts)
+                hello = Hello(VERSIONS, self.client_id, options.name, token, self._attempts)
                 connection.send(FrameKind.HELLO, 0, hello)
                 await self._welcomed
         except BaseException as error:
             await self._close_connection()
             if isinstance(error, OSError):  # of TLS and of the deadline, too
-                what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
-                if isinstance(error, ssl.SSLCertVerificationError):
-                    what += " — name the authority of its certificate, with tls= or --tls-ca"
-                elif isinstance(error, PermissionError):
-                    what += (
-                        " — connect as the user who runs the node, or where it listens for others"
-                    )
-                raise Unreachable(f"no node answers at {address}: {what}") from error
+                raise unreachable(address, error) from error
             raise
         self.connections += 1
 
@@ -342,7 +335,7 @@ class Link:
         number = self.number()
         try:
             msgspec.convert(astuple(request), call.request)
-            parts = encode_frame(FrameKind.CALL, number, call.name, calls.encode(request))
+            parts = encode_frame(FrameKind.CALL, number, call.name, encode(request))
         except (ValueError, OverflowError, NotImplementedError) as error:
             raise InvalidArgument(f"{call.name}: {error} — pass what the method takes") from error
         except ProtocolError as error:
@@ -350,7 +343,7 @@ class Link:
         await self.wait_ready()
         frame = await self._answer(number, _Sent(parts, self._loop.create_future(), call))
         assert frame is not None, "a call has a reply"
-        return calls.decode(frame.payload, call.reply)
+        return decode(frame.payload, call.reply)
 
     def call_of(self, name: str, *arguments: object, **options: object) -> Awaitable[Any]:
         """Make a call of the table."""
@@ -416,7 +409,7 @@ class Link:
         """
         number = self.number()
         self._streams[number] = on_frame
-        self.send(FrameKind.CALL, number, name, calls.encode(request))
+        self.send(FrameKind.CALL, number, name, encode(request))
         return number
 
     def hold(self, place: Place) -> None:
@@ -449,7 +442,7 @@ class Link:
             return
         match frame.kind:
             case FrameKind.CATALOG:
-                self._on_catalog(calls.decode(frame.payload, tuple[CollectionInfo, ...]))
+                self._on_catalog(decode(frame.payload, tuple[CollectionInfo, ...]))
                 if not self._welcomed.done():
                     self._welcomed.set_result(None)
             case FrameKind.RESULTS:
@@ -483,7 +476,7 @@ class Link:
                 self._refused(InvalidArgument(f"{now} — open another connection for that one"))
 
     def _on_results(self, frame: Frame) -> None:
-        results, failures = calls.decode(frame.payload, WireResults)
+        results, failures = decode(frame.payload, WireResults)
         for number, index, result in results:
             self._settle(number, index, result)
         for number, index, failure in failures:

@@ -37,6 +37,7 @@ from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
 from wal.queue import Signal
 from wal.runtime import Supervisor, event_log, in_thread
 from wal.sockets import accept_one_a_turn, stop_accepting
+from wal.wire_types import VERSIONS, Hello, Welcome, WireError, decode, encode
 
 _log = event_log(__name__)
 
@@ -55,7 +56,7 @@ EVERYTHING = "*"
 PARTS_BYTES_MAX = 16 << 20
 """Long requests of one connection that are not whole yet."""
 
-Authenticate = Callable[[calls.Hello, Connection], Rights]
+Authenticate = Callable[[Hello, Connection], Rights]
 """Say what who connects may do. Raises `Unauthenticated`."""
 HELLO_S_MAX = 10.0
 """How long a connection may take to say who it is."""
@@ -112,7 +113,7 @@ class Session:
         self.rights: Rights | None = None
         """None before the hello; so there are no writes."""
         self._writes: ClientWrites
-        self._hello: calls.Hello
+        self._hello: Hello
         self.ended: asyncio.Task[None] | None = None
         """Of a connection that is lost: done when none of its calls can have an effect any more."""
         self._before: asyncio.Task[None] | None = None
@@ -170,8 +171,8 @@ class Session:
             raise ProtocolError(f"a frame of kind {frame.kind} before the welcome")
         if frame.kind != FrameKind.HELLO:
             raise ProtocolError(f"a frame of kind {frame.kind} before the hello")
-        hello: calls.Hello = frame.value(calls.Hello)
-        versions = set(calls.VERSIONS).intersection(hello.versions)
+        hello: Hello = frame.value(Hello)
+        versions = set(VERSIONS).intersection(hello.versions)
         try:
             # told now: what is sent to who has not been heard is lost with the connection
             if self._is_one_too_many:
@@ -180,7 +181,7 @@ class Session:
                 )
             if not versions:
                 raise ProtocolError(
-                    f"the client speaks versions {hello.versions[:10]}, the node {calls.VERSIONS} "
+                    f"the client speaks versions {hello.versions[:10]}, the node {VERSIONS} "
                     "— update the older one"
                 )
             if not CLIENT_PRODUCER_IDS <= hello.client_id < 1 << 63:
@@ -208,7 +209,7 @@ class Session:
         self._before = before.ended
         self._shared.work(self._welcome_later(max(versions)))
 
-    def check_next(self, hello: calls.Hello, rights: Rights) -> None:
+    def check_next(self, hello: Hello, rights: Rights) -> None:
         """Raise unless this is a later hello of the client that this session is of."""
         if rights != self.rights:
             raise AccessDenied(
@@ -225,7 +226,7 @@ class Session:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
         of_node = node.node_id, node.path, node.wal_name
-        welcome = calls.Welcome(version, *of_node, WRITE_BYTES_MAX, settings)
+        welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
         self._shared.work(self.send_catalog())
@@ -268,7 +269,7 @@ class Session:
             # a number that no client gives: parts of long frames are told by it
             number = next(self._catalog_numbers)
             await self.connection.send_long(
-                FrameKind.CATALOG, number, calls.encode(catalog.collections())
+                FrameKind.CATALOG, number, encode(catalog.collections())
             )
 
     @property
@@ -345,14 +346,10 @@ class Session:
                 raise InvalidArgument(
                     f"the node knows no call {name[:80]!r} — update the older of node and client"
                 )
-            request = calls.decode(payload, call.request)
+            request = decode(payload, call.request)
             payload = b""  # or a stream would hold it as long as it is open
             reply = await self._call(number, call, request)
-            encoded = (
-                await in_thread(calls.encode, reply)
-                if call.reply is pa.Table
-                else calls.encode(reply)
-            )
+            encoded = await in_thread(encode, reply) if call.reply is pa.Table else encode(reply)
             await self.connection.send_long(FrameKind.REPLY, number, encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
             if not isinstance(error, StreamingNodeError):
@@ -449,7 +446,7 @@ class Session:
         self.connection.abort(error)
 
     def _refuse(self, number: int, error: Exception) -> None:
-        self.connection.send(FrameKind.ERROR, number, calls.WireError.of(error))
+        self.connection.send(FrameKind.ERROR, number, WireError.of(error))
 
     def _on_cancel(self, number: int) -> None:
         self._held.pop(number, None)

@@ -26,14 +26,13 @@ from interceptors.idempotency import ProducerRecord
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.node import Node
-from streamingnode.remote.address import Address, LinkOptions
-from streamingnode.remote.calls import Welcome, decode, encode
 from streamingnode.remote.client import GRACE_S, RemoteBackend
 from streamingnode.remote.link import LinkState
 from streamingnode.remote.writes import FIRST_EPOCH, FrameOfWrites, Lane, Unit, WireWrites, frame_of
 from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.messages import parts_within
 from streamingnode.writing.target import WriteTarget
+from wal.address import Address, LinkOptions
 from wal.append import AppendGroup, AppendResult, Pack, SpooledResult
 from wal.errors import Overloaded, StorageFailed, StorageFull, StreamingNodeError
 from wal.frames import FRAME_BYTES_MAX, PREFACE, FrameKind, FrameReader, encode_frame
@@ -50,6 +49,7 @@ from wal.rocksmq.messages import (
     dead_letter,
 )
 from wal.runtime import event_log, outlast, unix_ms
+from wal.wire_types import Welcome, decode, encode
 
 _log = event_log(__name__)
 

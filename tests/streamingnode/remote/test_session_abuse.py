@@ -14,7 +14,7 @@ import streamingnode as sn
 from scanner.deliver_policy import StartingPoint
 from streamingnode.collections import READ_COLLECTIONS_MAX, Definition
 from streamingnode.remote import connection as connection_module
-from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
+from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall
 from streamingnode.remote.connection import SEND_BUFFER_BYTES
 from streamingnode.remote.writes import WireGroup, WireWrites
 from streamingnode.writing.producer import NOTE_BYTES_MAX
@@ -52,6 +52,7 @@ from wal.headers import (
     MessageType,
     RollbackTxnHeader,
 )
+from wal.wire_types import WireError, decode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

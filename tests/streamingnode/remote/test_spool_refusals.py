@@ -24,7 +24,6 @@ from streamingnode.errors import (
     Unreachable,
 )
 from streamingnode.remote.answers import ClientWrites
-from streamingnode.remote.calls import Welcome
 from streamingnode.remote.spool import CONFIG, SALT_BITS, WRITES, Known, dead_letters
 from streamingnode.remote.writes import WireGroup, WireTarget, WireWrites
 from tests.failing_disk import FailingDisk, Fault
@@ -49,6 +48,7 @@ from wal.headers import MessageType
 from wal.rocksmq import topic
 from wal.rocksmq.messages import ProducerMessage
 from wal.rocksmq.queue import RocksMQ
+from wal.wire_types import Welcome
 
 pytestmark = pytest.mark.anyio
 
