@@ -86,7 +86,7 @@ def _changes(name: str) -> Any:
 
     async def change(self: "RemoteBackend", *arguments: object, **options: bool) -> Any:
         with self._under_way():
-            return await self.link.call_of(name, *arguments, **options, stamp=self._stamp(None))
+            return await self._call_of(name, *arguments, **options, stamp=self._stamp(None))
 
     return change
 

@@ -10,7 +10,6 @@ from tests.chaos.seeded import rules
 from tests.chaos.seeded.bug import SeededBug, seeded
 from tests.interceptors.idempotency import test_window
 from tests.streamingnode.remote import test_spool_refusals
-from tests.wal import test_packer_ends
 from tests.wal.rocksmq import test_retention
 
 pytestmark = pytest.mark.anyio
@@ -33,10 +32,6 @@ async def page(path: Path) -> None:
     )
 
 
-async def order(_path: Path) -> None:
-    await test_packer_ends.test_what_waits_is_handed_over_in_order_in_front_of_what_waits_there()
-
-
 async def letter(path: Path) -> None:
     await test_spool_refusals.test_what_the_log_has_and_the_node_has_forgotten_is_no_dead_letter(
         path, kept=1, by_another=False, letters=0
@@ -49,7 +44,6 @@ async def letter(path: Path) -> None:
         (rules.FLOOR_GOES_DOWN, floor),
         (rules.OUTSTANDING_GOES_BY_AGE, outstanding),
         (rules.PAGE_KEEPS_ITS_TIME, page),
-        (rules.HANDED_OVER_BACKWARDS, order),
         (rules.TOO_OLD_IS_REFUSED, letter),
     ],
     ids=lambda each: each.name if isinstance(each, SeededBug) else "",

@@ -12,7 +12,6 @@ from interceptors.errors import SequenceTooOld
 from interceptors.window import KnownProducer, Window
 from streamingnode.remote.spool import SpoolingBackend
 from tests.chaos.seeded.bug import Right, SeededBug
-from wal.packer import Packer
 from wal.rocksmq.topic import Topic
 
 
@@ -55,14 +54,6 @@ def _page_keeps_its_time(right: Right) -> Right:
     return settle
 
 
-def _handed_over_backwards(_right: Right) -> Right:
-    def hand_over(packer: Packer, other: Packer) -> None:
-        while packer._waiting:
-            other.come_again(packer._waiting.popleft())
-
-    return hand_over
-
-
 def _too_old_is_refused(right: Right) -> Right:
     """Of a write that the log may have, the node's answer is taken for a no."""
 
@@ -78,9 +69,6 @@ OUTSTANDING_GOES_BY_AGE = SeededBug(
 )
 PAGE_KEEPS_ITS_TIME = SeededBug(
     "an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time
-)
-HANDED_OVER_BACKWARDS = SeededBug(
-    "handed over backwards", Packer, "hand_over", _handed_over_backwards
 )
 TOO_OLD_IS_REFUSED = SeededBug(
     "too old is a dead letter", SpoolingBackend, "_is_final", _too_old_is_refused

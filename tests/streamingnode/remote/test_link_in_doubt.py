@@ -68,8 +68,8 @@ async def test_a_write_that_is_given_up_before_it_is_sent_or_kept_does_not_take_
         turn = asyncio.Lock()
         if keeps:
             await several(4, 5, 6)
-            # of who changes what is kept
-            turn = client._backend._turn  # type: ignore[attr-defined]
+            # before a message is kept, the disk has what is known of the node
+            turn = client._backend._saving  # type: ignore[attr-defined]
         async with turn:
             with pytest.raises(Overloaded, match="did nothing"):
                 await client.upsert("c", rows(7), timeout=0.1)
