@@ -36,22 +36,22 @@ from wal.headers import MessageType
 from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
-"""How long closing lets the appends under way end by themselves."""
+"""How long closing waits for appends that are under way."""
 
 
 class StopsListening(Protocol):
-    """Who takes the connections of clients."""
+    """Accepts the connections of clients."""
 
     @property
     def connections(self) -> int:
         """How many there are."""
 
     async def close(self) -> None:
-        """Take no more, and end those there are."""
+        """Accept no more connections, and end the open ones."""
 
 
 class EmbeddedBackend(CatalogChanges):
-    """A node's own parts; see `Backend`. What one of them does alone is its own method."""
+    """The parts of a node in this process; see `Backend`."""
 
     def __init__(
         self,

@@ -241,7 +241,7 @@ class Node(CollectionCalls):
         return await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout)
 
     async def rollback_transaction(self, txn_id: int, *, timeout: float | None = None) -> None:
-        """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
+        """Roll a transaction back. Raises `TransactionExpired` or `InvalidTransactionState`."""
         await self._append(
             rollback_group(check_txn_id(txn_id), "rolled back by its caller"),
             "the rollback",
