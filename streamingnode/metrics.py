@@ -15,8 +15,8 @@ from spark_sink.errors import PackageMissing
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.statistics import AppendMeter, NodeStatistics
 from wal.lifecycle import LogState
+from wal.log import SpaceLevel
 from wal.measure import Histogram
-from wal.rocks.space import SpaceLevel
 from wal.runtime import in_thread
 from wal.timetick import physical_ms
 
@@ -25,7 +25,7 @@ try:
     from prometheus_client.core import HistogramMetricFamily, Metric
     from prometheus_client.exposition import CONTENT_TYPE_LATEST
 except ImportError as error:
-    raise PackageMissing("prometheus_client", "metrics") from error
+    raise PackageMissing("prometheus_client", "http") from error
 
 PREFIX = "streamingnode_"
 TOPICS_MAX = 100

@@ -1,10 +1,16 @@
-"""The contract of a log store, which those on RocksDB and in memory keep.
+"""The contracts of a log store and of the map of state beside its logs, which the stores on RocksDB
+and in memory keep.
 
-`tests/wal/log_contract.py` is the contract as tests; every store passes it.
+`tests/wal/log_contract.py` and `tests/wal/state_map_contract.py` are the contracts as tests; every
+store passes both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum, unique
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from wal.append import AppendPack, AppendTicket, Pack
 from wal.entry import LogEntry
@@ -72,8 +78,62 @@ class Log(Protocol):
         """
 
 
+class StateMap(Protocol):
+    """A small durable map beside the logs of a store: keys are text, values are bytes.
+
+    It is meant for thousands of records of some kilobytes, all of which fit in memory. All methods
+    are called on the event loop; none blocks it. After a failed write all raise `LogReopening`
+    until the store is reopened, since nobody knows then whether the last change is there; after
+    `close` they raise `OnShutdown`.
+    """
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+
+    async def scan(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, ordered by the keys' UTF-8
+        bytes.
+        """
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes), all at once or none; durable on return.
+
+        Changes take effect in call order. An entry that was acknowledged before the call is durable
+        on return, too. Cancelling the caller does not undo the change.
+        """
+
+
+@unique
+class SpaceLevel(IntEnum):
+    """How short the disk of a store is: from `SHORT` on, log should be truncated; from `FULL` on,
+    appends are refused; at `EXHAUSTED`, every write is.
+    """
+
+    AMPLE = 0
+    SHORT = 1
+    FULL = 2
+    EXHAUSTED = 3
+
+
+class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk of a store as of its last look, in bytes.
+
+    `needed_bytes` is the low-water mark, 0 without one. `free_bytes` does not count the reserve,
+    `log_bytes` is the store's own write-ahead log, `reserve_bytes` what the reserve should have.
+    """
+
+    level: SpaceLevel
+    free_bytes: int
+    log_bytes: int
+    needed_bytes: int
+    reserve_bytes: int
+
+
 class LogStore(Protocol):
-    """Owner of a node's logs, one for each pchannel, and of the small map of state beside them."""
+    """The owner of a node's logs, one for each pchannel.
+
+    What not every store has is None: `space` and `link_copy`.
+    """
 
     node_id: str
     """Identity of the node's data, made at first open and kept for ever."""
@@ -83,8 +143,28 @@ class LogStore(Protocol):
     """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
+    def state(self) -> StateMap:
+        """The map of state beside the logs; the same object for as long as the store lives."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that were appended and are not durable yet."""
+
+    @property
     def short_of_space(self) -> bool:
-        """Whether log should be given up before appends have to be refused."""
+        """Whether log should be truncated before appends have to be refused."""
+
+    @property
+    def space(self) -> StoreSpace | None:
+        """The disk the store writes to; None when it writes to none of this machine's."""
+
+    @property
+    def link_copy(self) -> Callable[[Path], Awaitable[None]] | None:
+        """Makes a copy of all that is durable at a new path of the same disk while the store runs;
+        None when the store has no files on this machine.
+
+        The copy does not change any more. Its files may share bytes with the original's.
+        """
 
     async def promise_tick(self, tick: int) -> None:
         """Remember that ticks up to `tick` may be given to readers without an entry in the log;
@@ -93,15 +173,6 @@ class LogStore(Protocol):
 
     async def open_log(self, name: str) -> Log:
         """Return the log of pchannel `name`, made if it is new, verified if not."""
-
-    async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none."""
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order."""
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once; durable when it returns."""
 
     @property
     def condition(self) -> str:
@@ -129,7 +200,7 @@ class LogStore(Protocol):
         """
 
     async def close(self) -> None:
-        """Write what is queued, sync, and release the directory; idempotent."""
+        """Write what is queued, sync, and release what the store owns; idempotent."""
 
 
 def is_needed(kept: int, needed: Callable[[], int | None] | None) -> bool:

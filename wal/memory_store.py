@@ -119,13 +119,44 @@ class MemoryLog:
         return bisect_left(self._entries, position, key=itemgetter(0))
 
 
+class MemoryStateMap:
+    """A map of state in memory; see `wal.log.StateMap` for the contract."""
+
+    def __init__(self, store: "MemoryLogStore") -> None:
+        self._store = store
+        self._records: dict[str, bytes] = {}
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+        self._store.check_open()
+        return self._records.get(key)
+
+    async def scan(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, in key order."""
+        self._store.check_open()
+        found = sorted(self._records.items())
+        return {key: value for key, value in found if key.startswith(prefix)}
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes) all at once."""
+        self._store.check_open()
+        for key, value in changes.items():
+            if value is None:
+                self._records.pop(key, None)
+            else:
+                self._records[key] = value
+
+
 class MemoryLogStore:
-    """A node's logs and state map in memory; see `wal.log.LogStore` for the contract. Its term is
-    always 1.
+    """A node's logs in memory, and its map of state; see `wal.log.LogStore` for the contract. Its
+    term is always 1.
     """
 
     term = 1
     promised_tick = 0
+    queued_bytes = 0
+    space = None
+    link_copy = None
 
     def __init__(self, options: MemoryOptions | None = None) -> None:
         self.node_id = uuid.uuid4().hex
@@ -134,7 +165,7 @@ class MemoryLogStore:
         self.done = asyncio.get_running_loop().create_future()
         self.done.set_result(None)
         self._logs: dict[str, MemoryLog] = {}
-        self._meta: dict[str, bytes] = {}
+        self.state = MemoryStateMap(self)
         self.condition = "open"
         self.taking_writes = True
 
@@ -157,23 +188,6 @@ class MemoryLogStore:
         self.check_open()
         return self._logs.setdefault(name, MemoryLog(self, name))
 
-    async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none."""
-        self.check_open()
-        return self._meta.get(key)
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order."""
-        self.check_open()
-        return {key: value for key, value in sorted(self._meta.items()) if key.startswith(prefix)}
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once."""
-        self.check_open()
-        self._meta = {
-            key: value for key, value in {**self._meta, **changes}.items() if value is not None
-        }
-
     async def wait_failed(self) -> None:
         """Wait for ever: a write to memory does not fail half-way."""
         await asyncio.get_running_loop().create_future()
@@ -189,4 +203,3 @@ class MemoryLogStore:
         for log in self._logs.values():
             log.end(OnShutdown("the in-memory store is closed"))
         self._logs.clear()
-        self._meta.clear()

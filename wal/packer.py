@@ -128,13 +128,6 @@ class Packer:
         self._waiting.appendleft(group)
         self._wake()
 
-    def hand_over(self, other: "Packer") -> None:
-        """Have all that waits wait for the next pack of another packer on the same memory, in
-        order.
-        """
-        while self._waiting:
-            other.come_again(self._waiting.pop())
-
     async def drain(self) -> None:
         """Return once every write of rows that came before has ended."""
         # Each holds its bytes until then, those that come again too.

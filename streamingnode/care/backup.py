@@ -434,7 +434,7 @@ class Upkeep:
         numbers = cut_numbers(self._path)
         try:
             # After the cuts were listed: which is the first that is kept goes up before a cut goes.
-            records = check_records(self._on_loop(self._store.scan_meta("")), report)
+            records = check_records(self._on_loop(self._store.state.scan("")), report)
             records.checkpoint = checkpoint
             check_topics(records.topics, self._read_topic, report)
         except Corrupt as error:
@@ -465,7 +465,7 @@ class Upkeep:
         try:
             return self._on_loop(engine.read(lambda: read_topic(engine.entries, topic, at)))
         except Corrupt:
-            _, now = decode_records(self._on_loop(self._store.scan_meta(PREFIX)))
+            _, now = decode_records(self._on_loop(self._store.state.scan(PREFIX)))
             if any(
                 (each.log_id, each.begin_id) == (topic.log_id, topic.begin_id)
                 for each in now.values()

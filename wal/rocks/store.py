@@ -23,6 +23,7 @@ from wal.errors import (
     StreamingNodeError,
 )
 from wal.failpoint import failpoint
+from wal.log import SpaceLevel
 from wal.rocks.database import Engine, open_rocksdb
 from wal.rocks.floor import LOGS_MAX
 from wal.rocks.group_commit import GroupCommit, Outcome, RecordWrite, StoreState
@@ -39,7 +40,7 @@ from wal.rocks.layout import (
 from wal.rocks.log import RocksLog, load_ends
 from wal.rocks.opening import OwnedDirectory, open_owned, take_directory
 from wal.rocks.recovery import Survey, scan_prefix
-from wal.rocks.space import SpaceLevel, SpaceVerdict
+from wal.rocks.space import SpaceVerdict
 from wal.rocks.writer import Writer
 from wal.runtime import Holding, event_log, in_thread, outlast
 
@@ -113,6 +114,68 @@ class _Taking:
             owned.release()
 
 
+class RocksStateMap:
+    """The map of state of a `RocksStore`, which makes it.
+
+    Each change counts its version up. The floor knows the version, so a lost change is missed like
+    a lost entry.
+    """
+
+    def __init__(self, engine: Engine, commit: GroupCommit) -> None:
+        self._engine = engine
+        self._commit = commit
+        self._version = 0
+
+    def restart(self, version: int) -> None:
+        """Go on from the version that was found when the database was opened."""
+        self._version = version
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+        self._commit.check_writable()
+        value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
+        assert value is None or isinstance(value, bytes)
+        return value
+
+    async def scan(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, in key order."""
+        self._commit.check_writable()
+        records = await self._engine.read(
+            lambda: scan_prefix(self._engine.database, meta_key(prefix))
+        )
+        return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes) all at once; durable when it returns."""
+        self._commit.check_admitted(makes_room=True)
+        outcome = self.write(changes)
+        failpoint("append.record_queued")
+        await asyncio.shield(outcome)
+        failpoint("append.record_durable")
+
+    def write(
+        self,
+        changes: Mapping[str, bytes | None],
+        *,
+        entries: Sequence[tuple[bytes, bytes]] = (),
+        dropped: Sequence[tuple[bytes, bytes]] = (),
+    ) -> Outcome:
+        """Queue a change, with entries that belong to no log and ranges of keys that are deleted.
+
+        All of it takes effect at once, in call order, and is synced whatever the durability: so the
+        version of the map also stands for these entries. Raises as `put`.
+        """
+        self._commit.check_writable()
+        self._version += 1
+        records: dict[bytes, bytes | None] = {
+            meta_key(key): value for key, value in changes.items()
+        }
+        records[META_VERSION_KEY] = encode_number(self._version)
+        return self._commit.submit(
+            RecordWrite(records, self._version, entries=entries, dropped=dropped)
+        )
+
+
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes
     it.
@@ -128,6 +191,7 @@ class RocksStore:
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
         self.admit = self._commit.admit
         self.check_admitted = self._commit.check_admitted
+        self.state = RocksStateMap(self.engine, self._commit)
         self._logs: dict[str, RocksLog] = {}
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
@@ -185,58 +249,6 @@ class RocksStore:
                     self.engine, self._commit, name=name, log_id=log_id, ends=ends
                 )
             return self._logs[name]
-
-    async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none. Raises after a failed write: what was not
-        synced is no value.
-        """
-        self._commit.check_writable()
-        value = await self.engine.read(lambda: self.engine.database.get(meta_key(key)))
-        assert value is None or isinstance(value, bytes)
-        return value
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order. Raises as
-        `get_meta`.
-        """
-        self._commit.check_writable()
-        records = await self.engine.read(
-            lambda: scan_prefix(self.engine.database, meta_key(prefix))
-        )
-        return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once; durable when it returns. Cancelling does not undo
-        it.
-        """
-        self._commit.check_admitted(makes_room=True)
-        outcome = self.write_meta(changes)
-        failpoint("append.record_queued")
-        await asyncio.shield(outcome)
-        failpoint("append.record_durable")
-
-    def write_meta(
-        self,
-        changes: Mapping[str, bytes | None],
-        *,
-        entries: Sequence[tuple[bytes, bytes]] = (),
-        dropped: Sequence[tuple[bytes, bytes]] = (),
-    ) -> Outcome:
-        """Queue a change of the state map, with entries that belong to no log and ranges of keys
-        that are given up.
-
-        All at once, in call order, and synced whatever the durability: so the version of the state
-        map, which the floor knows, also stands for these entries. Raises what the state says.
-        """
-        self._commit.check_writable()
-        self._meta_version += 1
-        records: dict[bytes, bytes | None] = {
-            meta_key(key): value for key, value in changes.items()
-        }
-        records[META_VERSION_KEY] = encode_number(self._meta_version)
-        return self._commit.submit(
-            RecordWrite(records, self._meta_version, entries=entries, dropped=dropped)
-        )
 
     async def link_copy(self, target: Path) -> None:
         """Make a database at `target`, on the same disk, that has all that was acknowledged before,
@@ -315,7 +327,7 @@ class RocksStore:
         owned = self._owned
         self.term = owned.floor.token_term
         self._log_ids = dict(found.log_ids)
-        self._meta_version = found.meta_version
+        self.state.restart(found.meta_version)
         # reopening looked, and no writer was there to tell
         self._commit.space_changed(owned.space.verdict)
         self._writer = Writer(self.engine, owned, self._commit)

@@ -482,7 +482,7 @@ class RocksMQ(MessageQueue):
             openings = self._store.openings
             engine = self._store.engine
             before = self._topics
-            records = await self._store.scan_meta(PREFIX)
+            records = await self._store.state.scan(PREFIX)
             if openings == self._openings:
                 return
             try:
@@ -532,7 +532,7 @@ class RocksMQ(MessageQueue):
             write.changes |= topic.changes(now_ms)
             self._uncounted.pop(topic, None)
         try:
-            outcome = self._store.write_meta(write.changes, entries=stored, dropped=write.dropped)
+            outcome = self._store.state.write(write.changes, entries=stored, dropped=write.dropped)
         except StreamingNodeError as error:  # nothing was done, and what is in memory is read again
             write.end(error)
             return

@@ -5,10 +5,10 @@ any order.
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rocksdict import DBRecoveryMode, Rdict
 
 from tests.wal.log_contract import read_all, stamped_pack
@@ -62,7 +62,7 @@ async def open_synced(path: Path, options: RocksOptions) -> tuple[RocksStore, Ro
     store = await open_rocks_store(path, options=options)
     log = await store.open_log("p0")
     await write(log, SYNCED)
-    await store.put_meta({"k": b"v"})  # syncs what came before
+    await store.state.put({"k": b"v"})  # syncs what came before
     return store, log
 
 

@@ -233,7 +233,7 @@ async def test_many_groups_that_are_removed_together_are_one_write(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"g{number}" for number in range(50)]
-    write_meta = mq._store.write_meta
+    write_meta = mq._store.state.write
     writes = list[int]()
     await asyncio.gather(*[mq.create_consumer_group("t", name) for name in names])
 
@@ -241,7 +241,7 @@ async def test_many_groups_that_are_removed_together_are_one_write(
         writes.append(1)
         return write_meta(*given, **options)
 
-    monkeypatch.setattr(mq._store, "write_meta", counting)
+    monkeypatch.setattr(mq._store.state, "write", counting)
     await asyncio.gather(*[mq.destroy_consumer_group("t", name) for name in names])
     assert len(writes) == 1
 

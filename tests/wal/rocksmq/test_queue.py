@@ -5,11 +5,11 @@ again.
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened
 from wal.codec import MESSAGES_PER_ENTRY_MAX
@@ -191,7 +191,7 @@ async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_ro
         tmp_path / "other", rocks=replace(OPTIONS, queue_bytes_max=1 << 20)
     )
     await mq.create_topic("t")
-    write_meta = store.write_meta
+    write_meta = store.state.write
     written = list[int]()
     queued = list[int]()
 
@@ -201,7 +201,7 @@ async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_ro
         queued.append(store.queued_bytes)
         return outcome
 
-    monkeypatch.setattr(store, "write_meta", write)
+    monkeypatch.setattr(store.state, "write", write)
     ids = await asyncio.gather(*(mq.produce("t", [bytes(300 << 10)]) for _ in range(40)))
     assert [each for one in ids for each in one] == list(range(ids[0][0], ids[0][0] + 40))
     assert max(written) < 2 << 20
@@ -232,10 +232,10 @@ async def test_a_group_begins_where_it_is_told_with_the_write_that_makes_it(tmp_
     store, mq = await open_queue(tmp_path / "other")
     await mq.create_topic("t")
     ids = await mq.produce("t", [b"0", b"1", b"2"])
-    version = store._meta_version
+    version = store.state._version
     await mq.create_consumer_group("t", "late", at=POSITION_MAX)
     await mq.create_consumer_group("t", "middle", at=ids[1])
-    assert store._meta_version == version + 2
+    assert store.state._version == version + 2
     await mq.close()
     await store.close()
     async with opened(tmp_path / "other") as mq:
