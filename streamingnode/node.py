@@ -126,8 +126,7 @@ class Node(CollectionCalls):
         node.
 
         Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers
-        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB, and
-        raises `Indeterminate` when it is lost.
+        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB.
         """
         self._check_open()
         if self._backend.mq is None:
@@ -138,9 +137,6 @@ class Node(CollectionCalls):
     def channels(self) -> ChannelService:
         """The node's channel service, which hands out topics as channels for streams. Raises as
         `mq` does.
-
-        Over a connection creating and destroying raise `Indeterminate` when that is lost:
-        `describe_channels` tells.
         """
         self._check_open()
         return self._backend.channels

@@ -144,15 +144,16 @@ def connect(
     `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log
     calls this client, a token proves who it is, `tls` is a context for `tls://`, the system's by
     default. When the connection is lost it is made again, and calls wait for it for `give_up_s`
-    seconds, at most 300: writes then take place once, and readers go on where they were. Opening
-    raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+    seconds, at most 300: writes and changes then take place once, and readers go on where they
+    were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
 
     With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete`
-    and transactions that fit an append group do not wait for a node that is away: they are kept
-    there, durably, up to `spool_bytes_max`, return with `spooled` set, and take place once and in
-    order when it is back; those of named producers do not. A node that the spool was connected to
-    before may be away at the opening, too. A full spool raises `Overloaded`; opening raises
-    `Corrupt` for a damaged one, and `AlreadyOwned`.
+    and transactions that fit an append group are kept there, durably, up to `spool_bytes_max`, and
+    return with `spooled` set, without a tick. They take place once and in order as soon as the node
+    takes them; writes of named producers and calls go to the node behind them. A node that the
+    spool was connected to before may be away at the opening, too. A full spool makes writes wait
+    while the node takes what is kept, and else raises `Overloaded`; opening raises `Corrupt` for a
+    damaged one, and `AlreadyOwned`.
     """
     from streamingnode.remote.client import compose_remote
     from streamingnode.remote.link import GIVE_UP_S_MAX

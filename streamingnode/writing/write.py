@@ -342,7 +342,7 @@ def nothing_at(tick: int) -> WriteResult:
 
 def combined(results: Sequence[WriteResult]) -> WriteResult:
     """Return the result of a write that took these groups, at least one, in order."""
-    if len(results) == 1:
+    if len(results) == 1 or results[0].spooled:
         return results[0]
     row_offsets: dict[str, tuple[int, int]] = {}
     for result in results:
@@ -353,7 +353,6 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
         results[-1],
         row_offsets=row_offsets,
         durable=all(result.durable for result in results),
-        spooled=any(result.spooled for result in results),
         groups=tuple(results),
     )
 
