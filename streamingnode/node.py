@@ -128,8 +128,7 @@ class Node(CollectionCalls):
         node.
 
         Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers
-        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB, and
-        raises `Indeterminate` when it is lost.
+        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB.
         """
         self._check_open()
         if self._backend.mq is None:
@@ -140,9 +139,6 @@ class Node(CollectionCalls):
     def channels(self) -> ChannelService:
         """The node's channel service, which hands out topics as channels for streams. Raises as
         `mq` does.
-
-        Over a connection creating and destroying raise `Indeterminate` when that is lost:
-        `describe_channels` tells.
         """
         self._check_open()
         return self._backend.channels
@@ -245,7 +241,7 @@ class Node(CollectionCalls):
         return await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout)
 
     async def rollback_transaction(self, txn_id: int, *, timeout: float | None = None) -> None:
-        """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
+        """Roll a transaction back. Raises `TransactionExpired` or `InvalidTransactionState`."""
         await self._append(
             rollback_group(check_txn_id(txn_id), "rolled back by its caller"),
             "the rollback",

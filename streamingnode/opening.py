@@ -62,9 +62,9 @@ def open_node(
 
     Settings are those of `streamingnode.config`, for example
     `open_node("data", durability="os", cut_interval_s=60)`; they win over the environment and
-    `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
-    every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the
-    same up by itself.
+    `config_file`. A ready-made `config` takes the place of all three. An `observer` is called on
+    the event loop for every append, with the time of each interceptor; `Node.statistics` adds up
+    the same without one.
 
     With `share` several processes open one directory: the first one owns the node, the others are
     its clients, and when the owner ends, however it does, one of them takes over; calls wait for
@@ -144,8 +144,8 @@ def connect(
     `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log
     calls this client, a token proves who it is, `tls` is a context for `tls://`, the system's by
     default. When the connection is lost it is made again, and calls wait for it for `give_up_s`
-    seconds, at most 300: writes then take place once, and readers go on where they were. Opening
-    raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+    seconds, at most 300: writes and changes then take place once, and readers go on where they
+    were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
 
     With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete`
     and transactions that fit an append group are kept there, durably, up to `spool_bytes_max`, and
@@ -251,10 +251,10 @@ class OpenNode:
         """Close the node. Raises the failure of background work, unless the block raised something
         of its own.
 
-        A refusal that names the failure is none of its own.
+        A refusal that this failure caused does not count as the block's own.
         """
         assert self._node is not None, "entered before it is left"
-        # thrown away after it: nothing can be awaited
+        # thrown away after its event loop: nothing can be awaited
         if kind is GeneratorExit and self._loop.is_closed():
             return
         try:
@@ -275,7 +275,7 @@ class OpenNode:
             try:
                 node = await self._compose(path, config, self._supervisor, self._parts)
             except Indeterminate as error:
-                # of what the opening itself wrote, which the next one finds or writes again
+                # The opening itself wrote this: the next one finds it, or writes it again.
                 raise StorageFailed(
                     f"{error.happened} — look after the disk, and open the node again"
                 ) from error
@@ -310,8 +310,8 @@ def _check_asyncio() -> None:
 def run_async(program: Callable[[], Awaitable[T]]) -> T:
     """Run `program` on an event loop of its own and return its result.
 
-    An interrupt cancels it and is raised here, as `KeyboardInterrupt`; so does what `ENDING`
-    handles.
+    An interrupt, or a signal that `ENDING` handles, cancels the program and is raised here as
+    `KeyboardInterrupt`.
     """
 
     async def run() -> T:

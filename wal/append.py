@@ -13,7 +13,7 @@ from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import Header, MessageType
 from wal.message import Message, MutableMessage
-from wal.position import MESSAGE_ID_KINDS, MessageId, Place, ProducerStamp
+from wal.position import MESSAGE_ID_KINDS, MessageId, ProducerStamp
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
 
@@ -166,9 +166,10 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     It is messages, or rows: `pieces` that go with those of others, as a transaction where
     `is_transaction`. `producer` says which write of a named producer this is, with sequence 0 for
-    its next one, whichever that will be, and `place` keeps that of a write with a sequence. `pack`
-    is what it goes with; `outcome` is what its appender is told, who may wait in `waiter`.
-    `other_try` is a group of the same write that came before, for whose outcome it waits.
+    its next one, whichever that will be. The producer has ended all of its writes with sequences
+    below `settled`, where that is not 0. `pack` is what the group goes with; `outcome` is what its
+    appender gets, who may wait in `waiter`. `other_try` is a group of the same write that came
+    before, for whose outcome it waits.
     """
 
     messages: Sequence[MutableMessage] = ()
@@ -176,7 +177,7 @@ class AppendGroup(msgspec.Struct, eq=False):
     is_transaction: bool = False
     rows_bytes: int = 0
     producer: ProducerStamp | None = None
-    place: Place | None = None
+    settled: int = 0
     pack: "Pack | None" = None
     outcome: "AppendResult | Exception | None" = None
     waiter: Waiter | None = None

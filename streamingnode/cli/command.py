@@ -248,8 +248,8 @@ def with_node(
     """Return what `work` makes of a node: opened in its directory, or as a client of the process
     that has it open.
 
-    Work that is `lasting` goes on as a client of a service that wants the directory meanwhile. All
-    of it, opening too, is given up after `within_s` seconds, with `TimeoutError`.
+    Work that is `lasting` hands the directory over to a service that asks for it, and goes on as
+    its client. Opening and work together raise `TimeoutError` after `within_s` seconds.
 
     Raises `InvalidArgument` when there is none, unless it `may_be_new`, `AlreadyOwned` when that
     process takes no clients.

@@ -18,11 +18,11 @@ Rule = Callable[[Path], Awaitable[Any]]
 
 
 async def floor(_path: Path) -> None:
-    test_window.test_the_floor_stays_where_it_is_when_a_write_that_was_held_is_forgotten("by age")
+    test_window.test_the_floor_stays_where_it_is_when_a_result_below_it_is_forgotten()
 
 
-async def held(_path: Path) -> None:
-    test_window.test_a_held_write_is_not_forgotten_by_age_here_nor_over_a_reopening()
+async def outstanding(_path: Path) -> None:
+    test_window.test_what_is_outstanding_is_not_forgotten_by_age_here_nor_over_a_reopening()
 
 
 async def page(path: Path) -> None:
@@ -42,7 +42,7 @@ async def letter(path: Path) -> None:
     "bug, rule",
     [
         (rules.FLOOR_GOES_DOWN, floor),
-        (rules.HELD_GOES_BY_AGE, held),
+        (rules.OUTSTANDING_GOES_BY_AGE, outstanding),
         (rules.PAGE_KEEPS_ITS_TIME, page),
         (rules.TOO_OLD_IS_REFUSED, letter),
     ],

@@ -25,14 +25,16 @@ def _floor_goes_down(right: Right) -> Right:
     return forget
 
 
-def _held_goes_by_age(right: Right) -> Right:
+def _outstanding_goes_by_age(right: Right) -> Right:
+    """A cut forgets old results although a write below them is outstanding."""
+
     def freeze(window: Window, *arguments: Any, **options: Any) -> Window:
-        held = window.held
-        window.held = frozenset()
-        try:
-            frozen: Window = right(window, *arguments, **options)
-        finally:
-            window.held = held
+        outstanding = window.outstanding()
+        for producer_id in outstanding:
+            window.settle(producer_id, 0)
+        frozen: Window = right(window, *arguments, **options)
+        for producer_id, sequence in outstanding.items():
+            window.settle(producer_id, sequence)
         return frozen
 
     return freeze
@@ -62,7 +64,9 @@ def _too_old_is_refused(right: Right) -> Right:
 
 
 FLOOR_GOES_DOWN = SeededBug("a window's floor goes down", Window, "_forget", _floor_goes_down)
-HELD_GOES_BY_AGE = SeededBug("a held write goes by age", Window, "freeze", _held_goes_by_age)
+OUTSTANDING_GOES_BY_AGE = SeededBug(
+    "an outstanding write goes by age", Window, "freeze", _outstanding_goes_by_age
+)
 PAGE_KEEPS_ITS_TIME = SeededBug(
     "an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time
 )

@@ -455,7 +455,7 @@ async def test_a_write_is_not_sent_again_when_the_machine_has_slept_meanwhile(
                 slept_ms = elapsed_ms() + CLIENT_AGE_MS
                 monkeypatch.setattr(link_module, "elapsed_ms", lambda: slept_ms)
                 for now_ms in (1, 1 + CLIENT_AGE_MS):  # the node has found it idle, and forgets it
-                    window._forget_clients(now_ms)
+                    window._forget_idle(now_ms)
             return True
 
         served.proxy.on_frame = cut_off_and_sleep
