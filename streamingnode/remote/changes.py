@@ -134,3 +134,43 @@ class ClientChanges:
     def _send(self, number: int, reply: Reply) -> None:
         if self._answer is not None:
             self._start(self._answer(number, reply))
+
+
+class Changes:
+    """The changes of all clients of one node."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self.clients: dict[int, ClientChanges] = {}
+        """Those of each client, by its id."""
+
+    def of(self, client_id: int, rights: Rights) -> tuple[ClientChanges, bool]:
+        """Return the changes of a client that has connected, and whether it had some before.
+
+        They are known to the same rights only, and go on only then.
+        """
+        known = self.clients.get(client_id)
+        if known is not None and known.rights == rights:
+            return known, True
+        if known is not None:
+            known.end()
+        new = self.clients[client_id] = ClientChanges(rights, self._start)
+        return new, False
+
+    def forget_left(self, now: float) -> None:
+        """End the changes of clients that have been without a connection for long, and those that
+        left first of too many.
+        """
+        left = sorted(
+            (changes.left_at, client_id)
+            for client_id, changes in self.clients.items()
+            if changes.left_at is not None
+        )
+        for number, (left_at, client_id) in enumerate(left):
+            if number < len(left) - LEFT_MAX or left_at < now - LEFT_S_MAX:
+                self.clients.pop(client_id).end()
+
+    def end(self) -> None:
+        """Cancel all changes."""
+        for changes in self.clients.values():
+            changes.end()

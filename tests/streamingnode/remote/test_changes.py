@@ -216,25 +216,25 @@ async def test_changes_of_a_client_that_is_gone_for_long_are_forgotten(
                 await client.mq.create_topic(f"t{number}")
         await until(lambda: not served.server.sessions)
         served.server.look()
-        assert len(served.server.changes) == 3
-        first, *_ = served.server.changes
-        monkeypatch.setattr("streamingnode.remote.server.LEFT_MAX", 2)
+        assert len(served.server.changes.clients) == 3
+        first, *_ = served.server.changes.clients
+        monkeypatch.setattr("streamingnode.remote.changes.LEFT_MAX", 2)
         served.server.look()
-        assert first not in served.server.changes
-        for changes in served.server.changes.values():
+        assert first not in served.server.changes.clients
+        for changes in served.server.changes.clients.values():
             changes.left_at = asyncio.get_running_loop().time() - LEFT_S_MAX - 1
         async with served.client() as client:
             await client.mq.create_topic("t3")
             served.server.look()
-            assert [each.left_at for each in served.server.changes.values()] == [None]
+            assert [each.left_at for each in served.server.changes.clients.values()] == [None]
 
 
 async def test_nobody_with_other_rights_gets_the_replies_of_a_client(owner: Node) -> None:
     async with serving(owner) as served:
-        server = served.server
-        changes, is_known = server.changes_of(1, RIGHTS)
-        assert (server.changes_of(1, RIGHTS), is_known) == ((changes, True), False)
-        other, is_known = server.changes_of(1, Rights("other"))
+        known = served.server.changes
+        changes, is_known = known.of(1, RIGHTS)
+        assert (known.of(1, RIGHTS), is_known) == ((changes, True), False)
+        other, is_known = known.of(1, Rights("other"))
         assert other is not changes
         assert not is_known
 
@@ -245,5 +245,5 @@ async def test_the_node_keeps_no_reply_that_the_client_has(owner: Node) -> None:
             await client.mq.create_topic(f"t{number}")
         await asyncio.gather(*[client.mq.produce("t", [b"tea"]) for _ in range(20)])
         await client.mq.create_topic("last")
-        (changes,) = served.server.changes.values()
+        (changes,) = served.server.changes.clients.values()
         assert len(changes._replies) == 1
