@@ -7,6 +7,7 @@ again gets the reply of the first time.
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
@@ -47,6 +48,8 @@ class ClientChanges:
 
     def __init__(self, rights: Rights, start: Start) -> None:
         self.rights = rights
+        self.memory = 1 + secrets.randbits(62)
+        """Tells the client whether the node still knows its changes."""
         self.left_at: float | None = None
         """Since when the client has no connection, by the loop's clock."""
         self._start = start
@@ -144,18 +147,17 @@ class Changes:
         self.clients: dict[int, ClientChanges] = {}
         """Those of each client, by its id."""
 
-    def of(self, client_id: int, rights: Rights) -> tuple[ClientChanges, bool]:
-        """Return the changes of a client that has connected, and whether it had some before.
-
-        They are known to the same rights only, and go on only then.
+    def of(self, client_id: int, rights: Rights) -> ClientChanges:
+        """Return the changes of a client that has connected; those of before go on and are known
+        only to the same rights.
         """
         known = self.clients.get(client_id)
         if known is not None and known.rights == rights:
-            return known, True
+            return known
         if known is not None:
             known.end()
         new = self.clients[client_id] = ClientChanges(rights, self._start)
-        return new, False
+        return new
 
     def forget_left(self, now: float) -> None:
         """End the changes of clients that have been without a connection for long, and those that

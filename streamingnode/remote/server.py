@@ -113,8 +113,6 @@ class Session:
         """None before the hello; so there are no writes."""
         self._writes: ClientWrites
         self._changes: ClientChanges
-        self._is_resumed = False
-        """Whether the node knew the client's changes when it connected."""
         self._hello: Hello
         self.ended: asyncio.Task[None] | None = None
         """Of a connection that is lost: done when none of its calls can have an effect any more."""
@@ -200,7 +198,7 @@ class Session:
         self._hello = hello
         self._writes = ClientWrites(self._shared, self.connection, hello.client_id, rights)
         self._server.clients[hello.client_id] = self
-        self._changes, self._is_resumed = self._server.changes.of(hello.client_id, rights)
+        self._changes = self._server.changes.of(hello.client_id, rights)
         self._changes.attach(self._reply)
         if before is None:
             self._welcome(max(versions))
@@ -228,7 +226,8 @@ class Session:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
         of_node = node.node_id, node.path, node.wal_name
-        welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings, self._is_resumed)
+        memory = self._changes.memory
+        welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings, memory)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
         self._shared.work(self.send_catalog())
