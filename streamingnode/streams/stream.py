@@ -51,8 +51,8 @@ from wal.errors import (
 from wal.headers import MessageType
 from wal.position import POSITION_MAX
 from wal.rocksmq.contract import Consumer, MessageQueue
+from wal.rocksmq.group import HELD_MAX
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
-from wal.rocksmq.topic import HELD_MAX
 from wal.runtime import event_log, mark_heard, outlast
 from wal.timetick import TICK_MAX
 

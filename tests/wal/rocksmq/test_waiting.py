@@ -12,8 +12,8 @@ import pytest
 
 from tests.wal.rocksmq.queues import Clock, opened
 from wal.errors import OnShutdown
+from wal.rocksmq.group import HELD_MAX, Group
 from wal.rocksmq.queue import RocksMQ
-from wal.rocksmq.topic import HELD_MAX, Group
 
 pytestmark = pytest.mark.anyio
 
