@@ -91,16 +91,18 @@ class RocksMQ(MessageQueue):
         are messages for, and each wakes the next.
         """
         self._counting: asyncio.TimerHandle | None = None
+        """The timer of the next write of counts, and the future of one that is not made yet."""
+        self._counted: asyncio.Future[None] | None = None
         self._closed = False
 
     # --- topics and groups ------------------------------------------------------------------------
 
     async def create_topic(self, topic: str) -> None:
         check_name("topic", topic)
-        await self._change(lambda draft: self._writer.make_topic(draft, topic))
+        await self._writer.begin(lambda draft: self._writer.make_topic(draft, topic))
 
     async def destroy_topic(self, topic: str) -> None:
-        draft = await self._change(lambda draft: self._destroyed(draft, topic))
+        draft = await self._writer.begin(lambda draft: self._destroyed(draft, topic))
         with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
             await self._store.reclaim(draft.batch)
 
@@ -119,10 +121,10 @@ class RocksMQ(MessageQueue):
                 )
             change.go_to(group, at)
 
-        await self._change(create)
+        await self._writer.begin(create)
 
     async def destroy_consumer_group(self, topic: str, group: str) -> None:
-        await self._change(lambda draft: draft.find(topic, group).remove_group(group))
+        await self._writer.begin(lambda draft: draft.find(topic, group).remove_group(group))
 
     async def exist_consumer_group(self, topic: str, group: str) -> bool:
         with suppress(GroupNotFound):
@@ -162,8 +164,6 @@ class RocksMQ(MessageQueue):
 
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
         bodies, size_bytes = bodies_of(messages)
-        if self._closed or not self._writer.is_open:
-            await self._open()
         return await self._writer.begin(
             lambda draft: draft.find(topic).produce(bodies),
             size_bytes=size_bytes,
@@ -183,7 +183,9 @@ class RocksMQ(MessageQueue):
         until = monotonic() + wait_s
         (closed, ack_timeout_s) = by
         while True:
-            found, state = await self._group(topic, group)
+            if self._closed or not self._writer.is_open:
+                await self._open()
+            found, state = self._group_of(topic, group)
             # while it waited, also for the log: what it took now nobody would give back
             if closed.is_set():
                 self._wake(topic, group, 1)  # it may have been its turn
@@ -197,9 +199,15 @@ class RocksMQ(MessageQueue):
                     self._wake(topic, group)  # each has to know until when to wait
                 elif state.first_open <= found.end_id:
                     self._wake(topic, group, 1)  # the next one takes what is left
-                messages = await self._deliver(found, group, lease, ids)
+                self._reader.read_ahead(found, ids[-1])
+                counted = self._count(found, group, state, ids)
+                counts = state.deliveries.of(ids)
+                messages = [] if counted else self._reader.recent(found, ids)
+                if len(messages) < len(ids):
+                    messages = await self._fetch(found, group, lease, ids, counted)
                 if messages:  # else retention has come after the group, or the consumer was closed
-                    return messages
+                    found.delivered += len(messages)
+                    return _with_counts(messages, counts) if counts else messages
                 continue
             left_s = until - monotonic()
             if not left_s > 0:  # also if it is no number, which no timer takes
@@ -209,22 +217,6 @@ class RocksMQ(MessageQueue):
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._signals[topic, group].wait(closed)
-
-    async def _deliver(
-        self, found: Topic, group: str, lease: Lease, ids: Sequence[int]
-    ) -> list[ConsumerMessage]:
-        """Count and return messages that were just taken, as many as fit into one answer."""
-        state = found.groups[group]
-        self._reader.read_ahead(found, ids[-1])
-        new = state.count(ids)
-        counts = state.deliveries.of(ids)
-        is_exact = bool(new) and new[0] < state.exact_below
-        counted = self._count(found, group, at_once=is_exact)
-        messages = [] if counted else self._reader.recent(found, ids)
-        if len(messages) < len(ids):
-            messages = await self._fetch(found, group, lease, ids, counted)
-        found.delivered += len(messages)
-        return _with_counts(messages, counts) if counts else messages
 
     async def _fetch(
         self,
@@ -265,7 +257,7 @@ class RocksMQ(MessageQueue):
         return messages
 
     async def ack(self, topic: str, group: str, ids: Sequence[int]) -> None:
-        await self._change(lambda draft: draft.find(topic, group).acknowledge(group, ids))
+        await self._writer.begin(lambda draft: draft.find(topic, group).acknowledge(group, ids))
 
     async def seek(self, topic: str, group: str, message_id: int) -> None:
         def seek(draft: Draft) -> None:
@@ -273,10 +265,10 @@ class RocksMQ(MessageQueue):
             kept = (change.begin_id, change.next_id - 1)
             change.go_to(group, contract.check_place(message_id, kept))
 
-        await self._change(seek)
+        await self._writer.begin(seek)
 
     async def force_seek(self, topic: str, group: str, message_id: int) -> None:
-        await self._change(lambda draft: draft.find(topic, group).go_to(group, message_id))
+        await self._writer.begin(lambda draft: draft.find(topic, group).go_to(group, message_id))
 
     async def get_latest_msg(self, topic: str) -> int:
         found = await self._topic(topic)
@@ -347,7 +339,7 @@ class RocksMQ(MessageQueue):
                     draft.find(name, damaged=True).give_up(self._now_ms(), self._options)
             return draft
 
-        draft = await self._change(give_up)
+        draft = await self._writer.begin(give_up)
         await self._store.reclaim(draft.batch)
 
     # --- the topics, and what changes them --------------------------------------------------------
@@ -360,23 +352,20 @@ class RocksMQ(MessageQueue):
 
     async def _topic(self, topic: str) -> Topic:
         """Return a topic that is sound, or raise."""
-        if self._closed or not self._writer.is_open:
-            await self._open()
+        await self._open()
         return find_topic(self._writer.topics, topic)
 
     async def _group(self, topic: str, group: str) -> tuple[Topic, Group]:
         """Return a topic that is sound and one of its groups, or raise."""
-        found = await self._topic(topic)
+        await self._open()
+        return self._group_of(topic, group)
+
+    def _group_of(self, topic: str, group: str) -> tuple[Topic, Group]:
+        found = find_topic(self._writer.topics, topic)
         state = found.groups.get(group)
         if state is None:
             raise GroupNotFound(f"topic {topic!r} has no group {shown(group)}")
         return found, state
-
-    async def _change(self, change: Callable[[Draft], T]) -> T:
-        """Make a change with the next write; return its result once that is durable."""
-        if self._closed or not self._writer.is_open:
-            await self._open()
-        return await self._writer.begin(change)
 
     def _landed(self, draft: Draft) -> None:
         """Topics have changed: wake the consumers that this is for."""
@@ -409,39 +398,46 @@ class RocksMQ(MessageQueue):
         if any(topic.uncounted for topic in self._writer.topics.values()):
             self._count_soon()
 
-    def _count(self, found: Topic, group: str, *, at_once: bool) -> asyncio.Future[None] | None:
-        """Write how often messages were delivered: now, and return the write, or in `COUNTED_S`.
+    def _count(
+        self, found: Topic, group: str, state: Group, ids: Sequence[int]
+    ) -> asyncio.Future[None] | None:
+        """Count a delivery in memory, and write that in `COUNTED_S`; return the write where it has
+        to come first.
 
         A message that ends its process each time it comes is to be found by its count. After a kill
         the disk may lack what was delivered last. From the next opening on it has each delivery of
         such a message before it is made.
         """
+        new = state.count(ids)
         found.uncounted.add(group)
-        if at_once:
-            return self._touch([found])
+        if new and new[0] < state.exact_below:
+            return self._write_counts()
         self._count_soon()
         return None
 
     def _count_soon(self) -> None:
         if self._counting is None:
-            self._counting = asyncio.get_running_loop().call_later(COUNTED_S, self._write_counts)
+            self._counting = asyncio.get_running_loop().call_later(COUNTED_S, self._end_counting)
 
-    def _write_counts(self) -> None:
+    def _end_counting(self) -> None:
         self._counting = None
         if not self._closed and self._writer.is_open:  # else `_opened` begins again
-            self._touch([topic for topic in self._writer.topics.values() if topic.uncounted])
+            self._write_counts()
 
-    def _touch(self, topics: Sequence[Topic]) -> asyncio.Future[None]:
-        """Write the records of topics that differ from those on the disk."""
+    def _write_counts(self) -> asyncio.Future[None]:
+        """Have the next write count the deliveries that no record counts yet; return its future,
+        which nobody cancels.
+        """
+        if self._counted is None or self._counted.done():
+            self._counted = self._writer.begin(self._change_counts)
+            self._counted.add_done_callback(mark_heard)  # nobody may wait for it
+        return self._counted
 
-        def touch(draft: Draft) -> None:
-            for topic in topics:
-                if self._writer.topics.get(topic.name) is topic and draft.has(topic.name):
-                    draft.find(topic.name, damaged=True)
-
-        touched = self._writer.begin(touch)
-        touched.add_done_callback(mark_heard)  # nobody may wait for it
-        return touched
+    def _change_counts(self, draft: Draft) -> None:
+        self._counted = None  # what is delivered from now on goes with another write
+        for name, topic in self._writer.topics.items():
+            if topic.uncounted and draft.has(name):
+                draft.find(name, damaged=True)
 
     def _give_back(
         self,

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -105,46 +105,30 @@ class Draft:
                 change.drop()
 
 
-class Call(Generic[T]):
+class Call(msgspec.Struct, eq=False, gc=False):
     """A call that waits for its write. `change` makes it in a draft, and returns its result."""
 
-    __slots__ = ("change", "done", "error", "makes_room", "result", "size_bytes")
-
-    def __init__(
-        self,
-        change: Callable[[Draft], T],
-        done: asyncio.Future[T],
-        size_bytes: int,
-        *,
-        makes_room: bool,
-    ) -> None:
-        self.change = change
-        self.done = done
-        self.size_bytes = size_bytes
-        self.makes_room = makes_room
-        self.result: T
-        self.error: StreamingNodeError | None = None
-
-    def make(self, draft: Draft, store: BatchStore) -> None:
-        """Make the change, or keep why it is refused."""
-        self.error = None
-        try:
-            store.check_admitted(makes_room=self.makes_room)
-            self.result = self.change(draft)
-        except StreamingNodeError as error:
-            self.error = error
+    change: Callable[[Draft], Any]
+    done: asyncio.Future[Any]
+    size_bytes: int
+    makes_room: bool
+    result: Any = None
+    error: StreamingNodeError | None = None
+    """Why it is refused."""
 
     def settle(self) -> None:
-        """Let the caller return."""
-        if self.error is not None:
-            self.fail(self.error)
-        elif not self.done.done():
+        """Let the caller return, or raise why it is refused."""
+        if self.done.done():
+            return
+        if self.error is None:
             self.done.set_result(self.result)
+        else:
+            self.done.set_exception(self.error)
 
     def fail(self, error: StreamingNodeError) -> None:
         """Let the caller raise."""
-        if not self.done.done():
-            self.done.set_exception(error)
+        self.error = error
+        self.settle()
 
 
 class TopicWriter:
@@ -181,7 +165,7 @@ class TopicWriter:
         self._opening = asyncio.Lock()
         self._doubt: Draft | None = None
         """The draft whose write has failed, until it is known whether the store has it."""
-        self._calls = deque[Call[Any]]()
+        self._calls = deque[Call]()
         self._since = 0.0
         """When the first of these calls came."""
         self._writing: asyncio.Task[None] | None = None
@@ -275,11 +259,15 @@ class TopicWriter:
     ) -> asyncio.Future[T]:
         """Make a change with the next write; return the future of its result, which may be
         cancelled. A change whose future is cancelled before it is written is not made.
+
+        Raises `OnShutdown` when the writer is closed.
         """
+        if self._closed:
+            raise OnShutdown("the queue is closed")
         if not self._calls:
             self._since = monotonic()
         done: asyncio.Future[T] = self._make_future()
-        self._calls.append(Call(change, done, size_bytes, makes_room=makes_room))
+        self._calls.append(Call(change, done, size_bytes, makes_room))
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_calls())
         return done
@@ -333,18 +321,34 @@ class TopicWriter:
             call.settle()
         _tell_slow_write(draft, began, taken)
 
-    def _take(self, draft: Draft) -> list[Call[Any]]:
+    def _take(self, draft: Draft) -> list[Call]:
         """Make the changes of the calls that go with the next write."""
-        calls = list[Call[Any]]()
+        calls = list[Call]()
         size_bytes = 0
+        refused = self._refusal(makes_room=False)
+        refused_always = self._refusal(makes_room=True) if refused else None
         while self._calls and size_bytes < PRODUCE_BYTES_MAX:
             call = self._calls.popleft()
-            if not call.done.done():
-                call.make(draft, self._store)
-                calls.append(call)
-                size_bytes += call.size_bytes
+            if call.done.done():
+                continue
+            call.error = refused_always if call.makes_room else refused
+            if call.error is None:
+                try:
+                    call.result = call.change(draft)
+                except StreamingNodeError as error:
+                    call.error = error
+            calls.append(call)
+            size_bytes += call.size_bytes
         self._since = monotonic()
         return calls
+
+    def _refusal(self, *, makes_room: bool) -> StreamingNodeError | None:
+        """Return why the store refuses calls now, if it does."""
+        try:
+            self._store.check_admitted(makes_room=makes_room)
+        except StreamingNodeError as error:
+            return error
+        return None
 
     def _land(self, draft: Draft) -> None:
         """The batch is durable: the topics are what the draft is."""
@@ -359,7 +363,7 @@ class TopicWriter:
         self._on_landed(draft)
         self.landed.wake()
 
-    def _fail(self, draft: Draft, calls: Sequence[Call[Any]], error: StreamingNodeError) -> None:
+    def _fail(self, draft: Draft, calls: Sequence[Call], error: StreamingNodeError) -> None:
         """The outcome of the batch is open. A call that was refused beside it is made again: what
         it was refused for may not have happened.
         """
