@@ -125,7 +125,7 @@ async def measure(case: Case, rounds: int) -> Result:
                 await anyio.to_thread.run_sync(write_table, complete, root / "full.parquet")
             )
             flushed.append(await flush(store, log, root))
-        await store.put_meta({"checkpoint/p0": None})
+        await store.state.put({"checkpoint/p0": None})
     flush_s = _median(flushed).wall_s
     return Result(
         case=case,

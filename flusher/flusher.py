@@ -241,7 +241,7 @@ class Flusher:
         numbers = await in_thread(self.cuts.look)
         # Asked for after the cuts were listed: it goes up before a cut goes.
         first_kept = decode_first_kept(
-            await self._context.store.get_meta(kept_cuts_key(self._context.log.name))
+            await self._context.store.state.get(kept_cuts_key(self._context.log.name))
         )
         if numbers and numbers[0] > first_kept:
             raise Corrupt(
@@ -318,7 +318,7 @@ class Flusher:
     async def _run_once(self) -> None:
         context = self._context
         checkpoint = decode_checkpoint(
-            await context.store.get_meta(checkpoint_key(context.log.name))
+            await context.store.state.get(checkpoint_key(context.log.name))
         )
         failpoint("recovery.checkpoint_read")
         ahead = await in_thread(self._tidy, checkpoint, context.next_id())

@@ -225,7 +225,7 @@ class Retention:
         if earliest:
             key = kept_cuts_key(self._context.log.name)
             first_kept = earliest[-1].number + 1
-            await self._context.store.put_meta({key: msgspec.msgpack.encode(first_kept)})
+            await self._context.store.state.put({key: msgspec.msgpack.encode(first_kept)})
             failpoint("flush.cut_given_up")
             await in_thread(self._remove_cuts, earliest)
             self._cuts.forget_below(first_kept)

@@ -382,7 +382,7 @@ class FlushRun:
             shard_state=self.state.snapshot(),
             producers=await context.save_producers(manifest.tick),
         )
-        await context.store.put_meta(
+        await context.store.state.put(
             {checkpoint_key(context.log.name): msgspec.msgpack.encode(checkpoint)}
         )
         failpoint("flush.checkpoint_saved")

@@ -20,7 +20,7 @@ from interceptors.errors import ProducerFenced
 from interceptors.window import Places, ProducerLimits, Window, Write
 from wal.append import AppendGroup, AppendPack, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded, StreamingNodeError
-from wal.log import LogStore
+from wal.log import StateMap
 from wal.position import Place, ProducerStamp
 from wal.runtime import carry_on
 
@@ -273,10 +273,10 @@ class Producers:
     checked against. What was begun here may still take place when its caller is cancelled.
     """
 
-    def __init__(self, store: LogStore, pchannel: str, limits: ProducerLimits) -> None:
+    def __init__(self, state: StateMap, pchannel: str, limits: ProducerLimits) -> None:
         self.limits = limits
         self.places = Places()
-        self._store = store
+        self._state = state
         self._prefix = f"producer/{pchannel}/"
         self._records: dict[str, ProducerRecord] = {}
         self._interceptor: IdempotencyInterceptor | None = None
@@ -286,7 +286,7 @@ class Producers:
         """Read the producers that earlier runs left. Raises `Corrupt` for one that cannot be
         read.
         """
-        stored = await self._store.scan_meta(self._prefix)
+        stored = await self._state.scan(self._prefix)
         self._records = {
             key.removeprefix(self._prefix): _decode(key, value) for key, value in stored.items()
         }
@@ -365,7 +365,7 @@ class Producers:
                 return False
             gone = ProducerRecord(record.producer_id, record.epoch + 1)
             try:
-                await self._store.put_meta({self._prefix + name: None})
+                await self._state.put({self._prefix + name: None})
             except Indeterminate:
                 # After a restart it may be unknown, and its retries new writes: so it writes
                 # nothing any more.
@@ -380,7 +380,7 @@ class Producers:
             return True
 
     async def _put(self, name: str, record: ProducerRecord) -> None:
-        await self._store.put_meta({self._prefix + name: msgspec.msgpack.encode(record)})
+        await self._state.put({self._prefix + name: msgspec.msgpack.encode(record)})
         self._records[name] = record
 
     async def _fence(self, record: ProducerRecord) -> None:

@@ -9,12 +9,13 @@ reader resumes there.
 import asyncio
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from scanner.deliver_policy import ReaderBusy, ReaderNotFound, StartingPoint
 from wal.errors import Corrupt, InvalidArgument, OnShutdown, StreamingNodeError
+from wal.log import StateMap
 from wal.runtime import carry_on, mark_heard
 
 _PREFIX = "reader/"
@@ -32,18 +33,6 @@ class ReaderPosition(msgspec.Struct, frozen=True, array_like=True):
     def start(self) -> StartingPoint:
         """Where a scanner resumes."""
         return StartingPoint(self.position, self.tick)
-
-
-class ReaderRecords(Protocol):
-    """Where positions are kept: the map of state of a log store, or of what stands in front of
-    one.
-    """
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """As `LogStore.scan_meta`."""
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """As `LogStore.put_meta`."""
 
 
 class KnownReader(NamedTuple):
@@ -65,8 +54,8 @@ class NamedReaders:
     nobody can open them.
     """
 
-    def __init__(self, store: ReaderRecords, live: Callable[[], Mapping[int, str]]) -> None:
-        self._store = store
+    def __init__(self, state: StateMap, live: Callable[[], Mapping[int, str]]) -> None:
+        self._state = state
         self._live = live
         self._positions: dict[str, ReaderPosition] = {}
         # None while a reader is being opened or deleted
@@ -80,7 +69,7 @@ class NamedReaders:
         """Read the positions that earlier runs left. Raises `Corrupt` for one that cannot be
         read.
         """
-        stored = await self._store.scan_meta(_PREFIX)
+        stored = await self._state.scan(_PREFIX)
         self._positions = {key: _decode_position(key, value) for key, value in stored.items()}
 
     def lease(self, pchannel: str) -> int | None:
@@ -143,7 +132,7 @@ class NamedReaders:
         live = self._live()
         keys = [key for key in self._positions if not _is_live(key, live)]
         if keys:
-            await self._store.put_meta(dict.fromkeys(keys))
+            await self._state.put(dict.fromkeys(keys))
         for key in keys:
             del self._positions[key]
 
@@ -155,7 +144,7 @@ class NamedReaders:
 
     async def save(self, key: str, position: ReaderPosition) -> None:
         """Make a reader's position durable, and move its lease there."""
-        await self._store.put_meta({key: msgspec.msgpack.encode(position)})
+        await self._state.put({key: msgspec.msgpack.encode(position)})
         self._positions[key] = position
         self._in_doubt.discard(key)
 
@@ -168,7 +157,7 @@ class NamedReaders:
             if key not in self._positions:
                 return False
             self._in_doubt.add(key)
-            await self._store.put_meta({key: None})
+            await self._state.put({key: None})
             del self._positions[key]
             self._in_doubt.discard(key)
             return True

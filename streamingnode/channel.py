@@ -43,7 +43,7 @@ from wal.failpoint import failpoint
 from wal.files import disk_errors_typed
 from wal.headers import CutHeader, MessageType
 from wal.live_tail import LiveTail
-from wal.log import Log, LogStore
+from wal.log import Log, LogStore, StateMap
 from wal.message import MutableMessage
 from wal.position import ProducerStamp
 from wal.queue import PendingBytes
@@ -141,6 +141,22 @@ class ChannelTerm:
         self.transactions.end()
 
 
+class StateInTerm:
+    """The map of state of a store whose log is reopened after a failed write: a change that this
+    left open is made again in the next term.
+    """
+
+    def __init__(self, state: StateMap, wal: Wal) -> None:
+        self._state = state
+        self._wal = wal
+        self.get = state.get
+        self.scan = state.scan
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys as `wal.log.StateMap.put`. Raises as `Wal.in_term`."""
+        await self._wal.in_term(partial(self._state.put, changes))
+
+
 class Channel:
     """An open pchannel; `open` comes first. Lives on the event loop."""
 
@@ -166,7 +182,7 @@ class Channel:
         self.pending = PendingBytes(config.writes.pending_bytes_max)
         self.tail = LiveTail(capacity_bytes=config.tail.capacity_bytes)
         self.scanners = ScannerRegistry(log, self.tail)
-        self.producers = Producers(store, log.name, config.producers)
+        self.producers = Producers(store.state, log.name, config.producers)
         self.wal = Wal(
             store,
             log,
@@ -180,7 +196,7 @@ class Channel:
         )
         self.append = self.wal.append
         self.read = self.scanners.open
-        self.scan_meta = store.scan_meta
+        self.state = StateInTerm(store.state, self.wal)
         self.term: ChannelTerm
         """The present term or the last one."""
         self._cutting = asyncio.Lock()
@@ -194,7 +210,7 @@ class Channel:
 
     async def _open_term(self, first_tick: LogEntry, end: AppendPack) -> ChannelTerm:
         started = time.perf_counter()
-        checkpoint = decode_checkpoint(await self.store.get_meta(checkpoint_key(self.log.name)))
+        checkpoint = decode_checkpoint(await self.store.state.get(checkpoint_key(self.log.name)))
         found = await recover(
             self.log,
             position=checkpoint.start_position,
@@ -295,14 +311,6 @@ class Channel:
         else:
             await term.ticks.sync()
         return term.shards.state.cut_number
-
-    # --- records, which a failed write may leave open ---------------------------------------------
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys of the store's map as `LogStore.put_meta` does, again if the log was reopened
-        meanwhile.
-        """
-        await self.wal.in_term(partial(self.store.put_meta, changes))
 
     async def save_producers(self, tick: int) -> bytes:
         """Return the window as of a cut; encoded in a thread, because a full one takes longer than

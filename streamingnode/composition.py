@@ -75,7 +75,7 @@ async def compose(
     failpoint("recovery.store_opened")
     # a log beside cuts that are not its own is refused before anything is appended to it
     if path is not None:
-        checkpoint = decode_checkpoint(await store.get_meta(checkpoint_key(PCHANNEL)))
+        checkpoint = decode_checkpoint(await store.state.get(checkpoint_key(PCHANNEL)))
         await in_thread(refuse_mixed, path, checkpoint, store.node_id, log.last_tick)
     traces = await _load_traces(config, store.node_id, brief=brief)
     appends = AppendMeter(*[each for each in (traces, observer) if each is not None])
@@ -91,7 +91,7 @@ async def compose(
     )
     await channel.open()
     closing.push_async_callback(channel.close)
-    readers = NamedReaders(channel, channel.live)
+    readers = NamedReaders(channel.state, channel.live)
     await readers.load()
     failpoint("recovery.readers_loaded")
     await readers.forget_dropped()
@@ -130,7 +130,7 @@ async def compose(
         node_statistics, channel, flusher, appends, topics, now_ms=now_ms, opened_s=time.monotonic()
     )
     backend = EmbeddedBackend(path, channel, flusher, readers, statistics, make_topics)
-    if await store.scan_meta(PREFIX):
+    if await store.state.scan(PREFIX):
         _ = backend.mq  # retention works also where nobody uses them
     if path is not None and config.serve.listen:
         backend.listener = listener = Listener(backend)

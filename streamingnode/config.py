@@ -6,12 +6,21 @@ setting is named by its dotted path, as in `flush.schedule.interval_s`, or by an
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeGuard,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -96,6 +105,10 @@ GROUP_BYTES_MAX = 1 << 30
 """Largest append group: it is one entry of the log, whose lengths have 32 bits."""
 
 
+LogOptions = RocksOptions
+"""Where the log is, and its settings: a union of structs that are tagged by `log.kind`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
     """How much of the newest log stays in memory for readers."""
@@ -149,7 +162,7 @@ class NodeConfig:
     it.
     """
 
-    log: RocksOptions = field(default_factory=RocksOptions)
+    log: LogOptions = field(default_factory=RocksOptions)
     memory: MemoryOptions = field(default_factory=MemoryOptions)
     wal: WalLimits = field(default_factory=WalLimits)
     writes: WriteLimits = field(default_factory=WriteLimits)
@@ -223,10 +236,29 @@ def _known_settings() -> Mapping[str, object]:
 
 def _flatten_types(options: type, prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, kind in get_type_hints(options).items():
-        if isinstance(kind, type) and is_dataclass(kind):
-            yield from _flatten_types(kind, f"{prefix}{name}.")
-        elif name != "set_by":
+        if sections := _sections(kind):
+            yield from _flatten_sections(sections, f"{prefix}{name}.")
+        elif name != "set_by" and get_origin(kind) is not ClassVar:
             yield f"{prefix}{name}", kind
+
+
+def _flatten_sections(sections: Sequence[type], prefix: str) -> Iterator[tuple[str, object]]:
+    """Yield the settings of all kinds that a section can be of, and the one that names the kind."""
+    structs = [section for section in sections if issubclass(section, msgspec.Struct)]
+    kinds = tuple(each.__struct_config__.tag for each in structs)
+    if kinds:
+        yield f"{prefix}kind", Literal[kinds]
+    for section in sections:
+        yield from _flatten_types(section, prefix)
+
+
+def _sections(kind: object) -> list[type]:
+    """Return the options classes that a field of this type can hold; none for a single setting."""
+    return [each for each in (kind, *get_args(kind)) if _is_options(each)]
+
+
+def _is_options(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, msgspec.Struct))
 
 
 def _read_toml(file: Path) -> Mapping[str, object]:
@@ -247,8 +279,8 @@ def _from_tables(tables: Mapping[str, object], origin: str, prefix: str = "") ->
     """
     for name, value in tables.items():
         key = f"{prefix}{name}"
-        if is_dataclass(value) and not isinstance(value, type):
-            for inner, _ in _flatten_types(type(value)):
+        if _is_options(type(value)):
+            for inner, _ in _flatten_sections([type(value)], ""):
                 full = f"{key}.{inner}"
                 given = attrgetter(inner)(value)
                 yield (

@@ -106,7 +106,7 @@ class EmbeddedBackend(CatalogChanges):
         """
         if self.mq is None:
             raise InvalidArgument("this node has no channels — open one with a directory")
-        return ChannelService(self.channel, self.mq)
+        return ChannelService(self.channel.state, self.mq)
 
     @cached_property
     def _upkeep(self) -> Upkeep:

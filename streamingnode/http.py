@@ -24,7 +24,7 @@ from streamingnode.remote.address import is_loopback
 from streamingnode.statistics import AppendMeter
 from wal.errors import InvalidArgument, StreamingNodeError, brief
 from wal.lifecycle import LogState
-from wal.rocks.space import SpaceLevel
+from wal.log import SpaceLevel
 from wal.runtime import Supervisor, event_log, in_thread, mark_heard
 from wal.sockets import accept_one_a_turn, stop_accepting
 

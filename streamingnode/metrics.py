@@ -15,8 +15,8 @@ from spark_sink.errors import PackageMissing
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.statistics import AppendMeter, NodeStatistics
 from wal.lifecycle import LogState
+from wal.log import SpaceLevel
 from wal.measure import Histogram
-from wal.rocks.space import SpaceLevel
 from wal.runtime import in_thread
 from wal.timetick import physical_ms
 

@@ -19,8 +19,8 @@ from streamingnode.channel import Channel
 from wal.append import AppendObserver, Pack
 from wal.headers import MessageType
 from wal.lifecycle import LogStatus
+from wal.log import LogStore
 from wal.measure import Distribution, Histogram, Rate
-from wal.rocks.store import RocksStore
 from wal.rocksmq.contract import TopicInfo
 from wal.rocksmq.queue import RocksMQ
 from wal.runtime import event_log
@@ -332,17 +332,21 @@ def node_statistics(
             growing_segment_bytes=shards.growing_bytes,
         ),
         tail=TailStatistics(entries=channel.tail.entry_count, bytes=channel.tail.size_bytes),
-        space=SpaceStatistics(
-            level=store.space.level.name.lower(),
-            free_bytes=store.space.free_bytes,
-            needed_bytes=store.space.needed_bytes,
-            log_bytes=store.space.log_bytes,
-            reserve_bytes=store.space.reserve_bytes,
-            queued_bytes=store.queued_bytes,
-        )
-        if isinstance(store, RocksStore)
-        else None,
+        space=_space_statistics(store),
         readers=channel.scanners.statistics(),
         flusher=flusher.statistics(),
         topics=mq[0].statistics() if mq else {},
+    )
+
+
+def _space_statistics(store: LogStore) -> SpaceStatistics | None:
+    if (space := store.space) is None:
+        return None
+    return SpaceStatistics(
+        level=space.level.name.lower(),
+        free_bytes=space.free_bytes,
+        needed_bytes=space.needed_bytes,
+        log_bytes=space.log_bytes,
+        reserve_bytes=space.reserve_bytes,
+        queued_bytes=store.queued_bytes,
     )

@@ -3,7 +3,6 @@
 `tests/wal/entry_log_contract.py` is the contract as tests; every store passes it.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -105,48 +104,3 @@ class Batch:
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
         return not (self.records or self.entries or self.kept or self.removed)
-
-
-class BatchStore(Protocol):
-    """A store as the owner of such logs sees it: batches, the state map they change, and terms."""
-
-    openings: int
-    """Grows when the store is opened again: what was being written before is there or not."""
-
-    @property
-    def taking_writes(self) -> bool:
-        """Whether writes are taken; see `wal.log.LogStore`."""
-
-    def check_admitted(self, *, makes_room: bool) -> None:
-        """Raise unless writes are taken, and `StorageFull` when there is no room for this one."""
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return the records whose keys start with `prefix`; see `wal.log.LogStore`."""
-
-    def owned_log(
-        self,
-        log_id: int,
-        decode: Decode[E],
-        *,
-        first_position: int,
-        last_position: int,
-        title: str,
-    ) -> OwnedLog[E]:
-        """Return a log as its owner's records tell of it, until `release`.
-
-        `title` begins the text of errors, before a position.
-        """
-
-    def release(self, log: OwnedLog[Any]) -> None:
-        """Let go of a log; its entries stay. Idempotent."""
-
-    def write(self, batch: Batch) -> asyncio.Future[None]:
-        """Queue a batch; never suspends, so call order is the order on disk.
-
-        The future is done when the batch is synced, whatever the durability, and readers see its
-        entries. It fails with `Indeterminate` when the write failed. Nobody cancels it. Raises what
-        the store's state says when nothing was done.
-        """
-
-    async def reclaim(self, batch: Batch) -> None:
-        """Give back the disk space of what a durable batch has given up."""

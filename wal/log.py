@@ -1,34 +1,36 @@
-"""The contract of a log store, which those on RocksDB and in memory keep.
+"""The contracts of a log store and of the map of state beside its logs, which the stores on RocksDB
+and in memory keep.
 
-`tests/wal/log_contract.py` is the contract as tests; every store passes it.
+`tests/wal/log_contract.py` and `tests/wal/state_map_contract.py` are the contracts as tests; every
+store passes both.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from enum import IntEnum, unique
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
 
 from wal.append import AppendPack, AppendTicket, Pack
 from wal.entry import LogEntry
+from wal.entry_log import Batch, Decode, E, EntryLog, OwnedLog
 from wal.failpoint import failpoint
 
 
-class Log(Protocol):
-    """One ordered log. Positions are dense from 1, ids ascend in append order, entries are atomic.
+class Log(EntryLog[LogEntry], Protocol):
+    """One ordered log of packs, which are its entries: an `EntryLog` and the codec of packs.
 
-    All methods are called on the event loop; none blocks it.
+    Positions begin at 1, ids ascend in append order. All methods are called on the event loop; none
+    blocks it.
     """
 
     name: str
     wal_name: str
     """The kind of log, as message ids name it."""
-    first_position: int
-    """Position of the earliest message still kept; `next_position` when none is."""
-    next_position: int
     last_tick: int
     """Tick of the last entry in the log, 0 for an empty one."""
-
-    @property
-    def durable_position(self) -> int:
-        """Position of the last message known to be synced; 0 when none is."""
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait until the queue has room for `size_bytes`; back-pressure, first come first served.
@@ -47,20 +49,6 @@ class Log(Protocol):
         the one before it.
         """
 
-    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Return consecutive synced entries from the one that holds `position`, at least one if
-        there is one.
-
-        Stops after the entry that reaches `bytes_max`. Empty when `position` is past the last
-        synced entry. Every entry is checked: checksum, chain, density. Raises `Truncated` below
-        `first_position`, `Corrupt` with the range for damage or an early end.
-        """
-
-    async def wait_beyond(self, position: int) -> None:
-        """Wait, without polling, until a message after `position` is synced. Raises `OnShutdown` on
-        close.
-        """
-
     async def truncate(
         self, position: int, *, needed: Callable[[], int | None] | None = None
     ) -> None:
@@ -72,8 +60,97 @@ class Log(Protocol):
         """
 
 
+class StateMap(Protocol):
+    """A small durable map beside the logs of a store: keys are text, values are bytes.
+
+    It is meant for thousands of records of some kilobytes, all of which fit in memory. All methods
+    are called on the event loop; none blocks it. After a failed write all raise `LogReopening`
+    until the store is reopened, since nobody knows then whether the last change is there; after
+    `close` they raise `OnShutdown`.
+    """
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+
+    async def scan(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, ordered by the keys' UTF-8
+        bytes.
+        """
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes), all at once or none; durable on return.
+
+        Changes take effect in call order. An entry that was acknowledged before the call is durable
+        on return, too. Cancelling the caller does not undo the change.
+        """
+
+
+class BatchMap(StateMap, Protocol):
+    """A map of state beside which its users keep logs of their own, changed by the same batches.
+
+    A user's records say where its logs begin and end.
+    """
+
+    def owned_log(
+        self,
+        log_id: int,
+        decode: Decode[E],
+        *,
+        first_position: int,
+        last_position: int,
+        title: str,
+    ) -> OwnedLog[E]:
+        """Return a log as its owner's records describe it, until `release`.
+
+        `title` begins the text of errors, before a position.
+        """
+
+    def release(self, log: OwnedLog[Any]) -> None:
+        """Let go of a log; its entries stay. Idempotent."""
+
+    def write(self, batch: Batch) -> asyncio.Future[None]:
+        """Queue a batch; never suspends, so call order is the order on disk.
+
+        The future is done when the batch is synced, whatever the durability, and readers see its
+        entries. It fails with `Indeterminate` when the write failed. Raises what the store's state
+        says when nothing was done; a low disk refuses nothing here.
+        """
+
+    async def reclaim(self, batch: Batch) -> None:
+        """Give back the disk space of what a durable batch has deleted."""
+
+
+@unique
+class SpaceLevel(IntEnum):
+    """How short the disk of a store is: from `SHORT` on, log should be truncated; from `FULL` on,
+    appends are refused; at `EXHAUSTED`, every write is.
+    """
+
+    AMPLE = 0
+    SHORT = 1
+    FULL = 2
+    EXHAUSTED = 3
+
+
+class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
+    """The disk of a store as of its last look, in bytes.
+
+    `needed_bytes` is the low-water mark, 0 without one. `free_bytes` does not count the reserve,
+    `log_bytes` is the store's own write-ahead log, `reserve_bytes` what the reserve should have.
+    """
+
+    level: SpaceLevel
+    free_bytes: int
+    log_bytes: int
+    needed_bytes: int
+    reserve_bytes: int
+
+
 class LogStore(Protocol):
-    """Owner of a node's logs, one for each pchannel, and of the small map of state beside them."""
+    """The owner of a node's logs, one for each pchannel.
+
+    What not every store has is None: `space` and `link_copy`.
+    """
 
     node_id: str
     """Identity of the node's data, made at first open and kept for ever."""
@@ -83,8 +160,28 @@ class LogStore(Protocol):
     """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
+    def state(self) -> StateMap:
+        """The map of state beside the logs; the same object for as long as the store lives."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that were appended and are not durable yet."""
+
+    @property
     def short_of_space(self) -> bool:
-        """Whether log should be given up before appends have to be refused."""
+        """Whether log should be truncated before appends have to be refused."""
+
+    @property
+    def space(self) -> StoreSpace | None:
+        """The disk the store writes to; None when it writes to none of this machine's."""
+
+    @property
+    def link_copy(self) -> Callable[[Path], Awaitable[None]] | None:
+        """Makes a copy of all that is durable at a new path of the same disk while the store runs;
+        None when the store has no files on this machine.
+
+        The copy does not change any more. Its files may share bytes with the original's.
+        """
 
     async def promise_tick(self, tick: int) -> None:
         """Remember that ticks up to `tick` may be given to readers without an entry in the log;
@@ -93,15 +190,6 @@ class LogStore(Protocol):
 
     async def open_log(self, name: str) -> Log:
         """Return the log of pchannel `name`, made if it is new, verified if not."""
-
-    async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none."""
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order."""
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once; durable when it returns."""
 
     @property
     def condition(self) -> str:
@@ -129,7 +217,25 @@ class LogStore(Protocol):
         """
 
     async def close(self) -> None:
-        """Write what is queued, sync, and release the directory; idempotent."""
+        """Write what is queued, sync, and release what the store owns; idempotent."""
+
+
+class TopicStore(Protocol):
+    """A log store that can keep topics: what their owner needs of it."""
+
+    openings: int
+    """How often it was opened: what was being written before is there as a whole or not at all."""
+
+    @property
+    def state(self) -> BatchMap:
+        """The map of state, and the logs of its users."""
+
+    @property
+    def taking_writes(self) -> bool:
+        """Whether writes are taken; see `LogStore`."""
+
+    def check_admitted(self, *, makes_room: bool) -> None:
+        """Raise unless writes are taken, and `StorageFull` when there is no room for this one."""
 
 
 def is_needed(kept: int, needed: Callable[[], int | None] | None) -> bool:

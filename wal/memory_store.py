@@ -160,14 +160,87 @@ def _decode_entry(wal_name: str, data: bytes, previous_crc32c: int | None) -> Lo
     return decode_entry(data, wal_name=wal_name, previous_crc32c=previous_crc32c)
 
 
+class MemoryStateMap:
+    """A map of state in memory; see `wal.log.StateMap` for the contract."""
+
+    def __init__(self, store: "MemoryLogStore") -> None:
+        self._store = store
+        self._records: dict[str, bytes] = {}
+        self._logs: dict[int, MemoryEntryLog[Any]] = {}
+        """Those that owners have not released, by their ids."""
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+        self._store.check_open()
+        return self._records.get(key)
+
+    async def scan(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, in key order."""
+        self._store.check_open()
+        found = sorted(self._records.items())
+        return {key: value for key, value in found if key.startswith(prefix)}
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes) all at once."""
+        self.write(Batch(changes))
+
+    def owned_log(
+        self,
+        log_id: int,
+        decode: Decode[E],
+        *,
+        first_position: int,
+        last_position: int,
+        title: str,
+    ) -> MemoryEntryLog[E]:
+        """Return a log that its owner keeps, which is empty; see `wal.log.BatchMap`."""
+        assert last_position < first_position, f"{title}: what is in memory is in no record before"
+        log = MemoryEntryLog(self._store, decode, log_id=log_id, first_position=first_position)
+        self._logs[log_id] = log
+        return log
+
+    def release(self, log: OwnedLog[Any]) -> None:
+        """Let go of a log; see `wal.log.BatchMap`."""
+        self._logs.pop(log.log_id, None)
+
+    def write(self, batch: Batch) -> asyncio.Future[None]:
+        """Make the changes of a batch; see `wal.log.BatchMap`."""
+        self._store.check_open()
+        for key, value in batch.records.items():
+            if value is None:
+                self._records.pop(key, None)
+            else:
+                self._records[key] = value
+        for log, position, data in batch.entries:
+            self._logs[log.log_id].keep(position, data)
+        for log, position in batch.kept.items():
+            self._logs[log.log_id].drop_before(position)
+        for log in batch.removed:
+            self._logs[log.log_id].drop_before(log.next_position)
+        return self._store.done
+
+    async def reclaim(self, batch: Batch) -> None:
+        """Do nothing: memory is free at once."""
+
+    def end(self, error: Exception) -> None:
+        """End the waits for messages of its logs, and forget all."""
+        for log in self._logs.values():
+            log.end(error)
+        self._logs.clear()
+        self._records.clear()
+
+
 class MemoryLogStore:
-    """A node's logs and state map in memory; see `wal.log.LogStore` for the contract. Its term is
-    always 1.
+    """A node's logs in memory, and its map of state; see `wal.log.LogStore` for the contract. Its
+    term is always 1.
     """
 
     term = 1
     promised_tick = 0
     openings = 1
+    queued_bytes = 0
+    space = None
+    link_copy = None
 
     def __init__(self, options: MemoryOptions | None = None) -> None:
         self.node_id = uuid.uuid4().hex
@@ -176,8 +249,7 @@ class MemoryLogStore:
         self.done = asyncio.get_running_loop().create_future()
         self.done.set_result(None)
         self._logs: dict[str, MemoryLog] = {}
-        self._owned_logs: dict[int, MemoryEntryLog[Any]] = {}
-        self._meta: dict[str, bytes] = {}
+        self.state = MemoryStateMap(self)
         self.condition = "open"
         self.taking_writes = True
 
@@ -209,58 +281,6 @@ class MemoryLogStore:
         self.check_open()
         return self._logs.setdefault(name, MemoryLog(self, name))
 
-    async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none."""
-        self.check_open()
-        return self._meta.get(key)
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order."""
-        self.check_open()
-        return {key: value for key, value in sorted(self._meta.items()) if key.startswith(prefix)}
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once."""
-        self.write(Batch(changes))
-
-    def owned_log(
-        self,
-        log_id: int,
-        decode: Decode[E],
-        *,
-        first_position: int,
-        last_position: int,
-        title: str,
-    ) -> MemoryEntryLog[E]:
-        """Return a log that its owner keeps, which is empty; see `wal.entry_log.BatchStore`."""
-        assert last_position < first_position, f"{title}: what is in memory is in no record before"
-        log = MemoryEntryLog(self, decode, log_id=log_id, first_position=first_position)
-        self._owned_logs[log_id] = log
-        return log
-
-    def release(self, log: OwnedLog[Any]) -> None:
-        """Let go of a log; see `wal.entry_log.BatchStore`."""
-        self._owned_logs.pop(log.log_id, None)
-
-    def write(self, batch: Batch) -> asyncio.Future[None]:
-        """Make the changes of a batch; see `wal.entry_log.BatchStore`."""
-        self.check_open()
-        for key, value in batch.records.items():
-            if value is None:
-                self._meta.pop(key, None)
-            else:
-                self._meta[key] = value
-        for log, position, data in batch.entries:
-            self._owned_logs[log.log_id].keep(position, data)
-        for log, position in batch.kept.items():
-            self._owned_logs[log.log_id].drop_before(position)
-        for log in batch.removed:
-            self._owned_logs[log.log_id].drop_before(log.next_position)
-        return self.done
-
-    async def reclaim(self, batch: Batch) -> None:
-        """Do nothing: memory is free at once."""
-
     async def wait_failed(self) -> None:
         """Wait for ever: a write to memory does not fail half-way."""
         await asyncio.get_running_loop().create_future()
@@ -273,8 +293,8 @@ class MemoryLogStore:
         """Forget everything; idempotent."""
         self.condition = "closed"
         self.taking_writes = False
-        for log in (*self._logs.values(), *self._owned_logs.values()):
-            log.end(OnShutdown("the in-memory store is closed"))
+        ended = OnShutdown("the in-memory store is closed")
+        for log in self._logs.values():
+            log.end(ended)
         self._logs.clear()
-        self._owned_logs.clear()
-        self._meta.clear()
+        self.state.end(ended)

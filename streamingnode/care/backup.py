@@ -433,7 +433,7 @@ class Upkeep:
         numbers = cut_numbers(self._path)
         try:
             # After the cuts were listed: which is the first that is kept goes up before a cut goes.
-            records = check_records(self._on_loop(self._store.scan_meta("")), report)
+            records = check_records(self._on_loop(self._store.state.scan("")), report)
             records.checkpoint = checkpoint
             check_topics(records.topics, self._read_topic, report)
         except Corrupt as error:
@@ -463,7 +463,7 @@ class Upkeep:
         try:
             return self._on_loop(self._read_log_of(topic, at))
         except Corrupt:
-            _, now = decode_records(self._on_loop(self._store.scan_meta(PREFIX)))
+            _, now = decode_records(self._on_loop(self._store.state.scan(PREFIX)))
             if any(
                 (each.log_id, each.begin_id) == (topic.log_id, topic.begin_id)
                 for each in now.values()
@@ -472,7 +472,7 @@ class Upkeep:
             return []
 
     async def _read_log_of(self, topic: Topic, at: int) -> list[TopicEntry]:
-        log = self._store.owned_log(
+        log = self._store.state.owned_log(
             topic.log_id,
             decode_entry,
             first_position=topic.begin_id,
@@ -482,7 +482,7 @@ class Upkeep:
         try:
             return await log.read(at, bytes_max=STEP_BYTES)
         finally:
-            self._store.release(log)
+            self._store.state.release(log)
 
     def _check_log(self, report: Report) -> None:
         """Read from the first entry kept to the last one synced now."""

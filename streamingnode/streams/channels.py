@@ -12,8 +12,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from scanner.named_reader import ReaderRecords
 from wal.errors import Corrupt, InvalidArgument, TopicNotFound, shown
+from wal.log import StateMap
 from wal.position import POSITION_MAX
 from wal.rocksmq.contract import MessageQueue
 
@@ -46,8 +46,8 @@ class ChannelService:
     returns.
     """
 
-    def __init__(self, store: ReaderRecords, queue: MessageQueue) -> None:
-        self._store = store
+    def __init__(self, state: StateMap, queue: MessageQueue) -> None:
+        self._state = state
         self._queue = queue
         self._turn = asyncio.Lock()
 
@@ -68,7 +68,7 @@ class ChannelService:
             ) from error
         async with self._turn:
             await self._finish_destroying()
-            found = (await self._store.scan_meta(NEXT_KEY)).get(NEXT_KEY)
+            found = (await self._state.scan(NEXT_KEY)).get(NEXT_KEY)
             number = 0 if found is None else _decode(found, NEXT_KEY, int)
             # Not a topic of somebody else; an empty one without groups may be what a crash left of
             # a creation.
@@ -86,7 +86,7 @@ class ChannelService:
                     names.append(name)
             await asyncio.gather(*map(self._queue.create_topic, names))  # one write of all of them
             records: dict[str, bytes | None] = {CHANNEL_KEY + name: record for name in names}
-            await self._store.put_meta(records | {NEXT_KEY: msgspec.msgpack.encode(number)})
+            await self._state.put(records | {NEXT_KEY: msgspec.msgpack.encode(number)})
         return names
 
     async def destroy_channels(self, names: Sequence[str]) -> None:
@@ -102,9 +102,7 @@ class ChannelService:
                 for name in owners
                 if name in topics
             }
-            await self._store.put_meta(
-                changes | dict.fromkeys(CHANNEL_KEY + name for name in owners)
-            )
+            await self._state.put(changes | dict.fromkeys(CHANNEL_KEY + name for name in owners))
             await self._finish_destroying()
 
     async def describe_channels(
@@ -123,7 +121,7 @@ class ChannelService:
         is_list = not isinstance(names, str) and isinstance(names, Sequence | None)
         if not is_list or not all(isinstance(name, str) for name in names or ()):
             raise InvalidArgument(f"names={shown(names)} — give a list of names")
-        stored = await self._store.scan_meta(CHANNEL_KEY)
+        stored = await self._state.scan(CHANNEL_KEY)
         records = {key.removeprefix(CHANNEL_KEY): record for key, record in stored.items()}
         if unknown := set(names or ()) - records.keys():
             raise TopicNotFound(
@@ -135,7 +133,7 @@ class ChannelService:
         }
 
     async def _finish_destroying(self) -> None:
-        if destroyed := await self._store.scan_meta(DESTROYED_KEY):
+        if destroyed := await self._state.scan(DESTROYED_KEY):
             topics = await self._queue.info()
             for key, record in destroyed.items():
                 # Not one that somebody has made anew meanwhile: its ids are above those that the
@@ -145,7 +143,7 @@ class ChannelService:
                 if name in topics and topics[name].begin_id <= end_id + 1:
                     with suppress(TopicNotFound):
                         await self._queue.destroy_topic(name)
-            await self._store.put_meta(dict.fromkeys(destroyed))
+            await self._state.put(dict.fromkeys(destroyed))
 
 
 def _decode(record: bytes, name: str, kind: type[T]) -> T:

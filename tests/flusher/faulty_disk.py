@@ -12,7 +12,7 @@ from typing import BinaryIO, Self
 
 from flusher.directory import TEMPORARY_SUFFIX, NodeDirectory, file_paths, read_cut
 from flusher.manifest import decode_checkpoint
-from wal.log import Log
+from wal.log import Log, StateMap
 from wal.memory_store import MemoryLogStore
 
 
@@ -130,14 +130,44 @@ class FaultyDirectory(NodeDirectory):
         self.unsynced_names.clear()
 
 
-class CheckedStore:
-    """A log store that fails with the disk, and that refuses a checkpoint ahead of what it
+class CheckedStateMap:
+    """A map of state that fails with the disk, and that refuses a checkpoint ahead of what it
     covers.
     """
 
+    def __init__(self, state: StateMap, directory: FaultyDirectory) -> None:
+        self._directory = directory
+        self._state = state
+        self.get = state.get
+        self.scan = state.scan
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        for content in changes.values():
+            self._check_covered(content)
+        self._directory.fuse.burn()
+        await self._state.put(changes)
+
+    def _check_covered(self, content: bytes | None) -> None:
+        checkpoint = decode_checkpoint(content)
+        cut = read_cut(NodeDirectory(self._directory.root), checkpoint.cut_number)
+        assert cut.crc32c == checkpoint.manifest_crc32c
+        assert cut.manifest.tick == checkpoint.tick
+        assert not self._directory.unsynced_names, "a name the checkpoint relies on is not durable"
+        for path in file_paths(cut.manifest):
+            assert (self._directory.root / path).is_file()
+            assert path not in self._directory.unsynced
+
+
+class CheckedStore:
+    """A log store whose map of state fails with the disk."""
+
+    queued_bytes = 0
+    space = None
+    link_copy = None
+
     def __init__(self, store: MemoryLogStore, directory: FaultyDirectory) -> None:
         self._store = store
-        self._directory = directory
+        self.state = CheckedStateMap(store.state, directory)
         self.node_id = store.node_id
         self.term = store.term
         self.promised_tick = store.promised_tick
@@ -166,27 +196,5 @@ class CheckedStore:
     async def open_log(self, name: str) -> Log:
         return await self._store.open_log(name)
 
-    async def get_meta(self, key: str) -> bytes | None:
-        return await self._store.get_meta(key)
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        return await self._store.scan_meta(prefix)
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        for content in changes.values():
-            self._check_covered(content)
-        self._directory.fuse.burn()
-        await self._store.put_meta(changes)
-
     async def close(self) -> None:
         await self._store.close()
-
-    def _check_covered(self, content: bytes | None) -> None:
-        checkpoint = decode_checkpoint(content)
-        cut = read_cut(NodeDirectory(self._directory.root), checkpoint.cut_number)
-        assert cut.crc32c == checkpoint.manifest_crc32c
-        assert cut.manifest.tick == checkpoint.tick
-        assert not self._directory.unsynced_names, "a name the checkpoint relies on is not durable"
-        for path in file_paths(cut.manifest):
-            assert (self._directory.root / path).is_file()
-            assert path not in self._directory.unsynced

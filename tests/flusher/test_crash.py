@@ -18,7 +18,7 @@ from tests.flusher.faulty_disk import CheckedStore, FaultyDirectory, Fuse, Power
 from tests.flusher.stamped_log import StampedLog, flusher_of
 from tests.synced_disk import SyncedDisk, synced_disk
 from wal.errors import OnShutdown
-from wal.memory_store import MemoryLogStore
+from wal.memory_store import MemoryLogStore, MemoryStateMap
 
 SMALL = FlushOptions(row_group_bytes=700, buffered_bytes_max=1500, retry_first_s=0.0)
 
@@ -102,19 +102,20 @@ async def _machine(root: Path) -> Machine:
     return machine
 
 
-class PoweredStore(MemoryLogStore):
-    """A store under which power goes just before each checkpoint is saved: the cut it speaks of has
-    to be on the disk.
+class PoweredStateMap(MemoryStateMap):
+    """A map of state under which power goes just before each checkpoint is saved: the cut it speaks
+    of has to be on the disk.
     """
 
-    def __init__(self, disk: SyncedDisk, log: Callable[[], StampedLog]) -> None:
-        super().__init__()
-        self.node_id = "node"
+    def __init__(
+        self, store: MemoryLogStore, disk: SyncedDisk, log: Callable[[], StampedLog]
+    ) -> None:
+        super().__init__(store)
         self.checkpoints = 0
         self._disk = disk
         self._log = log
 
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
         self.checkpoints += 1
         left = self._disk.lose_power(self._disk.root.with_name(f"left{self.checkpoints}")) / "node"
         newest = manifests(left)[-1]
@@ -124,7 +125,7 @@ class PoweredStore(MemoryLogStore):
             self._log().rows_of(cut),
             self._log().deletes_of(cut),
         )
-        await super().put_meta(changes)
+        await super().put(changes)
 
 
 def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None:
@@ -134,7 +135,9 @@ def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None
     (tmp_path / "disk" / "node").mkdir(parents=True)
 
     async def main(disk: SyncedDisk) -> None:
-        store = PoweredStore(disk, lambda: log)
+        store = MemoryLogStore()
+        store.node_id = "node"
+        store.state = state = PoweredStateMap(store, disk, lambda: log)
         log = StampedLog(await store.open_log("p0"))
         write_scenario(log)
         flusher = flusher_of(NodeDirectory(disk.root / "node"), store, log.log, options=SMALL)
@@ -142,7 +145,7 @@ def test_a_cut_is_on_the_real_disk_before_its_checkpoint(tmp_path: Path) -> None
             tasks.start_soon(flusher.run)
             await flusher.wait_for_cut(len(log.cuts))
             tasks.cancel_scope.cancel()
-        assert store.checkpoints == len(log.cuts)
+        assert state.checkpoints == len(log.cuts)
 
     with synced_disk(tmp_path / "disk") as disk:
         anyio.run(main, disk)

@@ -157,7 +157,7 @@ async def test_a_cut_on_disk_is_adopted_and_not_written_again(node: Node) -> Non
     await node.flush()
     before = {path: path.stat().st_mtime_ns for path in node.root.rglob("*") if path.is_file()}
     # as after a crash between manifest and checkpoint
-    await node.store.put_meta({"checkpoint/p0": None})
+    await node.store.state.put({"checkpoint/p0": None})
     node.log.insert(table, [30])
     await node.flush(FlushOptions(buffered_bytes_max=100))
     assert {
@@ -232,7 +232,7 @@ async def test_a_cut_on_disk_that_the_log_does_not_tell_is_not_adopted(
     async with mixed.flusher() as flusher:
         with pytest.raises(Corrupt, match="is not the cut the log tells"):
             await flusher.wait_for_cut(1)
-    assert await store.get_meta("checkpoint/p0") is None
+    assert await store.state.get("checkpoint/p0") is None
     assert {path: path.read_bytes() for path in node.root.rglob("*") if path.is_file()} == before
 
 

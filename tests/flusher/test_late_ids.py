@@ -54,7 +54,7 @@ def test_files_of_a_collection_with_an_older_id_than_one_before_it_stay(
                 tasks.cancel_scope.cancel()
 
         await run_until(1)
-        checkpoint = await store.get_meta(checkpoint_key("p0"))
+        checkpoint = await store.state.get(checkpoint_key("p0"))
         following = log.next_id
         log.next_id = given_out
         late = log.create()
@@ -63,7 +63,7 @@ def test_files_of_a_collection_with_an_older_id_than_one_before_it_stay(
         log.cut()
         await run_until(2)
         # as a kill behind the published cut leaves it
-        await store.put_meta({checkpoint_key("p0"): checkpoint})
+        await store.state.put({checkpoint_key("p0"): checkpoint})
         monkeypatch.setattr(FlushRun, "follow", held)
         flusher = restarted()
         async with anyio.create_task_group() as tasks:

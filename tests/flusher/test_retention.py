@@ -262,7 +262,7 @@ def test_held_cuts_stay_until_they_are_let_go(tmp_path: Path) -> None:
         assert node.kept() == [1, 2, 3, 4, 5]
         await node.enforce(min_age_s=0)
         assert node.kept() == [5]
-        assert decode_first_kept(await node.store.get_meta(kept_cuts_key("p0"))) == 5
+        assert decode_first_kept(await node.store.state.get(kept_cuts_key("p0"))) == 5
 
     anyio.run(main)
 
@@ -358,7 +358,7 @@ def test_a_transaction_open_over_a_cut_holds_the_log_from_its_begin(tmp_path: Pa
         node.log.cut()
         await node.enforce(min_age_s=0)
         assert node.log.log.first_position == begin
-        assert decode_checkpoint(await node.store.get_meta("checkpoint/p0")).position == begin
+        assert decode_checkpoint(await node.store.state.get("checkpoint/p0")).position == begin
         node.log.commit(txn_id)
         node.log.cut()
         await node.enforce(min_age_s=0)

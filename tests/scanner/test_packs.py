@@ -190,11 +190,11 @@ async def test_named_reader_of_half_a_pack_goes_on_with_the_rest_after_a_restart
     journal.insert(b"before")
     entry = journal.pack(put(b"a"), put(b"b"), put(b"c", is_transaction=True), put(b"d"))
     start = ReaderPosition("p0", "memory", 1, 0)
-    reader = await NamedReaders(store, lambda: {1: "one"}).open({1}, "billing", start=start)
+    reader = await NamedReaders(store.state, lambda: {1: "one"}).open({1}, "billing", start=start)
     messages = await read_until(scan(journal, reader.position.start), journal.tick)
     await reader.ack(messages[2].last_confirmed_position, messages[2].time_tick)
 
-    again = NamedReaders(store, lambda: {1: "one"})
+    again = NamedReaders(store.state, lambda: {1: "one"})
     await again.load()
     assert again.lease("p0") == entry.first_position, "half of an entry holds all of it"
     reader = await again.open({1}, "billing", start=start)

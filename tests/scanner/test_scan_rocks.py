@@ -83,7 +83,7 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
 ) -> None:
     store = await open_rocks_store(tmp_path / "data")
     journal = await Journal.create(store=store)
-    readers = NamedReaders(store, lambda: {1: "one"})
+    readers = NamedReaders(store.state, lambda: {1: "one"})
     reader = await readers.open({1}, "billing", start=ReaderPosition("p0", "rocks", 1, 0))
     await write_schedule(journal, random.Random(5), 60)
     scanner = Scanner(journal.log, None, reader.position.start, **LIMITS)
@@ -95,7 +95,7 @@ async def test_a_named_reader_resumes_after_its_last_ack_when_the_node_is_reopen
 
     store = await open_rocks_store(tmp_path / "data")
     log = await store.open_log("p0")
-    readers = NamedReaders(store, lambda: {1: "one"})
+    readers = NamedReaders(store.state, lambda: {1: "one"})
     await readers.load()
     assert readers.lease("p0") == acked.last_confirmed_position
     reader = await readers.open({1}, "billing", start=ReaderPosition("p0", "rocks", 1, 0))

@@ -50,6 +50,7 @@ def test_argument_wins_over_environment_over_file_over_default(tmp_path: Path) -
         {"wal": WalLimits(group_bytes_max=-1)},
         {"log": RocksOptions(durability="sometimes")},  # type: ignore[arg-type]
         {"log": WalLimits()},
+        {"log": RocksOptions(sync_interval_ms=0)},
         {"nonsense": WalLimits()},
     ],
 )
@@ -91,6 +92,20 @@ def test_whole_section_can_be_given_as_its_options() -> None:
     assert load_config(arguments={"flush": FlushOptions(threads=7)}).flush.threads == 7
 
 
+def test_the_kind_of_log_may_be_named_and_need_not_be() -> None:
+    for arguments in (
+        {"log.durability": "os"},
+        {"log": {"kind": "rocksdb", "durability": "os"}},
+        {"log.kind": "rocksdb", "durability": "os"},
+        {"log": RocksOptions(durability="os")},
+    ):
+        config = load_config(arguments=arguments)
+        assert config.log == RocksOptions(durability="os")
+        assert origin(config, "log.kind")[0] == "rocksdb"
+    config = load_config(environment={"STREAMINGNODE_LOG_KIND": "rocksdb"})
+    assert origin(config, "log.kind") == ("rocksdb", "environment STREAMINGNODE_LOG_KIND")
+
+
 def test_what_is_no_setting_comes_with_its_section_alone() -> None:
     config = load_config(arguments={"flush": FlushOptions(gather_s=0.5), "flush.threads": 7})
     assert (config.flush.gather_s, config.flush.threads) == (0.5, 7)
@@ -124,6 +139,7 @@ def test_nothing_can_be_said_in_text() -> None:
         ({"flush.threads": "many"}, "does not fit — give int"),
         ({"flush.threads": 1.5}, "does not fit"),
         ({"cut_interval_s": "often"}, r"does not fit — give float \| None"),
+        ({"log.kind": "rocks"}, "log.kind = 'rocks' does not fit — give .*'rocksdb'"),
         ({"durability": "never"}, "does not fit — give .*'fsync', 'os'"),
         ({"segments": {"growing_bytes_low": 1 << 40}}, "is not over growing_bytes_low"),
         ({"cut_interval_s": 0}, "more than 0"),

@@ -1,5 +1,5 @@
-"""The contract of `wal/log.py` as tests: every log store's test module subclasses `LogContract` and
-brings `store`.
+"""The contract of a log and of its store in `wal/log.py` as tests: the test module of each store
+subclasses `LogContract` and brings `store`.
 """
 
 import asyncio
@@ -270,26 +270,6 @@ class LogContract:
         await log.admit(1000)
         await append(log, bytes(1000))
 
-    async def test_the_state_map_keeps_sets_and_forgets(self, store: LogStore) -> None:
-        assert await store.get_meta("a") is None
-        await store.put_meta({"a": b"1", "b": b""})
-        await store.put_meta({"a": None, "c": b"3"})
-        assert [await store.get_meta(key) for key in "abc"] == [None, b"", b"3"]
-
-    async def test_the_state_map_scans_a_prefix_in_key_order(self, store: LogStore) -> None:
-        await store.put_meta(
-            {"reader/2": b"2", "reader/10": b"10", "reader": b"", "s": b"", "reader/é": b"e"}
-        )
-        found = await store.scan_meta("reader/")
-        assert list(found.items()) == [("reader/10", b"10"), ("reader/2", b"2"), ("reader/é", b"e")]
-        assert list(await store.scan_meta("")) == [
-            "reader",
-            "reader/10",
-            "reader/2",
-            "reader/é",
-            "s",
-        ]
-
     async def test_a_closed_store_refuses_everything(self, store: LogStore, log: Log) -> None:
         await fill(log, 1)
         await store.close()
@@ -304,10 +284,6 @@ class LogContract:
             await log.wait_beyond(1)
         with pytest.raises(OnShutdown):
             await log.truncate(1)
-        with pytest.raises(OnShutdown):
-            await store.put_meta({"a": b""})
-        with pytest.raises(OnShutdown):
-            await store.get_meta("a")
         with pytest.raises(OnShutdown):
             await store.promise_tick(1)
 

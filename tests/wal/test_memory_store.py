@@ -3,13 +3,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.wal.log_contract import LogContract, fill
+from tests.wal.state_map_contract import StateMapContract
 from wal.errors import StorageFull
 from wal.memory_store import MemoryLogStore, MemoryOptions
 
 pytestmark = pytest.mark.anyio
 
 
-class TestMemoryLog(LogContract):
+class TestMemoryStore(LogContract, StateMapContract):
     @pytest.fixture
     async def store(self) -> AsyncIterator[MemoryLogStore]:
         store = MemoryLogStore()

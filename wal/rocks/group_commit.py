@@ -26,10 +26,11 @@ from wal.errors import (
     StreamingNodeError,
 )
 from wal.failpoint import failpoint
+from wal.log import SpaceLevel
 from wal.queue import Budget, SyncedPosition
 from wal.rocks.database import Engine
 from wal.rocks.layout import RocksOptions, entry_key
-from wal.rocks.space import SpaceLevel, SpaceVerdict
+from wal.rocks.space import SpaceVerdict
 from wal.runtime import event_log
 
 _log = event_log(__name__)

@@ -5,10 +5,10 @@ RocksDB's own settings are chosen with figures in `docs/adr/0004-log-layout-on-r
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+import msgspec
 from rocksdict import DBCompressionType, DBRecoveryMode, Options
 
 from wal.files import open_files_max
@@ -41,8 +41,14 @@ wait for them.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RocksOptions:
+class RocksOptions(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="rocksdb",
+):
     """Limits and durability of a RocksDB log store.
 
     `durability` is `fsync` (an append is acknowledged once synced) or `os` (once handed to the
@@ -53,6 +59,7 @@ class RocksOptions:
     start has to replay, with the interpreter lock held.
     """
 
+    kind: ClassVar[str] = "rocksdb"
     durability: Durability = "fsync"
     sync_interval_ms: int = 100
     queue_bytes_max: int = 64 << 20

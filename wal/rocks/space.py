@@ -13,13 +13,11 @@ reasons and the figures.
 
 import contextlib
 import os
-from enum import IntEnum, unique
 from pathlib import Path
-
-import msgspec
 
 from wal.errors import Corrupt
 from wal.files import open_regular
+from wal.log import SpaceLevel, StoreSpace
 from wal.rocks.layout import DATABASE_NAME
 from wal.runtime import event_log
 
@@ -62,28 +60,8 @@ _ZEROS = bytes(MIB)
 _log = event_log(__name__)
 
 
-@unique
-class SpaceLevel(IntEnum):
-    """How short the disk is."""
-
-    AMPLE = 0
-    SHORT = 1
-    FULL = 2
-    EXHAUSTED = 3
-
-
-class SpaceVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look found, and what follows: `needed_bytes` is the low-water mark (0: none).
-
-    `free_bytes` is beside the reserve, `log_bytes` RocksDB's own log, `reserve_bytes` what the
-    reserve is to hold now.
-    """
-
-    level: SpaceLevel
-    free_bytes: int
-    log_bytes: int
-    needed_bytes: int
-    reserve_bytes: int
+class SpaceVerdict(StoreSpace, frozen=True, kw_only=True):
+    """What a look found, and what follows."""
 
     @property
     def look_after_bytes(self) -> int:

@@ -25,6 +25,7 @@ from wal.errors import (
     StreamingNodeError,
 )
 from wal.failpoint import failpoint
+from wal.log import SpaceLevel
 from wal.rocks.database import Engine, open_rocksdb
 from wal.rocks.floor import LOGS_MAX
 from wal.rocks.group_commit import BatchWrite, GroupCommit, Outcome, StoreState
@@ -42,7 +43,7 @@ from wal.rocks.layout import (
 from wal.rocks.log import RocksEntryLog, RocksLog, load_ends
 from wal.rocks.opening import OwnedDirectory, open_owned, take_directory
 from wal.rocks.recovery import Survey, scan_prefix
-from wal.rocks.space import SpaceLevel, SpaceVerdict
+from wal.rocks.space import SpaceVerdict
 from wal.rocks.writer import Writer
 from wal.runtime import Holding, event_log, in_thread, outlast
 
@@ -116,6 +117,120 @@ class _Taking:
             owned.release()
 
 
+class RocksStateMap:
+    """The map of state of a `RocksStore`, which makes it.
+
+    Each change counts its version up. The floor knows the version, so a lost change is missed like
+    a lost entry.
+    """
+
+    def __init__(self, engine: Engine, commit: GroupCommit) -> None:
+        self._engine = engine
+        self._commit = commit
+        self._version = 0
+        self._logs = set[RocksEntryLog[Any]]()
+        """Those that owners have not released."""
+
+    def restart(self, version: int) -> None:
+        """Go on from the version that was found when the database was opened."""
+        self._version = version
+
+    async def get(self, key: str) -> bytes | None:
+        """Return the value of `key`, None if it has none."""
+        self._commit.check_writable()
+        value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
+        assert value is None or isinstance(value, bytes)
+        return value
+
+    async def scan(self, prefix: str) -> dict[str, bytes]:
+        """Return all keys that start with `prefix`, and their values, in key order."""
+        self._commit.check_writable()
+        records = await self._engine.read(
+            lambda: scan_prefix(self._engine.database, meta_key(prefix))
+        )
+        return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set keys (None removes) all at once; durable when it returns."""
+        self._commit.check_admitted(makes_room=True)
+        outcome = self.write(Batch(changes))
+        failpoint("append.record_queued")
+        await asyncio.shield(outcome)
+        failpoint("append.record_durable")
+
+    def owned_log(
+        self,
+        log_id: int,
+        decode: Decode[E],
+        *,
+        first_position: int,
+        last_position: int,
+        title: str,
+    ) -> RocksEntryLog[E]:
+        """Return a log that its owner keeps; see `wal.log.BatchMap`."""
+        log = RocksEntryLog(
+            self._engine,
+            self._commit,
+            log_id=log_id,
+            title=title,
+            decode=decode,
+            first_position=first_position,
+            last_position=last_position,
+        )
+        self._logs.add(log)
+        return log
+
+    def release(self, log: OwnedLog[Any]) -> None:
+        """Let go of a log; see `wal.log.BatchMap`."""
+        self._logs.discard(cast(RocksEntryLog[Any], log))
+
+    def write(self, batch: Batch) -> Outcome:
+        """Queue a batch; see `wal.log.BatchMap`.
+
+        It is synced whatever the durability: so the version of the map also stands for its entries.
+        """
+        self._commit.check_writable()
+        self._version += 1
+        records: dict[bytes, bytes | None] = {
+            meta_key(key): value for key, value in batch.records.items()
+        }
+        records[META_VERSION_KEY] = encode_number(self._version)
+        entries = [(entry_key(log.log_id, position), data) for log, position, data in batch.entries]
+        ends = {
+            cast(RocksEntryLog[Any], log).synced: position for log, position, _ in batch.entries
+        }
+        outcome = self._commit.submit(
+            BatchWrite(
+                records, self._version, entries=entries, dropped=_dropped_keys(batch), ends=ends
+            )
+        )
+        for log, position, _ in batch.entries:
+            log.next_position = position + 1
+        for log, position in batch.kept.items():
+            log.first_position = position  # reads below are refused, so none meets the gap
+        return outcome
+
+    async def reclaim(self, batch: Batch) -> None:
+        """Give back the disk space of what a durable batch has deleted."""
+        for begin, end in _dropped_keys(batch):
+            await self._engine.compact(begin, end)
+
+    def end(self, error: Exception) -> None:
+        """End the waits for messages of its logs."""
+        for log in self._logs:
+            log.end(error)
+
+
+def _dropped_keys(batch: Batch) -> list[tuple[bytes, bytes]]:
+    """Return the ranges of keys that a batch deletes, each from one to below another."""
+    kept = [
+        (entry_key(log.log_id, 0), entry_key(log.log_id, position))
+        for log, position in batch.kept.items()
+    ]
+    removed = [(entry_key(log.log_id, 0), entry_key(log.log_id + 1, 0)) for log in batch.removed]
+    return kept + removed
+
+
 class RocksStore:
     """A node directory in use; see `wal.log.LogStore` for the contract. `open_rocks_store` makes
     it.
@@ -130,8 +245,8 @@ class RocksStore:
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
         self.admit = self._commit.admit
         self.check_admitted = self._commit.check_admitted
+        self.state = RocksStateMap(self._engine, self._commit)
         self._logs: dict[str, RocksLog] = {}
-        self._owned_logs = set[RocksEntryLog[Any]]()
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
         self._promising = asyncio.Lock()
@@ -189,98 +304,6 @@ class RocksStore:
                 )
             return self._logs[name]
 
-    async def get_meta(self, key: str) -> bytes | None:
-        """Return the value of `key`, None if it has none. Raises after a failed write: what was not
-        synced is no value.
-        """
-        self._commit.check_writable()
-        value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
-        assert value is None or isinstance(value, bytes)
-        return value
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return all keys that start with `prefix`, and their values, in key order. Raises as
-        `get_meta`.
-        """
-        self._commit.check_writable()
-        records = await self._engine.read(
-            lambda: scan_prefix(self._engine.database, meta_key(prefix))
-        )
-        return {key[len(META_PREFIX) :].decode(): value for key, value in records.items()}
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set keys (None removes) all at once; durable when it returns. Cancelling does not undo
-        it.
-        """
-        self._commit.check_admitted(makes_room=True)
-        outcome = self.write(Batch(changes))
-        failpoint("append.record_queued")
-        await asyncio.shield(outcome)
-        failpoint("append.record_durable")
-
-    def owned_log(
-        self,
-        log_id: int,
-        decode: Decode[E],
-        *,
-        first_position: int,
-        last_position: int,
-        title: str,
-    ) -> RocksEntryLog[E]:
-        """Return a log that its owner keeps; see `wal.entry_log.BatchStore`."""
-        log = RocksEntryLog(
-            self._engine,
-            self._commit,
-            log_id=log_id,
-            title=title,
-            decode=decode,
-            first_position=first_position,
-            last_position=last_position,
-        )
-        self._owned_logs.add(log)
-        return log
-
-    def release(self, log: OwnedLog[Any]) -> None:
-        """Let go of a log; see `wal.entry_log.BatchStore`."""
-        self._owned_logs.discard(cast(RocksEntryLog[Any], log))
-
-    def write(self, batch: Batch) -> Outcome:
-        """Queue a batch; see `wal.entry_log.BatchStore`.
-
-        It is synced whatever the durability: so the version of the state map, which the floor
-        knows, also stands for its entries.
-        """
-        self._commit.check_writable()
-        self._meta_version += 1
-        records: dict[bytes, bytes | None] = {
-            meta_key(key): value for key, value in batch.records.items()
-        }
-        records[META_VERSION_KEY] = encode_number(self._meta_version)
-        outcome = self._commit.submit(
-            BatchWrite(
-                records,
-                self._meta_version,
-                entries=[
-                    (entry_key(log.log_id, position), data) for log, position, data in batch.entries
-                ],
-                dropped=_dropped_keys(batch),
-                ends={
-                    cast(RocksEntryLog[Any], log).synced: position
-                    for log, position, _ in batch.entries
-                },
-            )
-        )
-        for log, position, _ in batch.entries:
-            log.next_position = position + 1
-        for log, position in batch.kept.items():
-            log.first_position = position  # reads below are refused, so none meets the gap
-        return outcome
-
-    async def reclaim(self, batch: Batch) -> None:
-        """Give back the disk space of what a durable batch has given up."""
-        for begin, end in _dropped_keys(batch):
-            await self._engine.compact(begin, end)
-
     async def link_copy(self, target: Path) -> None:
         """Make a database at `target`, on the same disk, that has all that was acknowledged before,
         and stays so.
@@ -325,8 +348,9 @@ class RocksStore:
         """
         if self._commit.state < StoreState.CLOSED:
             self._commit.refuse(StoreState.CLOSED)
-            for log in (*self._logs.values(), *self._owned_logs):
+            for log in self._logs.values():
                 log.end(self._commit.refusal())
+            self.state.end(self._commit.refusal())
         await outlast(self._release())
 
     def _leave(self) -> None:
@@ -358,7 +382,7 @@ class RocksStore:
         owned = self._owned
         self.term = owned.floor.token_term
         self._log_ids = dict(found.log_ids)
-        self._meta_version = found.meta_version
+        self.state.restart(found.meta_version)
         # reopening looked, and no writer was there to tell
         self._commit.space_changed(owned.space.verdict)
         self._writer = Writer(self._engine, owned, self._commit)
@@ -467,13 +491,3 @@ class RocksStore:
         )
         failpoint("recovery.log_made")
         return log_id
-
-
-def _dropped_keys(batch: Batch) -> list[tuple[bytes, bytes]]:
-    """Return the ranges of keys that a batch gives up, each from one to below another."""
-    kept = [
-        (entry_key(log.log_id, 0), entry_key(log.log_id, position))
-        for log, position in batch.kept.items()
-    ]
-    removed = [(entry_key(log.log_id, 0), entry_key(log.log_id + 1, 0)) for log in batch.removed]
-    return kept + removed

@@ -12,11 +12,12 @@ from rocksdict import WriteBatch
 
 from wal.errors import ChannelFenced, Indeterminate, StorageFailed
 from wal.failpoint import failpoint
+from wal.log import SpaceLevel
 from wal.rocks.database import Engine
 from wal.rocks.group_commit import GroupCommit, Write
 from wal.rocks.layout import WAITING_MEMTABLES_MAX
 from wal.rocks.opening import OwnedDirectory
-from wal.rocks.space import SHORT_LOOK_BYTES, SpaceLevel
+from wal.rocks.space import SHORT_LOOK_BYTES
 
 WRITE_BYTES_MAX = 1 << 20
 """One `write` holds the interpreter lock for about 1 ms per MiB; at most this and one more entry go

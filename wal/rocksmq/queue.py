@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 
-from wal.entry_log import BatchStore
 from wal.errors import (
     AlreadyExists,
     Corrupt,
@@ -23,6 +22,7 @@ from wal.errors import (
     StreamingNodeError,
     shown,
 )
+from wal.log import TopicStore
 from wal.queue import Signal
 from wal.rocksmq import contract
 from wal.rocksmq.contract import (
@@ -65,14 +65,14 @@ class RocksMQ(MessageQueue):
 
     def __init__(
         self,
-        store: BatchStore,
+        store: TopicStore,
         options: MqOptions,
         *,
         now_ms: Callable[[], int],
         elapsed_ms: Callable[[], int],
         in_term: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
     ) -> None:
-        self._store = store
+        self._state = store.state
         self._options = options
         self._now_ms = now_ms
         self._elapsed_ms = elapsed_ms
@@ -104,7 +104,7 @@ class RocksMQ(MessageQueue):
     async def destroy_topic(self, topic: str) -> None:
         draft = await self._writer.begin(lambda draft: self._destroyed(draft, topic))
         with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
-            await self._store.reclaim(draft.batch)
+            await self._state.reclaim(draft.batch)
 
     def _destroyed(self, draft: Draft, topic: str) -> Draft:
         self._writer.destroy_topic(draft, topic)
@@ -340,7 +340,7 @@ class RocksMQ(MessageQueue):
             return draft
 
         draft = await self._writer.begin(give_up)
-        await self._store.reclaim(draft.batch)
+        await self._state.reclaim(draft.batch)
 
     # --- the topics, and what changes them --------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from wal.entry_log import Batch, BatchStore
+from wal.entry_log import Batch
 from wal.errors import (
     Corrupt,
     OnShutdown,
@@ -24,6 +24,7 @@ from wal.errors import (
     TopicNotFound,
     shown,
 )
+from wal.log import TopicStore
 from wal.queue import Signal
 from wal.rocksmq.contract import MqOptions
 from wal.rocksmq.messages import PRODUCE_BYTES_MAX, decode_entry
@@ -140,7 +141,7 @@ class TopicWriter:
 
     def __init__(
         self,
-        store: BatchStore,
+        store: TopicStore,
         options: MqOptions,
         ids: IdAllocator,
         *,
@@ -153,6 +154,7 @@ class TopicWriter:
         self.landed = Signal()
         """Wakes when a write has ended."""
         self._store = store
+        self._state = store.state
         self._options = options
         self._ids = ids
         self._now_ms = now_ms
@@ -189,7 +191,7 @@ class TopicWriter:
     async def _open(self) -> None:
         async with self._opening:
             openings = self._store.openings
-            records = await self._store.scan_meta(PREFIX)
+            records = await self._state.scan(PREFIX)
             if openings == self._openings:
                 return
             if self._openings == 0:
@@ -227,7 +229,7 @@ class TopicWriter:
             topic.damage = f"topic {topic.name!r} {error}"
 
     def _open_log(self, topic: Topic) -> None:
-        topic.log = self._store.owned_log(
+        topic.log = self._state.owned_log(
             topic.log_id,
             decode_entry,
             first_position=topic.begin_id,
@@ -306,7 +308,7 @@ class TopicWriter:
         draft.stage(page_bytes=self._options.page_bytes, now_ms=self._now_ms())
         if not draft.batch.is_empty:
             try:
-                outcome = self._store.write(draft.batch)
+                outcome = self._state.write(draft.batch)
             except StreamingNodeError:  # nothing was done, and the calls wait for the log
                 draft.drop()
                 self._calls.extendleft(reversed(calls))
@@ -353,7 +355,7 @@ class TopicWriter:
     def _land(self, draft: Draft) -> None:
         """The batch is durable: the topics are what the draft is."""
         for topic in draft.destroyed:
-            self._store.release(topic.log)
+            self._state.release(topic.log)
         for name, change in draft.changes.items():
             if change is None:
                 self.topics.pop(name, None)

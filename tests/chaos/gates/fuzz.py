@@ -206,10 +206,13 @@ def _decode_entry(data: bytes) -> object:
 
 def _decode_position(data: bytes) -> object:
     class Records:
-        async def scan_meta(self, _prefix: str) -> dict[str, bytes]:
+        async def get(self, _key: str) -> bytes | None:
+            return None
+
+        async def scan(self, _prefix: str) -> dict[str, bytes]:
             return {"reader/1/fuzzed": data}
 
-        async def put_meta(self, _changes: Mapping[str, bytes | None]) -> None:
+        async def put(self, _changes: Mapping[str, bytes | None]) -> None:
             raise AssertionError("loading writes nothing")
 
     try:

@@ -57,10 +57,40 @@ class _Queued:
     log: "SimulatedLog | None" = None
 
 
+class SimulatedStateMap:
+    """The map of state of a `SimulatedStore`; see `wal.log.StateMap`."""
+
+    def __init__(self, store: "SimulatedStore") -> None:
+        self._store = store
+        self.records: dict[str, bytes] = {}
+
+    async def get(self, key: str) -> bytes | None:
+        """Return a record."""
+        await self._store.until_readable()
+        await self._store.hop()
+        return self.records.get(key)
+
+    async def scan(self, prefix: str) -> dict[str, bytes]:
+        """Return records by prefix."""
+        await self._store.until_readable()
+        await self._store.hop()
+        found = sorted(self.records.items())
+        return {key: value for key, value in found if key.startswith(prefix)}
+
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
+        """Set records; durable on return."""
+        self._store.check_writable()
+        self._store.on_put(changes)
+        await asyncio.shield(self._store.submit(RecordsWritten(dict(changes))).durable)
+
+
 class SimulatedStore:
     """The store of one process; see `wal.log.LogStore`. `await open()` comes first."""
 
+    queued_bytes = 0
     short_of_space = False
+    space = None
+    link_copy = None
 
     def __init__(
         self,
@@ -78,7 +108,7 @@ class SimulatedStore:
         self._syncs_late = syncs_late
         self.term = self.promised_tick = 0
         self._logs: dict[str, SimulatedLog] = {}
-        self._records: dict[str, bytes] = {}
+        self.state = SimulatedStateMap(self)
         self._queue: list[_Queued] = []
         self._unsynced: list[_Queued] = []
         self._acknowledged = len(disk.writes)
@@ -96,7 +126,7 @@ class SimulatedStore:
     async def open(self) -> None:
         """Read the disk, as a start does, and take the next term. Raises `Corrupt`."""
         await self.hop()
-        logs, self._records, term = self.disk.read()
+        logs, self.state.records, term = self.disk.read()
         self.term = term + 1
         self.promised_tick = self.disk.floor.tick
         self.disk.writes.append(TermTaken(self.term))
@@ -147,26 +177,6 @@ class SimulatedStore:
         if name not in self._logs:
             self._logs[name] = SimulatedLog(self, name, StoredLog())
         return self._logs[name]
-
-    async def get_meta(self, key: str) -> bytes | None:
-        """Return a record."""
-        await self.until_readable()
-        await self.hop()
-        return self._records.get(key)
-
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        """Return records by prefix."""
-        await self.until_readable()
-        await self.hop()
-        return {
-            key: value for key, value in sorted(self._records.items()) if key.startswith(prefix)
-        }
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
-        """Set records; durable on return."""
-        self.check_writable()
-        self.on_put(changes)
-        await asyncio.shield(self.submit(RecordsWritten(dict(changes))).durable)
 
     async def wait_failed(self) -> None:
         """Wait until a write fails."""
@@ -308,7 +318,7 @@ class SimulatedStore:
             if item.log is not None:
                 item.log.settle(item.write)
             if isinstance(item.write, RecordsWritten):
-                apply_changes(self._records, item.write.changes)
+                apply_changes(self.state.records, item.write.changes)
         for item in batch:
             for outcome in (item.durable, item.written):
                 if not outcome.done():

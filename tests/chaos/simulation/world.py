@@ -255,11 +255,11 @@ class _CheckedStore(SimulatedStore):
 
     def on_truncate(self, position: int) -> None:
         """I8: the log is kept down to the durable checkpoint and every named reader."""
-        checkpoint = decode_checkpoint(self._records.get(checkpoint_key("p0")))
+        checkpoint = decode_checkpoint(self.state.records.get(checkpoint_key("p0")))
         bounds = [checkpoint.position]
         bounds += [
             _reader_position(value)
-            for key, value in self._records.items()
+            for key, value in self.state.records.items()
             if key.startswith(READER_PREFIX) and int(key.split("/")[1]) not in self._world.dropped
         ]
         if position > min(bounds):

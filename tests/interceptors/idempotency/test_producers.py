@@ -11,9 +11,10 @@ from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.window import ProducerLimits, Window
 from tests.interceptors.idempotency.test_window import result_at
-from tests.scanner.test_named_reader import SlowStore, turns
+from tests.scanner.test_named_reader import SlowStateMap, turns
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Corrupt, Indeterminate, Overloaded
+from wal.log import StateMap
 from wal.memory_store import MemoryLogStore
 from wal.position import ProducerStamp
 
@@ -31,19 +32,19 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return draw
 
 
-async def opened(store: MemoryLogStore, window: Window | None = None) -> Producers:
-    producers = Producers(store, "p0", ProducerLimits(producers_max=2))
+async def opened(state: StateMap, window: Window | None = None) -> Producers:
+    producers = Producers(state, "p0", ProducerLimits(producers_max=2))
     await producers.load()
     producers.bind(IdempotencyInterceptor(window or Window(), producers.places))
     return producers
 
 
 async def test_epoch_rises_with_each_opening_and_over_restarts(ids: Callable[..., None]) -> None:
-    store = MemoryLogStore()
+    state = MemoryLogStore().state
     ids(5)
-    producers = await opened(store)
+    producers = await opened(state)
     epochs = [(await producers.open("feed")).epoch for _ in range(2)]
-    after = await (await opened(store)).open("feed")
+    after = await (await opened(state)).open("feed")
     assert (*epochs, after.epoch) == (1, 2, 3)
     assert after.producer_id == 5
 
@@ -53,7 +54,7 @@ async def test_opening_fences_the_one_before_and_says_how_far_it_came(
 ) -> None:
     window = Window()
     ids(5)
-    producers = await opened(MemoryLogStore(), window)
+    producers = await opened(MemoryLogStore().state, window)
     first = await producers.open("feed")
     window.add(ProducerStamp(first.producer_id, first.epoch, 41), result_at(1))
     second = await producers.open("feed")
@@ -66,10 +67,10 @@ async def test_opening_fences_the_one_before_and_says_how_far_it_came(
 async def test_opening_waits_for_what_the_one_before_has_under_way(
     ids: Callable[..., None],
 ) -> None:
-    store = MemoryLogStore()
+    state = MemoryLogStore().state
     window = Window()
     ids(5)
-    producers = Producers(store, "p0", ProducerLimits())
+    producers = Producers(state, "p0", ProducerLimits())
     interceptor = IdempotencyInterceptor(window, producers.places)
     producers.bind(interceptor)
     first = await producers.open("feed")
@@ -96,15 +97,15 @@ async def test_opening_waits_for_what_the_one_before_has_under_way(
 async def test_epoch_given_out_after_the_last_write_fences_after_a_restart(
     ids: Callable[..., None],
 ) -> None:
-    store = MemoryLogStore()
+    state = MemoryLogStore().state
     window = Window()
     ids(5)
-    producers = await opened(store, window)
+    producers = await opened(state, window)
     zombie = await producers.open("feed")
     await producers.open("feed")
     rebuilt = Window()
     rebuilt.add(ProducerStamp(5, zombie.epoch, 1), result_at(1))  # all that the log knows
-    await opened(store, rebuilt)
+    await opened(state, rebuilt)
     with pytest.raises(ProducerFenced):
         rebuilt.find(ProducerStamp(5, zombie.epoch, 1))
 
@@ -114,7 +115,7 @@ async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_
 ) -> None:
     window = Window()
     ids(5, 6)
-    producers = await opened(MemoryLogStore(), window)
+    producers = await opened(MemoryLogStore().state, window)
     first = await producers.open("feed")
     window.add(ProducerStamp(first.producer_id, first.epoch, 41), result_at(1))
     assert await producers.delete("feed")
@@ -127,7 +128,7 @@ async def test_deleted_producer_is_fenced_and_its_name_starts_anew_with_another_
 
 async def test_ids_of_nobody_and_of_others_are_never_drawn(ids: Callable[..., None]) -> None:
     ids(0, 5, 5, 6)
-    producers = await opened(MemoryLogStore())
+    producers = await opened(MemoryLogStore().state)
     assert [(await producers.open(name)).producer_id for name in ("a", "b")] == [5, 6]
 
 
@@ -135,7 +136,7 @@ async def test_one_producer_too_many_is_refused_and_deleting_one_helps(
     ids: Callable[..., None],
 ) -> None:
     ids(5, 6, 7)
-    producers = await opened(MemoryLogStore())
+    producers = await opened(MemoryLogStore().state)
     for name in ("a", "b"):
         await producers.open(name)
     with pytest.raises(Overloaded, match="delete_producer"):
@@ -147,35 +148,35 @@ async def test_one_producer_too_many_is_refused_and_deleting_one_helps(
 async def test_window_forgets_producers_that_have_no_name() -> None:
     window = Window()
     window.add(ProducerStamp(77, 1, 1), result_at(1))
-    await opened(MemoryLogStore(), window)
+    await opened(MemoryLogStore().state, window)
     assert window.last_sequence(77) == 0
 
 
 async def test_record_that_does_not_decode_is_corrupt_and_named() -> None:
-    store = MemoryLogStore()
-    await store.put_meta({"producer/p0/feed": b"\x01"})
+    state = MemoryLogStore().state
+    await state.put({"producer/p0/feed": b"\x01"})
     with pytest.raises(Corrupt, match="producer/p0/feed"):
-        await opened(store)
+        await opened(state)
 
 
 @pytest.mark.parametrize("call", ["open", "delete"])
 async def test_call_that_is_cancelled_fences_the_producer_with_its_write(
     ids: Callable[..., None], call: str
 ) -> None:
-    store = SlowStore()
+    state = SlowStateMap()
     window = Window()
     ids(5)
-    producers = await opened(store, window)
-    store.gate.set()
+    producers = await opened(state, window)
+    state.gate.set()
     first = await producers.open("feed")
-    store.gate.clear()
+    state.gate.clear()
     changing = asyncio.ensure_future(
         producers.open("feed") if call == "open" else producers.delete("feed")
     )
     await turns()
     changing.cancel()
     await turns()
-    store.open_once()
+    state.open_once()
     await turns()
     with pytest.raises(ProducerFenced):
         window.find(ProducerStamp(first.producer_id, first.epoch, 1))
@@ -184,13 +185,13 @@ async def test_call_that_is_cancelled_fences_the_producer_with_its_write(
 async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it_is_opened_again(
     ids: Callable[..., None],
 ) -> None:
-    store = SlowStore()
+    state = SlowStateMap()
     window = Window()
-    store.gate.set()
+    state.gate.set()
     ids(5)
-    producers = await opened(store, window)
+    producers = await opened(state, window)
     first = await producers.open("feed")
-    store.failures.append(Indeterminate("nobody knows"))
+    state.failures.append(Indeterminate("nobody knows"))
     with pytest.raises(Indeterminate):
         await producers.delete("feed")
     with pytest.raises(ProducerFenced):
@@ -208,9 +209,9 @@ async def test_place_counts_only_if_nothing_of_its_write_was_forgotten_since(
     """The log has the write, from a failed try whose caller gave up, and the rebuilt window keeps
     one result.
     """
-    store = MemoryLogStore()
+    state = MemoryLogStore().state
     ids(5)
-    producers = await opened(store)
+    producers = await opened(state)
     feed = await producers.open("feed")
     stamps = [ProducerStamp(feed.producer_id, feed.epoch, sequence) for sequence in (1, 2)]
     place = producers.place(feed.producer_id, feed.epoch, 1) if before else None

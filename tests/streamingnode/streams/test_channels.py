@@ -12,6 +12,9 @@ from streamingnode.streams.channels import CHANNEL_KEY, ChannelService, OwnerDes
 from tests.parts_of import parts_of
 from tests.wal.rocksmq.queues import open_queue
 from wal.errors import Corrupt, InvalidArgument, StorageFailed, TopicNotFound
+from wal.log import StateMap
+from wal.rocks.store import RocksStore
+from wal.rocksmq.queue import RocksMQ
 
 pytestmark = pytest.mark.anyio
 
@@ -21,27 +24,26 @@ OWNER = OwnerDescription("proxy", "10.0.0.1:19530", "insert channels")
 class Failing:
     """A map of state whose nth change fails, before or after it is done."""
 
-    def __init__(self, store: object, *, fail_at: int, done: bool) -> None:
-        self._store = store
+    def __init__(self, state: StateMap, *, fail_at: int, done: bool) -> None:
+        self._state = state
+        self.get = state.get
+        self.scan = state.scan
         self._left = fail_at
         self._done = done
 
-    async def scan_meta(self, prefix: str) -> dict[str, bytes]:
-        return await self._store.scan_meta(prefix)  # type: ignore[attr-defined,no-any-return]
-
-    async def put_meta(self, changes: Mapping[str, bytes | None]) -> None:
+    async def put(self, changes: Mapping[str, bytes | None]) -> None:
         self._left -= 1
         if self._left or self._done:
-            await self._store.put_meta(changes)  # type: ignore[attr-defined]
+            await self._state.put(changes)
         if not self._left:
             raise StorageFailed("the disk is gone — put it back")
 
 
 @asynccontextmanager
-async def parts(path: Path) -> AsyncIterator[tuple[object, object, ChannelService]]:
+async def parts(path: Path) -> AsyncIterator[tuple[RocksStore, RocksMQ, ChannelService]]:
     store, queue = await open_queue(path)
     try:
-        yield store, queue, ChannelService(store, queue)
+        yield store, queue, ChannelService(store.state, queue)
     finally:
         await queue.close()
         await store.close()
@@ -51,9 +53,9 @@ async def test_names_are_made_by_the_service_and_never_given_out_twice(tmp_path:
     async with parts(tmp_path) as (_, queue, service):
         names = await service.create_channels(OWNER, 3)
         assert len(set(names)) == 3
-        assert set(await queue.info()) == set(names)  # type: ignore[attr-defined]
+        assert set(await queue.info()) == set(names)
         await service.destroy_channels(names)
-        assert not await queue.info()  # type: ignore[attr-defined]
+        assert not await queue.info()
         later = await service.create_channels(OWNER, 2)
         assert not set(later) & set(names)
     async with parts(tmp_path) as (_, _, service):
@@ -91,7 +93,7 @@ async def test_destroying_is_all_or_nothing(tmp_path: Path) -> None:
         with pytest.raises(TopicNotFound, match="nowhere"):
             await service.destroy_channels([names[0], "nowhere"])
         assert [each.name for each in await service.describe_channels(names)] == names
-        assert set(await queue.info()) == set(names)  # type: ignore[attr-defined]
+        assert set(await queue.info()) == set(names)
         await service.destroy_channels([names[0], names[0]])
         with pytest.raises(TopicNotFound):
             await service.describe_channels(names)
@@ -115,15 +117,15 @@ async def test_an_owner_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 async def test_a_topic_of_somebody_else_is_no_channel(tmp_path: Path) -> None:
     async with parts(tmp_path) as (_, queue, service):
-        await queue.create_topic("channel_0")  # type: ignore[attr-defined]
-        await queue.produce("channel_0", [b"theirs"])  # type: ignore[attr-defined]
+        await queue.create_topic("channel_0")
+        await queue.produce("channel_0", [b"theirs"])
         assert "channel_0" not in await service.create_channels(OWNER, 2)
 
 
 async def test_an_empty_topic_that_somebody_subscribed_to_is_no_channel(tmp_path: Path) -> None:
     async with parts(tmp_path) as (_, queue, service):
-        await queue.create_topic("channel_0")  # type: ignore[attr-defined]
-        await queue.create_consumer_group("channel_0", "theirs")  # type: ignore[attr-defined]
+        await queue.create_topic("channel_0")
+        await queue.create_consumer_group("channel_0", "theirs")
         assert "channel_0" not in await service.create_channels(OWNER, 2)
 
 
@@ -133,12 +135,12 @@ async def test_a_topic_made_anew_is_left_alone_by_a_destruction_that_was_cut_off
     async with parts(tmp_path) as (store, queue, service):
         [name] = await service.create_channels(OWNER, 1)
         with pytest.raises(StorageFailed):
-            failing = Failing(store, fail_at=2, done=False)
-            await ChannelService(failing, queue).destroy_channels([name])  # type: ignore[arg-type]
-        await queue.create_topic(name)  # type: ignore[attr-defined]
-        await queue.produce(name, [b"theirs"])  # type: ignore[attr-defined]
+            failing = Failing(store.state, fail_at=2, done=False)
+            await ChannelService(failing, queue).destroy_channels([name])
+        await queue.create_topic(name)
+        await queue.produce(name, [b"theirs"])
         assert await service.create_channels(OWNER, 1) != [name]
-        assert (await queue.info())[name].bytes == len(b"theirs")  # type: ignore[attr-defined]
+        assert (await queue.info())[name].bytes == len(b"theirs")
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
@@ -147,15 +149,15 @@ async def test_a_creation_that_fails_leaves_all_channels_or_none(
 ) -> None:
     async with parts(tmp_path) as (store, queue, service):
         failing = ChannelService(
-            Failing(store, fail_at=1, done=done),
-            queue,  # type: ignore[arg-type]
+            Failing(store.state, fail_at=1, done=done),
+            queue,
         )
         with pytest.raises(StorageFailed):
             await failing.create_channels(OWNER, 3)
         names = await service.create_channels(OWNER, 3)
         kept = [f"channel_{number}" for number in range(6 if done else 3)]
         assert [each.name for each in await service.describe_channels(kept)] == kept
-        assert set(await queue.info()) == {*kept, *names} == set(kept)  # type: ignore[attr-defined]
+        assert set(await queue.info()) == {*kept, *names} == set(kept)
 
 
 @pytest.mark.parametrize("fail_at, done", [(1, False), (1, True), (2, False), (2, True)], ids=str)
@@ -166,13 +168,13 @@ async def test_a_destruction_that_fails_is_finished_or_did_nothing(
         names = await service.create_channels(OWNER, 3)
     async with parts(tmp_path) as (store, queue, _):
         with pytest.raises(StorageFailed):
-            failing = Failing(store, fail_at=fail_at, done=done)
-            await ChannelService(failing, queue).destroy_channels(names[:2])  # type: ignore[arg-type]
+            failing = Failing(store.state, fail_at=fail_at, done=done)
+            await ChannelService(failing, queue).destroy_channels(names[:2])
     async with parts(tmp_path) as (_, queue, service):
         left = names if (fail_at, done) == (1, False) else names[2:]
         assert [each.name for each in await service.describe_channels(left)] == left
         more = await service.create_channels(OWNER, 1)
-        assert set(await queue.info()) == {*left, *more}  # type: ignore[attr-defined]
+        assert set(await queue.info()) == {*left, *more}
 
 
 async def test_a_node_has_channels_of_its_own_and_a_blocking_one_too(tmp_path: Path) -> None:
@@ -201,7 +203,7 @@ async def test_a_damaged_record_of_a_channel_is_corrupt_and_found_by_verify(tmp_
     async with sn.open_node(tmp_path / "node") as node:
         [name] = await node.channels.create_channels(OWNER, 1)
         assert not (await node.verify()).findings
-        await parts_of(node).channel.put_meta({CHANNEL_KEY + name: b"\xc1"})
+        await parts_of(node).channel.state.put({CHANNEL_KEY + name: b"\xc1"})
         with pytest.raises(Corrupt, match="channel"):
             await node.channels.describe_channels([name])
         assert [CHANNEL_KEY in str(each) for each in (await node.verify()).findings] == [True]

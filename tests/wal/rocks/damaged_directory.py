@@ -32,7 +32,7 @@ async def make_node(
     """
     alive = path.with_name(path.name + "-alive")
     store = await open_rocks_store(alive, options=NO_LOW_WATER)
-    await store.put_meta({"k": b"v"})
+    await store.state.put({"k": b"v"})
     log = await store.open_log("p0")
     if records_in_tables:
         await store.close()
@@ -42,7 +42,7 @@ async def make_node(
     await fill(log, entries if floor_after is None else floor_after, payload=payload)
     floor = (alive / FLOOR_NAME).read_bytes()
     if floor_after is None:
-        await store.put_meta({"k": b"w"})
+        await store.state.put({"k": b"w"})
         floor = (alive / FLOOR_NAME).read_bytes()
     else:
         # one by one: what is committed together is torn together

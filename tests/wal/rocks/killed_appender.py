@@ -49,7 +49,7 @@ async def append_until_killed(path: Path, seed: int, durability: str) -> None:
         await store.promise_tick(tick)
         print("promised", tick, flush=True)
         if chance.random() < 0.2:
-            await store.put_meta({"k": str(tick).encode()})
+            await store.state.put({"k": str(tick).encode()})
             print("set", tick, flush=True)
         if chance.random() < 0.1:
             log = chance.choice(logs)

@@ -85,7 +85,7 @@ async def test_failed_write_is_indeterminate_and_later_ones_are_refused_before_t
         await log.admit(1)
     with pytest.raises(LogReopening):
         log.append(stamped_pack(b"later"))
-    for refused in (store.put_meta({"k": b"v"}), store.get_meta("k"), store.scan_meta("")):
+    for refused in (store.state.put({"k": b"v"}), store.state.get("k"), store.state.scan("")):
         with pytest.raises(LogReopening):
             await refused
     await store.promise_tick(1)  # the floor file is another file, and still ours
@@ -270,7 +270,7 @@ async def test_with_os_durability_an_append_is_acknowledged_before_it_is_synced(
     assert not ticket.durable.done()
     assert log.durable_position == 0
     assert await log.read(1, bytes_max=SMALL) == []
-    await store.put_meta({"k": b"v"})  # is synced at once, and takes everything before it along
+    await store.state.put({"k": b"v"})  # is synced at once, and takes everything before it along
     await ticket.durable
     assert log.durable_position == 1
     last = log.append(stamped_pack(b"y"))

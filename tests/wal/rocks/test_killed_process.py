@@ -74,7 +74,7 @@ async def check_kept(path: Path, said: dict[str, list[list[str]]]) -> None:
         assert max(acknowledged, default=0) <= log.durable_position
         truncated = [int(position) for log_name, position in said["truncated"] if log_name == name]
         assert log.first_position >= max(truncated, default=1)
-    assert int(await store.get_meta("k") or b"0") >= max(
+    assert int(await store.state.get("k") or b"0") >= max(
         (int(tick) for [tick] in said["set"]), default=0
     )
     assert store.promised_tick >= max((int(tick) for [tick] in said["promised"]), default=0)

@@ -13,13 +13,13 @@ import pytest
 from tests.failing_disk import FailingDisk
 from tests.wal.log_contract import append, payloads_of, read_all, stamped_pack
 from wal.errors import StorageFull
+from wal.log import SpaceLevel
 from wal.rocks.layout import RocksOptions
 from wal.rocks.space import (
     EXHAUSTED_BYTES,
     MIB,
     RESERVE_NAME,
     SHORT_LOOK_BYTES,
-    SpaceLevel,
     SpaceVerdict,
     SpaceWatch,
 )
@@ -78,7 +78,7 @@ async def test_a_disk_that_is_suddenly_full_is_noticed_before_the_next_write(
         with pytest.raises(StorageFull):
             await log.admit(1, makes_room=makes_room)
     with pytest.raises(StorageFull):
-        await store.put_meta({"k": b"v"})
+        await store.state.put({"k": b"v"})
 
 
 async def test_what_makes_room_passes_on_a_full_disk_and_rows_do_not(
@@ -91,7 +91,7 @@ async def test_what_makes_room_passes_on_a_full_disk_and_rows_do_not(
     with pytest.raises(StorageFull):
         await log.admit(1)
     await log.admit(1, makes_room=True)
-    await store.put_meta({"k": b"v"})
+    await store.state.put({"k": b"v"})
 
 
 async def test_small_writes_on_an_ample_disk_look_once_in_so_long(

@@ -31,7 +31,7 @@ async def main() -> None:
         for _ in range(50):
             await log.append(stamped_pack(b"x" * 30_000)).written
         written += 50
-    await store.put_meta({"k": b"v"})
+    await store.state.put({"k": b"v"})
     await store.close()
     store = await open_rocks_store(path, options=options)
     log = await store.open_log("p0")

@@ -114,7 +114,7 @@ async def test_with_os_durability_the_floor_is_synced_before_a_sync_of_the_log_i
     with synced_disk(tmp_path / "disk") as disk:
         store = await open_rocks_store(disk.root / "node", options=options)
         ticket = (await store.open_log("p0")).append(stamped_pack(b"row"))
-        await store.put_meta({"k": b"v"})
+        await store.state.put({"k": b"v"})
         await ticket.durable
         left = await anyio.to_thread.run_sync(floor_left, disk, tmp_path / "left")
         assert (left.positions, left.meta_version) == ({1: 1}, 1)

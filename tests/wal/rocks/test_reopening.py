@@ -69,7 +69,7 @@ async def test_reopened_store_has_what_was_synced_and_goes_on_under_the_next_ter
     store = await open_rocks_store(tmp_path / "node", options=OPTIONS)
     log = await store.open_log("p0")
     await append(log, b"before")
-    await store.put_meta({"k": b"v"})
+    await store.state.put({"k": b"v"})
     term = store.term
     for round_ in range(1, 4):
         await poison(store, disk)
@@ -77,7 +77,7 @@ async def test_reopened_store_has_what_was_synced_and_goes_on_under_the_next_ter
         assert (store.condition, store.term, store.taking_writes) == ("open", term + round_, True)
         assert await store.open_log("p0") is log
         await append(log, b"after")
-        assert await store.get_meta("k") == b"v"
+        assert await store.state.get("k") == b"v"
     entries = await read_all(log)
     found = [payload for [payload] in payloads_of(entries)]
     assert [payload for payload in found if payload != b"unknown"] == [
@@ -328,7 +328,7 @@ async def test_owner_whose_locks_were_unlinked_is_fenced_at_its_next_write(
         with pytest.raises(ChannelFenced, match=f"term {term}"):
             await log.append(stamped_pack(b"too late")).written
         assert store.condition == "fenced"
-        for refused in (log.admit(1), store.put_meta({"k": b"v"}), store.reopen()):
+        for refused in (log.admit(1), store.state.put({"k": b"v"}), store.reopen()):
             with pytest.raises(ChannelFenced):
                 await refused
         assert payloads_of(await read_all(log)) == [[b"before"]]

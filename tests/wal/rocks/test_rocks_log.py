@@ -4,13 +4,14 @@ from pathlib import Path
 import pytest
 
 from tests.wal.log_contract import LogContract
+from tests.wal.state_map_contract import StateMapContract
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 
 pytestmark = pytest.mark.anyio
 
 
-class TestRocksLog(LogContract):
+class TestRocksStore(LogContract, StateMapContract):
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[RocksStore]:
         store = await open_rocks_store(tmp_path / "node")
@@ -18,7 +19,7 @@ class TestRocksLog(LogContract):
         await store.close()
 
 
-class TestRocksLogSyncedInTheBackground(LogContract):
+class TestRocksStoreSyncedInTheBackground(LogContract, StateMapContract):
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[RocksStore]:
         store = await open_rocks_store(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wal.log import SpaceLevel
 from wal.rocks.space import (
     EXHAUSTED_BYTES,
     LOG_FACTOR,
@@ -13,7 +14,6 @@ from wal.rocks.space import (
     MIB,
     NOT_LOOKED,
     REPLAY_BYTES,
-    SpaceLevel,
     SpaceVerdict,
     judge,
     reserve_for,

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from wal.log import SpaceLevel
 from wal.rocks import space
 from wal.rocks.space import (
     ASK_AGAIN_LOOKS,
     MIB,
     RESERVE_NAME,
     RESERVE_STEP_BYTES,
-    SpaceLevel,
     SpaceWatch,
     log_bytes_of,
 )

@@ -109,7 +109,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(["a", "ab", "b"]), value=st.none() | st.binary(max_size=5))
     def set_meta(self, key: str, value: bytes | None) -> None:
-        self.runner.run(self.store.put_meta({key: value}))
+        self.runner.run(self.store.state.put({key: value}))
         self.meta.pop(key, None)
         if value is not None:
             self.meta[key] = value
@@ -140,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
             kept = self.entries[name]
             assert log.first_position == (kept[0][0] if kept else 1)
             assert log.next_position == self.next_position[name] == log.durable_position + 1
-        assert self.runner.run(self.store.scan_meta("")) == dict(sorted(self.meta.items()))
+        assert self.runner.run(self.store.state.scan("")) == dict(sorted(self.meta.items()))
 
     def next_tick(self) -> int:
         return next(self.ticks)

@@ -69,7 +69,7 @@ async def test_term_in_which_the_operating_system_took_a_write_is_not_used_again
         await log.append(stamped_pack(b"acknowledged", tick=log.last_tick + 1)).written
         disk.fail_at(1)
         with pytest.raises(Indeterminate):
-            await store.put_meta({"k": b"v"})
+            await store.state.put({"k": b"v"})
         await store.reopen()
         assert store.term == 1 + round_
     await store.close()

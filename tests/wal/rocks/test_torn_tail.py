@@ -62,7 +62,7 @@ async def open_synced(path: Path, options: RocksOptions) -> tuple[RocksStore, Ro
     store = await open_rocks_store(path, options=options)
     log = await store.open_log("p0")
     await write(log, SYNCED)
-    await store.put_meta({"k": b"v"})  # syncs what came before
+    await store.state.put({"k": b"v"})  # syncs what came before
     return store, log
 
 

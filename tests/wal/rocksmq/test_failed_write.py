@@ -232,7 +232,7 @@ async def test_many_groups_that_are_removed_together_are_one_write(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"g{number}" for number in range(50)]
-    write = mq._store.write
+    write = mq._state.write
     writes = list[int]()
     await asyncio.gather(*[mq.create_consumer_group("t", name) for name in names])
 
@@ -240,7 +240,7 @@ async def test_many_groups_that_are_removed_together_are_one_write(
         writes.append(1)
         return write(batch)
 
-    monkeypatch.setattr(mq._store, "write", counting)
+    monkeypatch.setattr(mq._state, "write", counting)
     await asyncio.gather(*[mq.destroy_consumer_group("t", name) for name in names])
     assert len(writes) == 1
 

@@ -5,10 +5,10 @@ again.
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened
@@ -193,10 +193,10 @@ async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_ro
 ) -> None:
     monkeypatch.setattr("wal.rocksmq.writes.PRODUCE_BYTES_MAX", 1 << 20)
     store, mq = await open_queue(
-        tmp_path / "other", rocks=replace(OPTIONS, queue_bytes_max=1 << 20)
+        tmp_path / "other", rocks=msgspec.structs.replace(OPTIONS, queue_bytes_max=1 << 20)
     )
     await mq.create_topic("t")
-    write = store.write
+    write = store.state.write
     written = list[int]()
     queued = list[int]()
 
@@ -206,7 +206,7 @@ async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_ro
         queued.append(store.queued_bytes)
         return outcome
 
-    monkeypatch.setattr(store, "write", watched)
+    monkeypatch.setattr(store.state, "write", watched)
     ids = await asyncio.gather(*(mq.produce("t", [bytes(300 << 10)]) for _ in range(40)))
     assert [each for one in ids for each in one] == list(range(ids[0][0], ids[0][0] + 40))
     assert max(written) < 2 << 20
@@ -237,10 +237,10 @@ async def test_a_group_begins_where_it_is_told_with_the_write_that_makes_it(tmp_
     store, mq = await open_queue(tmp_path / "other")
     await mq.create_topic("t")
     ids = await mq.produce("t", [b"0", b"1", b"2"])
-    version = store._meta_version
+    version = store.state._version
     await mq.create_consumer_group("t", "late", at=POSITION_MAX)
     await mq.create_consumer_group("t", "middle", at=ids[1])
-    assert store._meta_version == version + 2
+    assert store.state._version == version + 2
     await mq.close()
     await store.close()
     async with opened(tmp_path / "other") as mq:
@@ -346,7 +346,7 @@ async def test_a_topic_whose_space_cannot_be_given_back_now_is_destroyed_all_the
     async def reclaim(_batch: Batch) -> None:
         raise StorageFull("here", 0, 1)
 
-    monkeypatch.setattr(mq._store, "reclaim", reclaim)
+    monkeypatch.setattr(mq._state, "reclaim", reclaim)
     await mq.destroy_topic("t")
     assert await mq.info() == {}
 
@@ -471,7 +471,7 @@ async def test_of_scattered_messages_that_do_not_fit_together_the_rest_comes_lat
 async def test_acknowledging_nothing_writes_nothing_and_still_looks_for_the_group(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mq._store, "write", None)  # what there is to write would meet it
+    monkeypatch.setattr(mq._state, "write", None)  # what there is to write would meet it
     await mq.ack("t", "g", [])
     await mq.ack("t", "g", range(0))
     monkeypatch.undo()
