@@ -1,6 +1,7 @@
 """The contract of a log of entries, which are bytes: logs of packs and topics are both made of one.
 
-`tests/wal/entry_log_contract.py` is the contract as tests; every store passes it.
+`tests/wal/log_contract.py` and `tests/wal/owned_log_contract.py` are the contract as tests; every
+store passes them.
 """
 
 from collections.abc import Callable, Mapping

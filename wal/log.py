@@ -1,8 +1,8 @@
-"""The contracts of a log store and of the map of state beside its logs, which the stores on RocksDB
-and in memory keep.
+"""The contracts of a log store, of the map of state beside its logs, and of the logs that users of
+that map keep. The stores on RocksDB and in memory keep all of them.
 
-`tests/wal/log_contract.py` and `tests/wal/state_map_contract.py` are the contracts as tests; every
-store passes both.
+`tests/wal/log_contract.py`, `tests/wal/state_map_contract.py` and `tests/wal/owned_log_contract.py`
+are the contracts as tests.
 """
 
 import asyncio
@@ -149,7 +149,7 @@ class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
 class LogStore(Protocol):
     """The owner of a node's logs, one for each pchannel.
 
-    What not every store has is None: `space` and `link_copy`.
+    What not every store has is None: `space`, `link_copy` and `topic_store`.
     """
 
     node_id: str
@@ -182,6 +182,10 @@ class LogStore(Protocol):
 
         The copy does not change any more. Its files may share bytes with the original's.
         """
+
+    @property
+    def topic_store(self) -> "TopicStore | None":
+        """This store as one that keeps topics; None when it keeps none."""
 
     async def promise_tick(self, tick: int) -> None:
         """Remember that ticks up to `tick` may be given to readers without an entry in the log;

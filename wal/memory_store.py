@@ -272,6 +272,11 @@ class MemoryLogStore:
         """Whether log should be given up before appends have to be refused."""
         return self.used_bytes > SHORT_SHARE * self.bytes_max
 
+    @property
+    def topic_store(self) -> "MemoryLogStore":
+        """This store: it keeps topics."""
+        return self
+
     async def promise_tick(self, tick: int) -> None:
         """Nothing outlives this term, so there is nothing to remember."""
         self.check_open()

@@ -273,6 +273,11 @@ class RocksStore:
         """Whether log should be given up; see `wal.log.LogStore`."""
         return self._commit.space.level is not SpaceLevel.AMPLE
 
+    @property
+    def topic_store(self) -> "RocksStore":
+        """This store: it keeps topics."""
+        return self
+
     async def promise_tick(self, tick: int) -> None:
         """Remember a tick, durably: one page, written and synced by a thread of its own, so that
         appends do not wait.

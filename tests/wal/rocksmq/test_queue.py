@@ -3,7 +3,6 @@ again.
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened
+from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened, opened_in_memory
 from wal.codec import MESSAGES_PER_ENTRY_MAX
 from wal.entry_log import Batch
 from wal.errors import (
@@ -28,7 +27,6 @@ from wal.errors import (
 )
 from wal.position import POSITION_MAX
 from wal.rocks.layout import entry_key
-from wal.rocks.log import RocksEntryLog
 from wal.rocksmq.contract import CONSUME_BYTES_MAX
 from wal.rocksmq.group import GAPS_MAX
 from wal.rocksmq.messages import EntryCache, ProducerMessage
@@ -43,9 +41,13 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-async def mq(tmp_path: Path, clock: Clock) -> AsyncIterator[RocksMQ]:
-    async with opened(tmp_path / "node", clock) as mq:
+@pytest.fixture(params=["disk", "memory"])
+async def mq(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+) -> AsyncIterator[RocksMQ]:
+    in_memory = request.param == "memory"
+    queue = opened_in_memory(clock) if in_memory else opened(tmp_path / "node", clock)
+    async with queue as mq:
         await mq.create_topic("t")
         await mq.create_consumer_group("t", "g")
         yield mq
@@ -151,19 +153,20 @@ async def test_who_asks_after_a_cancelled_consume_gets_its_messages_first_even_w
 ) -> None:
     ids = await mq.produce("t", [b"0", b"1", b"2", b"3"])
     mq._reader._cache = EntryCache()
-    reading = threading.Event()
-    gate = threading.Event()
+    reading = asyncio.Event()
+    gate = asyncio.Event()
+    log = mq._writer.topics["t"].log
+    read = log.read
 
-    read_range = RocksEntryLog._read_range
-
-    def read_late(*given: Any) -> Any:
+    async def read_late(position: int, *, bytes_max: int) -> Any:
         reading.set()
-        gate.wait(60)
-        return read_range(*given)
+        await gate.wait()
+        return await read(position, bytes_max=bytes_max)
 
-    monkeypatch.setattr(RocksEntryLog, "_read_range", read_late)
+    monkeypatch.setattr(log, "read", read_late)
     consuming = asyncio.ensure_future(mq.consume("t", "g", 2))
-    assert await asyncio.to_thread(reading.wait, 20)
+    async with asyncio.timeout(20):
+        await reading.wait()
     consuming.cancel()
     following = asyncio.ensure_future(mq.consume("t", "g", 2))
     await asyncio.sleep(0)
