@@ -3,7 +3,7 @@ I/O.
 """
 
 import struct
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -232,11 +232,9 @@ class EntryCache:
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
         """Keep an entry, and forget those that have been here for longest."""
-        entries = self._entries[log_id]
-        at = bisect_left(entries, entry.last_position, key=_LAST)
-        if at < len(entries) and entries[at].last_position == entry.last_position:
+        if self.find(log_id, entry.last_position):
             return
-        entries.insert(at, entry)
+        insort(self._entries[log_id], entry, key=_LAST)
         self._order.append((log_id, entry))
         self._bytes += entry.memory_bytes
         while self._bytes > CACHE_BYTES_MAX and len(self._order) > 1:  # the newest is wanted

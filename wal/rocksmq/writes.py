@@ -327,30 +327,20 @@ class TopicWriter:
         """Make the changes of the calls that go with the next write."""
         calls = list[Call]()
         size_bytes = 0
-        refused = self._refusal(makes_room=False)
-        refused_always = self._refusal(makes_room=True) if refused else None
         while self._calls and size_bytes < PRODUCE_BYTES_MAX:
             call = self._calls.popleft()
             if call.done.done():
                 continue
-            call.error = refused_always if call.makes_room else refused
-            if call.error is None:
-                try:
-                    call.result = call.change(draft)
-                except StreamingNodeError as error:
-                    call.error = error
+            call.error = None
+            try:
+                self._store.check_admitted(makes_room=call.makes_room)
+                call.result = call.change(draft)
+            except StreamingNodeError as error:
+                call.error = error
             calls.append(call)
             size_bytes += call.size_bytes
         self._since = monotonic()
         return calls
-
-    def _refusal(self, *, makes_room: bool) -> StreamingNodeError | None:
-        """Return why the store refuses calls now, if it does."""
-        try:
-            self._store.check_admitted(makes_room=makes_room)
-        except StreamingNodeError as error:
-            return error
-        return None
 
     def _land(self, draft: Draft) -> None:
         """The batch is durable: the topics are what the draft is."""
