@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from wal.entry_log import Batch
 from wal.errors import (
     AlreadyExists,
     Corrupt,
@@ -102,13 +103,9 @@ class RocksMQ(MessageQueue):
         await self._writer.begin(lambda draft: self._writer.make_topic(draft, topic))
 
     async def destroy_topic(self, topic: str) -> None:
-        draft = await self._writer.begin(lambda draft: self._destroyed(draft, topic))
+        batch = await self._writer.begin(lambda draft: self._writer.destroy_topic(draft, topic))
         with suppress(StreamingNodeError):  # it is gone, also if its space is given back later only
-            await self._state.reclaim(draft.batch)
-
-    def _destroyed(self, draft: Draft, topic: str) -> Draft:
-        self._writer.destroy_topic(draft, topic)
-        return draft
+            await self._state.reclaim(batch)
 
     async def create_consumer_group(self, topic: str, group: str, *, at: int = 0) -> None:
         check_name("group", group)
@@ -333,14 +330,13 @@ class RocksMQ(MessageQueue):
     async def retain(self) -> None:
         """Give up the pages of every topic that retention allows, and their space."""
 
-        def give_up(draft: Draft) -> Draft:
+        def give_up(draft: Draft) -> Batch:
             for name in self._writer.topics:
                 if draft.has(name):
                     draft.find(name, damaged=True).give_up(self._now_ms(), self._options)
-            return draft
+            return draft.batch
 
-        draft = await self._writer.begin(give_up)
-        await self._state.reclaim(draft.batch)
+        await self._state.reclaim(await self._writer.begin(give_up))
 
     # --- the topics, and what changes them --------------------------------------------------------
 

@@ -171,6 +171,8 @@ class TopicWriter:
         self._since = 0.0
         """When the first of these calls came."""
         self._writing: asyncio.Task[None] | None = None
+        self._is_opening = False
+        """Whether this task waits for the store to take writes."""
         self._closed = False
         self._make_future = asyncio.get_running_loop().create_future
 
@@ -248,11 +250,13 @@ class TopicWriter:
         draft.create(topic)
         draft.batch.records |= encode_ids(self._next_log_id, begin)
 
-    def destroy_topic(self, draft: Draft, name: str) -> Topic:
-        """Remove a topic in a draft; one of the same name begins above its ids."""
+    def destroy_topic(self, draft: Draft, name: str) -> Batch:
+        """Remove a topic in a draft, and return its batch; one of the same name begins above its
+        ids.
+        """
         self._ids.update_id(draft.destroy(name))
         draft.batch.records |= encode_ids(self._next_log_id, self._ids.alloc_one())
-        return draft.destroyed[-1]
+        return draft.batch
 
     # --- writes -----------------------------------------------------------------------------------
 
@@ -275,13 +279,13 @@ class TopicWriter:
         return done
 
     async def close(self) -> None:
-        """Write what was begun, and end; idempotent. Without a store that takes writes, the calls
-        that wait raise `OnShutdown`.
+        """Write what was begun, and end; idempotent. Calls that wait for the store to take writes
+        raise `OnShutdown`.
         """
         self._closed = True
         if self._writing is None:
             return
-        if not self.is_open:
+        if self._is_opening:
             self._writing.cancel()
         await asyncio.wait([self._writing])
 
@@ -296,11 +300,14 @@ class TopicWriter:
 
     async def _write_some(self) -> None:
         if not self.is_open:
+            self._is_opening = True
             try:
                 await self.open()
             except StreamingNodeError as error:
                 self._refuse(error)
                 return
+            finally:
+                self._is_opening = False
         began = self._since
         taken = monotonic()
         draft = Draft(self.topics)
