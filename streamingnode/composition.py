@@ -160,9 +160,13 @@ async def _open_monitor(
     """
     if not config.serve.http or brief:
         return None
-    from streamingnode.http import Monitor
 
-    monitor = Monitor(config.serve, supervisor)
+    def load() -> "Monitor":
+        from streamingnode.http import Monitor
+
+        return Monitor(config.serve, supervisor)
+
+    monitor = await in_thread(load)
     closing.push_async_callback(monitor.close)
     await monitor.open()
     return monitor

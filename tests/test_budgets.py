@@ -34,10 +34,8 @@ LINES_MAX = 600  # a file is a chapter
 LONGER = {
     "spark_sink/table.py": 610,
     "streamingnode/demo.py": 690,
-    "streamingnode/node.py": 670,
     "streamingnode/remote/server.py": 660,
     "streamingnode/streams/stream.py": 620,
-    "tests/streamingnode/test_rows.py": 720,
 }
 """Chapters that wait to be divided; these bounds only go down."""
 SHORT_BY_NATURE = {"__init__.py", "__main__.py"}  # what a package is, and how it starts
@@ -51,7 +49,7 @@ class Budget(NamedTuple):
 
 
 DENSITY = {
-    "statements": Budget(17_450, 14_000),
+    "statements": Budget(17_550, 14_000),  # 139 are the blocking client
     "decisions": Budget(6_400, 5_200),
     "tuple_assignments": Budget(10, 10),
     "awaits": Budget(950, 800),
@@ -70,7 +68,7 @@ DOORS = {
     "transaction": Budget(34, 31),
     "read": Budget(23, 23),
     "cut": Budget(42, 41),
-    "open": Budget(48, 47),
+    "open": Budget(49, 47),  # who gets a directory is decided in one file
 }
 """Files that one operation passes through; see `tests.doors`."""
 

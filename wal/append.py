@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import Header, MessageType
 from wal.message import Message, MutableMessage
-from wal.position import MESSAGE_ID_KINDS, MessageId, Place, ProducerStamp
+from wal.position import MESSAGE_ID_KINDS, MessageId, ProducerStamp
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
 
@@ -46,8 +46,8 @@ class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `groups` has a result for each; `time_tick` is then the last one's, and the rows of a vchannel
     lie close together only within a group. A write of no rows did nothing: its tick is one that
     everything acknowledged before the call is at or below. One that is `spooled` is on the disk of
-    its client and will be in the log: it has no tick, ids or offsets yet. It holds no cycles and is
-    left out of garbage collection: a busy node makes a hundred thousand a second.
+    its client and will be in the log: its tick, ids and offsets raise `InvalidArgument`. It holds
+    no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
     """
 
     kind: type[MessageId]
@@ -78,6 +78,35 @@ class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return tuple(message_id for group in self.groups for message_id in group.message_ids)
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
 
+
+class SpooledResult(WriteResult, frozen=True, array_like=True, gc=False):
+    """What became of a write that the outbox of its client has, and the log does not have yet."""
+
+    def __repr__(self) -> str:
+        return "WriteResult(spooled=True)"
+
+    def __getattribute__(self, name: str) -> Any:
+        """Raises `InvalidArgument` for what only a write in the log has."""
+        if (what := _OF_THE_LOG.get(name)) is not None:
+            raise InvalidArgument(
+                f"a write that is spooled has no {what} yet — await consistent_tick(): it waits "
+                "until the write is in the log, and its tick is not below the write's"
+            )
+        return object.__getattribute__(self, name)
+
+
+_OF_THE_LOG = {
+    "first_position": "message id",
+    "count": "message id",
+    "time_tick": "tick",
+    "last_confirmed_position": "message id",
+    "last_confirmed": "message id",
+    "message_id": "message id",
+    "message_ids": "message ids",
+    "txn_id": "transaction id",
+    "row_offsets": "row offsets",
+}
+"""Attributes of a `WriteResult` that a spooled one does not have, and what they are."""
 
 AppendResult = WriteResult
 """What it is on the way through the log."""
@@ -137,9 +166,10 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     It is messages, or rows: `pieces` that go with those of others, as a transaction where
     `is_transaction`. `producer` says which write of a named producer this is, with sequence 0 for
-    its next one, whichever that will be, and `place` keeps that of a write with a sequence. `pack`
-    is what it goes with; `outcome` is what its appender is told, who may wait in `waiter`.
-    `other_try` is a group of the same write that came before, for whose outcome it waits.
+    its next one, whichever that will be. The producer has ended all of its writes with sequences
+    below `settled`, where that is not 0. `pack` is what the group goes with; `outcome` is what its
+    appender gets, who may wait in `waiter`. `other_try` is a group of the same write that came
+    before, for whose outcome it waits.
     """
 
     messages: Sequence[MutableMessage] = ()
@@ -147,7 +177,7 @@ class AppendGroup(msgspec.Struct, eq=False):
     is_transaction: bool = False
     rows_bytes: int = 0
     producer: ProducerStamp | None = None
-    place: Place | None = None
+    settled: int = 0
     pack: "Pack | None" = None
     outcome: "AppendResult | Exception | None" = None
     waiter: Waiter | None = None

@@ -107,13 +107,6 @@ class Packer:
         self._waiting.appendleft(group)
         self._start()
 
-    def hand_over(self, other: "Packer") -> None:
-        """Have all that waits wait for the next pack of another packer on the same memory, in
-        order.
-        """
-        while self._waiting:
-            other.come_again(self._waiting.pop())
-
     async def drain(self) -> None:
         """Return once every write that came before has ended."""
         # each holds its bytes until then, those that come again too

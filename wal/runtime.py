@@ -70,6 +70,17 @@ async def outlast(
     return task.result()
 
 
+async def first_of(*waits: Coroutine[Any, Any, object], timeout_s: float | None = None) -> bool:
+    """Return whether one of `waits` ends within `timeout_s`; cancels the others."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in tasks:
+            each.cancel()
+    return bool(done)
+
+
 async def carry_on(work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns, or raise what it raises; it goes on by itself when the caller is
     cancelled.

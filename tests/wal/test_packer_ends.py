@@ -292,25 +292,3 @@ def test_whatever_happens_each_write_is_sent_in_order_told_once_and_forgotten(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(packing, "PACK_BYTES_MAX", 500)
         asyncio.run(run())
-
-
-async def test_what_waits_is_handed_over_in_order_in_front_of_what_waits_there() -> None:
-    here = Log()
-    there = Log()
-    there.packer._memory = here.memory
-    groups = [write() for _ in range(6)]
-    later = [write() for _ in range(3)]
-    appends = await here.start(*groups[:1])  # on its way
-    here.packer._in_flight = here.packer._in_flight_max  # and no other may go
-    appends += await here.start(*groups[1:])
-    await there.start(write())
-    there.packer._in_flight = there.packer._in_flight_max
-    behind = await there.start(*later)
-    here.packer.hand_over(there.packer)
-    assert not here.packer._waiting
-    there.packer._in_flight = 1
-    await there.end_all()
-    assert there.sent[1:] == [*groups[1:], *later]
-    await here.end_all()
-    assert all(append.done() for append in (*appends, *behind))
-    assert here.memory.held_bytes == 0

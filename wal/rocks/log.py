@@ -276,6 +276,8 @@ def read_range(
     found: list[E] = []
     size = 0
     while size < bytes_max and expected <= end_position:
+        if found:  # not after the last one: each step reads an entry from the disk
+            iterator.next()
         current = current_entry(iterator, log_id)
         if current is None:
             raise _missing(expected, end_position)
@@ -291,7 +293,6 @@ def read_range(
         previous_crc32c = entry_crc32c(data)
         expected = last + 1
         size += len(data)
-        iterator.next()
     return found
 
 

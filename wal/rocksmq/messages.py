@@ -27,6 +27,10 @@ PRODUCE_BYTES_MAX = 16 << 20
 """Of one call: it becomes one write, which holds the interpreter lock for about 1 ms per MiB."""
 NAME_BYTES_MAX = 255
 """Of a topic's or a group's name in UTF-8."""
+DEAD_SUFFIX = ".dead"
+"""The dead letters of a topic are messages of the topic with its name and this."""
+ERROR_CHARACTERS_MAX = 1_000
+"""Of the text of an error that goes with a dead letter."""
 CACHE_BYTES_MAX = 64 << 20
 """Entries that are kept in memory, of all topics together, as large as they are there."""
 MESSAGE_OVERHEAD_BYTES = 264
@@ -70,6 +74,23 @@ class ConsumerMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 def size_of(message: ProducerMessage | ConsumerMessage) -> int:
     """Return the bytes of a message, near enough: characters of its properties."""
     return len(message.payload) + sum(map(len, chain.from_iterable(message.properties.items())))
+
+
+def dead_letter(
+    body: bytes,
+    properties: Mapping[str, str],
+    *,
+    error: str,
+    topic: str,
+    message_id: int,
+    bridge: str,
+) -> ProducerMessage:
+    """Return the dead letter of a message of `topic` whose rows are refused with `error`.
+
+    `bridge` names the producer that could not write them.
+    """
+    origin = {"topic": topic, "id": str(message_id), "bridge": bridge}
+    return ProducerMessage(body, {**properties, "error": error[:ERROR_CHARACTERS_MAX], **origin})
 
 
 def check_name(kind: str, name: str) -> str:
