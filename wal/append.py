@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -509,7 +509,7 @@ class Pack(msgspec.Struct, eq=False):
 
 Append = Callable[[AppendGroup], Awaitable[AppendResult]]
 """Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
-AppendPack = Callable[[Pack], Awaitable[None]]
+AppendPack = Callable[[Pack], Coroutine[object, None, None]]
 """Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that
 are left.
 """

@@ -352,6 +352,8 @@ class Holding:
         self.loop = asyncio.get_running_loop()
         self.let_go = let_go
         self.in_child = in_child
+        self.is_copy = False
+        """Whether this process is a fork of the one that opened it."""
         _open[self] = None
 
     def end(self) -> None:
@@ -459,6 +461,7 @@ def _leave_in_child() -> None:
     _threads = threading.Condition()
     _busy.clear()
     for each in reversed(list(_open)):
+        each.is_copy = True
         with suppress(Exception):
             each.in_child()
     _open.clear()
