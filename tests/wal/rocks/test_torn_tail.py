@@ -5,10 +5,10 @@ any order.
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rocksdict import DBRecoveryMode, Rdict
 
 from tests.wal.log_contract import read_all, stamped_pack

@@ -5,11 +5,11 @@ again.
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened
 from wal.codec import MESSAGES_PER_ENTRY_MAX
