@@ -5,10 +5,10 @@ and in memory keep.
 store passes both.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from enum import IntEnum, unique
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -129,22 +129,58 @@ class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
 
 
-class LogStore(Protocol):
-    """The owner of a node's logs, one for each pchannel.
+E = TypeVar("E")
 
-    What not every store has is None: `space` and `link_copy`.
+
+class ReadEntries(Protocol):
+    """Reads entries that belong to none of a store's logs; see `LogReader.read_entries`."""
+
+    async def __call__(
+        self,
+        log_id: int,
+        decode: Callable[[bytes, int | None], E],
+        position: int,
+        kept: tuple[int, int],
+        bytes_max: int,
+    ) -> list[E]:
+        """Return entries from the one that holds `position` on, until `bytes_max` are reached.
+
+        `kept` is the earliest and the last position there must be. `decode` gets an entry's bytes
+        and the checksum of the one before it, None when that is not kept. Raises `Corrupt` for
+        damage, a gap or an early end.
+        """
+
+
+class LogReader(Protocol):
+    """The logs of a node and the map of state beside them, one log for each pchannel; a store that
+    was opened for reading only is no more than that.
     """
 
     node_id: str
     """Identity of the node's data, made at first open and kept for ever."""
-    term: int
-    """Number of this ownership, above every earlier one."""
-    promised_tick: int
-    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
     def state(self) -> StateMap:
         """The map of state beside the logs; the same object for as long as the store lives."""
+
+    @property
+    def read_entries(self) -> ReadEntries | None:
+        """Reads entries such as those of topics; None where the store keeps none."""
+
+    async def open_log(self, name: str) -> Log:
+        """Return the log of pchannel `name`, verified, and made if it is new."""
+
+
+class LogStore(LogReader, Protocol):
+    """The owner of a node's logs.
+
+    What not every store has is None: `read_entries`, `space` and `link_copy`.
+    """
+
+    term: int
+    """Number of this ownership, above every earlier one."""
+    promised_tick: int
+    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
     def queued_bytes(self) -> int:
@@ -159,7 +195,7 @@ class LogStore(Protocol):
         """The disk the store writes to; None when it writes to none of this machine's."""
 
     @property
-    def link_copy(self) -> Callable[[Path], Awaitable[None]] | None:
+    def link_copy(self) -> Callable[[Path], Coroutine[Any, Any, None]] | None:
         """Makes a copy of all that is durable at a new path of the same disk while the store runs;
         None when the store has no files on this machine.
 
@@ -170,9 +206,6 @@ class LogStore(Protocol):
         """Remember that ticks up to `tick` may be given to readers without an entry in the log;
         durable on return.
         """
-
-    async def open_log(self, name: str) -> Log:
-        """Return the log of pchannel `name`, made if it is new, verified if not."""
 
     @property
     def condition(self) -> str:

@@ -155,6 +155,7 @@ class MemoryLogStore:
     term = 1
     promised_tick = 0
     queued_bytes = 0
+    read_entries = None
     space = None
     link_copy = None
 

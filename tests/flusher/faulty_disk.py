@@ -162,6 +162,7 @@ class CheckedStore:
     """A log store whose map of state fails with the disk."""
 
     queued_bytes = 0
+    read_entries = None
     space = None
     link_copy = None
 
