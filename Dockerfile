@@ -11,7 +11,7 @@ COPY wal /src/wal
 # A constraint has no hashes where the package itself is built from a directory.
 RUN python -m venv /opt/streamingnode \
  && sed -e 's/ *\\$//' -e '/--hash/d' /src/requirements.lock > /src/constraints.txt \
- && /opt/streamingnode/bin/pip install --no-cache-dir --constraint /src/constraints.txt '/src[metrics,speed]'
+ && /opt/streamingnode/bin/pip install --no-cache-dir --constraint /src/constraints.txt '/src[http,speed]'
 
 FROM python:3.13-slim
 RUN useradd --system --uid 10001 --home-dir /data streamingnode && install -d -o streamingnode -m 0700 /data

@@ -61,7 +61,7 @@ async def _appends(load: Load, settings: Settings, *, scraping: bool) -> Measure
 async def _scrape() -> None:
     while True:
         reader, writer = await asyncio.open_connection(HOST, PORT)
-        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200"), "it is read as it is"
         writer.close()
         await asyncio.sleep(PAUSE_S)

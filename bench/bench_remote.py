@@ -44,7 +44,7 @@ from bench.rows import PRIMARY_KEY, SCHEMA, create, inserts_of, record_batch, ro
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.node import Node
 from streamingnode.opening import connect, open_node, run_async
-from streamingnode.remote.address import SOCKET_NAME
+from wal.address import SOCKET_NAME
 
 INSERTS: tuple[tuple[int, int, float, float], ...] = (
     (1, 1, 0.25, 0.7),

@@ -80,6 +80,10 @@ def decisions() -> str:
     return "\n\n```{toctree}\n:hidden:\n\n" + "\n".join(names) + "\n```\n"
 
 
+IN_PARTS = {"streamingnode.Node"}
+"""Classes whose calls are in several files, and one class to a program."""
+
+
 def reference() -> str:
     """Return what autodoc makes of each public name, one section for each module that a program
     imports.
@@ -149,7 +153,8 @@ def directive(module: types.ModuleType, name: str) -> str:
     if inspect.isclass(value) and value.__name__ != name:
         return f"``{name}`` is\n\n.. autoclass:: {value.__module__}.{value.__qualname__}"
     if inspect.isclass(value):
-        return f".. autoclass:: {place}"
+        members = "\n   :inherited-members:" if place in IN_PARTS else ""
+        return f".. autoclass:: {place}{members}"
     return (
         f".. autofunction:: {place}"
         if inspect.isroutine(value)

@@ -24,13 +24,14 @@ from flusher.run import CutScheduleOptions, FlushContext, FlushRun
 from scanner.deliver_policy import StartingPoint
 from scanner.scanner import Scanner
 from wal.errors import (
-    ChannelFenced,
     Corrupt,
+    Ends,
     OnShutdown,
     Overloaded,
     StorageFailed,
     StorageFull,
     StreamingNodeError,
+    ends_of,
 )
 from wal.failpoint import failpoint
 from wal.files import no_descriptor_left
@@ -73,7 +74,7 @@ def state_after(error: BaseException) -> FlusherState | None:
     caught.
     """
     match error:
-        case OnShutdown() | ChannelFenced():
+        case StreamingNodeError(ends=Ends.LOG):
             return FlusherState.CLOSED
         case OSError() | StorageFailed() | StreamingNodeError(retryable="yes" | "indeterminate"):
             # Of a write whose outcome is open the stored checkpoint says what became of it, once
@@ -117,9 +118,9 @@ async def _try(work: Awaitable[object], event: str) -> bool:
     """
     try:
         await work
-    except (OnShutdown, ChannelFenced):
-        return False
     except (OSError, StreamingNodeError) as error:
+        if ends_of(error) is Ends.LOG:
+            return False
         _log.warning(event, error=str(error))
     return True
 

@@ -16,19 +16,15 @@ import anyio
 
 from wal.append import AppendGroup, AppendObserver, AppendPack, Pack
 from wal.errors import (
-    ChannelFenced,
-    Indeterminate,
-    LogReopening,
+    Ends,
     OnShutdown,
     Overloaded,
-    StorageFailed,
     StreamingNodeError,
 )
 from wal.failpoint import failpoint
 from wal.headers import DDL, DML, MAKES_ROOM
 from wal.queue import Budget
 
-FINAL = (OnShutdown, ChannelFenced, Indeterminate, LogReopening, StorageFailed)
 """Nothing that this owner appends can succeed after one of these."""
 
 
@@ -44,7 +40,7 @@ async def repeat(
         try:
             await step()
         except StreamingNodeError as error:
-            if isinstance(error, FINAL):
+            if error.ends is not Ends.CALL:
                 return
 
 
@@ -257,10 +253,7 @@ class RedoInterceptor(Interceptor):
             except StreamingNodeError as error:
                 # The term ends, or may do so: whether the log takes the groups is asked when they
                 # come again.
-                if (
-                    not isinstance(error, OnShutdown)
-                    and asyncio.get_running_loop().time() >= give_up_at_s
-                ):
+                if error.ends is Ends.CALL and asyncio.get_running_loop().time() >= give_up_at_s:
                     for group in groups:
                         group.settle(error)
                     return

@@ -17,7 +17,7 @@ import msgspec
 from interceptors.chain import Interceptor
 from wal.append import Append, AppendPack, Pack
 from wal.entry import LogEntry
-from wal.errors import ChannelFenced, LogReopening, OnShutdown, StreamingNodeError
+from wal.errors import Ends, OnShutdown, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import CommitTxnHeader, MessageType
 from wal.live_tail import LiveTail
@@ -308,8 +308,8 @@ class TimeTickInspector:
             await anyio.sleep(self._interval_s)
             try:
                 await self._operator.sync()
-            except (ChannelFenced, LogReopening, OnShutdown):
-                return
             except StreamingNodeError as error:
+                if error.ends is not Ends.CALL:
+                    return
                 # the floor cannot be written now; the next interval tries again
                 _log.warning("tick_not_written", error=str(error))

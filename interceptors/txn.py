@@ -15,7 +15,7 @@ from operator import attrgetter
 
 import msgspec
 
-from interceptors.chain import FINAL, Interceptor, Redo, repeat
+from interceptors.chain import Interceptor, Redo, repeat
 from interceptors.errors import InvalidTransactionState, TransactionExpired
 from interceptors.txn_session import (
     OPEN,
@@ -28,7 +28,7 @@ from interceptors.txn_session import (
 )
 from wal.append import Append, AppendGroup, AppendPack, Pack
 from wal.entry import OpenTransaction
-from wal.errors import Overloaded, StreamingNodeError
+from wal.errors import Ends, Overloaded, StreamingNodeError
 from wal.failpoint import failpoint
 from wal.headers import DDL, DML, BeginTxnHeader, MessageType, RollbackTxnHeader
 from wal.message import ALL_VCHANNELS, Change, Message, MutableMessage
@@ -314,7 +314,7 @@ class TxnInterceptor(Interceptor):
 
     async def roll_back_due(self, append: Append) -> int:
         """Expire what is due and roll back what has failed; return how often the log took it.
-        Raises `FINAL` errors.
+        Raises errors that end more than their call.
         """
         self.expire()
         self._failed.clear()
@@ -333,7 +333,7 @@ class TxnInterceptor(Interceptor):
                 )
                 rolled_back += 1
             except StreamingNodeError as error:
-                if isinstance(error, FINAL):  # otherwise the next look tries again
+                if error.ends is not Ends.CALL:  # otherwise the next look tries again
                     raise
         return rolled_back
 

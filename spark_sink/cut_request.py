@@ -1,7 +1,9 @@
-"""Asking the node for a cut: as a process of its own, unless the caller has the node open and hands
-it over.
+"""Asks a node for a cut: an open node of the caller, a running one over its socket, a closed one by
+a command.
 
-The node's code never runs in a Spark driver that did not open the node itself.
+A closed node is opened in a process of its own, which runs `streamingnode flush`: neither its log
+store nor its event loop is loaded into a Spark driver, and a driver that is killed leaves no node
+half open.
 """
 
 import inspect
@@ -12,8 +14,19 @@ from typing import Any, Protocol
 
 import msgspec
 
-from wal.errors import AlreadyOwned, InvalidArgument, Overloaded, StorageFailed
+from wal.address import SOCKET_NAME, LinkOptions, parse_address
+from wal.errors import (
+    AlreadyOwned,
+    DeadlineExceeded,
+    Indeterminate,
+    InvalidArgument,
+    OnShutdown,
+    Overloaded,
+    StorageFailed,
+    Unreachable,
+)
 from wal.files import check_path
+from wal.wire import WireClient
 
 CUT_TIMEOUT_S = 600.0
 """A node that recovers a full log first takes minutes, not more."""
@@ -75,14 +88,32 @@ def request_cut(node: str | Path | CuttingNode) -> tuple[AnsweredCut | None, boo
 
     They are stale when a process owns the node and takes no clients: it could not be asked, and has
     made no cut for this caller. The cut is None then; some that the process made by itself may be
-    there. Raises `StorageFailed` with what the node said, `Overloaded` when it took too long; an
-    open node raises what its `flush` does.
+    there. Raises `Overloaded` when it took too long, `StorageFailed` with the words of the command
+    for a closed node; an open or running node raises what its `flush` does.
     """
     if not isinstance(node, str | Path):
         try:
             return msgspec.convert(node.flush(), AnsweredCut | None, from_attributes=True), False
         except AlreadyOwned:
             return None, True
+    try:
+        return _ask_running(Path(node)), False
+    except DeadlineExceeded:
+        raise Overloaded(
+            f"no cut of {node} within {CUT_TIMEOUT_S:.0f} s — run: streamingnode flush {node}"
+        ) from None
+    except (Unreachable, OnShutdown, Indeterminate):  # it is closed, or closes just now
+        return _ask_command(Path(node))
+
+
+def _ask_running(node: Path) -> AnsweredCut:
+    address = parse_address(f"unix:{node / SOCKET_NAME}")
+    with WireClient(address, LinkOptions(name="spark_sink")) as client:
+        cut: AnsweredCut = client.call("flush", reply=AnsweredCut, timeout=CUT_TIMEOUT_S)
+        return cut
+
+
+def _ask_command(node: Path) -> tuple[AnsweredCut | None, bool]:
     command = [sys.executable, "-m", "streamingnode", "flush", str(node), "--json"]
     next_step = f"run: streamingnode flush {node}"
     try:

@@ -16,10 +16,12 @@ from scanner.deliver_policy import ReaderBusy as ReaderBusy
 from scanner.deliver_policy import ReaderNotFound as ReaderNotFound
 from spark_sink.errors import PackageMissing as PackageMissing
 from spark_sink.errors import TableAhead as TableAhead
+from wal.errors import AccessDenied as AccessDenied
 from wal.errors import AlreadyExists as AlreadyExists
 from wal.errors import AlreadyOwned as AlreadyOwned
 from wal.errors import ChannelFenced as ChannelFenced
 from wal.errors import Corrupt as Corrupt
+from wal.errors import DeadlineExceeded as DeadlineExceeded
 from wal.errors import GroupNotFound as GroupNotFound
 from wal.errors import Indeterminate as Indeterminate
 from wal.errors import InvalidArgument as InvalidArgument
@@ -33,37 +35,6 @@ from wal.errors import StreamingNodeError as StreamingNodeError
 from wal.errors import TooLarge as TooLarge
 from wal.errors import TopicNotFound as TopicNotFound
 from wal.errors import Truncated as Truncated
+from wal.errors import Unauthenticated as Unauthenticated
+from wal.errors import Unreachable as Unreachable
 from wal.errors import UnsupportedFormat as UnsupportedFormat
-
-
-class DeadlineExceeded(Indeterminate, TimeoutError):
-    """The caller's deadline passed before the outcome was known: the call may still take effect, or
-    not.
-
-    A `TimeoutError`, as `asyncio.timeout` and `anyio.fail_after` raise one.
-    """
-
-
-class Unreachable(StreamingNodeError):
-    """No node answers at the address, or the connection to it was lost and did not come back in
-    time; nothing was done.
-    """
-
-    decides = False
-    retryable = "yes"
-    exit_code = 4
-    next_step = "start the node with `streamingnode serve`, or correct the address"
-
-
-class Unauthenticated(StreamingNodeError):
-    """The node does not know who is calling: the token or certificate is missing, wrong or
-    expired.
-    """
-
-    next_step = "give the token that the node's operator issued"
-
-
-class AccessDenied(StreamingNodeError):
-    """The caller is known, and may not do this."""
-
-    next_step = "ask the node's operator for this right"

@@ -1,17 +1,17 @@
-"""What a monitor asks of a node over HTTP: whether it lives, whether it is ready, and its metrics.
+"""HTTP of a node: its health, its readiness and its metrics, for probes and monitors.
 
-A few lines of HTTP/1.1: GET of three paths, one request for each connection, everything bounded. It
-changes nothing, and gives out no rows.
+Starlette routes the requests and uvicorn's protocol parses them, on the event loop of the node.
+`uvicorn.Server` is left out: it takes the signals of the process and wakes ten times a second.
+Further pages become routes of the same application.
 """
 
 import asyncio
+import logging
 import math
-import re
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
-from functools import cache, partial
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from operator import attrgetter
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,78 +19,66 @@ import msgspec
 from spark_sink.errors import PackageMissing
 from streamingnode.config import ServeOptions
 from streamingnode.embedded import EmbeddedBackend
+from streamingnode.metrics import NodeMetrics
 from streamingnode.node import Node
-from streamingnode.remote.address import is_loopback
 from streamingnode.statistics import AppendMeter
+from wal.address import is_loopback
 from wal.errors import InvalidArgument, StreamingNodeError, brief
 from wal.lifecycle import LogState
 from wal.log import SpaceLevel
-from wal.runtime import Supervisor, event_log, in_thread, mark_heard
+from wal.runtime import Supervisor, event_log, mark_heard
 from wal.sockets import accept_one_a_turn, stop_accepting
 
-if TYPE_CHECKING:
-    from streamingnode.metrics import NodeMetrics
+try:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.server import ServerState
+except ImportError as error:
+    package = (error.name or "starlette").partition(".")[0]
+    raise PackageMissing(package, "http") from error
 
 _log = event_log(__name__)
 
 HEAD_BYTES_MAX = 8_192
-"""Of a request: its line and its headers."""
+"""Bound of the request line and its headers."""
 REQUEST_S_MAX = 5.0
-"""Until a client has sent its request."""
+"""Time in which a client sends its request."""
 ANSWER_S_MAX = 5.0
-"""Until a client has taken its answer."""
-LINGER_S_MAX = 1.0
-LINGER_BYTES_MAX = 1 << 20
-"""What is read and thrown away of a client that still sends: closing before that could lose the
-answer.
-"""
+"""Time in which a client takes what was sent; a stream that flows lasts longer."""
 CONNECTIONS_MAX = 32
-"""At a time; a further one takes the place of the oldest, so that slow clients keep no probe
-out.
-"""
+"""Connections at a time. A further one ends the oldest, so that slow clients keep no probe out."""
 METRICS_S_MIN = 1.0
-"""From one rendering of the metrics to the next: appends wait for it. Who asks earlier waits."""
+"""Time from one rendering of the metrics to the next: appends wait for it, early requests too."""
 READY_S_MAX = 1.0
-"""How long a new tick may take: an fsync is part of it once a second."""
+"""Time in which a new tick is given; once a second that includes an fsync."""
 
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]")
+_HEADERS = [(b"cache-control", b"no-store"), (b"connection", b"close")]
+# Outside of the tree of loggers, whose levels the program may set at any time.
+_quiet = logging.Logger("uvicorn", level=logging.CRITICAL + 1)  # noqa: LOG001
 
-
-class Reply(NamedTuple):
-    """What is answered: a status, and a body of a kind."""
-
-    status: int
-    body: bytes
-    kind: str = "application/json"
-
-    def encode(self) -> bytes:
-        """Return the bytes of the response."""
-        allow = "Allow: GET\r\n" if self.status == 405 else ""
-        head = (
-            f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\n{allow}Content-Type: "
-            f"{self.kind}\r\n"
-            f"Content-Length: {len(self.body)}\r\nCache-Control: no-store\r\nConnection: "
-            "close\r\n\r\n"
-        )
-        return head.encode() + self.body
-
-
-Make = Callable[[], Coroutine[Any, Any, Reply]]
+Make = Callable[[], Coroutine[Any, Any, Response]]
 
 
 def http_address(given: str, *, for_anybody: bool) -> tuple[str, int]:
-    """Return the host and port of `HOST:PORT`. Raises `InvalidArgument`, for one open to other
-    machines unless they may.
+    """Return the host and port of `HOST:PORT`.
+
+    Raises `InvalidArgument` for anything else, and for an address that other machines reach unless
+    it is `for_anybody`.
     """
+    host = None
+    port = None
     try:
         parts = urlsplit(f"//{given}")
-        host, port = (
-            (parts.hostname, parts.port)
-            if parts.netloc == given and "@" not in given
-            else (None, None)
-        )
+        if parts.netloc == given and "@" not in given:
+            host = parts.hostname
+            port = parts.port
     except ValueError:
-        host = port = None
+        host = None
     if not host or port is None:
         raise InvalidArgument(
             f"{given!r} is no address for HTTP — give HOST:PORT, as 127.0.0.1:9464"
@@ -104,40 +92,42 @@ def http_address(given: str, *, for_anybody: bool) -> tuple[str, int]:
 
 
 class Monitor:
-    """Answers HTTP for one node; on its event loop. Until `watch` is called the node is
-    recovering.
-    """
+    """Answers HTTP for one node. Until `watch` is called the node is recovering."""
 
     def __init__(self, options: ServeOptions, supervisor: Supervisor) -> None:
-        """Raises `InvalidArgument` for an address that is none, or open to other machines."""
+        """Raises `InvalidArgument` as `http_address` does."""
         assert options.http, "without an address there is no monitor"
         self._host, self._port = http_address(options.http, for_anybody=options.http_for_anybody)
         self._supervisor = supervisor
         self._node: Node | None = None
-        self._connections = dict[asyncio.Task[Any], None]()
-        """By age, the oldest first."""
-        self._server: asyncio.AbstractServer | None = None
-        self._routes: dict[str, Callable[[], Awaitable[Reply]]] = {
-            "/livez": self._live,
-            "/readyz": partial(self._shared, self._ready),
-            "/metrics": partial(self._shared, self._metrics),
-        }
-        self._under_way: dict[Make, asyncio.Task[Reply]] = {}
-        """Answers that whoever asks now shares."""
-        self._answers = set[asyncio.Task[Reply]]()
+        self._server: asyncio.Server | None = None
+        self._clients = ServerState()
+        self._clients.default_headers = _HEADERS
+        self._under_way: dict[Make, asyncio.Task[Response]] = {}
+        """Answers that every request of now shares."""
+        self._answers = set[asyncio.Task[Response]]()
         self._rendering = asyncio.Lock()
         self._rendered_at = -math.inf
 
     async def open(self) -> None:
-        """Listen. Raises `InvalidArgument` for an address that cannot be had."""
+        """Listen. Raises `InvalidArgument` for an address that is taken or not of this machine."""
+        # uvicorn's own settings for all processes, environment and loggers stay as they are.
+        config = Config(
+            self._application(),
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            workers=1,
+            proxy_headers=False,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+        )
+        config.load()
+        connect = partial(_Connection, config, self._clients, {})
+        loop = asyncio.get_running_loop()
         try:
-            self._server = await asyncio.start_server(
-                self._connected,
-                self._host,
-                self._port,
-                limit=HEAD_BYTES_MAX,
-                backlog=1,
-                start_serving=False,
+            self._server = await loop.create_server(
+                connect, self._host, self._port, backlog=1, start_serving=False
             )
         except OSError as error:
             raise InvalidArgument(
@@ -148,151 +138,159 @@ class Monitor:
 
     @property
     def address(self) -> str:
-        """Where it listens, as a URL; the port is the one it got for 0."""
+        """The URL of the node; for port 0 with the port that the system chose."""
         assert self._server is not None, "open comes first"
-        # uvloop has a class of its own
-        host, port = self._server.sockets[0].getsockname()[:2]  # type: ignore[attr-defined]
+        host, port = self._server.sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def watch(self, node: Node, backend: EmbeddedBackend, appends: AppendMeter) -> None:
-        """Tell from now on how an open node is."""
-
-        @cache  # its library is loaded with the first question
-        def make_metrics() -> "NodeMetrics":
-            from streamingnode.metrics import NodeMetrics
-
-            return NodeMetrics(backend, appends)
-
+        """Answer for an open node from now on."""
         self._node = node
         self._measure = backend.measure
-        self._make_metrics = make_metrics
+        self._metrics = NodeMetrics(backend, appends)
 
     async def close(self) -> None:
-        """Take no more connections, and end those there are; idempotent."""
+        """Stop accepting and end all connections; idempotent."""
         if self._server is not None:
             stop_accepting(self._server)
-        for task in list(self._connections):
+        for connection in list(self._clients.connections):
+            connection.transport.abort()
+        tasks = [*self._clients.tasks, *self._answers]
+        for task in tasks:
             task.cancel()
-        for answer in self._answers:
-            answer.cancel()
-        await asyncio.gather(*self._connections, *self._answers, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _application(self) -> Starlette:
+        pages: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/livez": self._live,
+            "/readyz": partial(self._shared, self._ready),
+            "/metrics": partial(self._shared, self._render),
+        }
+        routes = [Route(path, answer, methods=["GET"]) for path, answer in pages.items()]
+        paths = ", ".join(pages)
+
+        async def refused(_request: Request, error: Exception) -> Response:
+            assert isinstance(error, HTTPException), "it is registered for that"
+            reason = f"there are {paths}" if error.status_code == 404 else "it takes GET"
+            answer = _document(error.status_code, reason=reason)
+            answer.headers.update(error.headers or {})
+            return answer
+
+        application = Starlette(
+            routes=routes, exception_handlers={HTTPException: refused, Exception: _failed}
+        )
+        application.router.redirect_slashes = False
+        return application
 
     # --- the answers ------------------------------------------------------------------------------
 
-    async def _live(self) -> Reply:
-        if (failure := self._supervisor.failure) is not None:
+    async def _live(self, _request: Request) -> Response:
+        failure = self._supervisor.failure
+        if failure is not None:
             return _document(503, live=False, reason=brief(f"{type(failure).__name__}: {failure}"))
         return _document(200, live=True)
 
-    async def _ready(self) -> Reply:
+    async def _ready(self) -> Response:
         if self._node is None:
-            return _document(
-                503, ready=False, state=LogState.RECOVERING.value, reason="the node is opening"
-            )
+            recovering = LogState.RECOVERING.value
+            return _document(503, ready=False, state=recovering, reason="the node is opening")
         told = self._measure()
         state = told.log.state
-        space = told.space
+        not_ready = partial(_document, 503, ready=False, state=state)
         if state != LogState.OPEN.value:
-            return _document(
-                503,
-                ready=False,
-                state=state,
-                reason=f"the log takes no appends: {told.log.last_error}",
-            )
+            return not_ready(reason=f"the log takes no appends: {told.log.last_error}")
+        space = told.space
         if space is not None and SpaceLevel[space.level.upper()] >= SpaceLevel.FULL:
-            return _document(
-                503,
-                ready=False,
-                state=state,
-                reason=f"the disk is {space.level}: appends are refused",
-            )
+            return not_ready(reason=f"the disk is {space.level}: appends are refused")
         try:  # ticks advance, and everything that is on its way now is written
             tick = await self._node.consistent_tick(timeout=READY_S_MAX)
         except StreamingNodeError as error:
-            return _document(503, ready=False, state=state, code=error.code, reason=str(error))
+            return not_ready(code=error.code, reason=str(error))
         return _document(200, ready=True, state=state, tick=tick)
 
-    async def _metrics(self) -> Reply:
+    async def _render(self) -> Response:
         if self._node is None:
             return _document(503, reason="the node is opening")
         loop = asyncio.get_running_loop()
         async with self._rendering:
-            # Each answer is measured after its question, and those of the second before share it.
+            # An answer is measured after its request: the next one is shared from here on.
             await asyncio.sleep(self._rendered_at + METRICS_S_MIN - loop.time())
-            self._under_way.pop(self._metrics, None)
+            self._under_way.pop(self._render, None)
             try:
-                metrics = await in_thread(self._make_metrics)
-                return Reply(200, *await metrics.expose())
-            except PackageMissing as error:
-                return _document(501, code=error.code, reason=str(error))
+                text, kind = await self._metrics.expose()
             finally:
                 self._rendered_at = loop.time()
+        return Response(text, headers={"content-type": kind})
 
-    async def _shared(self, make: Make) -> Reply:
-        """Return an answer that all who ask meanwhile get: many cost the node no more than one."""
+    async def _shared(self, make: Make, _request: Request) -> Response:
+        """Return an answer that all requests of meanwhile share: many cost as much as one."""
         answer = self._under_way.get(make)
         if answer is None:
-            answer = self._under_way[make] = asyncio.get_running_loop().create_task(make())
+            answer = asyncio.get_running_loop().create_task(make())
+            self._under_way[make] = answer
             self._answers.add(answer)
             answer.add_done_callback(partial(self._answered, make))
-        return await asyncio.shield(answer)  # one who leaves ends it for nobody else
+        return await asyncio.shield(answer)
 
-    def _answered(self, make: Make, answer: "asyncio.Task[Reply]") -> None:
-        mark_heard(answer)  # all who asked may have left
+    def _answered(self, make: Make, answer: "asyncio.Task[Response]") -> None:
+        mark_heard(answer)
         self._answers.discard(answer)
         if self._under_way.get(make) is answer:
             del self._under_way[make]
 
-    # --- the connections --------------------------------------------------------------------------
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "asyncio calls it in one"
-        if len(self._connections) >= CONNECTIONS_MAX:
-            next(iter(self._connections)).cancel()
-        self._connections[task] = None
-        try:
-            # so that `drain` waits until all of it is sent
-            writer.transport.set_write_buffer_limits(high=0)
-            # A client that leaves, or is too slow, is not worth a word.
-            with suppress(
-                OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError
-            ):
-                reply = await self._answer(reader)
-                async with asyncio.timeout(ANSWER_S_MAX):
-                    writer.write(reply.encode())
-                    await writer.drain()
-                    writer.write_eof()
-                taken = 0
-                async with asyncio.timeout(LINGER_S_MAX):
-                    while taken < LINGER_BYTES_MAX and (more := await reader.read(HEAD_BYTES_MAX)):
-                        taken += len(more)
-        finally:
-            del self._connections[task]
-            writer.transport.abort()
+class _Connection(H11Protocol):
+    """One connection: uvicorn's protocol with bounds for slow and for many clients.
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Reply:
-        try:
-            async with asyncio.timeout(REQUEST_S_MAX):
-                head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            return _document(431, reason=f"the request has over {HEAD_BYTES_MAX} bytes")
-        except TimeoutError:
-            return _document(408, reason=f"the request took over {REQUEST_S_MAX:g} s")
-        request = _REQUEST_LINE.fullmatch(head.partition(b"\r\n")[0])
-        if request is None:
-            return _document(400, reason="this is no HTTP/1.1 request")
-        route = self._routes.get(request[2].partition(b"?")[0].decode())
-        if route is None:
-            return _document(404, reason=f"there are {', '.join(self._routes)}")
-        if request[1] != b"GET":
-            return _document(405, reason="it takes GET")
-        try:
-            return await route()
-        except Exception:  # noqa: BLE001 - a bug, which is not to end as silence
-            _log.error("monitor_failed", path=request[2].decode(), exc_info=True)
-            return _document(500, reason="see the event monitor_failed")
+    uvicorn bounds the size of a request and idle connections, but not the time of a request or of a
+    response; and `limit_concurrency` would refuse the probe, not the oldest client.
+    """
+
+    def __init__(self, config: Config, state: ServerState, app_state: dict[str, Any]) -> None:
+        super().__init__(config, state, app_state)
+        # uvicorn's loggers belong to the program, and mistakes of clients are not logged.
+        self.logger = _quiet
+        self.access_log = False
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
+        self.opened_at = self.loop.time()
+        self.transport.set_write_buffer_limits(high=0)  # paused while anything is unsent
+        if len(self.connections) > CONNECTIONS_MAX:
+            min(self.connections, key=attrgetter("opened_at")).transport.abort()
+        self._end_in(REQUEST_S_MAX)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.flow.write_paused:
+            self._end_in(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._end_in(None)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._end_in(ANSWER_S_MAX)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_in(None)
+
+    def _end_in(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if seconds is not None:
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
 
-def _document(status: int, **fields: object) -> Reply:
-    return Reply(status, msgspec.json.encode(fields) + b"\n")
+async def _failed(request: Request, error: Exception) -> Response:
+    _log.error("monitor_failed", path=request.url.path, exc_info=error)
+    return _document(500, reason="see the event monitor_failed")
+
+
+def _document(status: int, **fields: object) -> Response:
+    body = msgspec.json.encode(fields) + b"\n"
+    return Response(body, status, media_type="application/json")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.remote.address import SOCKET_NAME
+from wal.address import SOCKET_NAME
 from wal.files import FILE_MODE
 from wal.runtime import event_log, in_thread
 from wal.sockets import accept_one_a_turn, stop_accepting

@@ -25,7 +25,7 @@ try:
     from prometheus_client.core import HistogramMetricFamily, Metric
     from prometheus_client.exposition import CONTENT_TYPE_LATEST
 except ImportError as error:
-    raise PackageMissing("prometheus_client", "metrics") from error
+    raise PackageMissing("prometheus_client", "http") from error
 
 PREFIX = "streamingnode_"
 TOPICS_MAX = 100

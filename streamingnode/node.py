@@ -18,14 +18,8 @@ from streamingnode.backend import Backend, ReadRequest
 from streamingnode.care.findings import Report
 from streamingnode.care.inspect import BackupRecord
 from streamingnode.channel import FlushResult
-from streamingnode.collections import (
-    READ_COLLECTIONS_MAX,
-    Collection,
-    Definition,
-    check_name,
-    check_text,
-    collection_of,
-)
+from streamingnode.collection_calls import CollectionCalls
+from streamingnode.collections import READ_COLLECTIONS_MAX, check_name, check_text
 from streamingnode.config import NodeConfig
 from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.reader import CollectionReader, check_types
@@ -62,7 +56,7 @@ T = TypeVar("T")
 ALL = DeliverPolicy.all()
 
 
-class Node:
+class Node(CollectionCalls):
     """An open node; made by `open_node`, used on its event loop by any number of tasks.
 
     Every write returns when it is durable, as `durability` says, or raises. `timeout=` is in
@@ -80,9 +74,7 @@ class Node:
         self._closing: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._is_copy = False
-        """Whether this process is a fork of the one with the node."""
-        self._held = Holding(self._end_with_loop, in_child=self._become_copy)
+        self._held = Holding(self._end_with_loop, in_child=lambda: None)
 
     def __repr__(self) -> str:
         state = "failed" if self._supervisor.failure else "open"
@@ -134,8 +126,7 @@ class Node:
         node.
 
         Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers
-        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB, and
-        raises `Indeterminate` when it is lost.
+        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB.
         """
         self._check_open()
         if self._backend.mq is None:
@@ -146,9 +137,6 @@ class Node:
     def channels(self) -> ChannelService:
         """The node's channel service, which hands out topics as channels for streams. Raises as
         `mq` does.
-
-        Over a connection creating and destroying raise `Indeterminate` when that is lost:
-        `describe_channels` tells.
         """
         self._check_open()
         return self._backend.channels
@@ -170,13 +158,13 @@ class Node:
         A column that takes null is null where a dict lacks it.
 
         All rows of a call appear at one tick, unless they exceed one append group (4 MiB): then
-        groups follow each other, and the result has each. With `txn_id` they are bodies of an open
-        transaction and appear at its commit.
+        groups follow each other, and the result has each. With `txn_id` they are one group, and
+        appear at the commit of that transaction; more of them are `TooLarge`.
 
         Raises `SchemaMismatch` (column and row named), `CollectionNotFound`, `PartitionNotFound`,
         `TooLarge`, `StorageFull`, `Indeterminate`. Rows that do not fit leave nothing in the log; a
         call over one append group that fails later leaves the groups before, and is `Indeterminate`
-        whatever failed: its transaction, if any, can only be rolled back.
+        whatever failed.
         """
         write = self._writes.write("insert", collection, partition, txn_id=txn_id)
         return await append_rows(self._writes, write, rows, timeout=timeout)
@@ -235,7 +223,7 @@ class Node:
         self, *, keepalive_s: float | None = None, timeout: float | None = None
     ) -> int:
         """Begin a transaction and return its id, for `insert`, `upsert` and `delete` with
-        `txn_id=`.
+        `txn_id=`, of which each is one append group.
 
         It ends with `commit_transaction` or `rollback_transaction`, or by itself: idle for
         `keepalive_s`, older than `txn.age_s_max`, too large, or overtaken by a schema change of one
@@ -251,7 +239,7 @@ class Node:
         return await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout)
 
     async def rollback_transaction(self, txn_id: int, *, timeout: float | None = None) -> None:
-        """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
+        """Roll a transaction back. Raises `TransactionExpired` or `InvalidTransactionState`."""
         await self._append(
             rollback_group(check_txn_id(txn_id), "rolled back by its caller"),
             "the rollback",
@@ -419,85 +407,6 @@ class Node:
         )
         return await self._run(seek, "moving the reader", changes=not dry_run)
 
-    # --- collections ------------------------------------------------------------------------------
-
-    async def create_collection(
-        self,
-        name: str,
-        schema: pa.Schema,
-        *,
-        primary_key: str,
-        shards: int = 1,
-        partitions: Sequence[str] = (),
-        if_not_exists: bool = False,
-        timeout: float | None = None,
-    ) -> Collection:
-        """Make a collection and return it, when that is durable.
-
-        Raises `AlreadyExists` for a name in use, unless `if_not_exists` and schema, primary key and
-        shards are the same; `SchemaMismatch` for a type that is not supported, and
-        `InvalidArgument`.
-        """
-        self._check_open()
-        definition = await in_thread(
-            Definition(name, schema, primary_key, shards, partitions).checked
-        )
-        create = partial(self._backend.create_collection, definition, if_not_exists=if_not_exists)
-        return collection_of(await self._run(create, "the collection", timeout))
-
-    async def drop_collection(
-        self, name: str, *, if_exists: bool = False, timeout: float | None = None
-    ) -> None:
-        """Drop a collection with all its rows; ends open transactions on it. Raises
-        `CollectionNotFound`.
-        """
-        check_text("collection", name)
-        await self._run(
-            partial(self._backend.drop_collection, name, if_exists=if_exists), "the drop", timeout
-        )
-
-    async def create_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_not_exists: bool = False,
-        timeout: float | None = None,
-    ) -> None:
-        """Make a partition. Raises `AlreadyExists` unless `if_not_exists`, `CollectionNotFound`,
-        `InvalidArgument`.
-        """
-        self._info(collection)
-        create = partial(
-            self._backend.create_partition, collection, partition, if_not_exists=if_not_exists
-        )
-        await self._run(create, "the partition", timeout)
-
-    async def drop_partition(
-        self,
-        collection: str,
-        partition: str,
-        *,
-        if_exists: bool = False,
-        timeout: float | None = None,
-    ) -> None:
-        """Drop a partition with its rows. Raises `PartitionNotFound`; the default partition cannot
-        be dropped.
-        """
-        self._info(collection)
-        check_text("partition", partition)
-        drop = partial(self._backend.drop_partition, collection, partition, if_exists=if_exists)
-        await self._run(drop, "the drop", timeout)
-
-    def collections(self) -> tuple[Collection, ...]:
-        """Return the collections that exist now, oldest first."""
-        self._check_open()
-        return tuple(collection_of(info) for info in self._backend.catalog.collections())
-
-    def collection(self, name: str) -> Collection:
-        """Return one collection. Raises `CollectionNotFound`."""
-        return collection_of(self._info(name))
-
     # --- what is on the disk, and the end ---------------------------------------------------------
 
     async def flush(self, *, timeout: float | None = None) -> FlushResult:
@@ -553,7 +462,7 @@ class Node:
         background work that ended the node. In a forked child, whose copy of the node holds
         nothing, it does nothing.
         """
-        if self._is_copy:
+        if self._held.is_copy:
             return
         if self._loop.is_closed():
             await in_thread(let_go_of_ended)
@@ -575,9 +484,6 @@ class Node:
         with suppress(RuntimeError):  # of waiters, which have ended with the loop, too
             self._closed.set()
 
-    def _become_copy(self) -> None:
-        self._is_copy = True
-
     async def _run(
         self,
         call: Callable[[], Awaitable[T]],
@@ -598,9 +504,8 @@ class Node:
 
     async def _append(self, group: AppendGroup, what: str, timeout: float | None) -> AppendResult:
         self._check_open()
-        return await within(
-            timeout, partial(self._writes.step, group), what, begun=lambda: group.begun
-        )
+        append = partial(self._backend.append, group)
+        return await within(timeout, append, what, begun=lambda: group.begun)
 
     def _info(self, collection: str) -> CollectionInfo:
         self._check_open()
@@ -635,7 +540,7 @@ class Node:
         """Raise unless this is the node's event loop: a look from a thread could meet an append
         half way.
         """
-        if self._is_copy:
+        if self._held.is_copy:
             raise StorageFailed(
                 "the node was opened before this process was forked — open it in one process only, "
                 "and start others with "

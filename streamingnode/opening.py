@@ -1,5 +1,4 @@
-"""Opens an embedded node: `async with open_node("data") as node`, or
-`node = await open_node("data")`.
+"""Opens a node, once: `async with open_node("data") as node`, or `node = await open_node("data")`.
 
 When background work fails, the node closes by itself, because a node without its flusher only looks
 alive: calls are refused, and closing raises what failed, as it is.
@@ -7,7 +6,6 @@ alive: calls are refused, and closing raises what failed, as it is.
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -20,22 +18,17 @@ import anyio
 
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
-from streamingnode.remote.address import SOCKET_NAME, LinkOptions
 from streamingnode.signals import ENDING, Interrupted
+from wal.address import LinkOptions
 from wal.append import AppendObserver
-from wal.errors import (
-    AlreadyOwned,
-    Indeterminate,
-    InvalidArgument,
-    OnShutdown,
-    StorageFailed,
-    StreamingNodeError,
-)
-from wal.files import OWNER_S_MAX, check_path, disk_errors_typed
+from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StorageFailed
+from wal.files import check_path, disk_errors_typed
 from wal.runtime import Supervisor, event_log, in_thread, let_go_of_ended, outlast
 
 if TYPE_CHECKING:
     import ssl
+
+    from streamingnode.reaching import Wish
 
 T = TypeVar("T")
 
@@ -46,8 +39,6 @@ SPOOL_BYTES_MIN = 64 << 10
 """What a client may keep on its disk for a node that is away, and the least that makes sense."""
 TEXT_MAX = 8_192
 """Characters of a client's name, and of its token."""
-OWNER_PAUSE_S = 0.05
-"""Between two looks whether who has the directory has let go of it."""
 
 # Opens a node; leaving the stack closes its parts in reverse order. No asynchronous generator: the
 # end of the event loop would close those of a node that nobody closed, all at once.
@@ -71,9 +62,9 @@ def open_node(
 
     Settings are those of `streamingnode.config`, for example
     `open_node("data", durability="os", cut_interval_s=60)`; they win over the environment and
-    `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
-    every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the
-    same up by itself.
+    `config_file`. A ready-made `config` takes the place of all three. An `observer` is called on
+    the event loop for every append, with the time of each interceptor; `Node.statistics` adds up
+    the same without one.
 
     With `share` several processes open one directory: the first one owns the node, the others are
     its clients, and when the owner ends, however it does, one of them takes over; calls wait for
@@ -100,93 +91,40 @@ def open_node(
     def settle() -> NodeConfig:
         return config or load_config(file=file, environment=os.environ, arguments=settings)
 
-    if share:
-        if directory is None or observer is not None:
-            raise InvalidArgument(
-                "share=True needs a directory, and has no observer — the owner may be another "
-                "process"
-            )
-        return OpenNode(directory, settle, _compose_shared)
-    from streamingnode.composition import compose
+    if share and (directory is None or observer is not None):
+        raise InvalidArgument(
+            "share=True needs a directory, and has no observer — the owner may be another process"
+        )
+    from streamingnode.reaching import Wish
 
-    async def compose_patiently(path: Path | None, *parts: Any) -> Node:
-        return await handed_over(path, partial(compose, path, *parts, observer=observer))
-
-    return OpenNode(directory, settle, compose_patiently)
+    wish = Wish.SHARE if share else Wish.OWN
+    return reach_node(wish, directory, settle, observer)
 
 
-def open_briefly(path: Path, *, lasting: bool) -> "OpenNode":
-    """Return what opens the node in a directory for a command, which lets go of it when a service
-    wants it.
+def visit_node(path: Path, *, lasting: bool) -> "OpenNode":
+    """Return what opens the node in a directory for a command, or connects to the process that has
+    it open.
 
-    One that is `lasting` hands it over when it is asked to, and goes on as a client; beside another
-    command it is a client at first, and takes over when that ends. Others end soon.
+    A command that is `lasting` hands the directory over when a service asks for it, and goes on as
+    a client; beside another command it is a client at first, and takes over when that one ends.
+    Opening raises `AlreadyOwned` for a process that takes no clients.
     """
-    from streamingnode.care.inspect import check_free
-    from streamingnode.composition import compose
-    from streamingnode.remote.share import compose_shared
+    from streamingnode.reaching import Wish
 
-    own = partial(compose, brief=True)
-
-    async def compose_lasting(place: Path | None, config: NodeConfig, *parts: Any) -> Node:
-        assert place is not None, "it was given"
-        try:
-            await in_thread(check_free, place)
-        except AlreadyOwned as owned:
-            if not owned.brief:
-                raise
-            # Another command's, which may end before this one: then it is this one's turn to own
-            # the node.
-        try:
-            return await compose_shared(
-                place, config, partial(OpenNode, place, compose=own), *parts
-            )
-        except InvalidArgument:  # where there can be no socket nobody can ask for it either
-            return await own(place, config, *parts)
-
-    return OpenNode(
-        path, lambda: load_config(environment=os.environ), compose_lasting if lasting else own
-    )
+    wish = Wish.STAY if lasting else Wish.VISIT
+    return reach_node(wish, path, partial(load_config, environment=os.environ))
 
 
-async def _compose_shared(path: Path | None, config: NodeConfig, *parts: Any) -> Node:
-    from streamingnode.care.inspect import check_free
-    from streamingnode.composition import compose
-    from streamingnode.remote.share import compose_shared
+def reach_node(
+    wish: "Wish",
+    path: Path | None,
+    settle: Callable[[], NodeConfig],
+    observer: AppendObserver | None = None,
+) -> "OpenNode":
+    """Return what opens the node in a directory, or connects to it, as a process wishes."""
+    from streamingnode.reaching import reach
 
-    assert path is not None, "it was checked"
-    with suppress(AlreadyOwned):  # by a service
-        await handed_over(path, partial(in_thread, check_free, path))
-    return await compose_shared(path, config, partial(OpenNode, path, compose=compose), *parts)
-
-
-async def handed_over(
-    path: Path | None, opening: Callable[[], Awaitable[T]], *, by_anybody: bool = False
-) -> T:
-    """Return what `opening` does, waiting up to `OWNER_S_MAX` for a command, or anybody, that has
-    the directory.
-    """
-    until = time.monotonic() + OWNER_S_MAX
-    asked = None
-    while True:
-        try:
-            return await opening()
-        except AlreadyOwned as owned:
-            if not (owned.brief or by_anybody) or time.monotonic() > until:
-                raise
-            # Once each: another command may be faster than this service to take what the first one
-            # let go.
-            if owned.brief and owned.pid != asked and await _ask_for(f"unix:{path}/{SOCKET_NAME}"):
-                asked = owned.pid
-        await anyio.sleep(OWNER_PAUSE_S)
-
-
-async def _ask_for(address: str) -> bool:
-    with suppress(StreamingNodeError, TimeoutError):  # it may be opening still, or closing already
-        async with asyncio.timeout(OWNER_S_MAX / 2), connect(address) as node:
-            await node._backend.hand_over()  # noqa: SLF001 - no call for programs
-            return True
-    return False
+    return OpenNode(path, settle, partial(reach, wish, OpenNode, observer=observer))
 
 
 def connect(
@@ -206,21 +144,22 @@ def connect(
     `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log
     calls this client, a token proves who it is, `tls` is a context for `tls://`, the system's by
     default. When the connection is lost it is made again, and calls wait for it for `give_up_s`
-    seconds, at most 300: writes then take place once, and readers go on where they were. Opening
-    raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+    seconds, at most 300: writes and changes then take place once, and readers go on where they
+    were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
 
     With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete`
-    and transactions that fit an append group do not wait for a node that is away: they are kept
-    there, durably, up to `spool_bytes_max`, return with `spooled` set, and take place once and in
-    order when it is back; those of named producers do not. A node that the spool was connected to
-    before may be away at the opening, too. A full spool raises `Overloaded`; opening raises
-    `Corrupt` for a damaged one, and `AlreadyOwned`.
+    and transactions that fit an append group are kept there, durably, up to `spool_bytes_max`, and
+    return with `spooled` set, without a tick. They take place once and in order as soon as the node
+    takes them; writes of named producers and calls go to the node behind them. A node that the
+    spool was connected to before may be away at the opening, too. A full spool makes writes wait
+    while the node takes what is kept, and else raises `Overloaded`; opening raises `Corrupt` for a
+    damaged one, and `AlreadyOwned`.
     """
-    from streamingnode.remote.address import parse_address
     from streamingnode.remote.client import compose_remote
     from streamingnode.remote.link import GIVE_UP_S_MAX
     from streamingnode.remote.spool import CONFIG, SpoolingBackend
     from streamingnode.writing.write import check_seconds
+    from wal.address import parse_address
 
     # a program may have lost it already, or change it while connected
     with disk_errors_typed("the current directory"):
@@ -312,10 +251,10 @@ class OpenNode:
         """Close the node. Raises the failure of background work, unless the block raised something
         of its own.
 
-        A refusal that names the failure is none of its own.
+        A refusal that this failure caused does not count as the block's own.
         """
         assert self._node is not None, "entered before it is left"
-        # thrown away after it: nothing can be awaited
+        # thrown away after its event loop: nothing can be awaited
         if kind is GeneratorExit and self._loop.is_closed():
             return
         try:
@@ -336,7 +275,7 @@ class OpenNode:
             try:
                 node = await self._compose(path, config, self._supervisor, self._parts)
             except Indeterminate as error:
-                # of what the opening itself wrote, which the next one finds or writes again
+                # The opening itself wrote this: the next one finds it, or writes it again.
                 raise StorageFailed(
                     f"{error.happened} — look after the disk, and open the node again"
                 ) from error
@@ -371,8 +310,8 @@ def _check_asyncio() -> None:
 def run_async(program: Callable[[], Awaitable[T]]) -> T:
     """Run `program` on an event loop of its own and return its result.
 
-    An interrupt cancels it and is raised here, as `KeyboardInterrupt`; so does what `ENDING`
-    handles.
+    An interrupt, or a signal that `ENDING` handles, cancels the program and is raised here as
+    `KeyboardInterrupt`.
     """
 
     async def run() -> T:

@@ -13,18 +13,18 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from streamingnode.composition import compose
 from streamingnode.config import load_config
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.listening import Listener
 from streamingnode.node import Node
-from streamingnode.opening import OpenNode, handed_over
-from streamingnode.remote.address import SOCKET_NAME
+from streamingnode.opening import reach_node
+from streamingnode.reaching import Wish
 from streamingnode.remote.auth import Endpoint, Tokens
 from streamingnode.remote.server import Server
 from streamingnode.signals import ENDING
+from wal.address import SOCKET_NAME
 from wal.errors import InvalidArgument, StreamingNodeError
-from wal.runtime import Event, event_log, in_thread
+from wal.runtime import Event, event_log, first_of, in_thread
 
 _log = event_log(__name__)
 
@@ -39,17 +39,15 @@ async def serve_node(
 ) -> None:
     """Run the node in `directory` until a signal. Raises what the node fails with.
 
-    `ready` is told where it listens. With `reading`, SIGHUP reads the file of tokens anew, and does
-    not end the node.
+    Calls `ready` with the addresses at which the node listens. With `reading`, SIGHUP reads the
+    file of tokens again, and does not end the node.
     """
     arguments = {"listen": True, **settings}
     settle = partial(load_config, file=config_file, environment=os.environ, arguments=arguments)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     with ENDING.reacting(partial(loop.call_soon_threadsafe, stop.set)):
-        # By anybody: it may be the process that this one replaces.
-        opening = partial(OpenNode, directory, settle, compose)
-        node = await handed_over(directory, opening, by_anybody=True)
+        node = await reach_node(Wish.REPLACE, directory, settle)
         await _serve(node, directory, endpoints, ready, stop, reading)
 
 
@@ -83,10 +81,7 @@ async def _serve(
         gc.freeze()  # what is loaded stays: no collection walks it again
         ready(addresses)
         await in_thread(notify, "READY=1")
-        ending = [asyncio.ensure_future(each) for each in (stop.wait(), node.wait_closed())]
-        await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
-        for each in ending:
-            each.cancel()
+        await first_of(stop.wait(), node.wait_closed())
         await in_thread(notify, "STOPPING=1")
         _log.info("node_stopping", path=str(directory))
     finally:

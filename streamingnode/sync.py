@@ -25,6 +25,7 @@ from streamingnode.bridging import BridgeReport
 from streamingnode.bridging import bridge as asynchronous_bridge
 from streamingnode.config import NodeConfig
 from streamingnode.node import Node
+from streamingnode.opening import OpenNode
 from streamingnode.read_message import ReadMessage
 from streamingnode.reader import CollectionReader
 from streamingnode.statistics import SpoolStatistics
@@ -401,7 +402,7 @@ class SyncNode(Blocking):
         self._loop.close(*raised)
 
 
-def _opened(opening: Callable[P, asynchronous.OpenNode]) -> Callable[P, SyncNode]:
+def _opened(opening: Callable[P, OpenNode]) -> Callable[P, SyncNode]:
     """Return what opens the same node with the same arguments, for a `with` block or until
     `close`.
     """

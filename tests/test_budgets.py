@@ -34,11 +34,7 @@ LINES_MAX = 600  # a file is a chapter
 LONGER = {
     "spark_sink/table.py": 610,
     "streamingnode/demo.py": 690,
-    "streamingnode/node.py": 670,
     "streamingnode/remote/server.py": 660,
-    "streamingnode/streams/stream.py": 620,
-    "tests/streamingnode/test_rows.py": 720,
-    "wal/rocksmq/queue.py": 730,
 }
 """Chapters that wait to be divided; these bounds only go down."""
 SHORT_BY_NATURE = {"__init__.py", "__main__.py"}  # what a package is, and how it starts
@@ -52,10 +48,12 @@ class Budget(NamedTuple):
 
 
 DENSITY = {
-    "statements": Budget(17_490, 14_000),  # a closed node is read through a store of its own
-    "decisions": Budget(6_400, 5_200),
+    # 139 are the blocking client, 260 are topics on the contract of entry logs, in two stores,
+    # 33 a store that is opened for reading
+    "statements": Budget(18_030, 14_000),
+    "decisions": Budget(6_440, 5_200),
     "tuple_assignments": Budget(10, 10),
-    "awaits": Budget(965, 800),  # and so a verification is asynchronous
+    "awaits": Budget(950, 800),
 }
 DECISIONS_PER_100_LINES = Budget(15, 11)
 
@@ -71,7 +69,7 @@ DOORS = {
     "transaction": Budget(34, 31),
     "read": Budget(23, 23),
     "cut": Budget(42, 41),
-    "open": Budget(48, 47),
+    "open": Budget(49, 47),  # who gets a directory is decided in one file
 }
 """Files that one operation passes through; see `tests.doors`."""
 

@@ -29,11 +29,9 @@ from streamingnode.cli.program import COMMANDS
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.ownership import ROOT_PACKAGES
 from streamingnode.remote import audit, server
-from streamingnode.remote.address import SOCKET_PATH_BYTES_MAX
 from streamingnode.remote.answers import WRITE_BYTES_MAX
 from streamingnode.remote.auth import TOKEN_BYTES_MIN
-from streamingnode.remote.link import GIVE_UP_S_MAX, PING_S
-from streamingnode.remote.link import SILENT_S_MAX as NODE_SILENT_S_MAX
+from streamingnode.remote.link import GIVE_UP_S_MAX
 from streamingnode.remote.room import CLIENTS_BYTES_MAX, SENT_BYTES_MAX, sent_bytes_each
 from streamingnode.remote.writes import GROUPS_MAX, PIECES_MAX
 from streamingnode.serve import COMPONENTS
@@ -41,6 +39,8 @@ from streamingnode.signals import EXIT_SIGNALLED, SIGNALS
 from streamingnode.statistics import SLOW_APPEND_S, NodeStatistics
 from streamingnode.streams.stream import PRODUCE_BYTES_MAX
 from streamingnode.writing.producer import NOTE_BYTES_MAX
+from wal.address import PING_S, SOCKET_PATH_BYTES_MAX
+from wal.address import SILENT_S_MAX as NODE_SILENT_S_MAX
 from wal.errors import StreamingNodeError
 from wal.files import OWNER_S_MAX
 from wal.frames import FRAME_BYTES_MAX
@@ -112,6 +112,7 @@ NUMBERS = {
         f"{audit.LINES_PER_S} each of `client_connected`",
         f"there are {http.CONNECTIONS_MAX} connections",
         f"rendered every {http.METRICS_S_MIN:g} s at most",
+        f"takes nothing of its answer for {http.ANSWER_S_MAX:g} seconds",
     ],
     "docs/metrics": [
         f"shifted right by {LOGICAL_BITS} bits",

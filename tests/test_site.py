@@ -39,6 +39,10 @@ def test_reference_has_every_name_that_the_packages_export() -> None:
             assert re.search(rf"[.`]{name}\b", reference), name
 
 
+def test_reference_has_the_calls_of_a_node_that_it_inherits() -> None:
+    assert "autoclass:: streamingnode.Node\n   :inherited-members:" in conf.reference()
+
+
 def test_public_name_without_a_docstring_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         conf.look_at_docstring(

@@ -10,6 +10,7 @@ contracts inside the system are `AssertionError`s and are never caught.
 import copyreg
 import re
 from collections.abc import Iterable
+from enum import Enum, unique
 from typing import ClassVar, Literal
 
 _DASH = " — "
@@ -56,6 +57,18 @@ def nearest(name: str, names: Iterable[str], *, likeness: float = 0.5) -> str | 
     return found[0] if found else None
 
 
+@unique
+class Ends(Enum):
+    """What has ended when an error is raised, from the least on."""
+
+    CALL = "call"
+    """The call; the log goes on, and a worker tries again when its turn comes."""
+    TERM = "term"
+    """The term of the log, too: its workers end, and the next term begins once the log is back."""
+    LOG = "log"
+    """The log, for this process: whatever needs it ends."""
+
+
 class StreamingNodeError(Exception):
     """Root of all errors; catch this to catch everything the system raises on purpose."""
 
@@ -64,6 +77,8 @@ class StreamingNodeError(Exception):
     it.
     """
     retryable: ClassVar[Literal["yes", "no", "indeterminate"]] = "no"
+    ends: ClassVar[Ends] = Ends.CALL
+    """What comes next is decided by this, not by the class."""
     exit_code: ClassVar[int] = 1
     decides: ClassVar[bool] = True
     """Whether it answers for an earlier try of the same write, too: not what is refused before the
@@ -100,9 +115,15 @@ class StreamingNodeError(Exception):
         return dict(vars(self))
 
 
+def ends_of(error: BaseException) -> Ends:
+    """Return what an error ends; one that is not of this system ends its call."""
+    return error.ends if isinstance(error, StreamingNodeError) else Ends.CALL
+
+
 class OnShutdown(StreamingNodeError):
     """The node or WAL is closing or closed; the call did nothing."""
 
+    ends = Ends.LOG
     decides = False
     next_step = "open the node again"
 
@@ -110,6 +131,7 @@ class OnShutdown(StreamingNodeError):
 class ChannelFenced(StreamingNodeError):
     """A newer term owns this log; nothing this owner appends can become visible."""
 
+    ends = Ends.LOG
     decides = False
 
 
@@ -151,6 +173,7 @@ class Indeterminate(StreamingNodeError):
     """
 
     retryable = "indeterminate"
+    ends = Ends.TERM
     next_step = "read back whether it is there once the log is open again"
 
 
@@ -161,6 +184,7 @@ class LogReopening(StreamingNodeError):
 
     decides = False
     retryable = "yes"
+    ends = Ends.TERM
     next_step = "try again; nothing was done"
 
 
@@ -260,3 +284,38 @@ class Overloaded(StreamingNodeError):
     """A bound was reached and waiting would not help; the call did nothing."""
 
     retryable = "yes"
+
+
+class DeadlineExceeded(Indeterminate, TimeoutError):
+    """The caller's deadline passed before the outcome was known: the call may still take effect, or
+    not.
+
+    A `TimeoutError`, as `asyncio.timeout` and `anyio.fail_after` raise one.
+    """
+
+    ends = Ends.CALL
+
+
+class Unreachable(StreamingNodeError):
+    """No node answers at the address, or the connection to it was lost and did not come back in
+    time; nothing was done.
+    """
+
+    decides = False
+    retryable = "yes"
+    exit_code = 4
+    next_step = "start the node with `streamingnode serve`, or correct the address"
+
+
+class Unauthenticated(StreamingNodeError):
+    """The node does not know who is calling: the token or certificate is missing, wrong or
+    expired.
+    """
+
+    next_step = "give the token that the node's operator issued"
+
+
+class AccessDenied(StreamingNodeError):
+    """The caller is known, and may not do this."""
+
+    next_step = "ask the node's operator for this right"

@@ -21,6 +21,8 @@ FRAME_BYTES_MAX = 8 << 20
 """Of one frame, header and all: an append group, and what is around it."""
 GREETING_BYTES_MAX = 64 << 10
 """Of a frame before the two sides have agreed."""
+PARTS_MAX = 64
+"""Long frames of which a side may have sent a part and not the end."""
 RECEIVED_BYTES = 64 << 10
 """What is received at a time; a longer frame is received into a buffer of its own."""
 
@@ -31,7 +33,9 @@ FRAME_HEADER_BYTES = _FRAMED.size + _CHECKED.size
 
 @unique
 class FrameKind(IntEnum):
-    """What a frame says. Numbers are for ever; kinds that a side does not know are skipped."""
+    """What a frame says. Numbers are for ever, also 18, which an earlier release used; kinds that a
+    side does not know are skipped.
+    """
 
     HELLO = 1
     WELCOME = 2
@@ -50,7 +54,7 @@ class FrameKind(IntEnum):
     LEAVING = 15
     PART = 16
     CATALOG = 17
-    HOLD = 18
+    SETTLED = 19
 
 
 class Frame(NamedTuple):
@@ -193,6 +197,44 @@ class FrameReader:
         self._buffer = memoryview(b"")
         self.held_bytes = 0
         self.long_bytes = 0
+
+
+class LongFrames:
+    """Joins long frames, which come as parts. Those that are not whole have `bytes_max` together.
+
+    With a bound of 0, which is that of a side before the hello, each part is refused.
+    """
+
+    def __init__(self, bytes_max: int = 0) -> None:
+        self.bytes_max = bytes_max
+        self.held_bytes = 0
+        """Bytes of the frames that are not whole."""
+        self._parts: dict[int, bytearray] = {}
+
+    def whole(self, frame: Frame) -> Frame | None:
+        """Return a frame with the parts that came before it; None for a part.
+
+        Raises `ProtocolError` for a part of nothing, of one frame or one byte too many.
+        """
+        if frame.kind != FrameKind.PART:
+            parts = self._parts.pop(frame.number, None) if self._parts else None
+            if parts is None:
+                return frame
+            self.held_bytes -= len(parts)
+            parts += frame.payload
+            return frame._replace(payload=memoryview(parts))
+        if not frame.payload or len(self._parts) >= PARTS_MAX:
+            raise ProtocolError(f"a part of nothing, or of over {PARTS_MAX} frames at a time")
+        self.held_bytes += len(frame.payload)
+        if self.held_bytes > self.bytes_max:
+            raise ProtocolError(f"over {self.bytes_max} bytes of long frames that are not whole")
+        self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
+        return None
+
+    def drop(self) -> None:
+        """Hold nothing any more: the connection is lost."""
+        self._parts.clear()
+        self.held_bytes = 0
 
 
 def _checked(whole: memoryview, length: int, checksum: int) -> Frame:

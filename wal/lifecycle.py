@@ -19,7 +19,7 @@ from enum import Enum, unique
 
 import msgspec
 
-from wal.errors import AlreadyOwned, ChannelFenced, Corrupt, OnShutdown, UnsupportedFormat
+from wal.errors import AlreadyOwned, Corrupt, Ends, UnsupportedFormat, ends_of
 
 
 @unique
@@ -69,7 +69,7 @@ class ReopenOptions:
     longest_pause_s: float = 2.0
 
 
-OBSTACLES = (Corrupt, AlreadyOwned)
+OBSTACLES = (Corrupt, AlreadyOwned, UnsupportedFormat)
 """What does not pass by itself, if it is what it looks like."""
 OBSTACLES_SEEN_MAX = 3
 """A disk that cannot be read for a moment looks like damage, and a handle of this process that is
@@ -80,9 +80,7 @@ def is_final(error: Exception, *, obstacles_seen: int) -> bool:
     """Whether a failed attempt to reopen is the last one; `obstacles_seen` counts attempts in a row
     that met an obstacle.
     """
-    return obstacles_seen >= OBSTACLES_SEEN_MAX or isinstance(
-        error, (ChannelFenced, UnsupportedFormat, OnShutdown)
-    )
+    return obstacles_seen >= OBSTACLES_SEEN_MAX or ends_of(error) is Ends.LOG
 
 
 class LogStatus(msgspec.Struct, frozen=True, kw_only=True):

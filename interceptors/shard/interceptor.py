@@ -11,12 +11,12 @@ from functools import partial
 
 import anyio
 
-from interceptors.chain import FINAL, Interceptor, Redo, repeat
+from interceptors.chain import Interceptor, Redo, repeat
 from interceptors.shard.catalog import Catalog
 from interceptors.shard.decision import BodiesOf, check_target, decide, open_segments
 from interceptors.shard.state import SegmentKey, SegmentLimits, ShardState, due_seals
 from wal.append import Append, AppendGroup, AppendPack, Pack
-from wal.errors import OnShutdown, Overloaded, StreamingNodeError
+from wal.errors import Ends, OnShutdown, Overloaded, StreamingNodeError
 from wal.headers import CreateSegmentHeader, FlushHeader, MessageType
 from wal.message import Change, MutableMessage
 from wal.rows import RowTarget, encode_pieces, lay_out
@@ -259,7 +259,7 @@ class SegmentAllocator:
                 return None
             except StreamingNodeError as error:
                 reason = str(error)
-                if isinstance(error, FINAL):
+                if error.ends is not Ends.CALL:
                     break
                 await self._sleep(RETRY_S)
         return Overloaded(f"no segment could be made for the rows: {reason} — try again")

@@ -399,6 +399,7 @@ class Upkeep:
         self._path = path
         self._store = store
         self._link_copy = store.link_copy
+        self._topics = None if store.topic_store is None else store.topic_store.state
         self._channel = channel
         self._flusher = flusher
         self._backing_up = asyncio.Lock()
@@ -414,7 +415,7 @@ class Upkeep:
         checkpoint = self._flusher.checkpoint
         with disk_errors_typed(self._path):
             numbers = await in_thread(cut_numbers, self._path)
-            records = await check_store(self._store, report)
+            records = await check_store(self._store, self._topics, report)
             if records is not None:
                 records.checkpoint = checkpoint
                 records.last_tick = None  # a cut may have been made since

@@ -34,7 +34,7 @@ from streamingnode.care.records import PCHANNEL, STATE_MAP, NodeRecords, check_r
 from wal.entry import LogEntry
 from wal.errors import Corrupt, InvalidArgument, StreamingNodeError, Truncated
 from wal.files import place_beneath, read_regular
-from wal.log import Log, LogReader
+from wal.log import BatchMap, Log, LogReader, StateMap
 from wal.rocks import floor as parts
 from wal.rocks import recovery
 from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, read_floor
@@ -121,20 +121,23 @@ def _check_backup(directory: Path, report: Report) -> None:
 # --- the log, topics and the records beside them --------------------------------------------------
 
 
-async def check_store(store: LogReader, report: Report) -> NodeRecords | None:
+async def check_store(
+    store: LogReader, topics: BatchMap | None, report: Report
+) -> NodeRecords | None:
     """Read everything in a store to its end, of the node's log and of each topic up to the first
     damage; return its records, None when they cannot be read.
 
-    The store is that of a running node, or one opened for reading. Raises as its log does, but for
-    `Corrupt`.
+    `topics` is the store's map as one that keeps topics, None when it keeps none. The store is that
+    of a running node, or one opened for reading. Raises as its log does, but for `Corrupt`.
     """
     records: NodeRecords | None = None
     try:
         records = check_records(await store.state.scan(""), report)
     except Corrupt as error:
         report.error(STATE_MAP, error)
-    for name, topic in ({} if records is None else records.topics).items():
-        await _check_topic(store, name, topic, report)
+    if records is not None and topics is not None:
+        for name, topic in records.topics.items():
+            await _check_topic(topics, name, topic, report)
     try:
         log = await store.open_log(PCHANNEL)
     except Corrupt as error:
@@ -184,16 +187,19 @@ def _check_order(before: LogEntry | None, entries: Sequence[LogEntry]) -> None:
         before = entry
 
 
-async def _check_topic(store: LogReader, name: str, topic: Topic, report: Report) -> None:
-    assert store.read_entries is not None, "its store has records of topics"
-    kept = topic.begin_id, topic.end_id
+async def _check_topic(state: BatchMap, name: str, topic: Topic, report: Report) -> None:
     message_id = topic.begin_id
     crc32c = topic.crc32c
+    log = state.owned_log(
+        topic.log_id,
+        decode_entry,
+        first_position=topic.begin_id,
+        last_position=topic.end_id,
+        title="read from id",
+    )
     try:
         while message_id <= topic.end_id:
-            entries = await store.read_entries(
-                topic.log_id, decode_entry, message_id, kept, STEP_BYTES
-            )
+            entries = await log.read(message_id, bytes_max=STEP_BYTES)
             message_id = entries[-1].last_position + 1
             crc32c = entries[-1].crc32c
             report.count("topic messages", sum(len(entry.messages) for entry in entries))
@@ -201,14 +207,16 @@ async def _check_topic(store: LogReader, name: str, topic: Topic, report: Report
         if crc32c != topic.crc32c:
             raise Corrupt(f"its last entry is another one than was written before id {message_id}")
     except Corrupt as error:
-        if await _is_kept(store, topic):
+        if await _is_kept(state, topic):
             report.error(f"topic {name!r}, from id {message_id}", error)
+    finally:
+        state.release(log)
     report.count("topics")
 
 
-async def _is_kept(store: LogReader, topic: Topic) -> bool:
+async def _is_kept(state: StateMap, topic: Topic) -> bool:
     """Whether a topic still begins where it did: it was not removed or shortened meanwhile."""
-    _, topics = decode_records(await store.state.scan(TOPICS))
+    _, topics = decode_records(await state.scan(TOPICS))
     now = {(each.log_id, each.begin_id) for each in topics.values()}
     return (topic.log_id, topic.begin_id) in now
 
@@ -229,7 +237,7 @@ def _check_database(directory: Path, report: Report) -> tuple[str, NodeRecords |
         _check_database_files(directory / DATABASE_NAME, store.table_names(), report)
         if floor is not None:
             _check_end(directory / DATABASE_NAME, store, floor, report)
-        records = runner.run(check_store(store, report))
+        records = runner.run(check_store(store, store.state, report))
     return node_id, records
 
 

@@ -3,10 +3,8 @@ its help, and examples.
 """
 
 import os
-import time
 from argparse import SUPPRESS
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
@@ -14,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, g
 
 import streamingnode as sn
 from spark_sink.errors import PackageMissing
-from wal.errors import AlreadyOwned, InvalidArgument
+from wal.errors import InvalidArgument
 from wal.files import check_path
 
 if TYPE_CHECKING:
     import ssl
 
     from streamingnode.cli.output import Output
+    from streamingnode.opening import OpenNode
 
 A = TypeVar("A")
 
@@ -249,8 +248,8 @@ def with_node(
     """Return what `work` makes of a node: opened in its directory, or as a client of the process
     that has it open.
 
-    Work that is `lasting` goes on as a client of a service that wants the directory meanwhile. All
-    of it, opening too, is given up after `within_s` seconds, with `TimeoutError`.
+    Work that is `lasting` hands the directory over to a service that asks for it, and goes on as
+    its client. Opening and work together raise `TimeoutError` after `within_s` seconds.
 
     Raises `InvalidArgument` when there is none, unless it `may_be_new`, `AlreadyOwned` when that
     process takes no clients.
@@ -261,7 +260,10 @@ def with_node(
     from streamingnode.opening import run_async
 
     async def run() -> A:
-        async with asyncio.timeout(within_s), reached(place, lasting=lasting) as node:
+        async with (
+            asyncio.timeout(within_s),
+            await open_place(place, lasting=lasting) as node,
+        ):
             return await work(node)
 
     if isinstance(place, Path) and not may_be_new:
@@ -269,46 +271,18 @@ def with_node(
     return run_async(run)
 
 
-@asynccontextmanager
-async def reached(place: Place, *, lasting: bool = False) -> "AsyncIterator[sn.Node]":
-    """Open the node in a directory, or connect to the one that a process has open there, or that is
-    at an address.
-    """
+async def open_place(place: Place, *, lasting: bool = False) -> "OpenNode":
+    """Return what connects to the node at an address, or reaches the one in a directory."""
     import anyio.to_thread
 
     from streamingnode.config import TOKEN_FILE_VARIABLE
-    from streamingnode.errors import Unreachable
-    from streamingnode.opening import OWNER_PAUSE_S, open_briefly
-    from streamingnode.remote.address import SOCKET_NAME
-    from wal.files import LOCK_NAME, OWNER_S_MAX
+    from streamingnode.opening import visit_node
 
-    name = "streamingnode command"
-    async with AsyncExitStack() as closing:
-        enter = closing.enter_async_context
-        until = time.monotonic() + OWNER_S_MAX
-        node = None
-        if isinstance(place, NodeUrl):
-            tls = await anyio.to_thread.run_sync(place.tls)
-            token_file = place.token_file or os.environ.get(TOKEN_FILE_VARIABLE) or None
-            node = await enter(sn.connect(place, name=name, token_file=token_file, tls=tls))
-        while node is None:
-            try:
-                node = await enter(open_briefly(Path(place), lasting=lasting))
-            except AlreadyOwned as owned:
-                try:
-                    node = await enter(sn.connect(f"unix:{place}/{SOCKET_NAME}", name=name))
-                except Unreachable:
-                    opened_at = await anyio.to_thread.run_sync(
-                        os.path.getmtime, Path(place) / LOCK_NAME
-                    )
-                    # it may be opening still
-                    is_new = owned.brief or time.time() - opened_at < OWNER_S_MAX
-                    if not is_new or time.monotonic() > until:
-                        step = "try again if it is just opening or closing, else stop it"
-                        owned.args = (f"{owned.happened}, which takes no clients — {step}",)
-                        raise owned from None
-                    await anyio.sleep(OWNER_PAUSE_S)
-        yield node
+    if not isinstance(place, NodeUrl):
+        return visit_node(place, lasting=lasting)
+    tls = await anyio.to_thread.run_sync(place.tls)
+    token_file = place.token_file or os.environ.get(TOKEN_FILE_VARIABLE) or None
+    return sn.connect(place, name="streamingnode command", token_file=token_file, tls=tls)
 
 
 SPARK: Mapping[str, str] = {"pyspark": "spark", "deltalake": "spark"}

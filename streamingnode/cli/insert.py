@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import streamingnode as sn
-from streamingnode.cli.command import Place, command, operand, option, reached
+from streamingnode.cli.command import Place, command, open_place, operand, option
 from streamingnode.cli.output import Output, format_count, format_tick
 from streamingnode.progress import Progress
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
@@ -60,7 +60,7 @@ class _Insert:
         if self.create and isinstance(self.place, Path) and not is_node(self.place):
             # what is refused now leaves no empty node behind
             new = await in_thread(self._new_collection, source)
-        async with reached(self.place, lasting=True) as node:
+        async with await open_place(self.place, lasting=True) as node:
             there = next(
                 (each for each in node.collections() if each.name == self.collection), None
             )

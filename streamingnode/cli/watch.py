@@ -77,7 +77,7 @@ def info(
         output.show(with_node(place, _asked), only)
         return
     from streamingnode.care.inspect import check_node, holder
-    from streamingnode.remote.address import SOCKET_NAME
+    from wal.address import SOCKET_NAME
 
     pid = holder(check_node(place))
     document = _describe(place, pid, output)

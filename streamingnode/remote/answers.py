@@ -14,14 +14,7 @@ import msgspec
 from interceptors.errors import TransactionExpired
 from streamingnode.embedded import EmbeddedBackend
 from streamingnode.errors import AccessDenied, Unauthenticated
-from streamingnode.remote.calls import (
-    Access,
-    TransactionCall,
-    WireError,
-    WireResults,
-    decode,
-    encode,
-)
+from streamingnode.remote.calls import Access, TransactionCall, WireResults
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.writes import (
     FIRST_EPOCH,
@@ -50,6 +43,7 @@ from wal.headers import (
 from wal.message import MutableMessage
 from wal.position import CLIENT_PRODUCER_IDS, SEQUENCE_MAX, ProducerStamp
 from wal.runtime import mark_heard
+from wal.wire_types import WireError, decode, encode
 
 T = TypeVar("T")
 
@@ -197,9 +191,6 @@ class ClientWrites:
                 self.answer(unanswered, index, group)
                 continue
             group.waiter = Told(unanswered, index)
-            stamp = group.producer
-            if stamp is not None and stamp.producer_id < CLIENT_PRODUCER_IDS:
-                group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
             groups.append(group)
         if self._joining is not None or not self._backend.channel.wal.packer.try_join(groups):
             self._without_room[frame.number] = groups
@@ -311,7 +302,7 @@ class ClientWrites:
         self._check_own(call.txn_id)
         group = commit_group(call.txn_id)
         group.producer = stamp
-        group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
+        group.settled = call.settled
         return await self._backend.append(group)
 
     def _check_own(self, txn_id: int) -> None:

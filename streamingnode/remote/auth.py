@@ -20,12 +20,12 @@ from typing import Self
 import msgspec
 
 from streamingnode.errors import Unauthenticated
-from streamingnode.remote.address import Address, is_loopback, parse_address
 from streamingnode.remote.answers import Rights
-from streamingnode.remote.calls import Hello
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.server import Server
+from wal.address import Address, is_loopback, parse_address
 from wal.errors import InvalidArgument, shown
+from wal.wire_types import Hello
 
 TOKEN_BYTES_MIN = 16
 """Of a token: shorter ones can be guessed."""

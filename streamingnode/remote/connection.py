@@ -12,8 +12,17 @@ from typing import Any, cast
 import pyarrow as pa
 
 from streamingnode.remote.room import Room, Share
-from wal.errors import OnShutdown, ProtocolError, StreamingNodeError
-from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
+from wal.errors import OnShutdown, StreamingNodeError
+from wal.frames import (
+    FRAME_BYTES_MAX,
+    PARTS_MAX,
+    PREFACE,
+    Frame,
+    FrameKind,
+    FrameReader,
+    LongFrames,
+    encode_frame,
+)
 from wal.queue import Signal
 from wal.runtime import Holding
 from wal.sockets import hold_socket
@@ -22,8 +31,6 @@ PART_BYTES = 2 << 20
 """What a long reply is cut into, so that others get between its parts. Most batches of messages are
 shorter.
 """
-PARTS_MAX = 64
-"""Long frames of which a side may have sent a part and not the end."""
 CLOSE_S_MAX = 1.0
 """How long the other side may take to read what was sent, and with TLS to say that it ends, too."""
 SEND_BUFFER_BYTES = 4 << 20
@@ -62,8 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._parts_bytes_max = parts_bytes_max
         # from memory that Arrow keeps for the next one
         self._reader = FrameReader(allocate=pa.allocate_buffer)
-        self._parts: dict[int, bytearray] = {}
-        self._parts_bytes = 0
+        self._long_frames = LongFrames()
         self._transport: asyncio.Transport
         self._held: Holding
         self._is_full = False
@@ -101,13 +107,18 @@ class Connection(asyncio.BufferedProtocol):
         self.received_at = asyncio.get_running_loop().time()
         try:
             for frame in self._reader.received(size_bytes):
-                whole = self._whole(frame)
+                whole = self._long_frames.whole(frame)
                 if whole is not None and self.is_open:
                     self._on_frame(whole)
         except StreamingNodeError as error:
             self.abort(error)
-        if self._is_reading and not self.share.need(self._reader.long_bytes + self._parts_bytes):
+        if self._is_reading and not self.share.need(self._held_bytes):
             self._transport.pause_reading()
+
+    @property
+    def _held_bytes(self) -> int:
+        """What the frames need that are not whole."""
+        return self._reader.long_bytes + self._long_frames.held_bytes
 
     def _read_on(self) -> None:
         """Go on after there was no room."""
@@ -144,8 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held.end()
         self.resume_writing()
         self._reader.drop()
-        self._parts.clear()
-        self._parts_bytes = 0
+        self._long_frames.drop()
         self.share.close()
         on_lost = self._on_lost
         why = self._error or error
@@ -161,6 +171,7 @@ class Connection(asyncio.BufferedProtocol):
     def agreed(self) -> None:
         """Take frames of full size from now on: both sides know each other."""
         self._reader.frame_bytes_max = FRAME_BYTES_MAX
+        self._long_frames.bytes_max = self._parts_bytes_max
         self.has_agreed = True
 
     def send(
@@ -235,27 +246,6 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_open:
             self.is_open = False
             self._transport.abort()
-
-    def _whole(self, frame: Frame) -> Frame | None:
-        """Return a frame with the parts that came before it; None for a part."""
-        if frame.kind != FrameKind.PART:
-            parts = self._parts.pop(frame.number, None) if self._parts else None
-            if parts is None:
-                return frame
-            self._parts_bytes -= len(parts)
-            parts += frame.payload
-            return frame._replace(payload=memoryview(parts))
-        if not self.has_agreed or not frame.payload or len(self._parts) >= PARTS_MAX:
-            raise ProtocolError(
-                f"a part before the hello, of nothing, or of over {PARTS_MAX} frames at a time"
-            )
-        self._parts_bytes += len(frame.payload)
-        if self._parts_bytes > self._parts_bytes_max:
-            raise ProtocolError(
-                f"over {self._parts_bytes_max} bytes of long frames that are not whole"
-            )
-        self._parts.setdefault(frame.number, bytearray()).extend(frame.payload)
-        return None
 
 
 def _nobody(_: object) -> None:

@@ -19,8 +19,8 @@ from streamingnode.streams.messages import (
 )
 from streamingnode.streams.stream import DEFAULTS, MsgStream, StreamOptions, TtMsgStream
 from wal.errors import (
+    Ends,
     GroupNotFound,
-    OnShutdown,
     StreamingNodeError,
     TopicNotFound,
     UnsupportedFormat,
@@ -138,8 +138,8 @@ class Ticker:
         while True:
             try:
                 await self.tick()
-            except OnShutdown:
-                return
             except StreamingNodeError as error:  # readers wait, and the next try may succeed
+                if error.ends is Ends.LOG:
+                    return
                 _log.warning("tick_not_written", error=repr(error))
             await asyncio.sleep(self._interval_s)

@@ -8,9 +8,8 @@ append: a bad row changes nothing.
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from numbers import Real
@@ -24,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from interceptors.errors import InvalidTransactionState
 from interceptors.shard.catalog import CollectionInfo
 from streamingnode.backend import Backend
 from streamingnode.errors import DeadlineExceeded
@@ -46,7 +44,6 @@ from wal.errors import (
     TooLarge,
     shown,
 )
-from wal.headers import MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.position import MessageId
 from wal.rows import Piece
@@ -58,9 +55,7 @@ WriteResult = AppendResult
 
 NO_TXN = 0
 TARGETS_MAX = 4_096
-"""What is kept; it is worked out again in about 50 us."""
-HALVES_MAX = 4_096
-"""A node has a quarter as many open transactions at a time, unless it is told otherwise."""
+"""Most write targets that are kept; making one again takes about 50 us."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
@@ -83,10 +78,10 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
     txn_id: int = 0
 
     def plain(self, rows: Rows | Keys, bytes_max: int) -> tuple[Piece, ...] | None:
-        """Return a few rows or keys of plain values, checked and copied, that fit a group of
-        `bytes_max` for sure.
+        """Return a few plain rows or keys, checked and copied, if they certainly fit one group of
+        `bytes_max`.
 
-        None for what has to be looked at as Arrow.
+        Returns None for values that need Arrow.
         """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
@@ -106,14 +101,14 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         key_index = into.shape.key_index
         keys = tuple(zip(map(itemgetter(key_index), cells)))
         if len(keys) > 1 and len(set(keys)) < len(keys):
-            return None  # of each key the last row, which Arrow finds
+            return None  # Arrow finds the last row of each key
         return Piece(self.into[0], keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
     def at_once(self, rows: Rows | Keys, bytes_max: int) -> AppendGroup | None:
-        """Return the group of at most `bytes_max` of a few plain values, or of a small batch,
-        uncopied.
+        """Return the one group, of at most `bytes_max`, that writes a few plain values or a small
+        batch; the batch is not copied.
 
-        None for what may need more, or a thread. Raises `SchemaMismatch`.
+        Returns None for values that may need several groups or a thread. Raises `SchemaMismatch`.
         """
         if type(rows) is not pa.RecordBatch:
             plain = self.plain(rows, bytes_max)
@@ -128,8 +123,8 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         return group if group.size_bytes <= bytes_max else None
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
-        """Return rows or keys as batches that fit; many are looked at in a thread. Raises
-        `SchemaMismatch`.
+        """Return rows or keys as batches that fit the schema; many are converted in a thread.
+        Raises `SchemaMismatch`.
         """
         return self._batches(rows) if _is_small(rows) else await in_thread(self._batches, rows)
 
@@ -152,6 +147,18 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
             TRANSACTION_OVERHEAD_BYTES if self.kind == "upsert" and not self.txn_id else 0
         )
         return slices_within(batches, bytes_max - overhead_bytes, self.size_bytes)
+
+    def whole(self, slices: Sequence[pa.RecordBatch], bytes_max: int) -> pa.RecordBatch:
+        """Return slices as the rows of one group of at most `bytes_max`. Raises `TooLarge`."""
+        if sum(map(self.size_bytes, slices)) <= bytes_max:  # else it is not worth a copy
+            # stubs lack it
+            whole: pa.RecordBatch = pa.concat_batches(slices)  # type: ignore[attr-defined]
+            if self.size_bytes(whole) <= bytes_max:
+                return whole
+        raise TooLarge(
+            f"the {self.kind} takes more than {bytes_max} bytes, and a write with txn_id= is one "
+            "append group — write it in a block, which streams: async with node.transaction()"
+        )
 
     def pieces(self, rows: pa.RecordBatch) -> list[Piece]:
         """Return the pieces that write these rows or keys."""
@@ -176,8 +183,8 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
 def messages_within(
     messages: Iterable[MutableMessage], bytes_max: int
 ) -> Iterator[list[MutableMessage]]:
-    """Yield messages, in order, in groups of at most `bytes_max`: rows that were to go together
-    take more each by itself.
+    """Yield messages, in order, in groups of at most `bytes_max`. Rows take more in messages of
+    their own than they were planned to take together.
     """
     group: list[MutableMessage] = []
     size_bytes = 0
@@ -249,68 +256,14 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
 
 @dataclass(slots=True, eq=False)
 class Writes:
-    """What all writes of a node share: what they go to, and the collections written lately. On the
-    event loop.
+    """What all writes of a node share: its backend, and the targets of collections written lately.
+    Used on the event loop.
     """
 
     backend: Backend
     find: Callable[[str], CollectionInfo]
     _targets: dict[str, WriteTarget] = field(default_factory=dict)
     """By collection."""
-    _writing: Counter[int] = field(default_factory=Counter)
-    """By transaction: how many writes of several groups are on their way into it."""
-    _committing: Counter[int] = field(default_factory=Counter)
-    """By transaction: how many calls are committing it."""
-    _halves: dict[int, None] = field(default_factory=dict)
-    """Transactions with half of a write that failed, oldest first; those that nobody rolled back
-    have ended long ago.
-    """
-
-    async def step(self, group: AppendGroup) -> AppendResult:
-        """Append a begin, a rollback, or a commit, which never makes a part of a large write take
-        place.
-
-        Raises `InvalidTransactionState` for a commit while such a write is under way, and after one
-        that failed half-way.
-        """
-        message = group.messages[0]
-        txn_id = message.txn_id
-        if message.type is not MessageType.COMMIT_TXN:
-            result = await self.backend.append(group)
-            self._halves.pop(txn_id, None)  # it was rolled back
-            return result
-        if txn_id in self._halves:
-            raise InvalidTransactionState(
-                f"transaction {txn_id} has half of a large write that failed — roll it back, and "
-                "repeat all of it"
-            )
-        if txn_id in self._writing:
-            raise InvalidTransactionState(
-                f"transaction {txn_id} has a part of a large write that is under way — commit it "
-                "once that has returned"
-            )
-        with _counted(self._committing, txn_id):
-            return await self.backend.append(group)
-
-    @contextmanager
-    def in_parts(self, txn_id: int, *, is_half: Callable[[], bool]) -> Iterator[None]:
-        """Let nobody commit a transaction while a write of several groups is on its way into it, or
-        if that ends half-way.
-
-        Raises `InvalidTransactionState` when that has begun: it may come after any of the groups.
-        """
-        if txn_id in self._committing:
-            raise InvalidTransactionState(
-                f"transaction {txn_id} is being committed — repeat the write in another one"
-            )
-        with _counted(self._writing, txn_id):
-            try:
-                yield
-            finally:
-                if is_half():
-                    self._halves[txn_id] = None
-                    if len(self._halves) > HALVES_MAX:
-                        del self._halves[next(iter(self._halves))]
 
     @property
     def group_bytes_max(self) -> int:
@@ -331,17 +284,6 @@ class Writes:
             target = self._targets[collection] = WriteTarget(info)
         into = target.usual[kind] if partition is None else target.into(kind, partition)
         return Write(kind, into, NO_TXN if txn_id is NO_TXN else check_txn_id(txn_id))
-
-
-@contextmanager
-def _counted(counts: Counter[int], key: int) -> Iterator[None]:
-    counts[key] += 1
-    try:
-        yield
-    finally:
-        counts[key] -= 1
-        if not counts[key]:
-            del counts[key]
 
 
 def append_rows(
@@ -368,27 +310,19 @@ def append_rows(
         if not batches:
             return nothing_at(await writes.backend.consistent_tick())
         slices = write.slices(batches, writes.group_bytes_max)
-        in_parts = writes.in_parts(
-            write.txn_id, is_half=lambda: begun() and len(results) < len(slices)
-        )
-        with in_parts if write.txn_id and len(slices) > 1 else nullcontext():
-            for batch in slices:
-                last[:] = [write.group(write.pieces(batch))]
-                try:
-                    results.append(await writes.backend.append(last[0]))
-                except StreamingNodeError as error:
-                    if not results or error.retryable == "indeterminate":
-                        raise
-                    step = (
-                        "roll the transaction back"
-                        if write.txn_id
-                        else "read back which rows are missing"
-                    )
-                    raise Indeterminate(
-                        f"{len(results)} groups of the {write.kind} are in the log, those after "
-                        "them are not, "
-                        f"{error.happened} — {step}"
-                    ) from error
+        if write.txn_id and len(slices) > 1:
+            slices = [write.whole(slices, writes.group_bytes_max)]
+        for batch in slices:
+            last[:] = [write.group(write.pieces(batch))]
+            try:
+                results.append(await writes.backend.append(last[0]))
+            except StreamingNodeError as error:
+                if not results or error.retryable == "indeterminate":
+                    raise
+                raise Indeterminate(
+                    f"{len(results)} groups of the {write.kind} are in the log, those after them "
+                    f"are not, {error.happened} — read back which rows are missing"
+                ) from error
         return combined(results)
 
     def begun() -> bool:
@@ -408,7 +342,7 @@ def nothing_at(tick: int) -> WriteResult:
 
 def combined(results: Sequence[WriteResult]) -> WriteResult:
     """Return the result of a write that took these groups, at least one, in order."""
-    if len(results) == 1:
+    if len(results) == 1 or results[0].spooled:
         return results[0]
     row_offsets: dict[str, tuple[int, int]] = {}
     for result in results:
@@ -419,7 +353,6 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
         results[-1],
         row_offsets=row_offsets,
         durable=all(result.durable for result in results),
-        spooled=any(result.spooled for result in results),
         groups=tuple(results),
     )
 
@@ -482,7 +415,7 @@ async def by_deadline(
     changes: bool = True,
     begun: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Return what `call` returns, if it does by a deadline; it does not begin after that.
+    """Return what `call` returns before a deadline; the call does not begin after it.
 
     Raises `Overloaded` when `begun` says that nothing was done by then, else `DeadlineExceeded`,
     which is a `TimeoutError`: the call, if it `changes` something, may or may not take effect.

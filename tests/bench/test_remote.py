@@ -16,7 +16,7 @@ from bench.redis_streams import connected, lacking, serving, words
 from bench.registry import BENCHMARKS
 from bench.remote_server import READY
 from bench.report import Settings
-from streamingnode.remote.address import SOCKET_NAME
+from wal.address import SOCKET_NAME
 
 needs_peer = pytest.mark.skipif(bool(lacking()), reason=lacking())
 

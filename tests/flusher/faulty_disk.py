@@ -162,9 +162,9 @@ class CheckedStore:
     """A log store whose map of state fails with the disk."""
 
     queued_bytes = 0
-    read_entries = None
     space = None
     link_copy = None
+    topic_store = None
 
     def __init__(self, store: MemoryLogStore, directory: FaultyDirectory) -> None:
         self._store = store

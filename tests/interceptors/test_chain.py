@@ -1,10 +1,20 @@
+import asyncio
 from types import SimpleNamespace
 
 import pytest
 
-from interceptors.chain import Chain, Interceptor
+from interceptors.chain import Chain, Interceptor, repeat
 from wal.append import AppendGroup, AppendPack, Pack
-from wal.errors import OnShutdown
+from wal.errors import (
+    ChannelFenced,
+    Corrupt,
+    Indeterminate,
+    LogReopening,
+    OnShutdown,
+    Overloaded,
+    StorageFailed,
+    StreamingNodeError,
+)
 from wal.headers import MessageType, TimeTickHeader
 from wal.message import MutableMessage
 
@@ -128,3 +138,18 @@ async def test_observer_is_told_of_an_append_that_failed_further_in() -> None:
     with pytest.raises(OnShutdown):
         await Chain(parts, end_noting(log), observer=timings).append(pack())
     assert [(name, failed) for name, _, _, failed in timings.seen] == [("b", True), ("a", False)]
+
+
+@pytest.mark.parametrize("last", [Indeterminate, LogReopening, OnShutdown, ChannelFenced])
+async def test_a_worker_outlives_what_ends_its_step_and_returns_when_the_term_ends(
+    last: type[StreamingNodeError],
+) -> None:
+    errors = [StorageFailed("no descriptor"), Overloaded("full"), Corrupt("a page"), last("over")]
+    raised = list[StreamingNodeError]()
+
+    async def step() -> None:
+        raised.append(errors[len(raised)])
+        raise raised[-1]
+
+    await asyncio.wait_for(repeat(step, asyncio.Event(), 0.0), 10)
+    assert raised == errors

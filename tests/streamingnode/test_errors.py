@@ -5,6 +5,7 @@ with a next step.
 import ast
 import copy
 import pickle
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -17,7 +18,15 @@ from interceptors.errors import ProducerFenced, SchemaMismatch, SequenceTooOld
 from scanner.deliver_policy import ReaderBusy
 from spark_sink.errors import PackageMissing
 from streamingnode.ownership import ROOT_PACKAGES
-from wal.errors import AlreadyOwned, Corrupt, StorageFull, StreamingNodeError, Truncated
+from wal.errors import (
+    AlreadyOwned,
+    Corrupt,
+    Ends,
+    StorageFull,
+    StreamingNodeError,
+    Truncated,
+    ends_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 DASH = " — "
@@ -58,6 +67,21 @@ def test_error_classes_are_few_and_all_in_the_modules_of_errors() -> None:
 def test_every_error_class_is_told_by_one_module_and_by_its_own_code() -> None:
     assert all(getattr(sn.errors, name) is each for name, each in classes().items())
     assert len({each.code for each in classes().values()}) == len(classes())
+
+
+def test_the_page_of_errors_names_every_one_that_ends_more_than_its_call() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    table = page.partition("| `ends` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
+    assert [ends for ends, _ in rows] == [each.value for each in Ends]
+    named = {ends: set(re.findall(r"`(\w+)`", codes)) for ends, codes in rows}
+    for ends in (Ends.TERM, Ends.LOG):
+        assert named[ends.value] == {each.code for each in classes().values() if each.ends is ends}
+
+
+def test_what_a_deadline_leaves_open_ends_its_call_alone() -> None:
+    assert ends_of(sn.errors.DeadlineExceeded("late")) is Ends.CALL
+    assert ends_of(OSError("a fault of the disk")) is Ends.CALL
 
 
 @pytest.mark.parametrize("package", ROOT_PACKAGES)

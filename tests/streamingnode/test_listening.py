@@ -13,9 +13,9 @@ import pytest
 import streamingnode as sn
 from streamingnode.errors import InvalidArgument
 from streamingnode.listening import Listener
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, rows
+from wal.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from wal.errors import OnShutdown
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import anyio
 import pytest
@@ -19,11 +19,9 @@ import pytest
 import streamingnode as sn
 from streamingnode.care.inspect import check_free, holder
 from streamingnode.cli import main
-from streamingnode.cli.command import reached
+from streamingnode.cli.command import open_place
 from streamingnode.embedded import EmbeddedBackend
-from streamingnode.opening import OpenNode, handed_over, open_briefly
-from streamingnode.remote.address import Address
-from streamingnode.remote.client import compose_remote
+from streamingnode.opening import OpenNode, visit_node
 from tests.streamingnode.remote.nodes import SCHEMA, contents, rows
 from wal.errors import AlreadyOwned
 from wal.files import DirectoryLock
@@ -295,11 +293,11 @@ async def test_a_service_waits_for_a_command_that_ends_by_itself(tmp_path: Path)
 async def test_a_service_does_not_wait_for_another_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamingnode.opening.OWNER_PAUSE_S", 1000)
+    monkeypatch.setattr("streamingnode.reaching.PAUSE_S", 1000)
     async with sn.open_node(tmp_path):
         pass
     for is_brief, patience_s in ((False, 5.0), (True, -1.0)):
-        monkeypatch.setattr("streamingnode.opening.OWNER_S_MAX", patience_s)
+        monkeypatch.setattr("streamingnode.reaching.OWNER_S_MAX", patience_s)
         lock = DirectoryLock(tmp_path, brief=is_brief)
         try:
             with pytest.raises(AlreadyOwned):
@@ -328,8 +326,8 @@ async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directo
 ) -> None:
     async with sn.open_node(tmp_path) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
-    first = await open_briefly(tmp_path, lasting=True)
-    async with open_briefly(tmp_path, lasting=True) as second:
+    first = await visit_node(tmp_path, lasting=True)
+    async with visit_node(tmp_path, lasting=True) as second:
         await second.insert("c", rows(1))
         await first.aclose()
         await second.insert("c", rows(2))
@@ -340,9 +338,7 @@ async def test_a_command_that_lasts_takes_over_from_the_one_that_had_the_directo
 async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_hands_it_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node listens before the command knows that it is open, and has no socket any more when
-    that looks for it.
-    """
+    """Its node listens before the command knows that it is open."""
     async with sn.open_node(tmp_path):
         pass
     enter = OpenNode.__aenter__
@@ -362,19 +358,12 @@ async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_ha
         await ask(backend)
         is_asked.set()
 
-    async def connect_late(address: Address, *rest: Any) -> sn.Node:
-        await is_asked.wait()
-        while not is_served.is_set() and await anyio.Path(address.path).is_socket():
-            pass
-        return await compose_remote(address, *rest)
-
     async def run_command() -> None:
-        async with open_briefly(tmp_path, lasting=True):
+        async with visit_node(tmp_path, lasting=True):
             await is_served.wait()
 
     monkeypatch.setattr(OpenNode, "__aenter__", open_late)
     monkeypatch.setattr(EmbeddedBackend, "hand_over", hand_over)
-    monkeypatch.setattr("streamingnode.remote.share.compose_remote", connect_late)
     command = asyncio.create_task(run_command())
     await is_open.wait()
     async with sn.open_node(tmp_path):
@@ -382,31 +371,10 @@ async def test_a_command_that_is_asked_for_the_directory_while_it_still_opens_ha
         await command
 
 
-async def test_opening_asks_every_command_that_has_the_directory_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owners = iter([7, 7, 8, 8, 9])
-    asked = list[str]()
-    monkeypatch.setattr("streamingnode.opening.OWNER_PAUSE_S", 0)
-
-    async def ask(address: str) -> bool:
-        asked.append(address)
-        return True
-
-    async def opening() -> str:
-        if (owner := next(owners)) == 9:
-            return "open"
-        raise AlreadyOwned(str(tmp_path), owner, brief=True)
-
-    monkeypatch.setattr("streamingnode.opening._ask_for", ask)
-    assert await handed_over(tmp_path, opening) == "open"
-    assert asked == [f"unix:{tmp_path}/node.sock"] * 2
-
-
 async def test_a_command_waits_for_a_service_that_is_opening(tmp_path: Path) -> None:
     async with sn.open_node(tmp_path):
         pass
     lock = DirectoryLock(tmp_path)
     asyncio.get_running_loop().call_later(0.2, lock.release)
-    async with reached(tmp_path) as node:
+    async with await open_place(tmp_path) as node:
         assert node.path == str(tmp_path)

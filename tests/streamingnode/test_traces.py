@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 import streamingnode as sn
 from streamingnode.cli import main
 from streamingnode.errors import PackageMissing
-from streamingnode.opening import open_briefly
+from streamingnode.opening import visit_node
 from tests.failing_disk import FailingDisk, Fault
 from wal.append import Pack
 
@@ -219,7 +219,7 @@ async def test_command_makes_no_spans_and_needs_no_package_for_them(
     no_api: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMINGNODE_SERVE_TRACES", "true")
-    async with open_briefly(tmp_path, lasting=False) as node:
+    async with visit_node(tmp_path, lasting=False) as node:
         assert node.config.serve.traces
 
 

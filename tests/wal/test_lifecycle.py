@@ -55,13 +55,13 @@ def test_fault_of_the_disk_is_tried_again_for_ever(error: Exception) -> None:
     assert not is_final(error, obstacles_seen=0)
 
 
-@pytest.mark.parametrize("error", [ChannelFenced("x"), UnsupportedFormat("x"), OnShutdown("x")])
-def test_another_owner_or_format_is_not_outlived(error: Exception) -> None:
+@pytest.mark.parametrize("error", [ChannelFenced("x"), OnShutdown("x")])
+def test_another_owner_or_the_close_is_not_outlived(error: Exception) -> None:
     assert is_final(error, obstacles_seen=0)
 
 
-@pytest.mark.parametrize("error", [Corrupt("x"), AlreadyOwned("x", 1)])
-def test_damage_or_the_lock_of_another_owner_is_believed_when_it_is_seen_often_enough(
+@pytest.mark.parametrize("error", [Corrupt("x"), AlreadyOwned("x", 1), UnsupportedFormat("x")])
+def test_damage_another_format_or_a_lock_of_others_is_believed_when_it_is_seen_often_enough(
     error: Exception,
 ) -> None:
     assert isinstance(error, OBSTACLES)

@@ -88,7 +88,6 @@ class SimulatedStore:
     """The store of one process; see `wal.log.LogStore`. `await open()` comes first."""
 
     queued_bytes = 0
-    read_entries = None
     short_of_space = False
     space = None
     link_copy = None

@@ -46,7 +46,7 @@ SAID_TO_PROGRAMS = {
     "streamingnode/batching.py": "arguments and use of its classes",
     "streamingnode/remote/client.py": "use of readers and producers",
     "streamingnode/remote/link.py": "use of a client",
-    "streamingnode/remote/calls.py": "use of readers",
+    "wal/wire_types.py": "use of readers",
     "streamingnode/remote/queue.py": "arguments of its methods",
     "streamingnode/writing": "arguments and use of transactions and producers",
     "streamingnode/snapshot.py": "as_of",

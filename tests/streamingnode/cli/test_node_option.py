@@ -9,7 +9,7 @@ import pytest
 
 from streamingnode.cli.command import NodeUrl
 from streamingnode.cli.program import COMMANDS, build_parser
-from streamingnode.remote.address import SOCKET_NAME
+from wal.address import SOCKET_NAME
 from wal.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from streamingnode.node import Node
-from streamingnode.remote.calls import VERSIONS, Hello, WireError, WireResults, decode, encode
+from streamingnode.remote.calls import WireResults
 from streamingnode.remote.writes import WireGroup, WireTarget, WireWrites
 from streamingnode.writing.target import encoded
 from tests.parts_of import parts_of
@@ -18,6 +18,7 @@ from wal.append import AppendResult
 from wal.frames import FRAME_BYTES_MAX, PREFACE, Frame, FrameKind, FrameReader, encode_frame
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS
+from wal.wire_types import VERSIONS, Hello, WireError, decode, encode
 
 _client_ids = count(CLIENT_PRODUCER_IDS + 1)
 

@@ -7,13 +7,14 @@ import msgspec
 import pyarrow as pa
 
 import streamingnode as sn
-from streamingnode.remote.calls import WireResults, decode
+from streamingnode.remote.calls import WireResults
 from streamingnode.remote.server import Session
 from streamingnode.remote.writes import WireWrites
 from tests.streamingnode.remote.nodes import SCHEMA, Served, contents, rows
 from tests.streamingnode.remote.raw import Raw, frame_bytes, hello, raw_client
 from wal.frames import GREETING_BYTES_MAX, PREFACE, FrameKind
 from wal.headers import MessageType
+from wal.wire_types import decode
 
 INSERTS = (MessageType.INSERT,)
 IDS = [2**31, 2**31 - 1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
@@ -49,9 +50,6 @@ AFTER_HELLO = {
     "writes that claim a giant array": frame_bytes(
         FrameKind.WRITES, 1, msgspec.Raw(b"\x93\x01\xdd\xff\xff\xff\xff")
     ),
-    "a hold that is none": frame_bytes(FrameKind.HOLD, 1, [1, 2]),
-    "a hold of a client's id": frame_bytes(FrameKind.HOLD, 1, [1 << 62, 1, 1]),
-    "a hold of sequence 0": frame_bytes(FrameKind.HOLD, 1, [9, 1, 0]),
 }
 
 
@@ -96,7 +94,7 @@ def changed(made: tuple[WireWrites, bytes], field: str, number: int) -> tuple[Wi
 
 
 def parts_bytes(served: Served) -> int:
-    return sum(each.connection._parts_bytes for each in served.server.sessions)
+    return sum(each.connection._long_frames.held_bytes for each in served.server.sessions)
 
 
 def waiting_bytes(served: Served) -> int:

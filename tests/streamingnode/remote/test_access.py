@@ -14,13 +14,14 @@ from streamingnode.care.export import export_node
 from streamingnode.errors import AccessDenied, Unauthenticated
 from streamingnode.node import Node
 from streamingnode.remote.answers import Rights
-from streamingnode.remote.calls import Access, Hello
+from streamingnode.remote.calls import Access
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.server import Server
 from streamingnode.streams.channels import OwnerDescription
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, rows
 from wal.errors import OnShutdown
+from wal.wire_types import Hello
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 

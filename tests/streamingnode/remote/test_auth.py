@@ -17,7 +17,6 @@ import pytest
 import streamingnode as sn
 from streamingnode.errors import AccessDenied, InvalidArgument, Unauthenticated, Unreachable
 from streamingnode.node import Node
-from streamingnode.remote.address import parse_address
 from streamingnode.remote.answers import Rights
 from streamingnode.remote.auth import Endpoint, Tokens, server_tls
 from streamingnode.remote.calls import ReadCall
@@ -28,10 +27,13 @@ from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, link_of
 from tests.streamingnode.remote.proxy import until
 from tests.streamingnode.remote.raw import raw_client
 from tests.streamingnode.remote.session_cases import INSERTS
+from wal.address import LinkOptions, parse_address
 from wal.entry import messages_of
 from wal.errors import OnShutdown
 from wal.frames import FrameKind
 from wal.message import TransactionMessage
+from wal.runtime import in_thread
+from wal.wire import WireClient
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -404,6 +406,30 @@ async def test_a_client_reaches_a_node_over_tls_that_it_can_verify(
             )
         with pytest.raises(Unreachable):
             await sn.connect(url, token=TOKENS["writer"])  # of the system's authorities it is none
+
+
+async def test_a_blocking_client_reaches_a_node_over_tls_with_its_token_and_its_rights(
+    certificates: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKENS['writer']}\n")
+
+    def ask(port: int) -> None:
+        url = parse_address(f"tls://127.0.0.1:{port}")
+        tls = client_tls(certificates)
+        with WireClient(url, LinkOptions(token=file, tls=tls)) as client:
+            assert client.call("consistent_tick", timeout=10) > 0
+            with pytest.raises(AccessDenied):
+                client.call("flush", timeout=10)
+        with pytest.raises(Unauthenticated):
+            WireClient(url, LinkOptions(token="x" * 20, tls=tls))
+        with pytest.raises(Unreachable, match="--tls-ca"):
+            WireClient(url, LinkOptions(token=file))
+        with pytest.raises(InvalidArgument, match="cannot be read"):
+            WireClient(url, LinkOptions(token=tmp_path / "nowhere", tls=tls))
+
+    async with listening(token_file(tmp_path), node_tls(certificates)) as (_, _, port):
+        await in_thread(ask, port)
 
 
 async def test_nothing_of_a_connection_over_tls_is_left_when_its_client_is_closed(

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from streamingnode.remote import connection as connection_module
-from streamingnode.remote.connection import PART_BYTES, PARTS_MAX, Connection
+from streamingnode.remote.connection import PART_BYTES, Connection
 from tests.streamingnode.remote.proxy import until
 from wal.errors import OnShutdown, ProtocolError
-from wal.frames import PREFACE, Frame, FrameKind
+from wal.frames import PARTS_MAX, PREFACE, Frame, FrameKind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -152,7 +152,7 @@ async def test_a_long_frame_that_is_cancelled_leaves_nothing_at_the_other_side()
             sending = asyncio.ensure_future(
                 here.connection.send_long(FrameKind.REPLY, number, bytes(6 << 20))
             )
-            await until(lambda number=number: number in there.connection._parts)  # type: ignore[misc]
+            await until(lambda number=number: number in there.connection._long_frames._parts)  # type: ignore[misc]
             assert not sending.done()
             sending.cancel()
             await asyncio.wait([sending])
@@ -164,7 +164,7 @@ async def test_a_long_frame_that_is_cancelled_leaves_nothing_at_the_other_side()
                     or FrameKind.PING in {each.kind for each in there.frames}
                 )
             )
-            assert there.connection._parts == {}
+            assert there.connection._long_frames._parts == {}
         assert there.connection.is_open
 
 

@@ -21,9 +21,8 @@ from streamingnode.errors import (
     SchemaMismatch,
 )
 from streamingnode.node import Node
-from streamingnode.remote import calls
 from streamingnode.remote import link as link_module
-from streamingnode.remote.calls import Welcome
+from streamingnode.remote import server as server_module
 from streamingnode.remote.link import LinkState
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.client_cases import (
@@ -48,6 +47,7 @@ from tests.streamingnode.remote.nodes import (
 from tests.streamingnode.remote.proxy import Passing, Way, kinds, no_more, proxied, until
 from wal.frames import FrameKind
 from wal.runtime import elapsed_ms
+from wal.wire_types import Welcome, WireError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -314,6 +314,7 @@ async def test_nothing_of_a_client_is_left_once_it_is_closed() -> None:
         await served.all_gone()
         txns = parts_of(served.owner).channel.term.transactions
         await until(lambda: not txns.sessions)
+        await until(lambda: not parts_of(served.owner).readers._open)
         async with served.owner.read("c", name="billing"):
             pass  # it is free again
         assert held.result is None
@@ -455,7 +456,7 @@ async def test_a_write_is_not_sent_again_when_the_machine_has_slept_meanwhile(
                 slept_ms = elapsed_ms() + CLIENT_AGE_MS
                 monkeypatch.setattr(link_module, "elapsed_ms", lambda: slept_ms)
                 for now_ms in (1, 1 + CLIENT_AGE_MS):  # the node has found it idle, and forgets it
-                    window._forget_clients(now_ms)
+                    window._forget_idle(now_ms)
             return True
 
         served.proxy.on_frame = cut_off_and_sleep
@@ -516,15 +517,13 @@ async def test_a_client_connects_to_a_node_with_settings_that_it_does_not_know(
         welcome = Welcome(*given)
         return msgspec.structs.replace(welcome, settings=welcome.settings | {"log.of_next_year": 1})
 
-    monkeypatch.setattr(calls, "Welcome", of_a_later_release)
+    monkeypatch.setattr(server_module, "Welcome", of_a_later_release)
     async with node_behind_proxy() as served, served.client() as client:
         assert client.config == served.owner.config
 
 
 def test_an_error_of_a_class_that_is_not_known_says_whether_to_try_again() -> None:
-    error = calls.WireError(
-        "OF_NEXT_YEAR", "it is late — wait", "indeterminate", {"until": 5}
-    ).error()
+    error = WireError("OF_NEXT_YEAR", "it is late — wait", "indeterminate", {"until": 5}).error()
     assert (error.code, error.retryable, str(error)) == (
         "OF_NEXT_YEAR",
         "indeterminate",
@@ -535,9 +534,7 @@ def test_an_error_of_a_class_that_is_not_known_says_whether_to_try_again() -> No
 
 @pytest.mark.parametrize("name", ["happened", "__class__", "__traceback__", "args"])
 def test_an_error_with_fields_that_no_node_gives_it_is_an_error_with_its_text(name: str) -> None:
-    error = calls.WireError(
-        "DEADLINE_EXCEEDED", "it took longer", "indeterminate", {name: 5}
-    ).error()
+    error = WireError("DEADLINE_EXCEEDED", "it took longer", "indeterminate", {name: 5}).error()
     assert (type(error), str(error)) == (DeadlineExceeded, "it took longer")
 
 

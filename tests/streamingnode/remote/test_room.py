@@ -86,7 +86,7 @@ async def test_frames_that_are_not_whole_are_bounded_over_all_connections(
         assert max(held) <= LONG_BYTES
         await serves(served)  # what is whole finds room, and others are not held up
         connections = [session.connection for session in served.server.sessions]
-        kept = sum(each._parts_bytes + len(each._reader._buffer) for each in connections)
+        kept = sum(each._long_frames.held_bytes + len(each._reader._buffer) for each in connections)
         assert kept <= room.frames_bytes_max + len(opened) * RECEIVED_BYTES
     # Who waits for room is not read from: that it has gone shows when it is given a sign of life.
     while served.server.sessions:

@@ -12,7 +12,7 @@ from scanner.deliver_policy import StartingPoint
 from streamingnode.errors import Overloaded
 from streamingnode.remote import server as server_module
 from streamingnode.remote.answers import WRITE_BYTES_MAX
-from streamingnode.remote.calls import AckCall, ReadCall, WireError
+from streamingnode.remote.calls import AckCall, ReadCall
 from streamingnode.remote.writes import WireGroup
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import Served, keys_in_log, rows, serving
@@ -29,6 +29,7 @@ from tests.streamingnode.remote.session_cases import (
 )
 from wal.append import AppendResult
 from wal.frames import FRAME_HEADER_BYTES, GREETING_BYTES_MAX, PREFACE, FrameKind
+from wal.wire_types import WireError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -238,7 +239,7 @@ async def test_long_frames_that_have_begun_are_bounded_in_number(served: Served)
         while (frame := await client.frame()) is not None and frame.kind != FrameKind.PONG:
             pass
         assert all(
-            len(each.connection._parts) <= server_module.CALLS_MAX
+            len(each.connection._long_frames._parts) <= server_module.CALLS_MAX
             for each in served.server.sessions
         )
 

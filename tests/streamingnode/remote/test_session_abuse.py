@@ -14,7 +14,7 @@ import streamingnode as sn
 from scanner.deliver_policy import StartingPoint
 from streamingnode.collections import READ_COLLECTIONS_MAX, Definition
 from streamingnode.remote import connection as connection_module
-from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall, WireError, decode
+from streamingnode.remote.calls import AckCall, Opened, ReadCall, TransactionCall
 from streamingnode.remote.connection import SEND_BUFFER_BYTES
 from streamingnode.remote.writes import WireGroup, WireWrites
 from streamingnode.writing.producer import NOTE_BYTES_MAX
@@ -52,6 +52,7 @@ from wal.headers import (
     MessageType,
     RollbackTxnHeader,
 )
+from wal.wire_types import WireError, decode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
@@ -219,15 +220,6 @@ async def test_a_row_over_an_append_group_is_refused_although_those_beside_it_ar
         outcome = await client.result()
         assert isinstance(outcome, WireError)
         assert outcome.code == "TOO_LARGE"
-
-
-async def test_no_client_holds_places_of_the_nodes_own_writes(served: Served) -> None:
-    async with node_behind_proxy() as other, greeted(other) as client:
-        client.say(FrameKind.HOLD, 1, (1, 1, 2**63 - 1))
-        client.say(FrameKind.PING, 1)
-        while (frame := await client.frame()) is not None and frame.kind != FrameKind.PONG:
-            pass
-        await other.owner.insert("c", rows(1))
 
 
 async def test_no_client_writes_in_the_name_of_the_node(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from interceptors.shard.catalog import Catalog, CollectionInfo
 from scanner.scanner import ScanBatch
 from streamingnode.embedded import EmbeddedReading
-from streamingnode.remote import calls
+from streamingnode.remote import server
 from streamingnode.remote.calls import ReadCall
 from streamingnode.remote.writes import WireGroup, WireWrites
 from tests.failing_disk import FailingDisk
@@ -23,6 +23,7 @@ from tests.streamingnode.remote.nodes import Served, keys_in_log, node_behind_pr
 from tests.streamingnode.remote.proxy import until
 from tests.streamingnode.remote.raw import raw_client, writes_of
 from tests.streamingnode.remote.session_cases import INSERTS, greeted, session_of
+from wal import wire_types
 from wal.frames import FrameKind
 from wal.position import ProducerStamp
 
@@ -86,14 +87,14 @@ async def test_a_table_is_encoded_beside_the_event_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = list[bool]()
-    encode = calls.encode
+    encode = wire_types.encode
 
     def noted(value: object) -> bytes:
         if isinstance(value, pa.Table):
             here.append(threading.current_thread() is threading.main_thread())
         return encode(value)
 
-    monkeypatch.setattr(calls, "encode", noted)
+    monkeypatch.setattr(server, "encode", noted)
     await served.owner.insert("c", rows(1))
     async with served.client() as client:
         assert (await client.snapshot("c")).num_rows == 1

@@ -21,10 +21,10 @@ from flusher.flusher import Flusher
 from streamingnode.care.inspect import check_free, holder
 from streamingnode.config import load_config
 from streamingnode.errors import DeadlineExceeded
-from streamingnode.opening import open_briefly
-from streamingnode.remote.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
-from streamingnode.remote.share import _check_same
+from streamingnode.opening import visit_node
+from streamingnode.reaching import check_same
 from tests.streamingnode.remote import sharing_worker
+from wal.address import SOCKET_NAME, SOCKET_PATH_BYTES_MAX
 from wal.errors import AlreadyOwned, InvalidArgument, StorageFailed
 
 pytestmark = pytest.mark.anyio
@@ -167,7 +167,7 @@ async def test_two_openers_of_one_process_share_and_the_second_goes_on_when_the_
 async def test_owner_whose_background_work_fails_closes_the_node_and_it_is_opened_again(
     failure: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamingnode.remote.share.FAILED_PAUSE_S", 0.01)
+    monkeypatch.setattr("streamingnode.reaching.FAILED_PAUSE_S", 0.01)
     may_fail = asyncio.Event()
     has_failed = asyncio.Event()
     is_back = asyncio.Event()
@@ -204,7 +204,7 @@ async def test_second_opener_with_another_setting_is_refused_by_its_name(tmp_pat
 async def test_node_that_somebody_owns_without_clients_is_already_owned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamingnode.remote.share.OPEN_S_MAX", 0.0)
+    monkeypatch.setattr("streamingnode.reaching.OPEN_S_MAX", 0.0)
     async with sn.open_node(tmp_path / "data", listen=False):
         with pytest.raises(AlreadyOwned):
             await sn.open_node(tmp_path / "data", share=True)
@@ -225,7 +225,7 @@ async def test_directory_where_no_socket_can_be_made_is_not_shared_and_commands_
     with pytest.raises(InvalidArgument, match="takes no socket"):
         await sn.open_node(tmp_path, share=True)
     assert holder(tmp_path) is None
-    async with open_briefly(tmp_path, lasting=True) as node:
+    async with visit_node(tmp_path, lasting=True) as node:
         await node.insert("c", [{"id": 1}])
         with pytest.raises(AlreadyOwned):
             check_free(tmp_path)
@@ -250,4 +250,4 @@ async def test_a_group_larger_than_a_frame_is_the_same_setting_for_every_opener(
 
 def test_a_setting_that_the_owner_does_not_know_is_not_the_same() -> None:
     with pytest.raises(InvalidArgument, match="interval_s is None in the process that owns"):
-        _check_same(load_config(arguments={"cut_interval_s": 5}), {})
+        check_same(load_config(arguments={"cut_interval_s": 5}), {})

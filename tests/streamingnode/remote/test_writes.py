@@ -31,7 +31,7 @@ from tests.parts_of import parts_of
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, contents, node_behind_proxy, rows
 from wal.adaptor import WalLimits
 from wal.append import AppendGroup
-from wal.errors import ProtocolError, StreamingNodeError
+from wal.errors import ProtocolError, StreamingNodeError, TooLarge
 from wal.frames import FRAME_BYTES_MAX, PREFACE, FrameReader
 from wal.headers import MessageType
 from wal.position import CLIENT_PRODUCER_IDS, ProducerStamp
@@ -290,3 +290,22 @@ def place_by_shard(
         vchannel = target.vchannels[shard]
         by_place[vchannel, next_offset[vchannel]] = key
         next_offset[vchannel] += 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("over_connection", [False, True], ids=["own", "client"])
+async def test_a_write_by_transaction_id_over_a_group_is_refused_and_the_transaction_goes_on(
+    *, over_connection: bool
+) -> None:
+    settings: dict[str, Any] = {"wal.group_bytes_max": 64 << 10}
+    async with node_behind_proxy(**settings) as served, served.client() as client:
+        node = client if over_connection else served.owner
+        txn_id = await node.begin_transaction()
+        await node.insert("c", rows(1), txn_id=txn_id)
+        with pytest.raises(TooLarge, match="one append group"):
+            await node.insert("c", rows(*range(2, 1_000), item="tea" * 50), txn_id=txn_id)
+        await node.insert("c", rows(2), txn_id=txn_id)
+        assert await contents(served.owner) == {}
+        await node.commit_transaction(txn_id)
+        await node.consistent_tick()
+        assert (await contents(served.owner)).keys() == {1, 2}

@@ -2,7 +2,6 @@
 happens.
 """
 
-import asyncio
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interceptors.errors import CollectionNotFound, InvalidTransactionState
+from interceptors.errors import CollectionNotFound
 from streamingnode.writing.target import PLAIN_ROWS_MAX, Kind, messages_of
-from streamingnode.writing.transaction import commit_group, rollback_group
 from streamingnode.writing.write import (
-    HALVES_MAX,
     Write,
     append_rows,
     last_of_each_key,
@@ -178,79 +175,40 @@ async def test_write_of_which_some_groups_are_in_log_is_in_doubt_whatever_the_ne
     assert [row["id"] for row in log.rows(SCHEMA)] == [0, 1]
 
 
-async def test_a_commit_takes_no_half_of_a_large_write_of_another_task() -> None:
+@pytest.mark.parametrize("kind", ["insert", "upsert", "delete"])
+async def test_a_write_by_transaction_id_is_one_group_or_too_large_and_does_nothing(
+    kind: Kind,
+) -> None:
     log = AppendDouble()
     writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
-    insert = append_rows(
-        writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None
-    )
-    log.hold()
-    inserting = asyncio.ensure_future(insert)
-    await log.arrival()
-    with pytest.raises(InvalidTransactionState, match="part of a large write"):
-        await writes.step(commit_group(9))
-    log.let_go()
-    assert len((await inserting).groups) == 3
-    await writes.step(commit_group(9))
+    write = writes.write(kind, "orders", txn_id=9)
+    rows: Any = list(range(2_000)) if kind == "delete" else batch_of([3000] * 3)
+    with pytest.raises(TooLarge, match=r"one append group .* async with node\.transaction\(\)"):
+        await append_rows(writes, write, rows, timeout=None)
+    assert log.groups == []
 
 
-async def test_a_large_write_is_refused_whole_while_its_transaction_commits() -> None:
+@pytest.mark.parametrize("kind", ["insert", "upsert"])
+async def test_batches_of_a_write_by_transaction_id_go_together_if_they_fit(kind: Kind) -> None:
     log = AppendDouble()
-    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
-    log.hold()
-    committing = asyncio.ensure_future(writes.step(commit_group(9)))
-    await log.arrival()
-    with pytest.raises(InvalidTransactionState, match="being committed"):
-        await append_rows(
-            writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None
-        )
-    log.let_go()
-    await committing
-    assert log.rows(SCHEMA) == []
-    await append_rows(writes, writes.write("insert", "orders"), batch_of([3000] * 3), timeout=None)
+    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=8192)
+    batch = batch_of([100, 200])
+    table = pa.Table.from_batches([batch.slice(0, 1), batch.slice(1)])
+    await append_rows(writes, writes.write(kind, "orders", txn_id=9), table, timeout=None)
+    assert len(log.groups) == 1
+    assert [row["id"] for row in log.rows(SCHEMA)] == [0, 1]
 
 
-async def test_large_write_keeps_its_transaction_open_however_many_others_commit_meanwhile() -> (
-    None
-):
-    log = AppendDouble()
-    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
-    insert = append_rows(
-        writes, writes.write("insert", "orders", txn_id=9), batch_of([3000] * 3), timeout=None
-    )
-    log.hold()
-    tasks = [asyncio.ensure_future(insert)]
-    await log.arrival()
-    tasks += [
-        asyncio.ensure_future(writes.step(commit_group(10 + each)))
-        for each in range(HALVES_MAX + 1)
-    ]
-    await asyncio.sleep(0)
-    with pytest.raises(InvalidTransactionState, match="part of a large write"):
-        await writes.step(commit_group(9))
-    log.let_go()
-    await asyncio.gather(*tasks)
-    await writes.step(commit_group(9))
-
-
-async def test_a_transaction_with_half_of_a_failed_write_can_only_be_rolled_back() -> None:
-    log = AppendDouble()
-    writes = writes_on(log, collection_info(SCHEMA), group_bytes_max=4096)
-    log.refuse = lambda _: StorageFull("", 0, 1) if len(log.groups) == groups else None
-    for txn_id, groups in ((8, 0), (9, 1)):
-        with pytest.raises(
-            StreamingNodeError, match="roll the transaction back" if groups else "space"
-        ):
-            insert = writes.write("insert", "orders", txn_id=txn_id)
-            await append_rows(writes, insert, batch_of([3000] * 3), timeout=None)
-    log.refuse = lambda _: None
-    await writes.step(commit_group(8))  # of which nothing is in
-    with pytest.raises(
-        InvalidTransactionState, match="half of a large write that failed — roll it back"
-    ):
-        await writes.step(commit_group(9))
-    await writes.step(rollback_group(9, ""))
-    await writes.step(commit_group(9))  # the log knows best what became of it
+def test_batches_that_fit_only_apart_are_too_large_for_one_group() -> None:
+    """Rows without nulls have no bitmap, until they are joined with a row that has one."""
+    schema = schema_of(id=pa.int64(), flag=pa.bool_())
+    write = writing("insert", schema)
+    many = pa.RecordBatch.from_pydict({"id": list(range(40_000)), "flag": [True] * 40_000}, schema)
+    one = pa.RecordBatch.from_pydict({"id": [40_000], "flag": [None]}, schema)
+    together = write.size_bytes(many) + write.size_bytes(one)
+    with pytest.raises(TooLarge):
+        write.whole([many, one], together)
+    assert write.whole([many, one], 2 * together).num_rows == 40_001
 
 
 async def test_row_that_just_fits_is_taken_and_one_byte_less_is_not_enough() -> None:

@@ -106,7 +106,7 @@ async def test_a_log_ends_where_the_next_owner_lets_it_end(tmp_path: Path) -> No
     await store.state.put({"a": b"1"})
     for payload in (b"1", b"2", b"3"):
         await log.append(stamped_pack(payload)).written
-    engine = store.engine
+    engine = store._engine
     await engine.read(lambda: engine.entries.delete(entry_key(log.log_id, 2)))
     await engine.read(lambda: engine.database.flush_wal(sync=True))
     shutil.copytree(tmp_path / "alive", tmp_path / "node")

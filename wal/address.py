@@ -1,4 +1,4 @@
-"""Where a node listens, its socket or a host and a port, and how clients connect.
+"""Where a node listens, its socket or a host and a port, and how clients connect. No I/O but files.
 
 As text it is a URL: `unix:data/node.sock`, `tcp://127.0.0.1:7070`, `tls://orders.example:7070`.
 """
@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from wal.errors import InvalidArgument
+from wal.errors import InvalidArgument, Unreachable
 
 SOCKET_NAME = "node.sock"
 """In the directory of an open node."""
 SOCKET_PATH_BYTES_MAX = 107
 """Longer ones do not fit what the system calls take."""
+CONNECT_S_MAX = 10.0
+"""Time in which a node takes a connection and welcomes its client."""
+PING_S = 5.0
+SILENT_S_MAX = 20.0
+"""How often a client pings a quiet connection, and how long the node may be silent."""
 
 
 class Address(NamedTuple):
@@ -80,11 +85,32 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkOptions:
-    """How a client connects. `give_up_s` is how long calls wait for a connection that is lost; each
-    reads a token's file.
+    """How a client connects. `give_up_s` is how long calls wait for a lost connection; `token` is
+    one, or the file that has it.
     """
 
     name: str = ""
     token: str | Path = ""
     tls: ssl.SSLContext | None = None
     give_up_s: float = 30.0
+
+    def read_token(self) -> str:
+        """Return the token; its file is read each time. Blocks. Raises `InvalidArgument`."""
+        if isinstance(self.token, str):
+            return self.token
+        try:
+            return self.token.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgument(
+                f"token file {self.token} cannot be read: {error} — name another"
+            ) from error
+
+
+def unreachable(address: Address, error: OSError) -> Unreachable:
+    """Return the error of an attempt to connect that failed, also by TLS or by its deadline."""
+    what = str(error) or f"no answer within {CONNECT_S_MAX:g} s"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        what += " — name the authority of its certificate, with tls= or --tls-ca"
+    elif isinstance(error, PermissionError):
+        what += " — connect as the user who runs the node, or where it listens for others"
+    return Unreachable(f"no node answers at {address}: {what}")
