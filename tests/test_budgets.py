@@ -35,8 +35,6 @@ LONGER = {
     "spark_sink/table.py": 610,
     "streamingnode/demo.py": 690,
     "streamingnode/remote/server.py": 660,
-    "streamingnode/streams/stream.py": 620,
-    "wal/rocksmq/queue.py": 730,
 }
 """Chapters that wait to be divided; these bounds only go down."""
 SHORT_BY_NATURE = {"__init__.py", "__main__.py"}  # what a package is, and how it starts
@@ -50,8 +48,9 @@ class Budget(NamedTuple):
 
 
 DENSITY = {
-    "statements": Budget(17_550, 14_000),  # 139 are the blocking client
-    "decisions": Budget(6_400, 5_200),
+    # 139 are the blocking client, 260 are topics on the contract of entry logs, in two stores
+    "statements": Budget(17_960, 14_000),
+    "decisions": Budget(6_420, 5_200),
     "tuple_assignments": Budget(10, 10),
     "awaits": Budget(950, 800),
 }

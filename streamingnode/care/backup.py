@@ -41,7 +41,6 @@ from streamingnode.care.database import (
     check_records,
     check_topics,
     read_node_records,
-    read_topic,
 )
 from streamingnode.care.findings import OnStep, Report, no_progress
 from streamingnode.care.inspect import (
@@ -79,7 +78,7 @@ from wal.files import (
 from wal.rocks.floor import BACKUP_RECORD_NAME, FLOOR_NAME, Floor, write_floor
 from wal.rocks.layout import DATABASE_NAME
 from wal.rocks.store import RocksStore
-from wal.rocksmq.messages import TopicEntry
+from wal.rocksmq.messages import TopicEntry, decode_entry
 from wal.rocksmq.topic import PREFIX, Topic, decode_records
 from wal.runtime import in_thread, outlast, unix_ms
 
@@ -461,9 +460,8 @@ class Upkeep:
 
     def _read_topic(self, topic: Topic, at: int) -> list[TopicEntry]:
         """Return entries of a topic, none when it was destroyed or shortened meanwhile."""
-        engine = self._store.engine
         try:
-            return self._on_loop(engine.read(lambda: read_topic(engine.entries, topic, at)))
+            return self._on_loop(self._read_log_of(topic, at))
         except Corrupt:
             _, now = decode_records(self._on_loop(self._store.state.scan(PREFIX)))
             if any(
@@ -472,6 +470,19 @@ class Upkeep:
             ):
                 raise
             return []
+
+    async def _read_log_of(self, topic: Topic, at: int) -> list[TopicEntry]:
+        log = self._store.state.owned_log(
+            topic.log_id,
+            decode_entry,
+            first_position=topic.begin_id,
+            last_position=topic.end_id,
+            title="read from id",
+        )
+        try:
+            return await log.read(at, bytes_max=STEP_BYTES)
+        finally:
+            self._store.state.release(log)
 
     def _check_log(self, report: Report) -> None:
         """Read from the first entry kept to the last one synced now."""

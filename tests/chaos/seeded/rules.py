@@ -12,7 +12,7 @@ from interceptors.errors import SequenceTooOld
 from interceptors.window import KnownProducer, Window
 from streamingnode.remote.spool import SpoolingBackend
 from tests.chaos.seeded.bug import Right, SeededBug
-from wal.rocksmq.topic import Topic
+from wal.rocksmq.topic import TopicChange
 
 
 def _floor_goes_down(right: Right) -> Right:
@@ -43,13 +43,13 @@ def _outstanding_goes_by_age(right: Right) -> Right:
 def _page_keeps_its_time(right: Right) -> Right:
     """A page that a group went back to is still marked as acknowledged."""
 
-    def settle(topic: Topic, now_ms: int) -> None:
-        before = [page.acked_ms for page in topic.pages]
-        right(topic, now_ms)
-        for page, acked_ms in zip(topic.pages, before, strict=True):
-            if acked_ms and not page.acked_ms:
-                page.acked_ms = acked_ms
-                topic._changes[topic._page_key(page)] = msgspec.msgpack.encode(page)
+    def settle(change: TopicChange, now_ms: int) -> None:
+        before = change._pages.copy()
+        right(change, now_ms)
+        for at, page in enumerate(before):
+            if page.acked_ms and not change._pages[at].acked_ms:
+                change._pages[at] = page
+                change._records[change._page_key(page)] = msgspec.msgpack.encode(page)
 
     return settle
 
@@ -68,7 +68,7 @@ OUTSTANDING_GOES_BY_AGE = SeededBug(
     "an outstanding write goes by age", Window, "freeze", _outstanding_goes_by_age
 )
 PAGE_KEEPS_ITS_TIME = SeededBug(
-    "an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time
+    "an opened page stays acknowledged", TopicChange, "_settle", _page_keeps_its_time
 )
 TOO_OLD_IS_REFUSED = SeededBug(
     "too old is a dead letter", SpoolingBackend, "_is_final", _too_old_is_refused

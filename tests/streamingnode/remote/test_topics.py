@@ -38,6 +38,7 @@ from wal.errors import (
     Truncated,
 )
 from wal.frames import FrameKind
+from wal.memory_store import MemoryLogStore
 from wal.rocksmq.contract import Consumer, MessageQueue
 from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
 from wal.rocksmq.queue import RocksMQ
@@ -438,7 +439,10 @@ async def test_a_client_has_every_call_of_a_queue_and_of_the_channel_service_and
         assert not hasattr(remote, "flush")
 
 
-async def test_a_client_of_a_node_in_memory_hears_that_it_has_no_topics() -> None:
+async def test_a_client_of_a_node_whose_store_keeps_no_topics_gets_that_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(MemoryLogStore, "topic_store", None)
     async with node_behind_proxy() as served, served.client() as client:
         with pytest.raises(InvalidArgument, match="directory"):
             await client.mq.info()
