@@ -1,7 +1,8 @@
 """What goes into a log: groups, the packs they go in, and what becomes of them. No I/O."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -16,15 +17,15 @@ from wal.message import Message, MutableMessage
 from wal.position import MESSAGE_ID_KINDS, MessageId, ProducerStamp
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
+from wal.runtime import Running
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
     """A pack that has its place in the log.
 
-    `written` is done when the store's durability mode says the append is acknowledged: it is the
-    appender's own, who may wait for it and be cancelled. `durable` is done when the append is
-    synced, never later than an acknowledgement that promises it; nobody cancels it, so it decides
-    the outcome whoever listens. Both fail with `Indeterminate` when the write failed.
+    `written` is done when the store's durability mode says that the append is acknowledged, and
+    `durable` when it is synced, never later than an acknowledgement that promises it. Both fail
+    with `Indeterminate` when the write failed. Nobody cancels them.
     """
 
     first_position: int
@@ -301,6 +302,10 @@ class Pack(msgspec.Struct, eq=False):
     """The type of the first message, in `DML` that of them all; None for rows."""
     unstamped: Sequence[tuple[Header, int]] = ()
     """The headers and transaction ids that they came with."""
+    asked_ms: int = 0
+    """Of messages: since when somebody waits for them, in ms of a steady clock."""
+    sending: Running | None = None
+    """What has it on its way."""
     is_in_log: bool | None = None
     """Whether the log has it although its write failed, as the next term found out; None for
     unknown.
@@ -313,6 +318,7 @@ class Pack(msgspec.Struct, eq=False):
             self.row_offsets = ({},)
             self.message_count = len(messages)
             self.unstamped = [(each.header, each.txn_id) for each in messages]
+            self.asked_ms = time.monotonic_ns() // 1_000_000
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, (
                 "a group is appended once; build a new one"
@@ -503,7 +509,7 @@ class Pack(msgspec.Struct, eq=False):
 
 Append = Callable[[AppendGroup], Awaitable[AppendResult]]
 """Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
-AppendPack = Callable[[Pack], Awaitable[None]]
+AppendPack = Callable[[Pack], Coroutine[object, None, None]]
 """Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that
 are left.
 """

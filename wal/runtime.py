@@ -9,7 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -61,7 +62,9 @@ async def outlast(
         await asyncio.wait((task,))
     except asyncio.CancelledError:
         on_cancel()
-        with anyio.CancelScope(shield=True):  # anyio cancels again and again, asyncio may
+        # anyio cancels again and again, asyncio may; what is no task has no scopes
+        shield = anyio.CancelScope(shield=True) if asyncio.current_task() else nullcontext()
+        with shield:
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait((task,))
@@ -91,6 +94,85 @@ async def carry_on(work: Coroutine[Any, Any, T]) -> T:
     task.add_done_callback(mark_heard)  # there may be nobody left who listens
     await asyncio.wait((task,))
     return task.result()
+
+
+class Acknowledgement(asyncio.Future[None]):
+    """A future on whose result a `Running` goes on in the same step, not a turn later.
+
+    A turn of the event loop costs a call of the system, and gives the interpreter lock away.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.waiting: Running | None = None
+
+    def set_result(self, result: None) -> None:
+        """Complete it, and have the `Running` that waits for it go on."""
+        waiting = self.waiting
+        if waiting is None:
+            super().set_result(result)
+            return
+        self.remove_done_callback(waiting.go_on)  # it would be called a turn later
+        super().set_result(result)
+        waiting.go_on_now()
+
+
+class Running:
+    """A coroutine that begins in its caller's turn and goes on when what it waits for is done.
+
+    It is no task: what it awaits are futures, and no scope or timeout of a task is around it.
+    `ended` is called once, with what the coroutine raised, or None. asyncio has tasks that begin
+    at once from Python 3.12 on.
+    """
+
+    __slots__ = ("_awaited", "_context", "_coroutine", "_ended", "_is_cancelled")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, None, None],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        self._coroutine = coroutine
+        self._ended = ended
+        self._context = copy_context()
+        self._awaited: asyncio.Future[Any] | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Raise `CancelledError` where the coroutine waits, in a later turn of the event loop."""
+        # What is done already cannot be cancelled, and the coroutine has not heard of it yet.
+        if self._awaited is None or not self._awaited.cancel():
+            self._is_cancelled = True
+
+    def go_on(self, _: object = None) -> None:
+        """Run the coroutine until it waits, or ends: the maker calls it once, to begin."""
+        try:
+            if self._is_cancelled:
+                self._is_cancelled = False
+                awaited = self._coroutine.throw(asyncio.CancelledError())
+            else:
+                awaited = self._coroutine.send(None)
+        except StopIteration:
+            self._ended(None)
+            return
+        except BaseException as error:
+            self._ended(error)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            return
+        self._awaited = awaited
+        if awaited is None:  # it lets others run
+            asyncio.get_running_loop().call_soon(self.go_on)
+            return
+        # Future's protocol with those who await it: it checks that somebody took it.
+        awaited._asyncio_future_blocking = False  # noqa: SLF001
+        if isinstance(awaited, Acknowledgement):
+            awaited.waiting = self
+        awaited.add_done_callback(self.go_on)
+
+    def go_on_now(self) -> None:
+        """Go on, in the context that it began in."""
+        self._context.run(self.go_on)
 
 
 def mark_heard(task: asyncio.Future[Any]) -> None:
@@ -270,6 +352,8 @@ class Holding:
         self.loop = asyncio.get_running_loop()
         self.let_go = let_go
         self.in_child = in_child
+        self.is_copy = False
+        """Whether this process is a fork of the one that opened it."""
         _open[self] = None
 
     def end(self) -> None:
@@ -377,6 +461,7 @@ def _leave_in_child() -> None:
     _threads = threading.Condition()
     _busy.clear()
     for each in reversed(list(_open)):
+        each.is_copy = True
         with suppress(Exception):
             each.in_child()
     _open.clear()

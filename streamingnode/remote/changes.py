@@ -7,6 +7,7 @@ again gets the reply of the first time.
 """
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
 
@@ -47,6 +48,8 @@ class ClientChanges:
 
     def __init__(self, rights: Rights, start: Start) -> None:
         self.rights = rights
+        self.memory = 1 + secrets.randbits(62)
+        """Tells the client whether the node still knows its changes."""
         self.left_at: float | None = None
         """Since when the client has no connection, by the loop's clock."""
         self._start = start
@@ -134,3 +137,42 @@ class ClientChanges:
     def _send(self, number: int, reply: Reply) -> None:
         if self._answer is not None:
             self._start(self._answer(number, reply))
+
+
+class Changes:
+    """The changes of all clients of one node."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self.clients: dict[int, ClientChanges] = {}
+        """Those of each client, by its id."""
+
+    def of(self, client_id: int, rights: Rights) -> ClientChanges:
+        """Return the changes of a client that has connected; those of before go on and are known
+        only to the same rights.
+        """
+        known = self.clients.get(client_id)
+        if known is not None and known.rights == rights:
+            return known
+        if known is not None:
+            known.end()
+        new = self.clients[client_id] = ClientChanges(rights, self._start)
+        return new
+
+    def forget_left(self, now: float) -> None:
+        """End the changes of clients that have been without a connection for long, and those that
+        left first of too many.
+        """
+        left = sorted(
+            (changes.left_at, client_id)
+            for client_id, changes in self.clients.items()
+            if changes.left_at is not None
+        )
+        for number, (left_at, client_id) in enumerate(left):
+            if number < len(left) - LEFT_MAX or left_at < now - LEFT_S_MAX:
+                self.clients.pop(client_id).end()
+
+    def end(self) -> None:
+        """Cancel all changes."""
+        for changes in self.clients.values():
+            changes.end()

@@ -10,6 +10,7 @@ to any node.
 import asyncio
 import secrets
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from pathlib import Path
@@ -56,6 +57,8 @@ as long.
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 1.0
 """Between attempts to connect again."""
+UNWANTED_MAX = 1_024
+"""A node has no more calls of one client under way."""
 PARTS_BYTES_MAX = 4 << 30
 """Of long replies, which are what this side asked for."""
 
@@ -92,6 +95,8 @@ class _Sent(msgspec.Struct, eq=False):
     """Whether the log of any node knows it again."""
     first_sent_s: float | None = None
     """When it was sent first, by a clock that goes on while the machine sleeps."""
+    memory: int = 0
+    """Of the node that it was sent to last, of the client's changes (`Welcome.memory`)."""
     is_in_doubt: bool = False
     """Whether a refusal leaves its outcome open: it was sent before, and the node answers by the
     log, not by what it answered then.
@@ -102,6 +107,10 @@ class _Sent(msgspec.Struct, eq=False):
         """Whether the node keeps the reply of its number."""
         return self.call.changes and self.call is not calls.WRITE
 
+    def is_known_to(self, welcome: Welcome) -> bool:
+        """Whether the node would answer its number as it did before."""
+        return self.has_number and 0 != self.memory == welcome.memory
+
     def end(self, frame: Frame | None) -> None:
         """Pass an answer on; the first one stands."""
         if not self.ended.done():
@@ -109,12 +118,12 @@ class _Sent(msgspec.Struct, eq=False):
 
     def fail(self, error: StreamingNodeError) -> None:
         """Tell who waits that there is no answer."""
-        for unit in self.units.values():
-            unit.settle(error)
-        self.units.clear()
         if not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # heard, if nobody waits any more
+        for unit in self.units.values():
+            unit.settle(error)
+        self.units.clear()
 
 
 class Link:
@@ -151,9 +160,9 @@ class Link:
         self._streams: dict[int, Callable[[Frame | None], None]] = {}
         self._changes: dict[int, None] = {}
         """Numbers of changes without an answer, ascending."""
-        self._unwanted: list[int] = []
-        """Numbers of what the node may have under way, and nobody waits for, to be cancelled over
-        the next connection.
+        self._unwanted = deque[int](maxlen=UNWANTED_MAX)
+        """Numbers of the changes that nobody waits for any more. Over the next connection they are
+        cancelled once more: the node may not have read the first time.
         """
         self._lost_at: float | None = None
         """When a connection was lost, and no later one has answered anything or lasted."""
@@ -401,18 +410,13 @@ class Link:
         try:
             return await sent.ended
         except asyncio.CancelledError:
-            self._cancel(number)
+            if sent.has_number:
+                self._unwanted.append(number)
+            self.send(FrameKind.CANCEL, number)
             raise
         finally:
             del self._sent[number]
             self._changes.pop(number, None)
-
-    def _cancel(self, number: int) -> None:
-        """Have the node cancel a call, over the next connection if there is none."""
-        if self.state is LinkState.READY:
-            self.send(FrameKind.CANCEL, number)
-        else:
-            self._unwanted.append(number)
 
     def _transmit(self, sent: _Sent) -> None:
         # its caller has an outcome, and has not run since: the node may have forgotten it
@@ -425,8 +429,9 @@ class Link:
         ):
             if sent.first_sent_s is None:
                 sent.first_sent_s = elapsed_ms() / 1000
-            elif sent.is_stamped and not (sent.has_number and self.welcome.resumed):
+            elif sent.is_stamped and not sent.is_known_to(self.welcome):
                 sent.is_in_doubt = True
+            sent.memory = self.welcome.memory
             self._connection.send_encoded(sent.parts)
 
     def send(self, kind: FrameKind, number: int, meta: object = None, payload: bytes = b"") -> None:
@@ -506,11 +511,12 @@ class Link:
         # its callers are gone, or were told
         if sent is None or (unit := sent.units.pop(index, None)) is None:
             return
+        # First, so that what the frame came to is noted before a caller of its writes goes on.
+        if not sent.units:
+            sent.end(None)
         unit.settle(
             self._doubted(sent, outcome) if isinstance(outcome, StreamingNodeError) else outcome
         )
-        if not sent.units:
-            sent.end(None)
 
     def _on_reply(self, frame: Frame) -> None:
         sent = self._sent.get(frame.number)
@@ -545,10 +551,10 @@ class Link:
         for number, sent in list(self._sent.items()):
             if sent.first_sent_s is None:
                 continue
-            is_known = not sent.call.changes or sent.is_stamped or self.welcome.resumed
+            repeats = not sent.call.changes or sent.is_stamped
             # the log may forget its stamp soon
             is_late = sent.is_stamped and now_s - sent.first_sent_s > GIVE_UP_S_MAX
-            if is_futile or is_late or not is_known:
+            if is_futile or is_late or not (repeats or sent.is_known_to(self.welcome)):
                 self._fail_sent(number, sent)
 
     def _fail_all(self, error: StreamingNodeError) -> None:

@@ -24,7 +24,7 @@ from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote import calls
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
 from streamingnode.remote.audit import Audit
-from streamingnode.remote.changes import LEFT_MAX, LEFT_S_MAX, ClientChanges, Reply
+from streamingnode.remote.changes import Changes, ClientChanges, Reply
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.room import CLIENTS_BYTES_MAX, Room, sent_bytes_each
 from streamingnode.remote.streams import encode_batch
@@ -113,8 +113,6 @@ class Session:
         """None before the hello; so there are no writes."""
         self._writes: ClientWrites
         self._changes: ClientChanges
-        self._is_resumed = False
-        """Whether the node knew the client's changes when it connected."""
         self._hello: Hello
         self.ended: asyncio.Task[None] | None = None
         """Of a connection that is lost: done when none of its calls can have an effect any more."""
@@ -200,7 +198,7 @@ class Session:
         self._hello = hello
         self._writes = ClientWrites(self._shared, self.connection, hello.client_id, rights)
         self._server.clients[hello.client_id] = self
-        self._changes, self._is_resumed = self._server.changes_of(hello.client_id, rights)
+        self._changes = self._server.changes.of(hello.client_id, rights)
         self._changes.attach(self._reply)
         if before is None:
             self._welcome(max(versions))
@@ -228,7 +226,8 @@ class Session:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
         of_node = node.node_id, node.path, node.wal_name
-        welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings, self._is_resumed)
+        memory = self._changes.memory
+        welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings, memory)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
         self._shared.work(self.send_catalog())
@@ -534,8 +533,7 @@ class Server:
         self._sent_bytes_each = 0
         self.clients: dict[int, Session] = {}
         """The last session of each, by its id, until its calls have ended."""
-        self.changes: dict[int, ClientChanges] = {}
-        """Those of each client, by its id."""
+        self.changes = Changes(self.shared.work)
         self._listeners: list[asyncio.AbstractServer] = []
         self._watching = Supervisor(
             lambda failure: _log.error("server_task_failed", error=repr(failure))
@@ -592,8 +590,7 @@ class Server:
         for session in sessions:
             session.connection.close()
             session.lost(None)
-        for changes in self.changes.values():
-            changes.end()
+        self.changes.end()
         await asyncio.gather(*[session.connection.end() for session in sessions])
         while self.shared.tasks:
             await asyncio.wait(self.shared.tasks)
@@ -642,33 +639,9 @@ class Server:
             except (ProtocolError, Unauthenticated) as error:
                 session.connection.abort(error)
         self.audit.tell_left_out()
-        self._forget_left()
+        self.changes.forget_left(asyncio.get_running_loop().time())
         if self.room.longest_wait_s > ROOM_S_MAX:
             self._make_room()
-
-    def changes_of(self, client_id: int, rights: Rights) -> tuple[ClientChanges, bool]:
-        """Return the changes of a client that has connected, and whether it had some before.
-
-        They go on and are known only for who has the same rights.
-        """
-        known = self.changes.pop(client_id, None)
-        if known is not None and known.rights != rights:
-            known.end()
-            known = None
-        changes = known or ClientChanges(rights, self.shared.work)
-        self.changes[client_id] = changes
-        return changes, known is not None
-
-    def _forget_left(self) -> None:
-        """Forget the changes of clients that have been gone for long, or first of too many."""
-        left = {each: of for each, of in self.changes.items() if of.left_at is not None}
-        since = asyncio.get_running_loop().time() - LEFT_S_MAX
-        too_many = len(left) - LEFT_MAX
-        by_time = sorted(left.items(), key=lambda each: each[1].left_at or 0.0)
-        for number, (client_id, changes) in enumerate(by_time):
-            if number < too_many or (changes.left_at or 0.0) < since:
-                changes.end()
-                del self.changes[client_id]
 
     def _make_room(self) -> None:
         """End the connection that holds most, unless most is writes, which end by themselves."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.wal.manual_log import settle
-from tests.wal.packs_under_way import Log, write
+from tests.wal.packs_under_way import Log, queued, write
 from wal import packer as packing
 from wal.append import AppendGroup, AppendResult, Pack
 from wal.errors import Indeterminate, StorageFull
@@ -192,7 +192,9 @@ async def test_drain_waits_for_what_left_its_pack_to_come_again() -> None:
 async def test_drain_waits_for_a_pack_whose_callers_are_gone() -> None:
     log = Log()
     await log.start(write())
-    for append in await log.start(write(), write()):
+    appends = await log.start(write(), write())
+    log.under_way[1][0].ticket = queued()
+    for append in appends:
         append.cancel()
     await log.end(0)
     drained = await draining(log)

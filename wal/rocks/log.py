@@ -28,6 +28,7 @@ from wal.rocks.layout import (
     first_position_key,
     split_entry_key,
 )
+from wal.runtime import Acknowledgement
 
 WAL_NAME = RocksMessageId.wal_name
 
@@ -172,7 +173,7 @@ class RocksLog(RocksEntryLog[LogEntry]):
         self.name = name
         self.admit = commit.admit
         self._truncating = asyncio.Lock()
-        self._make_outcome = asyncio.get_running_loop().create_future
+        self._loop = asyncio.get_running_loop()
         self.restart(ends)
 
     def restart(self, ends: LogEnds) -> None:
@@ -195,8 +196,8 @@ class RocksLog(RocksEntryLog[LogEntry]):
         tick = pack.time_tick
         data = pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=self._crc32c)
         position = first_position + pack.message_count - 1
-        written = self._make_outcome()
-        durable = self._make_outcome()
+        written = Acknowledgement(self._loop)
+        durable = self._loop.create_future()
         self._commit.submit(
             EntryWrite(self.log_id, position, tick, data, len(data), written, durable, self.synced)
         )

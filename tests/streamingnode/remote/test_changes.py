@@ -17,7 +17,8 @@ from streamingnode.remote.link import LinkState
 from streamingnode.remote.server import Session
 from tests.streamingnode.remote.client_cases import pass_all
 from tests.streamingnode.remote.nodes import SCHEMA, SETTINGS, link_of, serving
-from tests.streamingnode.remote.proxy import kinds, proxied, until
+from tests.streamingnode.remote.proxy import Passing, kinds, proxied, until
+from wal.errors import OnShutdown
 from wal.frames import FrameKind
 from wal.wire_types import WireError
 
@@ -175,6 +176,64 @@ async def test_changes_that_a_new_node_does_not_know_are_in_doubt_and_reads_are_
     assert await produced(owner) == 1
 
 
+@pytest.mark.parametrize("cut_at", [FrameKind.WELCOME, FrameKind.CATALOG])
+async def test_a_new_node_that_the_client_could_not_reach_at_first_does_not_pass_for_the_old_one(
+    owner: Node, cut_at: FrameKind
+) -> None:
+    async with proxied(1) as proxy:
+        async with serving(owner, proxy=proxy) as served:
+            client = await sn.connect(proxy.url)
+            served.proxy.on_frame = kinds(FrameKind.REPLY)
+            producing = asyncio.ensure_future(client.mq.produce("t", [b"tea"]))
+            async with asyncio.timeout(60):
+                while not await produced(owner):  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+        async with serving(owner, proxy=proxy) as served:
+
+            def cut(passing: Passing) -> bool:
+                if passing.kind == cut_at:
+                    served.proxy.on_frame = pass_all
+                    served.proxy.cut()
+                return passing.kind != cut_at
+
+            served.proxy.on_frame = cut
+            with pytest.raises(Indeterminate):
+                await producing
+            assert served.proxy.on_frame is pass_all, "the client came once more"
+            await client.aclose()
+    assert await produced(owner) == 1
+
+
+async def test_a_change_that_its_caller_gave_up_over_a_stalled_connection_is_cancelled(
+    owner: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Session._run
+    seen: list[str] = []
+
+    async def noted(session: Session, number: int, name: str, payload: bytes) -> Reply:
+        if name == "delete_producer":
+            seen.append(name)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append("cancelled")
+        return await run(session, number, name, payload)
+
+    monkeypatch.setattr(Session, "_run", noted)
+    async with serving(owner) as served, served.client() as client:
+        deleting = asyncio.ensure_future(client.delete_producer("feed"))
+        await until(lambda: seen)
+        served.proxy.stall()
+        deleting.cancel()
+        await asyncio.wait([deleting])
+        await until(lambda: served.proxy.held_bytes)
+        connection = link_of(client)._connection
+        assert connection is not None
+        connection.abort(OnShutdown("the network"))
+        await client.consistent_tick()
+        await until(lambda: seen == ["delete_producer", "cancelled"])
+
+
 async def test_a_change_that_its_caller_gave_up_without_a_connection_is_cancelled_before_others(
     owner: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,27 +275,27 @@ async def test_changes_of_a_client_that_is_gone_for_long_are_forgotten(
                 await client.mq.create_topic(f"t{number}")
         await until(lambda: not served.server.sessions)
         served.server.look()
-        assert len(served.server.changes) == 3
-        first, *_ = served.server.changes
-        monkeypatch.setattr("streamingnode.remote.server.LEFT_MAX", 2)
+        assert len(served.server.changes.clients) == 3
+        first, *_ = served.server.changes.clients
+        monkeypatch.setattr("streamingnode.remote.changes.LEFT_MAX", 2)
         served.server.look()
-        assert first not in served.server.changes
-        for changes in served.server.changes.values():
+        assert first not in served.server.changes.clients
+        for changes in served.server.changes.clients.values():
             changes.left_at = asyncio.get_running_loop().time() - LEFT_S_MAX - 1
         async with served.client() as client:
             await client.mq.create_topic("t3")
             served.server.look()
-            assert [each.left_at for each in served.server.changes.values()] == [None]
+            assert [each.left_at for each in served.server.changes.clients.values()] == [None]
 
 
 async def test_nobody_with_other_rights_gets_the_replies_of_a_client(owner: Node) -> None:
     async with serving(owner) as served:
-        server = served.server
-        changes, is_known = server.changes_of(1, RIGHTS)
-        assert (server.changes_of(1, RIGHTS), is_known) == ((changes, True), False)
-        other, is_known = server.changes_of(1, Rights("other"))
+        known = served.server.changes
+        changes = known.of(1, RIGHTS)
+        assert known.of(1, RIGHTS) is changes
+        other = known.of(1, Rights("other"))
         assert other is not changes
-        assert not is_known
+        assert other.memory != changes.memory
 
 
 async def test_the_node_keeps_no_reply_that_the_client_has(owner: Node) -> None:
@@ -245,5 +304,5 @@ async def test_the_node_keeps_no_reply_that_the_client_has(owner: Node) -> None:
             await client.mq.create_topic(f"t{number}")
         await asyncio.gather(*[client.mq.produce("t", [b"tea"]) for _ in range(20)])
         await client.mq.create_topic("last")
-        (changes,) = served.server.changes.values()
+        (changes,) = served.server.changes.clients.values()
         assert len(changes._replies) == 1

@@ -314,6 +314,7 @@ async def test_nothing_of_a_client_is_left_once_it_is_closed() -> None:
         await served.all_gone()
         txns = parts_of(served.owner).channel.term.transactions
         await until(lambda: not txns.sessions)
+        await until(lambda: not parts_of(served.owner).readers._open)
         async with served.owner.read("c", name="billing"):
             pass  # it is free again
         assert held.result is None
