@@ -53,6 +53,7 @@ SAID_TO_PROGRAMS = {
     "spark_sink/tables.py": "arguments of read_tables",
     "scanner/deliver_policy.py": "arguments of DeliverPolicy",
     "interceptors/idempotency.py": "named producers",
+    "wal/append.py": "ticks of writes that are spooled",
     "wal/position.py": "sequences of producers",
     "wal/timetick.py": "times as Python objects",
 }
