@@ -179,11 +179,11 @@ class Group(click.Group):
                 yield " ".join((*names, name)), each
 
 
-def _as_json(ctx: click.Context, _: object, value: bool) -> None:  # noqa: FBT001 - as click calls it
+def _as_json(ctx: click.Context, _: object, value: Any) -> None:
     ctx.obj.as_json = value
 
 
-def _debug(ctx: click.Context, _: object, value: bool) -> None:  # noqa: FBT001 - as click calls it
+def _debug(ctx: click.Context, _: object, value: Any) -> None:
     ctx.obj.debug = value
 
 

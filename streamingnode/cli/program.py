@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from click.shell_completion import get_completion_class, shell_complete
@@ -40,7 +41,7 @@ SIGINT, SIGTERM or SIGHUP; 141 the reader of the output is gone. Errors go to st
 `streamingnode COMMAND --help` shows examples."""
 
 
-def _show_version(context: click.Context, _: object, value: bool) -> None:  # noqa: FBT001 - as click calls it
+def _show_version(context: click.Context, _: object, value: Any) -> None:
     if not value:
         return
     # takes as long as all the rest
