@@ -8,7 +8,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -56,7 +56,7 @@ class Interceptor(ABC):
     """What measurements call it."""
 
     @abstractmethod
-    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
+    def do_append(self, pack: Pack, append: AppendPack) -> Coroutine[object, None, None]:
         """Do this concern's part before and after `append`."""
 
     async def ready(self) -> None:  # noqa: B027 - most have nothing to wait for

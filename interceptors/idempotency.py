@@ -17,11 +17,19 @@ from msgspec.structs import replace
 
 from interceptors.chain import Interceptor
 from interceptors.errors import ProducerFenced
-from interceptors.window import Places, ProducerLimits, Window, Write
+from interceptors.window import ProducerLimits, Window, Write
 from wal.append import AppendGroup, AppendPack, AppendResult, Pack
-from wal.errors import Corrupt, Ends, Indeterminate, Overloaded, StreamingNodeError, ends_of
+from wal.errors import (
+    Corrupt,
+    Ends,
+    Indeterminate,
+    InvalidArgument,
+    Overloaded,
+    StreamingNodeError,
+    ends_of,
+)
 from wal.log import StateMap
-from wal.position import Place, ProducerStamp
+from wal.position import SEQUENCE_MAX, ProducerStamp
 from wal.runtime import carry_on
 
 _Results = dict[AppendGroup, AppendResult]
@@ -53,6 +61,32 @@ class _Try(msgspec.Struct, eq=False):
         return self.waiting
 
 
+class Sequences:
+    """The highest sequence that each named producer was given or has drawn, over all terms."""
+
+    def __init__(self) -> None:
+        self._reached: dict[int, int] = {}
+
+    def reach(self, producer_id: int, sequence: int) -> None:
+        """Draw no sequence up to this one."""
+        self._reached[producer_id] = max(sequence, self._reached.get(producer_id, 0))
+
+    def after(self, producer_id: int, last_sequence: int) -> int:
+        """Return the producer's next sequence; `last_sequence` is its highest in the log. Raises
+        `InvalidArgument` when none is left.
+        """
+        reached = max(last_sequence, self._reached.get(producer_id, 0))
+        if reached >= SEQUENCE_MAX:
+            raise InvalidArgument(
+                f"the producer has used sequence {SEQUENCE_MAX} — use another producer"
+            )
+        return reached + 1
+
+    def forget(self, producer_id: int) -> None:
+        """Forget a producer that is deleted."""
+        self._reached.pop(producer_id, None)
+
+
 class IdempotencyInterceptor(Interceptor):
     """Wraps the append path with the window of its log, which is recovered before the chain is
     built.
@@ -60,9 +94,9 @@ class IdempotencyInterceptor(Interceptor):
 
     name = "idempotency"
 
-    def __init__(self, window: Window, places: Places) -> None:
+    def __init__(self, window: Window, sequences: Sequences) -> None:
         self.window = window
-        self._places = places
+        self._sequences = sequences
         self._under_way: dict[Write, _Try] = {}
 
     async def do_append(self, pack: Pack, append: AppendPack) -> None:
@@ -128,6 +162,8 @@ class IdempotencyInterceptor(Interceptor):
             except StreamingNodeError as error:
                 pack.leave(group, error)
                 continue
+            if group.settled:
+                self.window.settle(stamp.producer_id, group.settled)
             other = (
                 self._under_way.get((stamp.producer_id, stamp.sequence)) if stamp.sequence else None
             )
@@ -160,7 +196,7 @@ class IdempotencyInterceptor(Interceptor):
             if group.pack is pack and not stamp.sequence:
                 try:
                     self.window.check_epoch(stamp)  # `settled` knows only what is under way
-                    self._places.check_drawable(stamp.producer_id)
+                    self._next_sequence(stamp.producer_id)
                 except StreamingNodeError as error:
                     if pack.messages:  # its session has to hear of it
                         raise
@@ -172,8 +208,13 @@ class IdempotencyInterceptor(Interceptor):
             write = attempt.write
             stamp = attempt.stamp
             if not stamp.sequence and write.pack is pack:
-                drawn = write.producer = self._places.draw(stamp.producer_id, stamp.epoch)
+                sequence = self._next_sequence(stamp.producer_id)
+                self._sequences.reach(stamp.producer_id, sequence)
+                drawn = write.producer = ProducerStamp(stamp.producer_id, stamp.epoch, sequence)
                 self._give_key(attempt, drawn)
+
+    def _next_sequence(self, producer_id: int) -> int:
+        return self._sequences.after(producer_id, self.window.last_sequence(producer_id))
 
     def _give_key(self, attempt: _Try, stamp: ProducerStamp) -> None:
         attempt.key = (stamp.producer_id, stamp.sequence)
@@ -188,22 +229,15 @@ class IdempotencyInterceptor(Interceptor):
 
     def _failed(self, attempt: _Try, pack: Pack, error: BaseException, results: _Results) -> None:
         write = attempt.write
-        stamp = attempt.stamp
         if attempt.key is None or write.pack is not pack:
             self._ended(attempt)
             return
-        self._hold(write, stamp)
         if not isinstance(error, asyncio.CancelledError):
             self._end(attempt, error)
         elif pack.ticket is None:
             self._end(attempt, None)  # it leaves no trace, and whoever waits for it comes next
         else:
             pack.ticket.durable.add_done_callback(partial(self._decided, attempt, results[write]))
-
-    def _hold(self, write: AppendGroup, stamp: ProducerStamp) -> None:
-        """Hold a write whose outcome may be open: from here on whoever has it may send it again."""
-        if write.place is None or write.place.stamp is not stamp:
-            write.place = self._places.hold(Place(stamp))
 
     def _decided(self, attempt: _Try, result: AppendResult, durable: asyncio.Future[None]) -> None:
         """End a try that was cancelled after the log had it: its ticket alone decides."""
@@ -221,8 +255,6 @@ class IdempotencyInterceptor(Interceptor):
         del self._under_way[attempt.key]
         if isinstance(outcome, AppendResult):
             self.window.add(stamp, outcome)
-            # now: frames of a `Redo` refer to the write until garbage is collected
-            attempt.write.place = None
         if waiting is None:
             return
         if isinstance(outcome, BaseException):
@@ -275,7 +307,7 @@ class Producers:
 
     def __init__(self, state: StateMap, pchannel: str, limits: ProducerLimits) -> None:
         self.limits = limits
-        self.places = Places()
+        self.sequences = Sequences()
         self._state = state
         self._prefix = f"producer/{pchannel}/"
         self._records: dict[str, ProducerRecord] = {}
@@ -298,29 +330,11 @@ class Producers:
         window.keep_only(self._live_ids())
         for record in self._records.values():
             window.fence(record.producer_id, record.epoch)
-        for producer_id in self._live_ids():
-            self.places.reach(producer_id, window.last_sequence(producer_id))
-        # What took its place while the window was rebuilt was not held there: it may be in the log,
-        # and forgotten again.
-        for write in self.places.writes():
-            if write not in window.held and window.has_forgotten(write):
-                self.places.release(write)
-        window.held = self.places
         self._interceptor = interceptor
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 when it has none."""
         return self._bound.window.last_sequence(producer_id)
-
-    def place(self, producer_id: int, epoch: int, sequence: int) -> Place:
-        """Return the place of a write: nothing of it is forgotten while something refers to
-        that.
-        """
-        place = Place(ProducerStamp(producer_id, epoch, sequence))
-        write = (producer_id, sequence)
-        if write not in self.places and self._bound.window.has_forgotten(write):
-            return place  # it keeps nothing, and the write will be refused
-        return self.places.hold(place)
 
     async def open(self, name: str) -> ProducerRecord:
         """Open a producer, made if it is new, and fence whoever opened it before; durable when this
@@ -376,7 +390,7 @@ class Producers:
             window = self._bound.window
             await self._fence(gone)
             window.keep_only(self._live_ids())
-            self.places.forget(record.producer_id)
+            self.sequences.forget(record.producer_id)
             return True
 
     async def _put(self, name: str, record: ProducerRecord) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from interceptors.shard.state import ShardState
 from interceptors.txn import Commits
-from interceptors.window import ProducerLimits, Window, Write, decode_window
+from interceptors.window import ProducerLimits, Window, decode_window
 from wal.entry import OpenTransaction, TransactionBuffer
 from wal.errors import Corrupt
 from wal.failpoint import failpoint
@@ -45,20 +45,22 @@ async def recover(
     shard_state: bytes | None = None,
     producers: bytes | None = None,
     producer_limits: ProducerLimits | None = None,
-    held: frozenset[Write] = frozenset(),
+    outstanding: Mapping[int, int] | None = None,
 ) -> RecoveredChannel:
-    """Return the channel that `log` says, from a checkpoint at `position` (an LC) and `tick`;
-    `held` writes are kept.
+    """Return the channel that `log` describes, from a checkpoint at `position` (an LC) and `tick`.
 
+    `outstanding` is that of the window of the term before, if this process had one.
     Raises `Corrupt` for damage, `UnsupportedFormat` for a newer snapshot, `Truncated` when the log
     starts after `position`.
     """
     state = ShardState() if shard_state is None else ShardState.restore(shard_state)
-    window = Window(producer_limits, held=held)
+    window = Window(producer_limits, outstanding=outstanding)
     if producers is not None:
         kind = message_id_kind(log.wal_name)
         # In a thread: a full window takes longer than the event loop may be held.
-        window = await in_thread(lambda: decode_window(producers, kind, producer_limits, held=held))
+        window = await in_thread(
+            lambda: decode_window(producers, kind, producer_limits, outstanding=outstanding)
+        )
 
     def begin_missing(commit: Message) -> None:
         # `position` is an LC: of every transaction that commits after the checkpoint the begin is

@@ -9,7 +9,7 @@ before the log has them.
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 
@@ -158,7 +158,7 @@ class TxnInterceptor(Interceptor):
 
     # --- on the append path -----------------------------------------------------------------------
 
-    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
+    def do_append(self, pack: Pack, append: AppendPack) -> Coroutine[object, None, None]:
         """Stamp the transaction id and keep the session's books."""
         kind = pack.first_type
         if kind is None:  # rows that are a whole by themselves: nothing to do afterwards

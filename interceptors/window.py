@@ -1,18 +1,16 @@
-"""The window: which writes of which producers are in the log, and what their appenders were told.
-Pure.
+"""The window: which writes of which producers are in the log, and with which results. Pure.
 
-Of each producer the results with the highest sequences are kept. What is forgotten moves the
-producer's floor: a sequence at or below it without a result is refused, so that forgetting never
-turns a retry into a second write. A write that somebody may still send is held: nothing of it is
-forgotten, and no floor refuses it.
+The window keeps the results of each producer with the highest sequences, and all from the oldest
+write on that the producer has outstanding. Forgetting a result raises the producer's floor: a
+sequence at or below it without a result is refused, so forgetting never turns a retry into a second
+write.
 """
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import starmap
-from weakref import ref
 
 import msgspec
 
@@ -20,15 +18,8 @@ from interceptors.errors import ProducerFenced, SequenceTooOld
 from wal.append import AppendResult, results_of
 from wal.codec import decode_versioned
 from wal.entry import LogEntry, Visible, messages_of
-from wal.errors import InvalidArgument
 from wal.headers import InsertHeader
-from wal.position import (
-    CLIENT_PRODUCER_IDS,
-    SEQUENCE_MAX,
-    MessageId,
-    Place,
-    ProducerStamp,
-)
+from wal.position import CLIENT_PRODUCER_IDS, MessageId, ProducerStamp
 from wal.rows import row_offsets
 from wal.timetick import add_ms
 
@@ -38,7 +29,7 @@ Write = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLimits:
-    """How much is remembered of producers; what is held (`Places`) comes on top."""
+    """How much is remembered of producers."""
 
     results_per_producer_max: int = 1_024
     """How many of its writes may be under way or in doubt at a time, so how far a retry may lie
@@ -58,114 +49,35 @@ CLIENT_RESULTS_MAX = 4_096
 """How many writes of one client without a name may be under way."""
 CLIENT_AGE_MS = 600_000
 """How long such a client is known after its last write; longer than it sends one again
-(`remote.client.GIVE_UP_S_MAX`).
+(`remote.link.GIVE_UP_S_MAX`). A named producer has nothing outstanding after as long.
 """
-
-
-class _Held(ref[Place]):
-    """Refers to the place that holds a write."""
-
-    __slots__ = ("write",)
-    write: Write
-
-
-class Places:
-    """The writes that somebody may still send, and how far each producer's sequences have come;
-    outlives terms.
-    """
-
-    def __init__(self) -> None:
-        # Held for as long as anything refers to the place: the call or transaction that sends the
-        # write, or its group. So there is nothing to give back, and nothing that could be given
-        # back too early.
-        self._held: dict[Write, _Held] = {}
-        self._dead: deque[ref[Place]] = deque()
-        """Of places that are gone, in whatever thread garbage was collected; to be taken out on the
-        event loop.
-        """
-        self._last: dict[int, int] = {}
-
-    def __contains__(self, write: object) -> bool:
-        if self._dead:
-            self._drop_dead()
-        return write in self._held
-
-    def __len__(self) -> int:
-        self._drop_dead()
-        return len(self._held)
-
-    def writes(self) -> frozenset[Write]:
-        """Return what is held now."""
-        self._drop_dead()
-        return frozenset(self._held)
-
-    def hold(self, place: Place) -> Place:
-        """Hold a write from now on by this place, or by the one it has; it counts for the sequences
-        drawn later.
-        """
-        write = (place.stamp.producer_id, place.stamp.sequence)
-        # `in` lets go of the dead: nobody else may ask for long
-        held = self._held[write]() if write in self else None
-        if held is not None and held.stamp.epoch == place.stamp.epoch:
-            return held
-        self._held[write] = known = _Held(place, self._dead.append)
-        known.write = write
-        if write[0] < CLIENT_PRODUCER_IDS:  # clients number their writes by themselves
-            self.reach(*write)
-        return place
-
-    def _drop_dead(self) -> None:
-        while self._dead:
-            gone = self._dead.popleft()
-            assert isinstance(gone, _Held), "only those are told of"
-            if self._held.get(gone.write) is gone:  # else it is held by another place since
-                del self._held[gone.write]
-
-    def draw(self, producer_id: int, epoch: int) -> ProducerStamp:
-        """Return the stamp of the producer's next write, which is not held."""
-        self.check_drawable(producer_id)
-        sequence = self._last[producer_id] = self._last.get(producer_id, 0) + 1
-        return ProducerStamp(producer_id, epoch, sequence)
-
-    def check_drawable(self, producer_id: int) -> None:
-        """Raise `InvalidArgument` when a producer has no sequence left."""
-        if self._last.get(producer_id, 0) >= SEQUENCE_MAX:
-            raise InvalidArgument(
-                f"the producer has used sequence {SEQUENCE_MAX} — use another producer"
-            )
-
-    def reach(self, producer_id: int, sequence: int) -> None:
-        """Draw no sequence up to this one."""
-        self._last[producer_id] = max(sequence, self._last.get(producer_id, 0))
-
-    def release(self, write: Write) -> None:
-        """Hold a write no longer, although its place is still there."""
-        self._held.pop(write, None)
-
-    def forget(self, producer_id: int) -> None:
-        """Forget how far a producer has come that is gone."""
-        self._last.pop(producer_id, None)
+OUTSTANDING_FACTOR = 4
+"""Of a producer that has writes outstanding, so many times `results_per_producer_max` results are
+kept at most: its sequences may come out of order.
+"""
 
 
 @dataclass(slots=True)
 class KnownProducer:
     """One producer: `sequences` are the keys of `results`, ascending; others at or below `floor`
     are forgotten.
+
+    The producer has ended all of its writes below `settled`; 0 is one that has none outstanding.
     """
 
     epoch: int = 0
     floor: int = 0
+    settled: int = field(default=0, compare=False)
     sequences: list[int] = field(default_factory=list)
     results: dict[int, AppendResult] = field(default_factory=dict)
     idle_since_ms: int = field(default=0, compare=False)
-    """Of a client without a name: when a cut first found it without a new result, 0 since it has
-    one.
-    """
+    """When a cut first found the producer without a new result, 0 since it has one."""
 
 
 class Window:
-    """The producers of one log. Everything at or below `tick` was in it when it was saved; `held`
-    are writes to keep.
+    """The producers of one log. Everything at or below `tick` was in it when it was saved.
+
+    `outstanding` maps producers to the oldest write that they had outstanding in an earlier term.
     """
 
     def __init__(
@@ -173,29 +85,25 @@ class Window:
         limits: ProducerLimits | None = None,
         *,
         tick: int = 0,
-        held: Places | frozenset[Write] = frozenset(),
+        outstanding: Mapping[int, int] | None = None,
     ) -> None:
         self.limits = limits or ProducerLimits()
         self.tick = tick
-        self.held = held
+        self._outstanding = outstanding or {}
         self.results = 0
         """How many results are kept."""
         self.producers: OrderedDict[int, KnownProducer] = OrderedDict()
         """In the order of their last results, oldest first."""
 
     def find(self, stamp: ProducerStamp) -> AppendResult | None:
-        """Return what the first try of this write came to, None when the log has none.
+        """Return the result of this write, None when the log does not have it.
 
-        Raises `ProducerFenced` for the stamp of an older epoch or of nobody known, `SequenceTooOld`
-        when nobody remembers.
+        Raises `ProducerFenced` for the stamp of an older epoch or of an unknown producer,
+        `SequenceTooOld` when the result, if there was one, is forgotten.
         """
         known = self.check_epoch(stamp)
         result = known.results.get(stamp.sequence)
-        if (
-            result is None
-            and stamp.sequence <= known.floor
-            and (stamp.producer_id, stamp.sequence) not in self.held
-        ):
+        if result is None and stamp.sequence <= known.floor:
             oldest = next((each for each in known.sequences if each > known.floor), known.floor + 1)
             raise SequenceTooOld(stamp.sequence, oldest)
         return result
@@ -213,13 +121,6 @@ class Window:
         if stamp.epoch < known.epoch:
             raise ProducerFenced(stamp.epoch, known.epoch)
         return known
-
-    def has_forgotten(self, write: Write) -> bool:
-        """Whether nobody can know any more if the write is in the log, unless it was held all the
-        time.
-        """
-        known = self.producers.get(write[0])
-        return known is not None and write[1] <= known.floor and write[1] not in known.results
 
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of the producer that is in the log, 0 when it has none."""
@@ -240,31 +141,23 @@ class Window:
         sequence = stamp.sequence
         known = self._known(producer_id)
         known.epoch = max(known.epoch, epoch)
-        if sequence in known.results or (
-            sequence <= known.floor and (producer_id, sequence) not in self.held
-        ):
+        if sequence in known.results or sequence <= known.floor:
             return
         known.results[sequence] = result
         known.idle_since_ms = 0
         insort(known.sequences, sequence)
         self.results += 1
         self.producers.move_to_end(producer_id)
-        # What is held comes on top, or it would push out the newest results.
-        is_client = producer_id >= CLIENT_PRODUCER_IDS
-        sequences = known.sequences
-        kept_max = CLIENT_RESULTS_MAX if is_client else self.limits.results_per_producer_max
-        while len(sequences) > kept_max and (lowest := self._lowest(producer_id, known)):
-            if len(sequences) - bisect_left(sequences, lowest) <= kept_max:
+        kept_max = self.limits.results_per_producer_max
+        outstanding_max = OUTSTANDING_FACTOR * kept_max
+        if producer_id >= CLIENT_PRODUCER_IDS:
+            kept_max = outstanding_max = CLIENT_RESULTS_MAX
+        while len(known.sequences) > kept_max:
+            if _is_outstanding(known) and len(known.sequences) <= outstanding_max:
                 break
-            self._forget(known, lowest)
-        # asked first: to count what is held takes longer than the rest
-        results_max = self.limits.results_max
-        while (
-            self.results > results_max
-            and self.results > results_max + len(self.held)
-            and self._forget_one()
-        ):
-            pass
+            self._forget(known, known.sequences[0])
+        while self.results > self.limits.results_max:
+            self._forget_one()
 
     def observe(self, entry: LogEntry, visible: Sequence[Visible]) -> None:
         """Remember an entry as the log is read again; `visible` is what readers see because of
@@ -281,15 +174,26 @@ class Window:
                     self.add(stamp, result)
 
     def settle(self, producer_id: int, sequence: int) -> None:
-        """Forget the results of a client's writes below a sequence, which it was told of, but for
-        those that are held.
+        """Note that a producer has ended all of its writes below a sequence.
+
+        Results from the sequence on are kept. A named producer may send those below it again, while
+        the limits keep them. A client without a name does not, so they are forgotten.
         """
         known = self.producers.get(producer_id)
-        if known is not None and known.floor < sequence - 1:
+        if known is None:
+            return
+        known.settled = sequence
+        known.idle_since_ms = 0
+        if producer_id >= CLIENT_PRODUCER_IDS and known.floor < sequence - 1:
             for each in known.sequences[: bisect_left(known.sequences, sequence)]:
-                if (producer_id, each) not in self.held:
-                    self._forget(known, each)
+                self._forget(known, each)
             known.floor = sequence - 1
+
+    def outstanding(self) -> dict[int, int]:
+        """Return the oldest sequence that each producer may have outstanding, for the window of the
+        next term.
+        """
+        return {each: known.settled for each, known in self.producers.items() if known.settled}
 
     def keep_only(self, producer_ids: Collection[int]) -> None:
         """Forget all other producers but the clients, which go by age."""
@@ -297,18 +201,17 @@ class Window:
             if producer_id < CLIENT_PRODUCER_IDS:
                 self.results -= len(self.producers.pop(producer_id).results)
 
-    def _forget_clients(self, now_ms: int) -> None:
-        """Forget clients that have written nothing for `CLIENT_AGE_MS`: none of them sends a write
-        again.
+    def _forget_idle(self, now_ms: int) -> None:
+        """Forget what producers had outstanding that have written nothing for `CLIENT_AGE_MS`, and
+        clients altogether: nobody sends that again.
         """
         for producer_id, known in list(self.producers.items()):
+            known.idle_since_ms = known.idle_since_ms or now_ms
+            if now_ms - known.idle_since_ms < CLIENT_AGE_MS:
+                continue
+            known.settled = 0
             if producer_id >= CLIENT_PRODUCER_IDS:
-                known.idle_since_ms = known.idle_since_ms or now_ms
-                is_old = now_ms - known.idle_since_ms >= CLIENT_AGE_MS
-                if is_old and not any(
-                    (producer_id, sequence) in self.held for sequence in known.sequences
-                ):
-                    self.results -= len(self.producers.pop(producer_id).results)
+                self.results -= len(self.producers.pop(producer_id).results)
 
     def freeze(self, tick: int, *, now_ms: int) -> "Window":
         """Return what a checkpoint at `tick` has to know, for `encode_window`: cheap, and untouched
@@ -317,20 +220,20 @@ class Window:
         `now_ms` is of a clock that nobody sets: by ticks a client would be forgotten too early when
         theirs was set forward.
 
-        Results above the tick are left out: they are read from the log again. Those past their age
-        that have no younger one below them are forgotten first, so that the floor never passes a
-        sequence that is kept, or one still to come.
+        Results above the tick are left out: they are read from the log again. Results past their
+        age are forgotten first, from the lowest sequence up to the first that is younger or
+        outstanding, so the floor passes none that is kept.
         """
         frozen = Window(self.limits, tick=tick)
         oldest_tick = add_ms(tick, -int(self.limits.results_age_s * 1000))
-        self._forget_clients(now_ms)
+        self._forget_idle(now_ms)
         for producer_id, known in self.producers.items():
-            # Here too and not only in the copy: what the window has, one that is rebuilt from
-            # checkpoint and log has as well, so a write that is held between the two is in neither
-            # or in both.
-            while (lowest := self._lowest(producer_id, known)) and known.results[
-                lowest
-            ].time_tick < oldest_tick:
+            # Here too and not only in the copy: so a window that is rebuilt from checkpoint and
+            # log forgets nothing that this one has.
+            while known.sequences and not _is_outstanding(known):
+                lowest = known.sequences[0]
+                if known.results[lowest].time_tick >= oldest_tick:
+                    break
                 self._forget(known, lowest)
             kept = {
                 each: known.results[each]
@@ -338,35 +241,30 @@ class Window:
                 if known.results[each].time_tick <= tick
             }
             frozen.producers[producer_id] = KnownProducer(
-                known.epoch, known.floor, list(kept), kept
+                known.epoch, known.floor, sequences=list(kept), results=kept
             )
             frozen.results += len(kept)
         return frozen
 
-    def _forget_one(self) -> bool:
-        """Forget a result of the producer whose last one is the oldest; return whether there was
-        one not held.
+    def _forget_one(self) -> None:
+        """Forget a result of the producer whose last one is the oldest: one that is not
+        outstanding, if any producer has one.
         """
         for _ in range(len(self.producers)):
             producer_id, known = next(iter(self.producers.items()))
-            if lowest := self._lowest(producer_id, known):
-                self._forget(known, lowest)
-                return True
-            self.producers.move_to_end(producer_id)  # so that it is not passed each time
-        return False
+            if known.sequences and not _is_outstanding(known):
+                self._forget(known, known.sequences[0])
+                return
+            self.producers.move_to_end(producer_id)  # the next search does not pass it again
+        known = next(each for each in self.producers.values() if each.sequences)
+        self._forget(known, known.sequences[0])
 
     def _known(self, producer_id: int) -> KnownProducer:
         known = self.producers.get(producer_id)
         if known is None:
-            known = self.producers[producer_id] = KnownProducer()
+            known = KnownProducer(settled=self._outstanding.get(producer_id, 0))
+            self.producers[producer_id] = known
         return known
-
-    def _lowest(self, producer_id: int, known: KnownProducer) -> int:
-        """Return the lowest sequence with a result that is not held, 0 for none."""
-        for sequence in known.sequences:  # mostly the first
-            if (producer_id, sequence) not in self.held:
-                return sequence
-        return 0
 
     def _forget(self, known: KnownProducer, sequence: int) -> None:
         known.sequences.remove(sequence)
@@ -375,10 +273,15 @@ class Window:
         self.results -= 1
 
 
-# --- what an appender was told --------------------------------------------------------------------
+def _is_outstanding(known: KnownProducer) -> bool:
+    """Whether all results of a producer are at or above its oldest outstanding write."""
+    return 0 < known.settled <= known.sequences[0]
+
+
+# --- results of entries ---------------------------------------------------------------------------
 #
-# A group and its entry say the same, so a retry that comes after a crash hears what the first try
-# would have heard.
+# The result of an entry is that of its group, so a retry that comes after a crash returns what the
+# first try would have returned.
 
 
 def result_of_messages(entry: LogEntry, visible: Sequence[Visible]) -> AppendResult:
@@ -453,16 +356,16 @@ def decode_window(
     kind: type[MessageId],
     limits: ProducerLimits | None = None,
     *,
-    held: Places | frozenset[Write] = frozenset(),
+    outstanding: Mapping[int, int] | None = None,
 ) -> Window:
-    """Return the window in `data`; `kind` is that of its log's ids.
+    """Return the window in `data`; `kind` is that of its log's ids, `outstanding` as for `Window`.
 
     Raises `UnsupportedFormat` for a newer release's, `Corrupt` for anything else.
     """
     stored = decode_versioned(
         data, StoredWindow, WINDOW_FORMAT, "the checkpoint's window of producers"
     )
-    window = Window(limits, tick=stored.tick, held=held)
+    window = Window(limits, tick=stored.tick, outstanding=outstanding)
     for producer in stored.producers:
         window.fence(producer.producer_id, producer.epoch)
         for each in producer.results:

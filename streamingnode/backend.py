@@ -21,7 +21,6 @@ from streamingnode.statistics import NodeStatistics, SpoolStatistics
 from streamingnode.streams.channels import ChannelService
 from wal.append import Append
 from wal.headers import MessageType
-from wal.position import Place
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
 
@@ -98,11 +97,8 @@ class Parts(Protocol):
     def last_sequence(self, producer_id: int) -> int:
         """Return the highest sequence of a producer that is in the log, 0 for none."""
 
-    def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool) -> Place:
-        """Return the place of a producer's write, which is remembered while something refers to it.
-
-        One that `waits` is not about to be sent: others may come before it.
-        """
+    def reach(self, producer_id: int, sequence: int) -> None:
+        """Draw no sequence of a producer up to this one, which a write was given."""
 
     async def drain(self) -> None:
         """Let the writes that were begun end; no new ones come. The parts are closed after it."""

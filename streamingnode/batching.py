@@ -26,13 +26,18 @@ _CELL_BYTES = 16  # what a value takes in a batch beside its text, at most
 
 
 class AppendedRow(NamedTuple):
-    """A row that is in the log, and the result of its batch; its offset is known when that went to
-    one vchannel.
+    """A row that was written, and the result of its batch.
+
+    Its offset is None unless the batch is in the log and went to one vchannel.
     """
 
-    time_tick: int
     row_offset: int | None
     batch: WriteResult
+
+    @property
+    def time_tick(self) -> int:
+        """That of the batch. Raises `InvalidArgument` where the batch is `spooled`."""
+        return self.batch.time_tick
 
 
 class AppenderStatistics(NamedTuple):
@@ -212,14 +217,11 @@ class BatchAppender:
                 told.set_exception(error)
             return ()
         self._batches, self._rows = self._batches + 1, self._rows + len(rows)
-        firsts = [] if batch.groups else [first for first, _ in batch.row_offsets.values()]
+        has_offsets = not (batch.spooled or batch.groups) and len(batch.row_offsets) == 1
+        first = next(iter(batch.row_offsets.values()))[0] if has_offsets else None
         for index, (_, told) in enumerate(rows):
             if not told.done():
-                told.set_result(
-                    AppendedRow(
-                        batch.time_tick, firsts[0] + index if len(firsts) == 1 else None, batch
-                    )
-                )
+                told.set_result(AppendedRow(None if first is None else first + index, batch))
         return ()
 
 

@@ -35,7 +35,7 @@ from wal.errors import (
     shown,
 )
 from wal.rocksmq.contract import Consumer
-from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
+from wal.rocksmq.messages import DEAD_SUFFIX, ConsumerMessage, ProducerMessage, dead_letter
 from wal.rocksmq.messages import check_name as check_topic_name
 from wal.runtime import in_thread
 
@@ -47,15 +47,12 @@ MESSAGES_MAX = 1_000
 """Of one write."""
 WAIT_S = 60.0
 """How long the bridge waits before it asks again."""
-DEAD_SUFFIX = ".dead"
 DEAD_BYTES = 1 << 20
 """About so many bytes of dead letters go in one call."""
 ROWS_BYTES_MAX = 128 << 20
 """Of the rows of one body, and about of those that are made before some are written."""
 CONTESTS_MAX = 10
 """So often in a row the bridge takes its messages back from other consumers of its group."""
-ERROR_CHARACTERS_MAX = 1_000
-"""Of the text of an error that goes with a dead letter."""
 
 _UNFIT = (
     *(SchemaMismatch, InvalidArgument, TooLarge),
@@ -215,7 +212,7 @@ class _Crossing:
                 check_rows_fit(batches, self._node.config.wal.group_bytes_max)
             except _UNFIT as error:
                 batches = []
-                reason = self._reason(body, error)[:ERROR_CHARACTERS_MAX]
+                reason = self._reason(body, error)
             fitted.append(_Fitted(message, batches, reason))
             if (size_bytes := size_bytes + sum(batch.nbytes for batch in batches)) > ROWS_BYTES_MAX:
                 break
@@ -300,9 +297,14 @@ class _Crossing:
             self._report.dead += len(letters)
 
     def _letter(self, fitted: _Fitted) -> ProducerMessage:
-        origin = {"error": fitted.error, "topic": self._topic, "id": str(fitted.message.message_id)}
-        return ProducerMessage(
-            fitted.message.payload, {**fitted.message.properties, **origin, "bridge": self._name}
+        message = fitted.message
+        return dead_letter(
+            message.payload,
+            message.properties,
+            error=fitted.error,
+            topic=self._topic,
+            message_id=message.message_id,
+            bridge=self._name,
         )
 
     async def _letters(self, behind: int) -> set[int]:

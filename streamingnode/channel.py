@@ -81,7 +81,7 @@ class ChannelTerm:
         self.shards = ShardManager(
             found.shard_state, bodies_of=self.transactions.bodies_of, limits=config.segments
         )
-        self.idempotency = IdempotencyInterceptor(found.window, channel.producers.places)
+        self.idempotency = IdempotencyInterceptor(found.window, channel.producers.sequences)
         channel.producers.bind(self.idempotency)
         channel.tail.start(
             next_position=first_tick.last_position + 1, confirmed_tick=confirmed_tick
@@ -211,6 +211,7 @@ class Channel:
     async def _open_term(self, first_tick: LogEntry, end: AppendPack) -> ChannelTerm:
         started = time.perf_counter()
         checkpoint = decode_checkpoint(await self.store.state.get(checkpoint_key(self.log.name)))
+        outstanding = self.term.idempotency.window.outstanding() if hasattr(self, "term") else None
         found = await recover(
             self.log,
             position=checkpoint.start_position,
@@ -218,7 +219,7 @@ class Channel:
             shard_state=checkpoint.shard_state,
             producers=checkpoint.producers,
             producer_limits=self.config.producers,
-            held=self.producers.places.writes(),
+            outstanding=outstanding,
         )
         failpoint("recovery.state_rebuilt")
         term = ChannelTerm(self, checkpoint, found, first_tick, end)

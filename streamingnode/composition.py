@@ -28,7 +28,7 @@ from wal.append import AppendObserver
 from wal.failpoint import failpoint
 from wal.log import Log, LogStore
 from wal.memory_store import MemoryLogStore
-from wal.rocks.store import RocksStore, open_rocks_store
+from wal.rocks.store import open_rocks_store
 from wal.rocksmq.queue import RocksMQ
 from wal.rocksmq.topic import PREFIX
 from wal.runtime import Holding, Supervisor, elapsed_ms, event_log, in_thread, unix_ms
@@ -117,9 +117,13 @@ async def compose(
     topics = list[RocksMQ]()  # made when they are first used, or if there are some
 
     def make_topics() -> RocksMQ | None:
-        if isinstance(store, RocksStore):
+        if store.topic_store is not None:
             mq = RocksMQ(
-                store, config.mq, now_ms=now_ms, elapsed_ms=elapsed_ms, in_term=channel.wal.in_term
+                store.topic_store,
+                config.mq,
+                now_ms=now_ms,
+                elapsed_ms=elapsed_ms,
+                in_term=channel.wal.in_term,
             )
             closing.push_async_callback(mq.close)
             topics.append(mq)

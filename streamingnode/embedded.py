@@ -33,26 +33,25 @@ from streamingnode.writing.transaction import rollback_group
 from streamingnode.writing.write import check_txn_id
 from wal.errors import InvalidArgument, Truncated
 from wal.headers import MessageType
-from wal.position import Place
 from wal.rocksmq.contract import MessageQueue
 
 GRACE_S = 3.0
-"""How long closing lets the appends under way end by themselves."""
+"""How long closing waits for appends that are under way."""
 
 
 class StopsListening(Protocol):
-    """Who takes the connections of clients."""
+    """Accepts the connections of clients."""
 
     @property
     def connections(self) -> int:
         """How many there are."""
 
     async def close(self) -> None:
-        """Take no more, and end those there are."""
+        """Accept no more connections, and end the open ones."""
 
 
 class EmbeddedBackend(CatalogChanges):
-    """A node's own parts; see `Backend`. What one of them does alone is its own method."""
+    """The parts of a node in this process; see `Backend`."""
 
     def __init__(
         self,
@@ -75,6 +74,7 @@ class EmbeddedBackend(CatalogChanges):
         self.wal_name = channel.log.wal_name
         self.consistent_tick = channel.consistent_tick
         self.last_sequence = channel.producers.last_sequence
+        self.reach = channel.producers.sequences.reach
         self.read = partial(EmbeddedReading, channel, readers)
         self.flush = partial(flush, channel, flusher)
         self.named_readers = partial(list_readers, channel, readers)
@@ -111,10 +111,6 @@ class EmbeddedBackend(CatalogChanges):
     @cached_property
     def _upkeep(self) -> Upkeep:
         return Upkeep(self._directory, self.channel, self.flusher)
-
-    def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool = False) -> Place:
-        """Return the place of a producer's write."""
-        return self.channel.producers.place(producer_id, epoch, sequence)
 
     async def drain(self) -> None:
         """Return when every insert that was begun has ended.

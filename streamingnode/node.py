@@ -74,9 +74,7 @@ class Node(CollectionCalls):
         self._closing: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._is_copy = False
-        """Whether this process is a fork of the one with the node."""
-        self._held = Holding(self._end_with_loop, in_child=self._become_copy)
+        self._held = Holding(self._end_with_loop, in_child=lambda: None)
 
     def __repr__(self) -> str:
         state = "failed" if self._supervisor.failure else "open"
@@ -128,8 +126,7 @@ class Node(CollectionCalls):
         node.
 
         Raises `InvalidArgument` for a node in memory. Over a connection what a client's consumers
-        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB, and
-        raises `Indeterminate` when it is lost.
+        hold, and what it consumed, comes back when that is lost; `produce` takes up to 8 MiB.
         """
         self._check_open()
         if self._backend.mq is None:
@@ -140,9 +137,6 @@ class Node(CollectionCalls):
     def channels(self) -> ChannelService:
         """The node's channel service, which hands out topics as channels for streams. Raises as
         `mq` does.
-
-        Over a connection creating and destroying raise `Indeterminate` when that is lost:
-        `describe_channels` tells.
         """
         self._check_open()
         return self._backend.channels
@@ -245,7 +239,7 @@ class Node(CollectionCalls):
         return await self._append(commit_group(check_txn_id(txn_id)), "the commit", timeout)
 
     async def rollback_transaction(self, txn_id: int, *, timeout: float | None = None) -> None:
-        """Give a transaction up. Raises `TransactionExpired` or `InvalidTransactionState`."""
+        """Roll a transaction back. Raises `TransactionExpired` or `InvalidTransactionState`."""
         await self._append(
             rollback_group(check_txn_id(txn_id), "rolled back by its caller"),
             "the rollback",
@@ -468,7 +462,7 @@ class Node(CollectionCalls):
         background work that ended the node. In a forked child, whose copy of the node holds
         nothing, it does nothing.
         """
-        if self._is_copy:
+        if self._held.is_copy:
             return
         if self._loop.is_closed():
             await in_thread(let_go_of_ended)
@@ -489,9 +483,6 @@ class Node(CollectionCalls):
     def _end_with_loop(self) -> None:
         with suppress(RuntimeError):  # of waiters, which have ended with the loop, too
             self._closed.set()
-
-    def _become_copy(self) -> None:
-        self._is_copy = True
 
     async def _run(
         self,
@@ -549,7 +540,7 @@ class Node(CollectionCalls):
         """Raise unless this is the node's event loop: a look from a thread could meet an append
         half way.
         """
-        if self._is_copy:
+        if self._held.is_copy:
             raise StorageFailed(
                 "the node was opened before this process was forked — open it in one process only, "
                 "and start others with "

@@ -18,6 +18,7 @@ import anyio
 
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
+from streamingnode.rows import load_pandas
 from streamingnode.signals import ENDING, Interrupted
 from wal.address import LinkOptions
 from wal.append import AppendObserver
@@ -62,9 +63,9 @@ def open_node(
 
     Settings are those of `streamingnode.config`, for example
     `open_node("data", durability="os", cut_interval_s=60)`; they win over the environment and
-    `config_file`. A ready-made `config` takes the place of all three. An `observer` is told of
-    every append and of each interceptor's time in it, on the event loop; `Node.statistics` adds the
-    same up by itself.
+    `config_file`. A ready-made `config` takes the place of all three. An `observer` is called on
+    the event loop for every append, with the time of each interceptor; `Node.statistics` adds up
+    the same without one.
 
     With `share` several processes open one directory: the first one owns the node, the others are
     its clients, and when the owner ends, however it does, one of them takes over; calls wait for
@@ -89,6 +90,7 @@ def open_node(
     file = None if config_file is None else check_path("config file", config_file)
 
     def settle() -> NodeConfig:
+        load_what_is_slow()
         return config or load_config(file=file, environment=os.environ, arguments=settings)
 
     if share and (directory is None or observer is not None):
@@ -144,15 +146,16 @@ def connect(
     `unix:data/node.sock`, `tcp://host:port` or `tls://host:port`. `name` is what the node's log
     calls this client, a token proves who it is, `tls` is a context for `tls://`, the system's by
     default. When the connection is lost it is made again, and calls wait for it for `give_up_s`
-    seconds, at most 300: writes then take place once, and readers go on where they were. Opening
-    raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
+    seconds, at most 300: writes and changes then take place once, and readers go on where they
+    were. Opening raises `Unreachable`, `Unauthenticated` and `ProtocolError`.
 
     With a `spool`, a directory that this connection has for itself, `insert`, `upsert`, `delete`
-    and transactions that fit an append group do not wait for a node that is away: they are kept
-    there, durably, up to `spool_bytes_max`, return with `spooled` set, and take place once and in
-    order when it is back; those of named producers do not. A node that the spool was connected to
-    before may be away at the opening, too. A full spool raises `Overloaded`; opening raises
-    `Corrupt` for a damaged one, and `AlreadyOwned`.
+    and transactions that fit an append group are kept there, durably, up to `spool_bytes_max`, and
+    return with `spooled` set, without a tick. They take place once and in order as soon as the node
+    takes them; writes of named producers and calls go to the node behind them. A node that the
+    spool was connected to before may be away at the opening, too. A full spool makes writes wait
+    while the node takes what is kept, and else raises `Overloaded`; opening raises `Corrupt` for a
+    damaged one, and `AlreadyOwned`.
     """
     from streamingnode.remote.client import compose_remote
     from streamingnode.remote.link import GIVE_UP_S_MAX
@@ -192,7 +195,18 @@ def connect(
     ) -> Node:
         return await compose_remote(address, options, supervisor, closing, make)
 
-    return OpenNode(None, NodeConfig, compose)
+    def settle() -> NodeConfig:
+        load_what_is_slow()
+        return NodeConfig()
+
+    return OpenNode(None, settle, compose)
+
+
+def load_what_is_slow() -> None:
+    """Load what would hold up an event loop when it is used first; most commands use none of it."""
+    import structlog  # noqa: F401
+
+    load_pandas()
 
 
 def _is_unicode(text: str) -> bool:
@@ -250,10 +264,10 @@ class OpenNode:
         """Close the node. Raises the failure of background work, unless the block raised something
         of its own.
 
-        A refusal that names the failure is none of its own.
+        A refusal that this failure caused does not count as the block's own.
         """
         assert self._node is not None, "entered before it is left"
-        # thrown away after it: nothing can be awaited
+        # thrown away after its event loop: nothing can be awaited
         if kind is GeneratorExit and self._loop.is_closed():
             return
         try:
@@ -274,7 +288,7 @@ class OpenNode:
             try:
                 node = await self._compose(path, config, self._supervisor, self._parts)
             except Indeterminate as error:
-                # of what the opening itself wrote, which the next one finds or writes again
+                # The opening itself wrote this: the next one finds it, or writes it again.
                 raise StorageFailed(
                     f"{error.happened} — look after the disk, and open the node again"
                 ) from error
@@ -309,8 +323,8 @@ def _check_asyncio() -> None:
 def run_async(program: Callable[[], Awaitable[T]]) -> T:
     """Run `program` on an event loop of its own and return its result.
 
-    An interrupt cancels it and is raised here, as `KeyboardInterrupt`; so does what `ENDING`
-    handles.
+    An interrupt, or a signal that `ENDING` handles, cancels the program and is raised here as
+    `KeyboardInterrupt`.
     """
 
     async def run() -> T:

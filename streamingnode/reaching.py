@@ -48,10 +48,8 @@ if TYPE_CHECKING:
 
 _log = event_log(__name__)
 
-REACH_PAUSE_S = 0.05
-"""Between two looks at the directory while the caller waits for the node."""
-LOOK_PAUSE_S = 0.2
-"""Between two looks whether the directory is free, once the node is reached."""
+PAUSE_S = 0.1
+"""Between two looks at a directory that another process has."""
 FAILED_PAUSE_S = 2.0
 """Before a node that could not be opened, or failed, is tried again."""
 OPEN_S_MAX = 60.0
@@ -169,8 +167,8 @@ class _Reaching:
         """Who has the directory, while it is `TAKEN`."""
         self._asked_pid: int | None = None
         """The last command that was asked for the directory."""
-        self._own: Node | None = None
-        """The node that this process owns, in turn."""
+        self._own: Node
+        """The node of this process, while it is the `OWNER` in turn."""
         self._left_s = 0.0
         """When this process handed the directory over."""
 
@@ -181,13 +179,16 @@ class _Reaching:
                 await self.step()
             except Exception as error:  # noqa: BLE001
                 # whatever it was, nobody else may be there to open the node again
-                what = f"{type(error).__name__}: {error}"
-                _log.error("node_not_opened", path=str(self._path), error=what)
+                _log.error(
+                    "node_not_opened",
+                    path=str(self._path),
+                    error=f"{type(error).__name__}: {error}",
+                )
                 await anyio.sleep(FAILED_PAUSE_S)
 
     async def close(self) -> None:
         """Close the node that this process owns; `run` has ended."""
-        if self._own is not None:
+        if self._state is Reach.OWNER:
             await self._own.aclose()
 
     # --- the states -------------------------------------------------------------------------------
@@ -218,24 +219,21 @@ class _Reaching:
 
     async def own(self) -> None:
         """Wait for the end of this process's node, or for a service that asks for the directory."""
-        own = self._own
-        assert own is not None, "it was opened"
-        wanted = _embedded(own).wanted
-        pause_s = REACH_PAUSE_S if self.node is None else None
-        if await first_of(wanted.wait(), own.wait_closed(), timeout_s=pause_s):
-            self._own = None
+        wanted = _embedded(self._own).wanted
+        pause_s = PAUSE_S if self.node is None else None
+        if await first_of(wanted.wait(), self._own.wait_closed(), timeout_s=pause_s):
             self._become(Reach.ASKED if wanted.is_set() else Reach.FREE)
-            await own.aclose()
+            await self._own.aclose()
             self._left_s = time.monotonic()
 
     async def wait_for_end(self) -> None:
         """Pause before another try to open the node."""
-        await anyio.sleep(REACH_PAUSE_S if self.node is None else LOOK_PAUSE_S)
+        await anyio.sleep(PAUSE_S)
         self._become(Reach.FREE)
 
     async def leave(self) -> None:
         """Pause; the directory is for the service that asked for it, for up to `OWNER_S_MAX`."""
-        await anyio.sleep(REACH_PAUSE_S)
+        await anyio.sleep(PAUSE_S)
         if time.monotonic() > self._left_s + OWNER_S_MAX:
             self._become(Reach.FREE)
 

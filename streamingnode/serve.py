@@ -39,8 +39,8 @@ async def serve_node(
 ) -> None:
     """Run the node in `directory` until a signal. Raises what the node fails with.
 
-    `ready` is told where it listens. With `reading`, SIGHUP reads the file of tokens anew, and does
-    not end the node.
+    Calls `ready` with the addresses at which the node listens. With `reading`, SIGHUP reads the
+    file of tokens again, and does not end the node.
     """
     arguments = {"listen": True, **settings}
     settle = partial(load_config, file=config_file, environment=os.environ, arguments=arguments)

@@ -106,7 +106,13 @@ class SpaceStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client has on its disk for a node that is away: the oldest of it is `age_s` old."""
+    """What a client has on its disk and its node not in its log: the oldest of it is `age_s`
+    seconds old.
+
+    `state` is `connected` while the node takes it, `refused` while it refuses for now, `away` or
+    `closed`. `frames` are messages, `writes` what is in them, `dead_letters` messages of topic
+    `writes.dead`.
+    """
 
     state: str
     frames: int

@@ -33,8 +33,8 @@ class Traces:
     def append_ended(self, pack: Pack, seconds: float, status: str) -> None:
         """Tell of one try of a pack.
 
-        It is a child of the caller's span where it went in the caller's task. A pack of those that
-        waited has no parent: the packer's task has the context of whoever came first.
+        It is a child of its caller's span if the write went alone. A pack of those that waited has
+        no parent: it would be the span of the caller who came first.
         """
         told: dict[str, AttributeValue] = {
             "term": pack.wal_term,

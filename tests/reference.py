@@ -9,6 +9,7 @@ import ast
 import importlib
 import inspect
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from functools import cache
@@ -106,7 +107,7 @@ def _class(name: str, value: object, definition: ast.ClassDef) -> Iterator[str]:
     yield docstring(name, definition)
     for field, text in fields:
         if text:
-            yield f"`{_target(field)}`: {text}\n"
+            yield textwrap.fill(f"`{_target(field)}`: {text}", WIDTH) + "\n"
     for member in _members(value, definition):
         if not isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef):
             continue

@@ -134,16 +134,11 @@ class Wal:
         self._term: Term
         self.in_flight: set[Pack] = set()
         """The appends that have begun in this term and not ended, those without a listener too."""
-        self._asked: dict[AppendGroup, int] = {}
-        """The messages whose callers wait, also while the log is lost, and since when: in ms of a
-        steady clock.
-        """
         self.packer = Packer(self._append_pack, memory or Budget(PENDING_BYTES_MAX))
         self._doubtful: list[Pack] = []
         """The packs of the term that ended whose writes failed: the next term finds out which of
         them the log has.
         """
-        self._tasks: set[asyncio.Task[None]] = set()
         self._drained = asyncio.Event()
         self._back: asyncio.Future[None] | None = None
         """What everybody waits for while the log is lost; it fails when the log will not come
@@ -184,9 +179,10 @@ class Wal:
         """Return since when somebody waits for an append of a transaction, None when nobody
         does.
         """
-        return next(
-            (at for group, at in self._asked.items() if group.messages[0].txn_id == txn_id), None
-        )
+        for pack in self.packer.messages:
+            if pack.messages[0].txn_id == txn_id and not pack.groups[0].cancelled:
+                return pack.asked_ms
+        return None
 
     # --- the append, from end to end --------------------------------------------------------------
 
@@ -202,40 +198,35 @@ class Wal:
         or `OnShutdown` when the log does not take it, `Indeterminate` when the log does not come
         back in time, and what interceptors refuse.
         """
-        if group.pieces and group.rows_bytes <= self._limits.group_bytes_max:
-            return self.packer.append(group)
-        return self._append_by_itself(group, self._append_pack)
+        self._check_size(group)
+        return self.packer.append(group)
 
     def append_once(self, group: AppendGroup) -> Awaitable[AppendResult]:
         """Append messages as `append` does, but leave an open outcome to the caller, who finds out
         otherwise.
         """
-        return self._append_by_itself(group, self._try)
+        self._check_size(group)
+        return self.packer.append(group, self._try)
 
-    async def _append_by_itself(self, group: AppendGroup, append: AppendPack) -> AppendResult:
+    def _check_size(self, group: AppendGroup) -> None:
         limits = self._limits
-        count = len(group.messages)
         size_bytes = group.size_bytes
+        count = len(group.messages)
         if not size_bytes:
             raise InvalidArgument("an append group without messages — skip the append")
         if count > limits.group_messages_max:
             raise TooLarge(
                 f"{count} messages in one append group, {limits.group_messages_max} fit — split it"
             )
-        is_control = bool(count) and group.messages[0].type not in DML
-        if size_bytes > (bytes_max := max(limits.group_bytes_max, CONTROL_BYTES_MAX * is_control)):
-            smaller = (
-                "give it fewer shards, or fewer columns with shorter names"
-                if is_control
-                else "split it"
-            )
-            raise TooLarge(f"{size_bytes} bytes in one append group, {bytes_max} fit — {smaller}")
-        self._asked[group] = time.monotonic_ns() // 1_000_000
-        try:
-            await append(Pack([group]))
-        finally:
-            del self._asked[group]
-        return group.result()
+        if size_bytes <= limits.group_bytes_max:
+            return
+        bytes_max = limits.group_bytes_max
+        step = "split it"
+        if count and group.messages[0].type not in DML:
+            bytes_max = max(bytes_max, CONTROL_BYTES_MAX)
+            step = "give it fewer shards, or fewer columns with shorter names"
+        if size_bytes > bytes_max:
+            raise TooLarge(f"{size_bytes} bytes in one append group, {bytes_max} fit — {step}")
 
     async def _append_pack(self, pack: Pack) -> None:
         """Append a pack; every group of it is settled then, or has left to come again. Raises as
@@ -275,14 +266,11 @@ class Wal:
             term = self._term
             status = "error"
             started = time.perf_counter()
-            # A streamed transaction's books and an exclusive message's locks wait for the end of
-            # the append; rows that are a whole by themselves need no more than their ticket.
-            detached = pack.first_type is not None
             pack.stamp_wal_term(self.term)
             pack.refused = 0
             self.in_flight.add(pack)
             try:
-                await (self._run_detached(term, pack) if detached else term.append(pack))
+                await term.append(pack)
                 status = "ok"
                 return
             except asyncio.CancelledError:
@@ -299,43 +287,9 @@ class Wal:
                 ):
                     raise
             finally:
-                if status == "cancel" and not detached and pack.ticket is not None:
-                    pack.ticket.durable.add_done_callback(lambda _: self._ended(pack))
-                elif not detached:
-                    self._ended(pack)
+                self._ended(pack)
                 if self._observer is not None:
                     self._observer.append_ended(pack, time.perf_counter() - started, status)
-
-    async def _run_detached(self, term: Term, pack: Pack) -> None:
-        """Run an append in a task of its own, which ends whoever listens; cheaper than a shielded
-        one.
-        """
-        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            self._ended(pack)
-            if task.cancelled():
-                outcome.cancel()
-            elif (error := task.exception()) is None:
-                if not outcome.done():
-                    outcome.set_result(None)
-            elif not outcome.done():
-                outcome.set_exception(error)
-            elif not isinstance(error, StreamingNodeError):
-                _log.error("unattended_append_failed", exc_info=error)
-
-        task = asyncio.ensure_future(term.append(pack))
-        # the event loop alone would let it be collected once its caller is gone
-        self._tasks.add(task)
-        task.add_done_callback(ended)
-        try:
-            return await outcome
-        except asyncio.CancelledError:
-            # it waits for room, a lock or a redo, and all of these leave no trace
-            if pack.ticket is None:
-                task.cancel()
-            raise
 
     def _ended(self, pack: Pack) -> None:
         if pack.has_failed:

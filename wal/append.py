@@ -1,9 +1,10 @@
 """What goes into a log: groups, the packs they go in, and what becomes of them. No I/O."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -13,18 +14,18 @@ from wal.entry import BOOL, U4, U8, LogEntry, PackedRows, RowBatch, numbers
 from wal.errors import Indeterminate, InvalidArgument, StreamingNodeError
 from wal.headers import Header, MessageType
 from wal.message import Message, MutableMessage
-from wal.position import MESSAGE_ID_KINDS, MessageId, Place, ProducerStamp
+from wal.position import MESSAGE_ID_KINDS, MessageId, ProducerStamp
 from wal.queue import Budget
 from wal.rows import LaidOut, Piece
+from wal.runtime import Running
 
 
 class AppendTicket(msgspec.Struct, frozen=True):
     """A pack that has its place in the log.
 
-    `written` is done when the store's durability mode says the append is acknowledged: it is the
-    appender's own, who may wait for it and be cancelled. `durable` is done when the append is
-    synced, never later than an acknowledgement that promises it; nobody cancels it, so it decides
-    the outcome whoever listens. Both fail with `Indeterminate` when the write failed.
+    `written` is done when the store's durability mode says that the append is acknowledged, and
+    `durable` when it is synced, never later than an acknowledgement that promises it. Both fail
+    with `Indeterminate` when the write failed. Nobody cancels them.
     """
 
     first_position: int
@@ -46,8 +47,8 @@ class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `groups` has a result for each; `time_tick` is then the last one's, and the rows of a vchannel
     lie close together only within a group. A write of no rows did nothing: its tick is one that
     everything acknowledged before the call is at or below. One that is `spooled` is on the disk of
-    its client and will be in the log: it has no tick, ids or offsets yet. It holds no cycles and is
-    left out of garbage collection: a busy node makes a hundred thousand a second.
+    its client and will be in the log: its tick, ids and offsets raise `InvalidArgument`. It holds
+    no cycles and is left out of garbage collection: a busy node makes a hundred thousand a second.
     """
 
     kind: type[MessageId]
@@ -78,6 +79,35 @@ class WriteResult(msgspec.Struct, frozen=True, array_like=True, gc=False):
             return tuple(message_id for group in self.groups for message_id in group.message_ids)
         return tuple(map(self.kind, range(self.first_position, self.first_position + self.count)))
 
+
+class SpooledResult(WriteResult, frozen=True, array_like=True, gc=False):
+    """What became of a write that the outbox of its client has, and the log does not have yet."""
+
+    def __repr__(self) -> str:
+        return "WriteResult(spooled=True)"
+
+    def __getattribute__(self, name: str) -> Any:
+        """Raises `InvalidArgument` for what only a write in the log has."""
+        if (what := _OF_THE_LOG.get(name)) is not None:
+            raise InvalidArgument(
+                f"a write that is spooled has no {what} yet — await consistent_tick(): it waits "
+                "until the write is in the log, and its tick is not below the write's"
+            )
+        return object.__getattribute__(self, name)
+
+
+_OF_THE_LOG = {
+    "first_position": "message id",
+    "count": "message id",
+    "time_tick": "tick",
+    "last_confirmed_position": "message id",
+    "last_confirmed": "message id",
+    "message_id": "message id",
+    "message_ids": "message ids",
+    "txn_id": "transaction id",
+    "row_offsets": "row offsets",
+}
+"""Attributes of a `WriteResult` that a spooled one does not have, and what they are."""
 
 AppendResult = WriteResult
 """What it is on the way through the log."""
@@ -137,9 +167,10 @@ class AppendGroup(msgspec.Struct, eq=False):
 
     It is messages, or rows: `pieces` that go with those of others, as a transaction where
     `is_transaction`. `producer` says which write of a named producer this is, with sequence 0 for
-    its next one, whichever that will be, and `place` keeps that of a write with a sequence. `pack`
-    is what it goes with; `outcome` is what its appender is told, who may wait in `waiter`.
-    `other_try` is a group of the same write that came before, for whose outcome it waits.
+    its next one, whichever that will be. The producer has ended all of its writes with sequences
+    below `settled`, where that is not 0. `pack` is what the group goes with; `outcome` is what its
+    appender gets, who may wait in `waiter`. `other_try` is a group of the same write that came
+    before, for whose outcome it waits.
     """
 
     messages: Sequence[MutableMessage] = ()
@@ -147,7 +178,7 @@ class AppendGroup(msgspec.Struct, eq=False):
     is_transaction: bool = False
     rows_bytes: int = 0
     producer: ProducerStamp | None = None
-    place: Place | None = None
+    settled: int = 0
     pack: "Pack | None" = None
     outcome: "AppendResult | Exception | None" = None
     waiter: Waiter | None = None
@@ -271,6 +302,10 @@ class Pack(msgspec.Struct, eq=False):
     """The type of the first message, in `DML` that of them all; None for rows."""
     unstamped: Sequence[tuple[Header, int]] = ()
     """The headers and transaction ids that they came with."""
+    asked_ms: int = 0
+    """Of messages: since when somebody waits for them, in ms of a steady clock."""
+    sending: Running | None = None
+    """What has it on its way."""
     is_in_log: bool | None = None
     """Whether the log has it although its write failed, as the next term found out; None for
     unknown.
@@ -283,6 +318,7 @@ class Pack(msgspec.Struct, eq=False):
             self.row_offsets = ({},)
             self.message_count = len(messages)
             self.unstamped = [(each.header, each.txn_id) for each in messages]
+            self.asked_ms = time.monotonic_ns() // 1_000_000
         for group in self.groups:
             assert group.pack is None or group.pack.ticket is None, (
                 "a group is appended once; build a new one"
@@ -473,7 +509,7 @@ class Pack(msgspec.Struct, eq=False):
 
 Append = Callable[[AppendGroup], Awaitable[AppendResult]]
 """Append a group. Once the log has said yes, nothing on the way back turns it into an error."""
-AppendPack = Callable[[Pack], Awaitable[None]]
+AppendPack = Callable[[Pack], Coroutine[object, None, None]]
 """Append a pack: settle each of its groups, or let it leave; what it raises is of all groups that
 are left.
 """

@@ -33,7 +33,9 @@ FRAME_HEADER_BYTES = _FRAMED.size + _CHECKED.size
 
 @unique
 class FrameKind(IntEnum):
-    """What a frame says. Numbers are for ever; kinds that a side does not know are skipped."""
+    """What a frame says. Numbers are for ever, also 18, which an earlier release used; kinds that a
+    side does not know are skipped.
+    """
 
     HELLO = 1
     WELCOME = 2
@@ -52,7 +54,7 @@ class FrameKind(IntEnum):
     LEAVING = 15
     PART = 16
     CATALOG = 17
-    HOLD = 18
+    SETTLED = 19
 
 
 class Frame(NamedTuple):

@@ -1,40 +1,36 @@
-"""The contracts of a log store and of the map of state beside its logs, which the stores on RocksDB
-and in memory keep.
+"""The contracts of a log store, of the map of state beside its logs, and of the logs that users of
+that map keep. The stores on RocksDB and in memory keep all of them.
 
-`tests/wal/log_contract.py` and `tests/wal/state_map_contract.py` are the contracts as tests; every
-store passes both.
+`tests/wal/log_contract.py`, `tests/wal/state_map_contract.py` and `tests/wal/owned_log_contract.py`
+are the contracts as tests.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from enum import IntEnum, unique
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from wal.append import AppendPack, AppendTicket, Pack
 from wal.entry import LogEntry
+from wal.entry_log import Batch, Decode, E, EntryLog, OwnedLog
 from wal.failpoint import failpoint
 
 
-class Log(Protocol):
-    """One ordered log. Positions are dense from 1, ids ascend in append order, entries are atomic.
+class Log(EntryLog[LogEntry], Protocol):
+    """One ordered log of packs, which are its entries: an `EntryLog` and the codec of packs.
 
-    All methods are called on the event loop; none blocks it.
+    Positions begin at 1, ids ascend in append order. All methods are called on the event loop; none
+    blocks it.
     """
 
     name: str
     wal_name: str
     """The kind of log, as message ids name it."""
-    first_position: int
-    """Position of the earliest message still kept; `next_position` when none is."""
-    next_position: int
     last_tick: int
     """Tick of the last entry in the log, 0 for an empty one."""
-
-    @property
-    def durable_position(self) -> int:
-        """Position of the last message known to be synced; 0 when none is."""
 
     async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
         """Wait until the queue has room for `size_bytes`; back-pressure, first come first served.
@@ -51,20 +47,6 @@ class Log(Protocol):
         Entries become durable in call order; when one fails, all after it fail too. Raises as
         `admit` does, and `InvalidArgument`, before anything is queued, for a tick that is not above
         the one before it.
-        """
-
-    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Return consecutive synced entries from the one that holds `position`, at least one if
-        there is one.
-
-        Stops after the entry that reaches `bytes_max`. Empty when `position` is past the last
-        synced entry. Every entry is checked: checksum, chain, density. Raises `Truncated` below
-        `first_position`, `Corrupt` with the range for damage or an early end.
-        """
-
-    async def wait_beyond(self, position: int) -> None:
-        """Wait, without polling, until a message after `position` is synced. Raises `OnShutdown` on
-        close.
         """
 
     async def truncate(
@@ -103,6 +85,41 @@ class StateMap(Protocol):
         """
 
 
+class BatchMap(StateMap, Protocol):
+    """A map of state beside which its users keep logs of their own, changed by the same batches.
+
+    A user's records say where its logs begin and end.
+    """
+
+    def owned_log(
+        self,
+        log_id: int,
+        decode: Decode[E],
+        *,
+        first_position: int,
+        last_position: int,
+        title: str,
+    ) -> OwnedLog[E]:
+        """Return a log as its owner's records describe it, until `release`.
+
+        `title` begins the text of errors, before a position.
+        """
+
+    def release(self, log: OwnedLog[Any]) -> None:
+        """Let go of a log; its entries stay. Idempotent."""
+
+    def write(self, batch: Batch) -> asyncio.Future[None]:
+        """Queue a batch; never suspends, so call order is the order on disk.
+
+        The future is done when the batch is synced, whatever the durability, and readers see its
+        entries. It fails with `Indeterminate` when the write failed. Raises what the store's state
+        says when nothing was done; a low disk refuses nothing here.
+        """
+
+    async def reclaim(self, batch: Batch) -> None:
+        """Give back the disk space of what a durable batch has deleted."""
+
+
 @unique
 class SpaceLevel(IntEnum):
     """How short the disk of a store is: from `SHORT` on, log should be truncated; from `FULL` on,
@@ -129,22 +146,32 @@ class StoreSpace(msgspec.Struct, frozen=True, kw_only=True):
     reserve_bytes: int
 
 
-class LogStore(Protocol):
-    """The owner of a node's logs, one for each pchannel.
-
-    What not every store has is None: `space` and `link_copy`.
+class LogReader(Protocol):
+    """The logs of a node and the map of state beside them, one log for each pchannel; a store that
+    was opened for reading only is no more than that.
     """
 
     node_id: str
     """Identity of the node's data, made at first open and kept for ever."""
-    term: int
-    """Number of this ownership, above every earlier one."""
-    promised_tick: int
-    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
     def state(self) -> StateMap:
         """The map of state beside the logs; the same object for as long as the store lives."""
+
+    async def open_log(self, name: str) -> Log:
+        """Return the log of pchannel `name`, verified, and made if it is new."""
+
+
+class LogStore(LogReader, Protocol):
+    """The owner of a node's logs.
+
+    What not every store has is None: `space`, `link_copy` and `topic_store`.
+    """
+
+    term: int
+    """Number of this ownership, above every earlier one."""
+    promised_tick: int
+    """The highest tick any earlier term may have given to a reader; new ticks start above it."""
 
     @property
     def queued_bytes(self) -> int:
@@ -159,20 +186,21 @@ class LogStore(Protocol):
         """The disk the store writes to; None when it writes to none of this machine's."""
 
     @property
-    def link_copy(self) -> Callable[[Path], Awaitable[None]] | None:
+    def link_copy(self) -> Callable[[Path], Coroutine[Any, Any, None]] | None:
         """Makes a copy of all that is durable at a new path of the same disk while the store runs;
         None when the store has no files on this machine.
 
         The copy does not change any more. Its files may share bytes with the original's.
         """
 
+    @property
+    def topic_store(self) -> "TopicStore | None":
+        """This store as one that keeps topics; None when it keeps none."""
+
     async def promise_tick(self, tick: int) -> None:
         """Remember that ticks up to `tick` may be given to readers without an entry in the log;
         durable on return.
         """
-
-    async def open_log(self, name: str) -> Log:
-        """Return the log of pchannel `name`, made if it is new, verified if not."""
 
     @property
     def condition(self) -> str:
@@ -201,6 +229,24 @@ class LogStore(Protocol):
 
     async def close(self) -> None:
         """Write what is queued, sync, and release what the store owns; idempotent."""
+
+
+class TopicStore(Protocol):
+    """A log store that can keep topics: what their owner needs of it."""
+
+    openings: int
+    """How often it was opened: what was being written before is there as a whole or not at all."""
+
+    @property
+    def state(self) -> BatchMap:
+        """The map of state, and the logs of its users."""
+
+    @property
+    def taking_writes(self) -> bool:
+        """Whether writes are taken; see `LogStore`."""
+
+    def check_admitted(self, *, makes_room: bool) -> None:
+        """Raise unless writes are taken, and `StorageFull` when there is no room for this one."""
 
 
 def is_needed(kept: int, needed: Callable[[], int | None] | None) -> bool:

@@ -7,11 +7,14 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
+from typing import Any, Generic
 
 from wal.append import AppendTicket, Pack
 from wal.codec import decode_entry, entry_crc32c
 from wal.entry import LogEntry
+from wal.entry_log import Batch, Decode, E, OwnedLog
 from wal.errors import OnShutdown, StorageFull, Truncated
 from wal.log import is_needed
 from wal.position import FIRST_POSITION, MemoryMessageId
@@ -30,66 +33,50 @@ class MemoryOptions:
     bytes_max: int = 1 << 30
 
 
-class MemoryLog:
-    """One log in memory; see `wal.log.Log` for the contract."""
+class MemoryEntryLog(Generic[E]):
+    """One log of entries in memory; see `wal.entry_log.EntryLog`.
 
-    wal_name = MemoryMessageId.wal_name
+    `as_id` makes what errors call a position.
+    """
 
-    def __init__(self, store: "MemoryLogStore", name: str) -> None:
+    def __init__(
+        self,
+        store: "MemoryLogStore",
+        decode: Decode[E],
+        *,
+        log_id: int = 0,
+        as_id: Callable[[int], object] = int,
+        first_position: int = FIRST_POSITION,
+    ) -> None:
+        self.log_id = log_id
+        self.first_position = first_position
+        self.next_position = first_position
         self._store = store
-        self.name = name
-        self.first_position = self.next_position = FIRST_POSITION
-        self.last_tick = 0
+        self._decode = decode
+        self._as_id = as_id
         self._entries: list[tuple[int, bytes]] = []
         """By last position, encoded as a disk would keep them: what comes back shares nothing with
         the appender.
         """
-        self._crc32c = 0
-        self._synced = SyncedPosition(0)
+        self._synced = SyncedPosition(first_position - 1)
         self.wait_beyond = self._synced.wait_beyond
 
     @property
     def durable_position(self) -> int:
-        """Position of the last message."""
+        """Position of the last message, one below the first when there is none."""
         return self._synced.value
 
-    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
-        """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown`
-        when closed.
-        """
-        self._store.check_open()
-        free_bytes = self._store.bytes_max - self._store.used_bytes
-        if not makes_room and size_bytes > free_bytes:
-            raise StorageFull("memory", free_bytes, size_bytes)
-
-    def append(self, pack: Pack) -> AppendTicket:
-        """Keep a stamped pack; its futures are done already."""
-        self._store.check_open()
-        pack.require_tick_above(self.last_tick)
-        first_position = self.next_position
-        data = pack.encode(
-            self.wal_name, first_position=first_position, previous_crc32c=self._crc32c
-        )
-        self.next_position += pack.message_count
-        self.last_tick = pack.time_tick
-        self._crc32c = entry_crc32c(data)
-        self._entries.append((self.next_position - 1, data))
-        self._store.used_bytes += len(data)
-        self._synced.advance(self.next_position - 1)
-        done = self._store.done
-        return AppendTicket(first_position, written=done, durable=done)
-
-    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Return consecutive entries from the one that holds `position`; as `wal.log.Log.read`."""
+    async def read(self, position: int, *, bytes_max: int) -> list[E]:
+        """Return consecutive entries from the one that holds `position`."""
         self._store.check_open()
         if position < self.first_position:
-            raise Truncated(MemoryMessageId(position), MemoryMessageId(self.first_position))
-        entries: list[LogEntry] = []
+            raise Truncated(self._as_id(position), self._as_id(self.first_position))
+        entries: list[E] = []
         size = 0
         previous = None
         at = self._index_of(position)
         for _, data in self._entries[at : at + ENTRIES_PER_READ_MAX]:
-            entry = decode_entry(data, wal_name=self.wal_name, previous_crc32c=previous)
+            entry = self._decode(data, previous)
             entries.append(entry)
             previous = entry.crc32c
             size += entry.size_bytes
@@ -97,18 +84,22 @@ class MemoryLog:
                 break
         return entries
 
-    async def truncate(
-        self, position: int, *, needed: Callable[[], int | None] | None = None
-    ) -> None:
-        """Give up everything before the entry that holds `position`; the last entry always
-        stays.
-        """
-        self._store.check_open()
-        count = min(self._index_of(position), len(self._entries) - 1)
-        if count > 0 and not is_needed(self._entries[count - 1][0] + 1, needed):
-            self._store.used_bytes -= sum(len(data) for _, data in self._entries[:count])
-            self.first_position = self._entries[count - 1][0] + 1
-            del self._entries[:count]
+    async def go_on(self, first_position: int, last_position: int, crc32c: int) -> None:
+        """Do nothing: what an owner knows of a log in memory ends with the log."""
+
+    def keep(self, last_position: int, data: bytes) -> None:
+        """Add an entry."""
+        self._entries.append((last_position, data))
+        self._store.used_bytes += len(data)
+        self.next_position = last_position + 1
+        self._synced.advance(last_position)
+
+    def drop_before(self, position: int) -> None:
+        """Forget entries that end before a position."""
+        count = self._index_of(position)
+        self._store.used_bytes -= sum(len(data) for _, data in self._entries[:count])
+        self.first_position = position
+        del self._entries[:count]
 
     def end(self, error: Exception) -> None:
         """End the waits of readers, and forget the entries."""
@@ -119,12 +110,64 @@ class MemoryLog:
         return bisect_left(self._entries, position, key=itemgetter(0))
 
 
+class MemoryLog(MemoryEntryLog[LogEntry]):
+    """One log of packs in memory; see `wal.log.Log` for the contract."""
+
+    wal_name = MemoryMessageId.wal_name
+
+    def __init__(self, store: "MemoryLogStore", name: str) -> None:
+        super().__init__(store, partial(_decode_entry, self.wal_name), as_id=MemoryMessageId)
+        self.name = name
+        self.last_tick = 0
+        self._crc32c = 0
+
+    async def admit(self, size_bytes: int, *, makes_room: bool = False) -> None:
+        """Return at once. Raises `StorageFull` when the store's bound leaves no room, `OnShutdown`
+        when closed.
+        """
+        self._store.check_admitted(makes_room=makes_room, size_bytes=size_bytes)
+
+    def append(self, pack: Pack) -> AppendTicket:
+        """Keep a stamped pack; its futures are done already."""
+        self._store.check_open()
+        pack.require_tick_above(self.last_tick)
+        first_position = self.next_position
+        data = pack.encode(
+            self.wal_name, first_position=first_position, previous_crc32c=self._crc32c
+        )
+        self.last_tick = pack.time_tick
+        self._crc32c = entry_crc32c(data)
+        self.keep(first_position + pack.message_count - 1, data)
+        done = self._store.done
+        return AppendTicket(first_position, written=done, durable=done)
+
+    async def truncate(
+        self, position: int, *, needed: Callable[[], int | None] | None = None
+    ) -> None:
+        """Give up everything before the entry that holds `position`; the last entry always
+        stays.
+        """
+        self._store.check_open()
+        count = min(self._index_of(position), len(self._entries) - 1)
+        if count <= 0:
+            return
+        kept = self._entries[count - 1][0] + 1
+        if not is_needed(kept, needed):
+            self.drop_before(kept)
+
+
+def _decode_entry(wal_name: str, data: bytes, previous_crc32c: int | None) -> LogEntry:
+    return decode_entry(data, wal_name=wal_name, previous_crc32c=previous_crc32c)
+
+
 class MemoryStateMap:
     """A map of state in memory; see `wal.log.StateMap` for the contract."""
 
     def __init__(self, store: "MemoryLogStore") -> None:
         self._store = store
         self._records: dict[str, bytes] = {}
+        self._logs: dict[int, MemoryEntryLog[Any]] = {}
+        """Those that owners have not released, by their ids."""
 
     async def get(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none."""
@@ -139,12 +182,52 @@ class MemoryStateMap:
 
     async def put(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once."""
+        self.write(Batch(changes))
+
+    def owned_log(
+        self,
+        log_id: int,
+        decode: Decode[E],
+        *,
+        first_position: int,
+        last_position: int,
+        title: str,
+    ) -> MemoryEntryLog[E]:
+        """Return a log that its owner keeps, which is empty; see `wal.log.BatchMap`."""
+        assert last_position < first_position, f"{title}: what is in memory is in no record before"
+        log = MemoryEntryLog(self._store, decode, log_id=log_id, first_position=first_position)
+        self._logs[log_id] = log
+        return log
+
+    def release(self, log: OwnedLog[Any]) -> None:
+        """Let go of a log; see `wal.log.BatchMap`."""
+        self._logs.pop(log.log_id, None)
+
+    def write(self, batch: Batch) -> asyncio.Future[None]:
+        """Make the changes of a batch; see `wal.log.BatchMap`."""
         self._store.check_open()
-        for key, value in changes.items():
+        for key, value in batch.records.items():
             if value is None:
                 self._records.pop(key, None)
             else:
                 self._records[key] = value
+        for log, position, data in batch.entries:
+            self._logs[log.log_id].keep(position, data)
+        for log, position in batch.kept.items():
+            self._logs[log.log_id].drop_before(position)
+        for log in batch.removed:
+            self._logs[log.log_id].drop_before(log.next_position)
+        return self._store.done
+
+    async def reclaim(self, batch: Batch) -> None:
+        """Do nothing: memory is free at once."""
+
+    def end(self, error: Exception) -> None:
+        """End the waits for messages of its logs, and forget all."""
+        for log in self._logs.values():
+            log.end(error)
+        self._logs.clear()
+        self._records.clear()
 
 
 class MemoryLogStore:
@@ -154,6 +237,7 @@ class MemoryLogStore:
 
     term = 1
     promised_tick = 0
+    openings = 1
     queued_bytes = 0
     space = None
     link_copy = None
@@ -174,10 +258,24 @@ class MemoryLogStore:
         if not self.taking_writes:
             raise OnShutdown("the in-memory store is closed")
 
+    def check_admitted(self, *, makes_room: bool, size_bytes: int = 1) -> None:
+        """Raise `OnShutdown` when the store is closed, `StorageFull` when it has no room for so
+        many bytes.
+        """
+        self.check_open()
+        free_bytes = self.bytes_max - self.used_bytes
+        if not makes_room and size_bytes > free_bytes:
+            raise StorageFull("memory", free_bytes, size_bytes)
+
     @property
     def short_of_space(self) -> bool:
         """Whether log should be given up before appends have to be refused."""
         return self.used_bytes > SHORT_SHARE * self.bytes_max
+
+    @property
+    def topic_store(self) -> "MemoryLogStore":
+        """This store: it keeps topics."""
+        return self
 
     async def promise_tick(self, tick: int) -> None:
         """Nothing outlives this term, so there is nothing to remember."""
@@ -200,6 +298,8 @@ class MemoryLogStore:
         """Forget everything; idempotent."""
         self.condition = "closed"
         self.taking_writes = False
+        ended = OnShutdown("the in-memory store is closed")
         for log in self._logs.values():
-            log.end(OnShutdown("the in-memory store is closed"))
+            log.end(ended)
         self._logs.clear()
+        self.state.end(ended)

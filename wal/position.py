@@ -92,15 +92,6 @@ class ProducerStamp(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
-class Place(msgspec.Struct, eq=False, weakref=True):
-    """Keeps the place of one write while somebody refers to it: whoever may still send the write,
-    and its group.
-    """
-
-    # the stamp alone does not keep it, since entries in the memory of readers carry it, too
-    stamp: ProducerStamp
-
-
 def check_sequence(sequence: object) -> int:
     """Return a sequence as callers may pass one. Raises `InvalidArgument` for anything else."""
     if (

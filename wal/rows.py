@@ -190,12 +190,11 @@ def _lay_out_one_each(batch: Encoded, next_offset: int, segment_id: int) -> Laid
     if batch.target.type is MessageType.INSERT:
         offsets = [*accumulate(counts[:-1], initial=next_offset)]
         row_offsets = [{vchannel: of_group} for of_group in zip(offsets, counts, strict=True)]
-    nought = np.zeros(groups, U4)
-    return LaidOut(
-        [1] * groups,
-        [_placed(batch, segment_id, np.arange(groups), nought, nought, offsets)],
-        row_offsets,
-    )
+    # An array of one number is kept, and takes as long to make as one of many.
+    nought: Sequence[int] | Numbers = (0,) if groups == 1 else np.zeros(groups, U4)
+    places = nought if groups == 1 else np.arange(groups)
+    placed = _placed(batch, segment_id, places, nought, nought, offsets)
+    return LaidOut([1] * groups, [placed], row_offsets)
 
 
 def _placed(

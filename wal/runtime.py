@@ -9,16 +9,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
+from functools import cache
 from types import TracebackType
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 import anyio
 import anyio.to_thread
-import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 from wal.errors import OnShutdown, StreamingNodeError, escaped
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -61,7 +64,9 @@ async def outlast(
         await asyncio.wait((task,))
     except asyncio.CancelledError:
         on_cancel()
-        with anyio.CancelScope(shield=True):  # anyio cancels again and again, asyncio may
+        # anyio cancels again and again, asyncio may; what is no task has no scopes
+        shield = anyio.CancelScope(shield=True) if asyncio.current_task() else nullcontext()
+        with shield:
             while not task.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait((task,))
@@ -93,6 +98,85 @@ async def carry_on(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
+class Acknowledgement(asyncio.Future[None]):
+    """A future on whose result a `Running` goes on in the same step, not a turn later.
+
+    A turn of the event loop costs a call of the system, and gives the interpreter lock away.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.waiting: Running | None = None
+
+    def set_result(self, result: None) -> None:
+        """Complete it, and have the `Running` that waits for it go on."""
+        waiting = self.waiting
+        if waiting is None:
+            super().set_result(result)
+            return
+        self.remove_done_callback(waiting.go_on)  # it would be called a turn later
+        super().set_result(result)
+        waiting.go_on_now()
+
+
+class Running:
+    """A coroutine that begins in its caller's turn and goes on when what it waits for is done.
+
+    It is no task: what it awaits are futures, and no scope or timeout of a task is around it.
+    `ended` is called once, with what the coroutine raised, or None. asyncio has tasks that begin
+    at once from Python 3.12 on.
+    """
+
+    __slots__ = ("_awaited", "_context", "_coroutine", "_ended", "_is_cancelled")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, None, None],
+        ended: Callable[[BaseException | None], None],
+    ) -> None:
+        self._coroutine = coroutine
+        self._ended = ended
+        self._context = copy_context()
+        self._awaited: asyncio.Future[Any] | None = None
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Raise `CancelledError` where the coroutine waits, in a later turn of the event loop."""
+        # What is done already cannot be cancelled, and the coroutine has not heard of it yet.
+        if self._awaited is None or not self._awaited.cancel():
+            self._is_cancelled = True
+
+    def go_on(self, _: object = None) -> None:
+        """Run the coroutine until it waits, or ends: the maker calls it once, to begin."""
+        try:
+            if self._is_cancelled:
+                self._is_cancelled = False
+                awaited = self._coroutine.throw(asyncio.CancelledError())
+            else:
+                awaited = self._coroutine.send(None)
+        except StopIteration:
+            self._ended(None)
+            return
+        except BaseException as error:
+            self._ended(error)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            return
+        self._awaited = awaited
+        if awaited is None:  # it lets others run
+            asyncio.get_running_loop().call_soon(self.go_on)
+            return
+        # Future's protocol with those who await it: it checks that somebody took it.
+        awaited._asyncio_future_blocking = False  # noqa: SLF001
+        if isinstance(awaited, Acknowledgement):
+            awaited.waiting = self
+        awaited.add_done_callback(self.go_on)
+
+    def go_on_now(self) -> None:
+        """Go on, in the context that it began in."""
+        self._context.run(self.go_on)
+
+
 def mark_heard(task: asyncio.Future[Any]) -> None:
     """Keep asyncio from logging an exception that nobody asked for."""
     if not task.cancelled():
@@ -105,39 +189,61 @@ class Event(str):
     """
 
     __slots__ = ("fields",)
-    fields: EventDict
+    fields: "EventDict"
 
 
-_key_values = structlog.processors.KeyValueRenderer(
-    key_order=["event"], drop_missing=True, repr_native_str=False
-)
-
-
-def event_log(name: str) -> FilteringBoundLogger:
+def event_log(name: str) -> "FilteringBoundLogger":
     """Return the logger of a module, which passes `__name__`: structured here, delivered by
     `logging` as configured there.
 
     An event is a short name and typed fields, never a sentence with values in it. It is one line,
     whatever is in a path; a traceback follows it, indented.
     """
-    logger: FilteringBoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.format_exc_info,
-            _render,
-        ],
+    return cast("FilteringBoundLogger", _EventLog(logging.getLogger(name)))
+
+
+class _EventLog:
+    """Passes on the events that `logging` wants.
+
+    structlog is loaded with the first of them: that takes 0.1 s, and few commands have any.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def __getattr__(self, method: str) -> Callable[..., object]:
+        level = logging.ERROR if method == "exception" else getattr(logging, method.upper())
+        if not self._logger.isEnabledFor(level):
+            return _pass_over
+        passed: Callable[..., object] = getattr(_structured(self._logger), method)
+        return passed
+
+
+def _pass_over(_event: str, **_fields: object) -> None:
+    """Drop an event that nobody wants."""
+
+
+@cache
+def _structured(logger: logging.Logger) -> "FilteringBoundLogger":
+    import structlog
+
+    structured: FilteringBoundLogger = structlog.wrap_logger(
+        logger,
+        processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.stdlib.BoundLogger,
     )
-    return logger
+    return structured
 
 
 def _render(
-    logger: WrappedLogger, method: str, event: EventDict
+    logger: "WrappedLogger", method: str, event: "EventDict"
 ) -> tuple[tuple[Event], dict[str, bool]]:
+    from structlog.processors import KeyValueRenderer
+
+    key_values = KeyValueRenderer(key_order=["event"], drop_missing=True, repr_native_str=False)
     fields = dict(event)
     trace = str(event.pop("exception", ""))
-    line = escaped(_key_values(logger, method, event))
+    line = escaped(key_values(logger, method, event))
     rendered = Event("\n    ".join([line, *map(escaped, trace.splitlines())]))
     rendered.fields = fields
     # `Logger.exception` would print the traceback once more
@@ -270,6 +376,8 @@ class Holding:
         self.loop = asyncio.get_running_loop()
         self.let_go = let_go
         self.in_child = in_child
+        self.is_copy = False
+        """Whether this process is a fork of the one that opened it."""
         _open[self] = None
 
     def end(self) -> None:
@@ -377,6 +485,7 @@ def _leave_in_child() -> None:
     _threads = threading.Condition()
     _busy.clear()
     for each in reversed(list(_open)):
+        each.is_copy = True
         with suppress(Exception):
             each.in_child()
     _open.clear()

@@ -46,6 +46,8 @@ class Welcome(msgspec.Struct, frozen=True):
     write_bytes_max: int
     """How many bytes of frames of writes may be unanswered."""
     settings: dict[str, Any]
+    memory: int = 0
+    """Which memory of the client's changes this is: another number is one that began empty."""
 
 
 # --- values that are no plain data ----------------------------------------------------------------

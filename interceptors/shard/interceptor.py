@@ -6,7 +6,7 @@ while one is made.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 
 import anyio
@@ -70,7 +70,7 @@ class ShardManager(Interceptor):
             self._settle()
         return self._state.catalog
 
-    def do_append(self, pack: Pack, append: AppendPack) -> Awaitable[None]:
+    def do_append(self, pack: Pack, append: AppendPack) -> Coroutine[object, None, None]:
         """Check and stamp what is appended; what does not fit, or lacks a segment, changes
         nothing.
         """

@@ -191,9 +191,6 @@ class ClientWrites:
                 self.answer(unanswered, index, group)
                 continue
             group.waiter = Told(unanswered, index)
-            stamp = group.producer
-            if stamp is not None and stamp.producer_id < CLIENT_PRODUCER_IDS:
-                group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
             groups.append(group)
         if self._joining is not None or not self._backend.channel.wal.packer.try_join(groups):
             self._without_room[frame.number] = groups
@@ -305,7 +302,7 @@ class ClientWrites:
         self._check_own(call.txn_id)
         group = commit_group(call.txn_id)
         group.producer = stamp
-        group.place = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
+        group.settled = call.settled
         return await self._backend.append(group)
 
     def _check_own(self, txn_id: int) -> None:

@@ -40,6 +40,8 @@ class TransactionCall(msgspec.Struct, frozen=True, array_like=True):
     producer_id: int = 0
     epoch: int = 0
     """The stamp of a commit."""
+    settled: int = 0
+    """As of `WireGroup`."""
 
 
 class ReadCall(msgspec.Struct, frozen=True, array_like=True):
@@ -99,26 +101,22 @@ class Access(Enum):
 
 
 class Call(NamedTuple):
-    """One call: the arguments of the method of this name, and what that returns; of whose method a
-    prefix tells.
+    """One call: the arguments of the method of this name, and what that returns. A prefix tells
+    whose method it is.
 
-    One that `repeats` may be sent again when the connection was lost before its answer came.
+    One that `changes` something is made once, and has one reply, for each number that its client
+    gives it. Others repeat freely.
     """
 
     name: str
     access: Access
     request: type[msgspec.Struct]
     reply: Any
-    repeats: bool = False
+    changes: bool = False
     of_collection: str = ""
     """The argument that names the collection which access is checked for; empty for the whole
     node.
     """
-
-    @property
-    def changes(self) -> bool:
-        """Whether it may have had an effect when nobody knows of its answer."""
-        return self.access is not Access.CONSUME
 
 
 def _calls(
@@ -127,10 +125,14 @@ def _calls(
     names: str,
     *,
     prefix: str = "",
-    repeats: bool = True,
+    changes: bool | None = None,
     collection: str = "collection",
 ) -> Iterator[Call]:
-    """Yield the calls of some methods."""
+    """Yield the calls of some methods; all but those of `CONSUME` change something, where not
+    told otherwise.
+    """
+    if changes is None:
+        changes = access is not Access.CONSUME
     for name in names.split():
         method: Callable[..., object] = getattr(of, name)
         hints = get_type_hints(method)
@@ -145,7 +147,7 @@ def _calls(
         ]
         request = msgspec.defstruct(f"{name}_request", arguments, array_like=True, frozen=True)
         of_collection = collection if collection in request.__struct_fields__ else ""
-        yield Call(prefix + name, access, request, hints["return"], repeats, of_collection)
+        yield Call(prefix + name, access, request, hints["return"], changes, of_collection)
 
 
 TOPICS = "mq."
@@ -156,8 +158,8 @@ _channel_calls = partial(_calls, ChannelService, prefix=CHANNELS)
 
 READ = Call("read", Access.CONSUME, ReadCall, Opened)
 ACK = Call("ack", Access.CONSUME, AckCall, None)
-TRANSACTION = Call("transaction", Access.PRODUCE, TransactionCall, AppendResult)
-WRITE = Call("a write", Access.PRODUCE, WireWrites, AppendResult, repeats=True)
+TRANSACTION = Call("transaction", Access.PRODUCE, TransactionCall, AppendResult, changes=True)
+WRITE = Call("a write", Access.PRODUCE, WireWrites, AppendResult, changes=True)
 CALLS = {
     call.name: call
     for call in chain(
@@ -171,12 +173,11 @@ CALLS = {
         _calls(CatalogChanges, Access.ADMIN, "create_collection", collection="definition"),
         _calls(CatalogChanges, Access.ADMIN, "drop_collection", collection="name"),
         _calls(CatalogChanges, Access.ADMIN, "create_partition drop_partition"),
-        _calls(Backend, Access.ADMIN, "seek_reader flush verify hand_over"),
+        _calls(Backend, Access.ADMIN, "flush verify hand_over", changes=False),
         _calls(
             Backend,
             Access.ADMIN,
-            "delete_producer delete_reader abort_transaction back_up",
-            repeats=False,
+            "seek_reader delete_producer delete_reader abort_transaction back_up",
         ),
         _topic_calls(
             MessageQueue, Access.CONSUME, "exist_consumer_group ack seek force_seek seek_to_latest"
@@ -185,14 +186,11 @@ CALLS = {
             MessageQueue, Access.CONSUME, "get_latest_msg get_message check_topic_valid notify info"
         ),
         _topic_calls(ClientTopics, Access.CONSUME, "register deliver held give_back"),
-        _topic_calls(MessageQueue, Access.PRODUCE, "produce", repeats=False),
-        _topic_calls(MessageQueue, Access.ADMIN, "create_topic"),
-        _topic_calls(
-            MessageQueue, Access.ADMIN, "destroy_topic create_consumer_group", repeats=False
-        ),
-        _topic_calls(MessageQueue, Access.ADMIN, "destroy_consumer_group", repeats=False),
+        _topic_calls(MessageQueue, Access.PRODUCE, "produce"),
+        _topic_calls(MessageQueue, Access.ADMIN, "create_topic destroy_topic"),
+        _topic_calls(MessageQueue, Access.ADMIN, "create_consumer_group destroy_consumer_group"),
         _channel_calls(Access.CONSUME, "describe_channels"),
-        _channel_calls(Access.ADMIN, "create_channels destroy_channels", repeats=False),
+        _channel_calls(Access.ADMIN, "create_channels destroy_channels"),
     )
 }
 """By name. Writes have frames of their own."""

@@ -34,7 +34,7 @@ from wal.errors import Indeterminate, InvalidArgument, OnShutdown, StreamingNode
 from wal.frames import FRAME_BYTES_MAX, Frame, FrameKind
 from wal.headers import MessageType
 from wal.packer import Packer
-from wal.position import SEQUENCE_MAX, Place, ProducerStamp
+from wal.position import SEQUENCE_MAX, ProducerStamp
 from wal.queue import PendingBytes
 from wal.rocksmq.contract import MessageQueue
 from wal.runtime import Supervisor
@@ -86,7 +86,7 @@ def _changes(name: str) -> Any:
 
     async def change(self: "RemoteBackend", *arguments: object, **options: bool) -> Any:
         with self._under_way():
-            return await self.link.call_of(name, *arguments, **options, stamp=self._stamp(None))
+            return await self._call_of(name, *arguments, **options, stamp=self._stamp(None))
 
     return change
 
@@ -229,57 +229,55 @@ class RemoteBackend(RemoteCalls):
             self._sequence += 1
             return ProducerStamp(0, FIRST_EPOCH, self._sequence)
         stamp = group.producer
-        named = self._named.setdefault(stamp.producer_id, _Named())
         if not stamp.sequence:
-            stamp = group.producer = ProducerStamp(
-                stamp.producer_id, stamp.epoch, named.reached + 1
-            )
-        named.reached = max(named.reached, stamp.sequence)
+            named = self._named[stamp.producer_id]
+            named.reached += 1
+            stamp = group.producer = ProducerStamp(stamp.producer_id, stamp.epoch, named.reached)
         return stamp
 
     def _told(self, groups: Iterable[AppendGroup]) -> None:
-        """Note what named producers' writes have come to."""
+        """Note which writes of named producers are in the log."""
         for group in groups:
             stamp = group.producer
-            if stamp is not None and stamp.sequence:
+            if stamp is not None and isinstance(group.outcome, AppendResult):
                 named = self._named[stamp.producer_id]
-                if isinstance(group.outcome, AppendResult):
-                    named.last = max(named.last, stamp.sequence)
-                refused = isinstance(group.outcome, StreamingNodeError) and not isinstance(
-                    group.outcome, Indeterminate
-                )
-                # earlier tries of a sequence that was given may be there
-                is_drawn = group.place is not None and not group.place.stamp.sequence
-                if refused and is_drawn and named.reached == stamp.sequence:
-                    # a write that surely is not in the log leaves its sequence free
-                    named.reached -= 1
+                named.last = max(named.last, stamp.sequence)
 
     async def _transaction(self, group: AppendGroup) -> AppendResult:
-        """Take a step of a transaction; only a commit has a stamp, and may be sent again."""
+        """Take a step of a transaction; only a commit has a stamp, which the log of any node
+        knows.
+        """
         first = group.messages[0]
         pack = Pack([group])
         encode = msgspec.msgpack.encode
-        call = calls.TRANSACTION._replace(repeats=first.type is MessageType.COMMIT_TXN)
+        is_commit = first.type is MessageType.COMMIT_TXN
         with self._under_way():
-            stamp = self._stamp(group) if call.repeats else ProducerStamp(0, 0, 0)
+            stamp = self._stamp(group) if is_commit else ProducerStamp(0, 0, 0)
             messages = [
                 (each.type, each.vchannel, encode(each.header), bytes(each.payload))
                 for each in group.messages
             ]
             request = TransactionCall(
-                tuple(messages), first.txn_id, stamp.sequence, stamp.producer_id, stamp.epoch
+                tuple(messages),
+                first.txn_id,
+                stamp.sequence,
+                stamp.producer_id,
+                stamp.epoch,
+                group.settled,
             )
             try:
                 await self.link.wait_ready()
                 pack.sent = True
-                result: AppendResult = await self.link.call(call, request)
+                result: AppendResult = await self.link.call(
+                    calls.TRANSACTION, request, is_stamped=is_commit
+                )
                 group.outcome = result
                 return result
             except StreamingNodeError as error:
                 group.outcome = error
                 # after any other error the node has nothing of it
                 pack.sent = isinstance(error, Indeterminate)
-                if call.repeats or not pack.sent:
+                if is_commit or not pack.sent:
                     raise
                 raise TransactionExpired(
                     f"transaction {first.txn_id} ended with its connection — repeat all of it"
@@ -305,14 +303,10 @@ class RemoteBackend(RemoteCalls):
         """Return the highest sequence of a producer that is in the log, 0 for none."""
         return self._named[producer_id].last
 
-    def place(self, producer_id: int, epoch: int, sequence: int, *, waits: bool) -> Place:
-        """Return the place of a producer's write; the node keeps it from when it is sent, or has to
-        wait.
-        """
-        place = Place(ProducerStamp(producer_id, epoch, sequence))
-        if waits:
-            self.link.hold(place)
-        return place
+    def reach(self, producer_id: int, sequence: int) -> None:
+        """Draw no sequence of a producer up to this one."""
+        named = self._named[producer_id]
+        named.reached = max(named.reached, sequence)
 
     def _take_catalog(self, collections: tuple[CollectionInfo, ...]) -> None:
         self._take_welcome()  # which came before it
@@ -414,7 +408,7 @@ class RemoteReading:
             try:
                 await self._link.call_of(calls.ACK.name, self._stream, position, tick)
                 return
-            except (Indeterminate, InvalidArgument):
+            except InvalidArgument:  # its stream was of a connection that is lost
                 if (
                     self._opened_on == self._link.connections
                     and self._link.state is LinkState.READY

@@ -1,17 +1,17 @@
 """The client's side of a connection: one that is made again when it is lost, and what waits for
 answers over it.
 
-What was sent and not answered is sent again over the next connection where that is exact: writes
-carry the client's own stamps, and calls say whether they repeat. Everything else is told that its
-outcome is open.
+What was sent and not answered is sent again over the next connection. Calls that change something
+get the reply of their number, if the node was not started anew meanwhile: then their outcome is
+open. Writes, commits and changes of collections carry stamps that the log knows, and are sent again
+to any node.
 """
 
 import asyncio
 import secrets
 import ssl
-import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from wal.errors import (
     TooLarge,
 )
 from wal.frames import Frame, FrameKind, encode_frame
-from wal.position import CLIENT_PRODUCER_IDS, Place
+from wal.position import CLIENT_PRODUCER_IDS
 from wal.queue import Signal
 from wal.runtime import elapsed_ms, event_log, in_thread
 from wal.wire_types import VERSIONS, Hello, Welcome, WireError, decode, encode
@@ -57,8 +57,8 @@ as long.
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 1.0
 """Between attempts to connect again."""
-TIMES_MAX = 10
-"""How often something is sent that no connection lives to answer, at least and for `give_up_s`."""
+UNWANTED_MAX = 1_024
+"""A node has no more calls of one client under way."""
 PARTS_BYTES_MAX = 4 << 30
 """Of long replies, which are what this side asked for."""
 
@@ -83,17 +83,33 @@ TRANSITIONS = {
 
 
 class _Sent(msgspec.Struct, eq=False):
-    """A call without its answer, or a frame of writes some of whose `units` were not told; `ended`
-    when all were.
+    """A call without its answer, or a frame of writes some of whose `units` have no result; `ended`
+    when all have one.
     """
 
     parts: list[bytes | memoryview]
     ended: asyncio.Future[Frame | None]
     call: Call = calls.WRITE
     units: dict[int, Unit] = {}
-    times: int = 0
-    since: float = 0.0
-    """How often it was sent, and when first, by a clock that goes on while the machine sleeps."""
+    is_stamped: bool = True
+    """Whether the log of any node knows it again."""
+    first_sent_s: float | None = None
+    """When it was sent first, by a clock that goes on while the machine sleeps."""
+    memory: int = 0
+    """Of the node that it was sent to last, of the client's changes (`Welcome.memory`)."""
+    is_in_doubt: bool = False
+    """Whether a refusal leaves its outcome open: it was sent before, and the node answers by the
+    log, not by what it answered then.
+    """
+
+    @property
+    def has_number(self) -> bool:
+        """Whether the node keeps the reply of its number."""
+        return self.call.changes and self.call is not calls.WRITE
+
+    def is_known_to(self, welcome: Welcome) -> bool:
+        """Whether the node would answer its number as it did before."""
+        return self.has_number and 0 != self.memory == welcome.memory
 
     def end(self, frame: Frame | None) -> None:
         """Pass an answer on; the first one stands."""
@@ -102,12 +118,12 @@ class _Sent(msgspec.Struct, eq=False):
 
     def fail(self, error: StreamingNodeError) -> None:
         """Tell who waits that there is no answer."""
-        for unit in self.units.values():
-            unit.settle(error)
-        self.units.clear()
         if not self.ended.done():
             self.ended.set_exception(error)
             self.ended.exception()  # heard, if nobody waits any more
+        for unit in self.units.values():
+            unit.settle(error)
+        self.units.clear()
 
 
 class Link:
@@ -142,8 +158,14 @@ class Link:
         """What waits for answers, by number; so are the others."""
         self._writes_bytes = 0
         self._streams: dict[int, Callable[[Frame | None], None]] = {}
-        self._held: dict[int, tuple[int, int, int]] = {}
-        """Writes of named producers that were begun and not sent, whose places the node keeps."""
+        self._changes: dict[int, None] = {}
+        """Numbers of changes without an answer, ascending."""
+        self._unwanted = deque[int](maxlen=UNWANTED_MAX)
+        """Numbers of the changes that nobody waits for any more. Over the next connection they are
+        cancelled once more: the node may not have read the first time.
+        """
+        self._lost_at: float | None = None
+        """When a connection was lost, and no later one has answered anything or lasted."""
         self._welcomed: asyncio.Future[None]
         """Done when the node has said what it is, and what is in it."""
         self._lost: asyncio.Future[None]
@@ -181,15 +203,16 @@ class Link:
                     address=str(self.address),
                     error=str(self._reason or "closed by the node"),
                 )
-                self._end_all(None)
+                self._lost_at = self._lost_at or self._loop.time()
+                self._end_streams()
             # A node that closes each connection at once must not be asked without end.
             await asyncio.sleep(PAUSE_FIRST_S)
             await self._connect_again()
-            # once more: the machine may have slept meanwhile, which no timer here has seen
-            self._end_all(None)
+            self._fail_what_is_not_repeated()
             self._become(LinkState.READY)
-            for number, held in self._held.items():  # first: what is sent again may be among them
-                self.send(FrameKind.HOLD, number, held)
+            for number in self._unwanted:
+                self.send(FrameKind.CANCEL, number)
+            self._unwanted.clear()
             for sent in self._sent.values():
                 self._transmit(sent)
 
@@ -197,7 +220,8 @@ class Link:
         """Return when the connection is lost; ask a quiet one for a sign of life."""
         while not self._lost.done() and (connection := self._connection) is not None:
             asked_at = self._loop.time()
-            await asyncio.wait((self._lost,), timeout=PING_S)
+            if not (await asyncio.wait((self._lost,), timeout=PING_S))[0]:
+                self._lost_at = None
             quiet_s = self._loop.time() - connection.received_at
             # this side, and what came is to be looked at yet
             stood_still = self._loop.time() - asked_at > 2 * PING_S
@@ -221,7 +245,7 @@ class Link:
                     is_final or self._loop.time() >= give_up_at
                 ):
                     self._become(LinkState.LOST)
-                    self._end_all(error)
+                    self._fail_all(error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
@@ -289,7 +313,8 @@ class Link:
         """Fail what is still waiting, and close the connection; idempotent."""
         if self.state is not LinkState.CLOSED:
             self._become(LinkState.CLOSED)
-            self._end_all(self._refusal())
+            self._fail_all(self._refusal())
+            self._end_streams()
             await self._close_connection()
 
     async def drain(self, *accesses: Access) -> None:
@@ -325,30 +350,33 @@ class Link:
             return type(reason)(str(reason))  # a new one: each that is raised grows frames
         return Unreachable(f"no node answers at {self.address}: {self._reason}")
 
-    async def call(self, call: Call, request: msgspec.Struct) -> Any:
+    async def call(self, call: Call, request: msgspec.Struct, *, is_stamped: bool = False) -> Any:
         """Return the answer to a call, over as many connections as it takes. Cancelling it cancels
-        it at the node.
+        it at the node. One that `is_stamped` is known again to a node that was started anew.
 
         Raises `InvalidArgument` for what is no request of this call, `TooLarge` for one over a
         frame, and `Indeterminate` when it changes something, perhaps.
         """
-        number = self.number()
         try:
             msgspec.convert(astuple(request), call.request)
-            parts = encode_frame(FrameKind.CALL, number, call.name, encode(request))
+            arguments = encode(request)
         except (ValueError, OverflowError, NotImplementedError) as error:
             raise InvalidArgument(f"{call.name}: {error} — pass what the method takes") from error
+        await self.wait_ready()
+        number = self.number()  # in the step that sends it, so that changes ascend
+        try:
+            parts = encode_frame(FrameKind.CALL, number, call.name, arguments)
         except ProtocolError as error:
             raise TooLarge(str(error)) from error
-        await self.wait_ready()
-        frame = await self._answer(number, _Sent(parts, self._loop.create_future(), call))
+        sent = _Sent(parts, self._loop.create_future(), call, is_stamped=is_stamped)
+        frame = await self._answer(number, sent)
         assert frame is not None, "a call has a reply"
         return decode(frame.payload, call.reply)
 
     def call_of(self, name: str, *arguments: object, **options: object) -> Awaitable[Any]:
         """Make a call of the table."""
         call = calls.CALLS[name]
-        return self.call(call, call.request(*arguments, **options))
+        return self.call(call, call.request(*arguments, **options), is_stamped="stamp" in options)
 
     async def send_writes(self, number: int, frame: FrameOfWrites) -> None:
         """Send a frame of writes and return when each of its units was told; cancelling it cancels
@@ -374,18 +402,24 @@ class Link:
             self._moved.wake()
 
     async def _answer(self, number: int, sent: _Sent) -> Frame | None:
-        self._sent[number], sent.since = sent, elapsed_ms() / 1000
+        self._sent[number] = sent
+        if sent.has_number:
+            self._changes[number] = None
+            self.send(FrameKind.SETTLED, next(iter(self._changes)))
         self._transmit(sent)
         try:
             return await sent.ended
         except asyncio.CancelledError:
+            if sent.has_number:
+                self._unwanted.append(number)
             self.send(FrameKind.CANCEL, number)
             raise
         finally:
             del self._sent[number]
+            self._changes.pop(number, None)
 
     def _transmit(self, sent: _Sent) -> None:
-        # its caller was told, and has not run since: the node may have forgotten it
+        # its caller has an outcome, and has not run since: the node may have forgotten it
         if sent.ended.done():
             return
         if (
@@ -393,7 +427,11 @@ class Link:
             and self._connection is not None
             and self._connection.is_open
         ):
-            sent.times += 1
+            if sent.first_sent_s is None:
+                sent.first_sent_s = elapsed_ms() / 1000
+            elif sent.is_stamped and not sent.is_known_to(self.welcome):
+                sent.is_in_doubt = True
+            sent.memory = self.welcome.memory
             self._connection.send_encoded(sent.parts)
 
     def send(self, kind: FrameKind, number: int, meta: object = None, payload: bytes = b"") -> None:
@@ -412,24 +450,9 @@ class Link:
         self.send(FrameKind.CALL, number, name, encode(request))
         return number
 
-    def hold(self, place: Place) -> None:
-        """Have the node keep the place of a write that is not sent yet, for as long as something
-        refers to it here.
-        """
-        number = self.number()
-        stamp = place.stamp
-        self._held[number] = (stamp.producer_id, stamp.epoch, stamp.sequence)
-        self.send(FrameKind.HOLD, number, self._held[number])
-        weakref.finalize(place, self._end_later, number).atexit = False
-
-    def _end_later(self, number: int) -> None:
-        # in whatever thread garbage is collected, also after the event loop
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.end, number)
-
     def end(self, number: int) -> None:
-        """End a stream, or the hold of a place; idempotent."""
-        if self._streams.pop(number, None) is not None or self._held.pop(number, None) is not None:
+        """End a stream; idempotent."""
+        if self._streams.pop(number, None) is not None:
             self.send(FrameKind.END, number)
 
     # --- what comes back --------------------------------------------------------------------------
@@ -476,6 +499,7 @@ class Link:
                 self._refused(InvalidArgument(f"{now} — open another connection for that one"))
 
     def _on_results(self, frame: Frame) -> None:
+        self._lost_at = None
         results, failures = decode(frame.payload, WireResults)
         for number, index, result in results:
             self._settle(number, index, result)
@@ -487,16 +511,18 @@ class Link:
         # its callers are gone, or were told
         if sent is None or (unit := sent.units.pop(index, None)) is None:
             return
+        # First, so that what the frame came to is noted before a caller of its writes goes on.
+        if not sent.units:
+            sent.end(None)
         unit.settle(
             self._doubted(sent, outcome) if isinstance(outcome, StreamingNodeError) else outcome
         )
-        if not sent.units:
-            sent.end(None)
 
     def _on_reply(self, frame: Frame) -> None:
         sent = self._sent.get(frame.number)
         if sent is None or sent.call is calls.WRITE:
             return  # its caller is gone
+        self._lost_at = None
         if frame.kind == FrameKind.REPLY:
             sent.end(frame)
         else:
@@ -506,9 +532,7 @@ class Link:
         """Return the error of a try: what refuses it now may not know of the one before, which may
         be in the log.
         """
-        if sent.times < 2 or (
-            sent.call is not calls.WRITE and (error.decides or not sent.call.changes)
-        ):
+        if not sent.is_in_doubt or (sent.has_number and error.decides):
             return error
         return in_doubt(
             Indeterminate(f"{sent.call.name} was sent again and is refused: {error.happened}"),
@@ -517,31 +541,41 @@ class Link:
 
     # --- a lost connection ------------------------------------------------------------------------
 
-    def _end_all(self, error: StreamingNodeError | None) -> None:
-        """End what a lost connection ends: streams, which are opened again, and what cannot be
-        asked again.
-
-        With an error the connection is gone for good, and nobody waits any more.
+    def _fail_what_is_not_repeated(self) -> None:
+        """Fail what must not be sent again over the new connection, and what no connection lives to
+        answer.
         """
-        for sent in list(self._sent.values()):
-            call = sent.call
-            age_s = elapsed_ms() / 1000 - sent.since
-            is_late = age_s > GIVE_UP_S_MAX and call.changes  # the node may forget it soon
-            # it may be what ends connections
-            is_futile = age_s > self.options.give_up_s and sent.times >= TIMES_MAX
-            if error is not None and not (call.changes and sent.times):
+        now_s = elapsed_ms() / 1000
+        lost_at = self._loop.time() if self._lost_at is None else self._lost_at
+        is_futile = self._loop.time() - lost_at > self.options.give_up_s
+        for number, sent in list(self._sent.items()):
+            if sent.first_sent_s is None:
+                continue
+            repeats = not sent.call.changes or sent.is_stamped
+            # the log may forget its stamp soon
+            is_late = sent.is_stamped and now_s - sent.first_sent_s > GIVE_UP_S_MAX
+            if is_futile or is_late or not (repeats or sent.is_known_to(self.welcome)):
+                self._fail_sent(number, sent)
+
+    def _fail_all(self, error: StreamingNodeError) -> None:
+        """Fail everything: the connection is gone for good."""
+        for number, sent in list(self._sent.items()):
+            if sent.call.changes and sent.first_sent_s is not None:
+                self._fail_sent(number, sent, f": {error.happened}")
+            else:
                 sent.fail(error)
-            elif error is not None or (sent.times and (is_late or is_futile or not call.repeats)):
-                why = f" before {call.name} was answered" + (
-                    f": {error.happened}" if error is not None else ""
-                )
-                lost = f"the connection to {self.address} was lost{why}"
-                is_open = call.changes or not call.repeats  # else it is futile, and did nothing
-                sent.fail(
-                    Indeterminate(lost)
-                    if is_open
-                    else Unreachable(f"{lost} — see the log of the node for why")
-                )
+
+    def _fail_sent(self, number: int, sent: _Sent, why: str = "") -> None:
+        """Fail what was sent and is not answered."""
+        lost = f"the connection to {self.address} was lost before {sent.call.name} was answered"
+        if sent.call.changes:
+            sent.fail(Indeterminate(lost + why))
+            self._unwanted.append(number)
+        else:
+            sent.fail(Unreachable(f"{lost}{why} — see the log of the node for why"))
+
+    def _end_streams(self) -> None:
+        """End all streams; their readers open others."""
         streams = self._streams
         self._streams = {}
         for on_frame in streams.values():

@@ -34,9 +34,9 @@ class RemoteCalls:
 class RemoteQueue(RemoteCalls):
     """The topics of a node of another process; see `MessageQueue`.
 
-    Calls that may be repeated are, over as many connections as it takes; of others `Indeterminate`
-    is raised when the connection was lost. Consumers live on: what they held goes to whoever asks
-    first. So does what `consume` returned.
+    Calls are answered over as many connections as it takes. `Indeterminate` is raised for a change
+    whose node was started anew before it was answered. Consumers live on: what they held goes to
+    whoever asks first. So does what `consume` returned.
     """
 
     def __init__(self, call_of: Callable[..., Awaitable[Any]], number: Callable[[], int]) -> None:
@@ -44,7 +44,7 @@ class RemoteQueue(RemoteCalls):
         self._number = number
 
     async def produce(self, topic: str, messages: Sequence[ProducerMessage | bytes]) -> range:
-        """See `MessageQueue.produce`; up to 8 MiB in one call. Not repeated by itself."""
+        """See `MessageQueue.produce`; up to 8 MiB in one call."""
         bodies_of(messages)
         # A call takes lists and dicts, a queue any sequence and mapping.
         sent = [

@@ -4,7 +4,8 @@ way, and the end of it.
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, NoReturn
@@ -13,7 +14,6 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from interceptors.errors import ProducerFenced
 from interceptors.shard.catalog import Catalog
 from scanner.deliver_policy import DeliverPolicy
 from streamingnode.backend import ReadRequest
@@ -24,6 +24,7 @@ from streamingnode.holders import ReaderInfo, TransactionInfo
 from streamingnode.remote import calls
 from streamingnode.remote.answers import WRITE_BYTES_MAX, ClientWrites, Rights, Shared
 from streamingnode.remote.audit import Audit
+from streamingnode.remote.changes import Changes, ClientChanges, Reply
 from streamingnode.remote.connection import Connection
 from streamingnode.remote.room import CLIENTS_BYTES_MAX, Room, sent_bytes_each
 from streamingnode.remote.streams import encode_batch
@@ -33,7 +34,7 @@ from streamingnode.statistics import NodeStatistics
 from wal.errors import InvalidArgument, OnShutdown, Overloaded, ProtocolError, StreamingNodeError
 from wal.frames import Frame, FrameKind
 from wal.headers import MessageType
-from wal.position import CLIENT_PRODUCER_IDS, Place, ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS
 from wal.queue import Signal
 from wal.runtime import Supervisor, event_log, in_thread
 from wal.sockets import accept_one_a_turn, stop_accepting
@@ -48,8 +49,6 @@ CALLS_MAX = 1_024
 """Calls and streams that one connection may have under way; further ones are refused."""
 CALLS_BYTES_MAX = 32 << 20
 """What the arguments of the calls of one connection may hold."""
-HELD_MAX = 4_096
-"""Places that one connection may hold."""
 CATALOG_NUMBERS = 1 << 63
 EVERYTHING = "*"
 """The right to what is not of one collection."""
@@ -113,6 +112,7 @@ class Session:
         self.rights: Rights | None = None
         """None before the hello; so there are no writes."""
         self._writes: ClientWrites
+        self._changes: ClientChanges
         self._hello: Hello
         self.ended: asyncio.Task[None] | None = None
         """Of a connection that is lost: done when none of its calls can have an effect any more."""
@@ -120,8 +120,6 @@ class Session:
         """The same of the connection that this one replaces."""
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, Stream] = {}
-        self._held: dict[int, Place] = {}
-        """The places of writes that the client has begun and not sent."""
         self._topics = ClientTopics(self._backend.mq)
         self._told: tuple[Catalog, int] | None = None
         """The catalog, and the version of it, that the client knows."""
@@ -157,8 +155,8 @@ class Session:
                 if (stream := self._streams.get(frame.number)) is not None:
                     stream.credit_bytes += frame.value(int)
                     stream.granted.wake()
-            case FrameKind.HOLD:
-                self._hold(frame.number, ProducerStamp(*frame.value(tuple[int, int, int])))
+            case FrameKind.SETTLED:
+                self._changes.settle(frame.number)
             case FrameKind.PING:
                 self.connection.send(FrameKind.PONG, frame.number)
             case FrameKind.HELLO:
@@ -200,6 +198,8 @@ class Session:
         self._hello = hello
         self._writes = ClientWrites(self._shared, self.connection, hello.client_id, rights)
         self._server.clients[hello.client_id] = self
+        self._changes = self._server.changes.of(hello.client_id, rights)
+        self._changes.attach(self._reply)
         if before is None:
             self._welcome(max(versions))
             return
@@ -226,16 +226,18 @@ class Session:
         node = self._backend
         settings = {each.key: each.value for each in node.config.origins()}
         of_node = node.node_id, node.path, node.wal_name
-        welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings)
+        memory = self._changes.memory
+        welcome = Welcome(version, *of_node, WRITE_BYTES_MAX, settings, memory)
         self.connection.agreed()
         self.connection.send(FrameKind.WELCOME, 0, welcome)
         self._shared.work(self.send_catalog())
 
     async def _welcome_later(self, version: int) -> None:
-        """Welcome the client once nothing of its connection before can take place any more.
+        """Welcome the client once the calls of its connection before have ended, but for changes.
 
         It sends again what was not answered, and goes on: an older call that took place after that
-        would undo what it did since.
+        would undo what it did since. Changes go on under their numbers: those that it does not wait
+        for any more it cancels first.
         """
         assert self._before is not None, "it was asked to end"
         await asyncio.wait([self._before], timeout=SETTLE_S_MAX)
@@ -283,12 +285,14 @@ class Session:
         messages of a topic.
         """
         endless = self._streams.keys() | self._topics.waiting
-        return bool(self._calls.keys() - endless) or (
-            self.rights is not None and self._writes.is_busy
-        )
+        if self._calls.keys() - endless:
+            return True
+        return self.rights is not None and (self._writes.is_busy or self._changes.under_way > 0)
 
     def lost(self, error: Exception | None) -> None:
-        """End what the client has under way: nobody would hear of it. Idempotent; see `ended`."""
+        """End what the client has under way, but for its changes and writes. Idempotent; see
+        `ended`.
+        """
         if self.ended is not None:
             return
         if isinstance(error, (ProtocolError, Unauthenticated)):
@@ -297,14 +301,14 @@ class Session:
         self._server.share_out()
         for task in list(self._calls.values()):
             task.cancel()
-        self._held.clear()
         if self.rights is not None:
             self._writes.lost()
+            self._changes.detach(self._reply, self._loop.time())
         self.ended = self._shared.work(self._end())
 
     async def _end(self) -> None:
-        """Return when no call of this connection or of those before it can have an effect any
-        more.
+        """Return when the calls of this connection and of those before it have ended, but for
+        changes.
         """
         await self._topics.close()
         before = () if self._before is None else (self._before,)
@@ -320,9 +324,14 @@ class Session:
         name = frame.value(str)
         if number in self._calls or not number:
             raise ProtocolError(f"a second call {number}")
+        call = calls.CALLS.get(name)
+        changes = call is not None and call.changes
+        if changes and self._changes.answer_again(number):
+            return
         size_bytes = len(frame.payload)
         share = self.connection.share
-        if len(self._calls) >= CALLS_MAX or share.calls_bytes + size_bytes > CALLS_BYTES_MAX:
+        under_way = len(self._calls) + self._changes.under_way
+        if under_way >= CALLS_MAX or share.calls_bytes + size_bytes > CALLS_BYTES_MAX:
             self._refuse(
                 number,
                 Overloaded(
@@ -330,17 +339,34 @@ class Session:
                 ),
             )
             return
-        task = self._loop.create_task(self._run(number, name, frame.payload))
-        self._calls[number] = task
+        make = partial(self._run, number, name, frame.payload)
+        if changes:
+            task = self._changes.begin(number, make)
+        else:
+            task = self._loop.create_task(self._answer_once(number, make))
+            self._calls[number] = task
+            task.add_done_callback(lambda _: self._calls.pop(number, None))
         share.hold_call(size_bytes)
+        task.add_done_callback(lambda _: share.hold_call(-size_bytes))
 
-        def ended(_: "asyncio.Task[None]") -> None:
-            self._calls.pop(number, None)
-            share.hold_call(-size_bytes)
+    async def _answer_once(self, number: int, make: Callable[[], Awaitable[Reply]]) -> None:
+        """Make a call and send its reply over this connection, or to nobody."""
+        reply = await make()
+        with suppress(StreamingNodeError):
+            await self._reply(number, reply)
 
-        task.add_done_callback(ended)
+    async def _reply(self, number: int, reply: Reply) -> None:
+        """Send a reply, after the collections as they are now: who made a change, or asks for a
+        tick after one, finds it made.
+        """
+        if reply.error is not None:
+            self.connection.send(FrameKind.ERROR, number, reply.error)
+            return
+        await self.send_catalog()
+        await self.connection.send_long(FrameKind.REPLY, number, reply.payload)
 
-    async def _run(self, number: int, name: str, payload: bytes | memoryview) -> None:
+    async def _run(self, number: int, name: str, payload: bytes | memoryview) -> Reply:
+        """Make a call and return its reply."""
         try:
             if (call := calls.CALLS.get(name)) is None:
                 raise InvalidArgument(
@@ -350,11 +376,11 @@ class Session:
             payload = b""  # or a stream would hold it as long as it is open
             reply = await self._call(number, call, request)
             encoded = await in_thread(encode, reply) if call.reply is pa.Table else encode(reply)
-            await self.connection.send_long(FrameKind.REPLY, number, encoded)
+            return Reply(encoded)
         except Exception as error:  # noqa: BLE001 - a task's border: the error is the caller's
             if not isinstance(error, StreamingNodeError):
                 _log.exception("call_failed", call=name[:80])
-            self._refuse(number, error)
+            return Reply(error=WireError.of(error))
 
     async def _call(self, number: int, call: calls.Call, request: Any) -> object:
         named = getattr(request, call.of_collection, None)
@@ -417,10 +443,7 @@ class Session:
         of: object = (
             self._backend.channels if call.name.startswith(calls.CHANNELS) else self._backend
         )
-        reply: object = await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments)
-        # before the reply: who made a change, or asks for a tick after one, finds it made
-        await self.send_catalog()
-        return self._seen(reply)
+        return self._seen(await getattr(of, call.name.removeprefix(calls.CHANNELS))(**arguments))
 
     def _seen(self, reply: Any) -> Any:
         """Return a reply without what it tells of collections and topics that the client has no
@@ -449,24 +472,11 @@ class Session:
         self.connection.send(FrameKind.ERROR, number, WireError.of(error))
 
     def _on_cancel(self, number: int) -> None:
-        self._held.pop(number, None)
         self._topics.cancelled(number, self._shared.work)
         if (call := self._calls.get(number)) is not None:
             call.cancel()
-        elif self.rights is not None:
+        elif not self._changes.cancel(number):
             self._writes.cancel(number)
-
-    def _hold(self, number: int, given: ProducerStamp) -> None:
-        """Keep the place of a write; beyond `HELD_MAX` of them it is remembered as long as others
-        are.
-        """
-        try:
-            self._writes.rights.check(calls.Access.PRODUCE, None)
-            stamp = self._writes.stamp(given)
-        except (AccessDenied, ProducerFenced):
-            return  # as its write will be told
-        if len(self._held) < HELD_MAX:
-            self._held[number] = self._backend.place(stamp.producer_id, stamp.epoch, stamp.sequence)
 
     # --- streams ----------------------------------------------------------------------------------
 
@@ -523,6 +533,7 @@ class Server:
         self._sent_bytes_each = 0
         self.clients: dict[int, Session] = {}
         """The last session of each, by its id, until its calls have ended."""
+        self.changes = Changes(self.shared.work)
         self._listeners: list[asyncio.AbstractServer] = []
         self._watching = Supervisor(
             lambda failure: _log.error("server_task_failed", error=repr(failure))
@@ -579,6 +590,7 @@ class Server:
         for session in sessions:
             session.connection.close()
             session.lost(None)
+        self.changes.end()
         await asyncio.gather(*[session.connection.end() for session in sessions])
         while self.shared.tasks:
             await asyncio.wait(self.shared.tasks)
@@ -627,6 +639,7 @@ class Server:
             except (ProtocolError, Unauthenticated) as error:
                 session.connection.abort(error)
         self.audit.tell_left_out()
+        self.changes.forget_left(asyncio.get_running_loop().time())
         if self.room.longest_wait_s > ROOM_S_MAX:
             self._make_room()
 

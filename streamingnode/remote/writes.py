@@ -63,7 +63,7 @@ class WireTarget(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One write: how many of the next rows of which targets, in order. `producer_id` 0 is the
-    client's own.
+    client's own. A named producer has ended all of its writes with sequences below `settled`.
     """
 
     sequence: int
@@ -71,6 +71,7 @@ class WireGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pieces: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=PIECES_MAX)]
     producer_id: int = 0
     epoch: int = FIRST_EPOCH
+    settled: int = 0
 
 
 class WireWrites(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -168,9 +169,8 @@ def frame_of(
             wired.append((stamp_of(None).sequence, head.is_transaction, pieces))
         else:
             stamp = stamp_of(head)
-            wired.append(
-                (stamp.sequence, head.is_transaction, pieces, stamp.producer_id, stamp.epoch)
-            )
+            write = stamp.sequence, head.is_transaction, pieces
+            wired.append((*write, stamp.producer_id, stamp.epoch, head.settled))
     targets = []
     payloads = []
     for target, (_, rows) in lanes.items():
@@ -376,7 +376,11 @@ def _group(
     except ProducerFenced as fenced:
         return fenced
     return AppendGroup(
-        pieces=pieces, is_transaction=group.is_transaction, rows_bytes=size_bytes, producer=producer
+        pieces=pieces,
+        is_transaction=group.is_transaction,
+        rows_bytes=size_bytes,
+        producer=producer,
+        settled=group.settled,
     )
 
 

@@ -7,13 +7,11 @@ pure (`repack`, `merge`); here is what waits. Nothing runs in the background but
 """
 
 import asyncio
-from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
     Collection,
-    Iterable,
     Mapping,
     Sequence,
 )
@@ -35,6 +33,7 @@ from streamingnode.streams.messages import (
     parts_within,
 )
 from streamingnode.streams.repack import RepackFunc, repack
+from streamingnode.streams.subscription import Subscription
 from wal.errors import (
     AlreadyExists,
     GroupNotFound,
@@ -50,15 +49,12 @@ from wal.errors import (
 )
 from wal.headers import MessageType
 from wal.position import POSITION_MAX
-from wal.rocksmq.contract import Consumer, MessageQueue
-from wal.rocksmq.messages import ConsumerMessage, ProducerMessage
-from wal.rocksmq.topic import HELD_MAX
+from wal.rocksmq.contract import MessageQueue
+from wal.rocksmq.group import HELD_MAX
+from wal.rocksmq.messages import ProducerMessage
 from wal.runtime import event_log, mark_heard, outlast
 from wal.timetick import TICK_MAX
 
-FETCHED_AT_ONCE = 16
-FETCH_WAIT_S = 60.0
-"""Batches that are taken of a channel together, and how many seconds a read waits for the first."""
 PRODUCE_BYTES_MAX = 7 << 20
 """Of one call of the queue: what is produced to a channel together is there or not, up to this
 size.
@@ -100,71 +96,6 @@ class StreamOptions:
 DEFAULTS = StreamOptions()
 
 
-class _Subscription:
-    """One channel of a consumer: the reader of its group, what it has fetched, and what may be
-    acknowledged.
-    """
-
-    def __init__(self, channel: str, consumer: Consumer, *, placed: bool) -> None:
-        self.channel = channel
-        self.consumer = consumer
-        self.placed = placed
-        self.fetch: asyncio.Task[list[ConsumerMessage]] | None = None
-        self.forget()
-
-    def forget(self) -> None:
-        self.fetched = deque[ConsumerMessage]()
-        self.merged = deque[int]()
-        self.handed_on = list[int]()
-        self.held = set[int]()
-        self.acked = set[int]()
-
-    def take(self, messages: Iterable[ConsumerMessage]) -> None:
-        """Keep what was fetched; over a new connection a queue delivers again what it did not hear
-        of.
-        """
-        new = [each for each in messages if each.message_id not in self.held]
-        self.held.update(each.message_id for each in new)
-        self.fetched.extend(new)
-
-    async def refill(self) -> None:
-        if self.fetch is None:
-            self.take(await self._ask())
-        elif self.fetch.done():
-            fetch = self.fetch
-            self.fetch = None
-            if not fetch.cancelled():  # by a `seek` that was cancelled, too
-                self.take(fetch.result())
-
-    def fetching(self) -> asyncio.Task[list[ConsumerMessage]]:
-        """Return the read that waits for what comes, begun unless it was; it outlives a `consume`
-        that is cancelled.
-        """
-        if self.fetch is None:
-            self.fetch = asyncio.get_running_loop().create_task(self._ask(FETCH_WAIT_S))
-        return self.fetch
-
-    async def _ask(self, wait_s: float = 0.0) -> list[ConsumerMessage]:
-        self.held -= self.acked  # a read from before may bring them again; see `take`
-        self.acked.clear()
-        return await self.consumer.consume(FETCHED_AT_ONCE, wait_s=wait_s)
-
-    async def stop_fetching(self) -> None:
-        """End the read that was begun; what it has is kept, for the queue does not give it to this
-        consumer again.
-        """
-        if self.fetch is not None:
-            self.fetch.cancel()
-            await asyncio.wait([self.fetch])
-            with suppress(StreamingNodeError):
-                await self.refill()
-
-    async def acknowledge(self) -> None:
-        await self.consumer.ack(ids := self.handed_on.copy())
-        self.acked.update(ids)
-        del self.handed_on[: len(ids)]  # there may be more by now
-
-
 class MsgStream:
     """Producer and consumer of channels. Used in `async with`; every pack is one batch of one
     channel.
@@ -190,7 +121,7 @@ class MsgStream:
         self._repack_func: RepackFunc | None = None
         self._produce_enabled = True
         self._subscription = ""
-        self._subscriptions: dict[str, _Subscription] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._turn = asyncio.Lock()
         self._last: Sequence[MsgPosition] = ()
         self._acking: asyncio.Task[list[None]] | None = None
@@ -333,9 +264,7 @@ class MsgStream:
                 self._subscription = subscription
                 self._merge.add(name)
 
-    async def _join(
-        self, channel: str, subscription: str, position: StartPosition
-    ) -> _Subscription:
+    async def _join(self, channel: str, subscription: str, position: StartPosition) -> Subscription:
         try:
             exists = await self._queue.exist_consumer_group(channel, subscription)
         except TopicNotFound:
@@ -347,7 +276,7 @@ class MsgStream:
                 at = POSITION_MAX if position is StartPosition.LATEST else 0
                 await self._queue.create_consumer_group(channel, subscription, at=at)
         consumer = await self._queue.register_consumer(channel, subscription, ack_timeout_s=None)
-        return _Subscription(
+        return Subscription(
             channel, consumer, placed=exists or position is not StartPosition.UNKNOWN
         )
 
@@ -504,7 +433,7 @@ class MsgStream:
                     await asyncio.sleep(0)
         return pack
 
-    def _decode_next(self, of: _Subscription) -> None:
+    def _decode_next(self, of: Subscription) -> None:
         message = of.fetched[0]
         self._decoded_bytes += len(message.payload)
         try:

@@ -5,6 +5,7 @@ Each call is one append group or one transaction, so it is in the log whole, und
 or not at all.
 """
 
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Awaitable
 from functools import partial
@@ -16,7 +17,7 @@ from streamingnode.writing.transaction import Transaction
 from streamingnode.writing.write import Deadline, Write, WriteResult, Writes, by_deadline
 from wal.append import AppendGroup, AppendResult
 from wal.errors import InvalidArgument
-from wal.position import Place, ProducerStamp, check_sequence
+from wal.position import ProducerStamp, check_sequence
 from wal.queue import Budget
 
 NOTE_BYTES_MAX = 4_096
@@ -34,32 +35,41 @@ class Outstanding:
     """The writes of one producer that have begun and not ended: a next one waits while the oldest
     lies a window behind.
 
-    So after a crash every write that may be in the log is among those that the log remembers. Who
-    waits is let in first come, first served. Lives on the event loop.
+    So after a crash every write that may be in the log is among those that the log remembers.
+    Waiting calls are let in first come, first served. Lives on the event loop.
     """
 
     def __init__(self, width: int) -> None:
         self._span = Budget(width)
         """Held: how many writes have begun from the oldest that is under way on."""
         self._next = 0
-        self._numbers: OrderedDict[int, None] = OrderedDict()
-        """Of those that are under way, the oldest first."""
+        self._sequences: OrderedDict[int, int] = OrderedDict()
+        """The lowest sequence that each write may have, by number, the oldest first."""
+        self._ascending: list[int] = []
+        """The same sequences in order."""
 
-    async def enter(self) -> int:
-        """Take a place, and return its number: 0 for the first, one more each time. Cancelling
-        while it waits takes none.
+    @property
+    def settled(self) -> int:
+        """The lowest sequence that a write under way may have; there is one."""
+        return self._ascending[0]
+
+    async def enter(self, sequence: int) -> int:
+        """Begin a write with this sequence or a higher one; return its number: 0 for the first, one
+        more each time. Cancelling while it waits begins nothing.
         """
         await self._span.take(1)
         number = self._next
         self._next = self._next + 1
-        self._numbers[number] = None
+        self._sequences[number] = sequence
+        insort(self._ascending, sequence)
         return number
 
     def leave(self, number: int) -> None:
-        """Give a place back: the outcome is known, or nobody waits for it any more."""
-        del self._numbers[number]
+        """End a write: its outcome is known, or nobody waits for it any more."""
+        sequence = self._sequences.pop(number)
+        del self._ascending[bisect_left(self._ascending, sequence)]
         self._span.give_back(
-            self._span.held_bytes - self._next + next(iter(self._numbers), self._next)
+            self._span.held_bytes - self._next + next(iter(self._sequences), self._next)
         )
 
 
@@ -71,10 +81,11 @@ class Producer:
     far when it goes to the log, which for a transaction is its commit. A write that is in the log
     already is not written again: the call returns what the first one returned, even if it now has
     other rows. So after an error, a deadline or a crash, repeat the call with the same sequence.
-    Sequences may have gaps and may come out of order. A given one keeps its place from the call on;
-    what comes later than the newest `producers.results_per_producer_max` results is
-    `SequenceTooOld`, and as many writes may be under way at a time before others wait. Whoever
-    opens the name again fences this producer: its calls raise `ProducerFenced`.
+    Sequences may have gaps and may come out of order. A sequence below the newest
+    `producers.results_per_producer_max` results, and below all writes that are under way, is
+    `SequenceTooOld`. As many writes may be under way at a time before others wait; a transaction is
+    one of them from its commit on. Whoever opens the name again fences this producer: its calls
+    raise `ProducerFenced`.
     """
 
     def __init__(self, name: str, opened: ProducerRecord, backend: Backend, writes: Writes) -> None:
@@ -174,10 +185,12 @@ class Producer:
         `async with producer.transaction(sequence=7) as txn`.
 
         When its write is in the log already, leaving the block writes nothing, and `txn.result` is
-        that of the first time. `keepalive_s` and `timeout` are those of `Node.transaction`.
+        that of the first time. `keepalive_s` and `timeout` are those of `Node.transaction`. With a
+        given sequence, a block that stays open while `producers.results_per_producer_max` later
+        writes end is refused at its commit: `SequenceTooOld`.
         """
         deadline = None if timeout is None else Deadline(timeout)
-        append = partial(self._append, self._place(sequence, waits=True))
+        append = partial(self._append, self._stamp(sequence))
         return Transaction(
             self._writes, keepalive_s=keepalive_s, deadline=deadline, append_commit=append
         )
@@ -188,17 +201,15 @@ class Producer:
         deadline = None if timeout is None else Deadline(timeout)
         group = write.at_once(rows, self._writes.group_bytes_max)
         last = list[AppendGroup]()
-        place = self._place(sequence, waits=group is None)
+        stamp = self._stamp(sequence)
         if group is not None and deadline is None:
-            return self._append(place, group)
+            return self._append(stamp, group)
 
         def append(group: AppendGroup) -> Awaitable[AppendResult]:
             last.append(group)  # it makes the write appear
-            return self._append(place, group)
+            return self._append_now(stamp, group)
 
-        async def run() -> WriteResult:
-            if group is not None:
-                return await append(group)
+        async def write_in_groups() -> WriteResult:
             batches = await write.check(rows)
             slices = write.slices(batches, self._writes.group_bytes_max)
             if len(slices) == 1:
@@ -206,6 +217,13 @@ class Producer:
             async with Transaction(self._writes, deadline=deadline, append_commit=append) as txn:
                 await txn.add(write, batches)
                 return await txn.commit()
+
+        async def run() -> WriteResult:
+            number = await self._enter(stamp)
+            try:
+                return await (write_in_groups() if group is None else append(group))
+            finally:
+                self._outstanding.leave(number)
 
         if deadline is None:
             return run()
@@ -215,18 +233,29 @@ class Producer:
 
         return by_deadline(deadline, run, f"the {write.kind}", begun=begun)
 
-    def _place(self, sequence: int | None, *, waits: bool) -> Place:
-        """Return the place of a write; one whose sequence is given is held from now on."""
+    def _stamp(self, sequence: int | None) -> ProducerStamp:
+        """Return the stamp of a write; sequences that are drawn from now on are above a given
+        one.
+        """
         if sequence is None:
-            return Place(ProducerStamp(self._id, self._epoch, 0))
-        return self._backend.place(self._id, self._epoch, check_sequence(sequence), waits=waits)
+            return ProducerStamp(self._id, self._epoch, 0)
+        self._backend.reach(self._id, check_sequence(sequence))
+        return ProducerStamp(self._id, self._epoch, sequence)
 
-    async def _append(self, place: Place, group: AppendGroup) -> AppendResult:
-        """Append under the write's stamp, once it is its turn among the outstanding ones."""
-        group.producer = place.stamp
-        group.place = place
-        number = await self._outstanding.enter()
+    def _enter(self, stamp: ProducerStamp) -> Awaitable[int]:
+        """Begin a write, once it is its turn among the outstanding ones."""
+        return self._outstanding.enter(stamp.sequence or self.last_sequence + 1)
+
+    async def _append(self, stamp: ProducerStamp, group: AppendGroup) -> AppendResult:
+        """Append as a write of its own."""
+        number = await self._enter(stamp)
         try:
-            return await self._backend.append(group)
+            return await self._append_now(stamp, group)
         finally:
             self._outstanding.leave(number)
+
+    def _append_now(self, stamp: ProducerStamp, group: AppendGroup) -> Awaitable[AppendResult]:
+        """Append under the stamp of a write that is outstanding."""
+        group.producer = stamp
+        group.settled = self._outstanding.settled
+        return self._backend.append(group)

@@ -6,9 +6,10 @@ Arrow once for all writes that go together; whatever is not plain becomes Arrow 
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby
 from operator import itemgetter
+from struct import Struct
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,7 +23,7 @@ from interceptors.errors import SchemaMismatch
 from interceptors.shard.catalog import DEFAULT_PARTITION, CollectionInfo
 from streamingnode.collections import check_text
 from streamingnode.rows import RowShape, key_hashes, key_shape, row_shape
-from streamingnode.schema import check_schema, decode_schema, python_type
+from streamingnode.schema import AnyArray, check_schema, decode_schema, python_type
 from wal.headers import DeleteHeader, InsertHeader, MessageType
 from wal.message import MESSAGE_OVERHEAD_BYTES, TRANSACTION_OVERHEAD_BYTES, MutableMessage
 from wal.rows import Piece, RowTarget, ShardRows
@@ -190,6 +191,7 @@ class BatchTarget:
         self.shape = shape
         self.plain = PlainRows(shape)
         self._row_type = pa.struct(list(shape.schema))
+        self._cell_makers = [(_cell_maker(kind), kind) for kind in shape.schema.types]
         self._nothing = pa.RecordBatch.from_pylist([], schema=shape.schema)
         self.message_bytes = (
             2 * pa.ipc.get_record_batch_size(self._nothing) + MESSAGE_OVERHEAD_BYTES
@@ -256,6 +258,8 @@ class BatchTarget:
 
     def joined(self, pieces: Sequence[Any]) -> pa.RecordBatch:
         """Return the rows of pieces, plain or Arrow, in order, as one batch."""
+        if len(pieces) == 1 and type(pieces[0]) is tuple and len(pieces[0]) == 1:
+            return self._one_row(pieces[0][0])
         parts: list[pa.RecordBatch] = []
         for kind, run in groupby(pieces, type):
             if kind is pa.RecordBatch:
@@ -268,6 +272,49 @@ class BatchTarget:
                 parts.append(pa.RecordBatch.from_struct_array(rows))  # type: ignore[arg-type]
         # stubs lack it
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)  # type: ignore[attr-defined]
+
+    def _one_row(self, row: tuple[Any, ...]) -> pa.RecordBatch:
+        """Return a plain row as a batch; a value alone takes less than Arrow's look at a list."""
+        columns: list[AnyArray] = []
+        for (make, kind), value in zip(self._cell_makers, row, strict=True):
+            if make is None or value is None:
+                columns.append(pa.array((value,), kind))
+            else:
+                columns.append(make(value))
+        rows = pa.Array.from_buffers(self._row_type, 1, [None], 0, 0, columns)
+        return pa.RecordBatch.from_struct_array(rows)  # type: ignore[arg-type]  # by its type
+
+
+_FIXED_FORMATS: dict[pa.DataType, str] = {
+    pa.int8(): "<b",
+    pa.int16(): "<h",
+    pa.int32(): "<i",
+    pa.int64(): "<q",
+    pa.float64(): "<d",
+}
+_pack_offsets = Struct("<ii").pack
+
+
+def _cell_maker(kind: pa.DataType) -> Callable[[Any], AnyArray] | None:
+    """Return what makes an array of one value of a type, None for types that Arrow looks at."""
+    make = partial(pa.Array.from_buffers, kind, 1)
+    if kind in _FIXED_FORMATS:
+        pack = Struct(_FIXED_FORMATS[kind]).pack
+        return lambda value: make([None, pa.py_buffer(pack(value))], 0)
+    if kind == pa.binary():
+        return lambda value: make([None, _offsets_of(value), pa.py_buffer(value)], 0)
+    if kind == pa.string():
+
+        def text(value: str) -> AnyArray:
+            data = value.encode()
+            return make([None, _offsets_of(data), pa.py_buffer(data)], 0)
+
+        return text
+    return None
+
+
+def _offsets_of(data: bytes) -> pa.Buffer:
+    return pa.py_buffer(_pack_offsets(0, len(data)))
 
 
 def _joined_slices(slices: Iterable[BatchSlice]) -> Iterator[pa.RecordBatch]:

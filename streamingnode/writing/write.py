@@ -55,7 +55,7 @@ WriteResult = AppendResult
 
 NO_TXN = 0
 TARGETS_MAX = 4_096
-"""What is kept; it is worked out again in about 50 us."""
+"""Most write targets that are kept; making one again takes about 50 us."""
 INLINE_ROWS_MAX = 4_096
 """More dicts than this are converted in a thread: about 2 ms of the event loop."""
 INLINE_BYTES_MAX = 4 << 20
@@ -78,10 +78,10 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
     txn_id: int = 0
 
     def plain(self, rows: Rows | Keys, bytes_max: int) -> tuple[Piece, ...] | None:
-        """Return a few rows or keys of plain values, checked and copied, that fit a group of
-        `bytes_max` for sure.
+        """Return a few plain rows or keys, checked and copied, if they certainly fit one group of
+        `bytes_max`.
 
-        None for what has to be looked at as Arrow.
+        Returns None for values that need Arrow.
         """
         if not isinstance(rows, (list, tuple)) or not 0 < len(rows) <= PLAIN_ROWS_MAX:
             return None
@@ -101,14 +101,14 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         key_index = into.shape.key_index
         keys = tuple(zip(map(itemgetter(key_index), cells)))
         if len(keys) > 1 and len(set(keys)) < len(keys):
-            return None  # of each key the last row, which Arrow finds
+            return None  # Arrow finds the last row of each key
         return Piece(self.into[0], keys, size_bytes + MESSAGE_OVERHEAD_BYTES), piece
 
     def at_once(self, rows: Rows | Keys, bytes_max: int) -> AppendGroup | None:
-        """Return the group of at most `bytes_max` of a few plain values, or of a small batch,
-        uncopied.
+        """Return the one group, of at most `bytes_max`, that writes a few plain values or a small
+        batch; the batch is not copied.
 
-        None for what may need more, or a thread. Raises `SchemaMismatch`.
+        Returns None for values that may need several groups or a thread. Raises `SchemaMismatch`.
         """
         if type(rows) is not pa.RecordBatch:
             plain = self.plain(rows, bytes_max)
@@ -123,8 +123,8 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
         return group if group.size_bytes <= bytes_max else None
 
     async def check(self, rows: Rows | Keys) -> list[pa.RecordBatch]:
-        """Return rows or keys as batches that fit; many are looked at in a thread. Raises
-        `SchemaMismatch`.
+        """Return rows or keys as batches that fit the schema; many are converted in a thread.
+        Raises `SchemaMismatch`.
         """
         return self._batches(rows) if _is_small(rows) else await in_thread(self._batches, rows)
 
@@ -183,8 +183,8 @@ class Write(msgspec.Struct, frozen=True, eq=False, gc=False):
 def messages_within(
     messages: Iterable[MutableMessage], bytes_max: int
 ) -> Iterator[list[MutableMessage]]:
-    """Yield messages, in order, in groups of at most `bytes_max`: rows that were to go together
-    take more each by itself.
+    """Yield messages, in order, in groups of at most `bytes_max`. Rows take more in messages of
+    their own than they were planned to take together.
     """
     group: list[MutableMessage] = []
     size_bytes = 0
@@ -256,8 +256,8 @@ def last_of_each_key(batches: Sequence[pa.RecordBatch], key_index: int) -> list[
 
 @dataclass(slots=True, eq=False)
 class Writes:
-    """What all writes of a node share: what they go to, and the collections written lately. On the
-    event loop.
+    """What all writes of a node share: its backend, and the targets of collections written lately.
+    Used on the event loop.
     """
 
     backend: Backend
@@ -342,7 +342,7 @@ def nothing_at(tick: int) -> WriteResult:
 
 def combined(results: Sequence[WriteResult]) -> WriteResult:
     """Return the result of a write that took these groups, at least one, in order."""
-    if len(results) == 1:
+    if len(results) == 1 or results[0].spooled:
         return results[0]
     row_offsets: dict[str, tuple[int, int]] = {}
     for result in results:
@@ -353,7 +353,6 @@ def combined(results: Sequence[WriteResult]) -> WriteResult:
         results[-1],
         row_offsets=row_offsets,
         durable=all(result.durable for result in results),
-        spooled=any(result.spooled for result in results),
         groups=tuple(results),
     )
 
@@ -416,7 +415,7 @@ async def by_deadline(
     changes: bool = True,
     begun: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Return what `call` returns, if it does by a deadline; it does not begin after that.
+    """Return what `call` returns before a deadline; the call does not begin after it.
 
     Raises `Overloaded` when `begun` says that nothing was done by then, else `DeadlineExceeded`,
     which is a `TimeoutError`: the call, if it `changes` something, may or may not take effect.

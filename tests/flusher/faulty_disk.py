@@ -164,6 +164,7 @@ class CheckedStore:
     queued_bytes = 0
     space = None
     link_copy = None
+    topic_store = None
 
     def __init__(self, store: MemoryLogStore, directory: FaultyDirectory) -> None:
         self._store = store

@@ -15,14 +15,13 @@ import anyio.lowlevel
 import msgspec
 
 from interceptors.chain import Chain, Interceptor, LockInterceptor, RedoInterceptor
-from interceptors.idempotency import IdempotencyInterceptor
+from interceptors.idempotency import IdempotencyInterceptor, Sequences
 from interceptors.recovery import RecoveredChannel, recover
 from interceptors.shard.catalog import CollectionInfo
 from interceptors.shard.interceptor import SealWorker, SegmentAllocator, ShardManager
 from interceptors.shard.state import SegmentLimits
 from interceptors.txn import TxnInterceptor
 from interceptors.txn_session import TxnLimits
-from interceptors.window import Places
 from tests.wal.packed import FakeTarget, piece, rows_group
 from wal.append import AppendGroup, AppendPack, AppendResult, AppendTicket, Pack
 from wal.entry import LogEntry, TransactionBuffer, messages_of
@@ -146,7 +145,7 @@ class LiveChannel:
         limits: Limits,
         *,
         log: SteerableLog | None = None,
-        places: Places | None = None,
+        sequences: Sequences | None = None,
     ) -> None:
         self.memory = memory
         self.log = log or SteerableLog(memory)
@@ -168,8 +167,8 @@ class LiveChannel:
         )
         self.allocator = SegmentAllocator(self.shard, sleep=self._pause)
         self.sealer = SealWorker(self.shard, last_tick=self.ticks.allocate)
-        self.places = Places() if places is None else places
-        self.idempotency = IdempotencyInterceptor(recovered.window, self.places)
+        self.sequences = Sequences() if sequences is None else sequences
+        self.idempotency = IdempotencyInterceptor(recovered.window, self.sequences)
         self.lock = LockInterceptor(self.txn.scope_of, self.txn.overtake)
         interceptors: list[Interceptor] = [
             self.idempotency,
@@ -181,7 +180,10 @@ class LiveChannel:
         ]
         self.chain = Chain(interceptors, log_end(cast("Log", self.log)))
         self.append_pack = self.chain.append
-        self.packer = Packer(self.append_pack, Budget(1 << 40))
+        self.packer = Packer(self._send, Budget(1 << 40))
+
+    async def _send(self, pack: Pack) -> None:
+        await self.append_pack(pack)
 
     @classmethod
     @asynccontextmanager

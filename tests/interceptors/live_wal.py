@@ -9,8 +9,8 @@ from typing import Self, cast
 
 import anyio
 
+from interceptors.idempotency import Sequences
 from interceptors.recovery import recover
-from interceptors.window import Places
 from tests.interceptors.live_channel import START_MS, Fails, Limits, LiveChannel, SteerableLog
 from tests.wal.steered_wal import Store
 from wal.adaptor import Wal
@@ -70,7 +70,8 @@ class LiveWal:
     def __init__(self, memory: MemoryLog) -> None:
         self.memory = memory
         self.store = Store()
-        self.places = Places()
+        self.sequences = Sequences()
+        self.outstanding = dict[int, int]()
         self.log = FailingLog(memory, self.store)
         self.store.may_reopen.set()
         self._terms = 0
@@ -114,13 +115,13 @@ class LiveWal:
     async def _open_term(self, _first_tick: LogEntry, _end: AppendPack) -> LiveTerm:
         self._terms += 1
         now_ms = START_MS + 1000 * self._terms
-        recovered = await recover(self.memory, held=self.places.writes())
+        if self._terms > 1:
+            self.outstanding = self.channel.idempotency.window.outstanding()
+        recovered = await recover(self.memory, outstanding=self.outstanding)
         window = recovered.window
         for producer_id in (FEED, OTHER):
             window.fence(producer_id, 1)
-            self.places.reach(producer_id, window.last_sequence(producer_id))
-        window.held = self.places
         self.channel = LiveChannel(
-            self.memory, recovered, now_ms, Limits(), log=self.log, places=self.places
+            self.memory, recovered, now_ms, Limits(), log=self.log, sequences=self.sequences
         )
         return LiveTerm(self.channel)

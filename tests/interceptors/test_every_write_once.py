@@ -18,7 +18,7 @@ from wal.append import AppendGroup, AppendResult
 from wal.errors import Indeterminate, StreamingNodeError
 from wal.headers import CreatePartitionHeader, FlushHeader, InsertHeader, MessageType
 from wal.message import Message, MutableMessage
-from wal.position import Place, ProducerStamp
+from wal.position import ProducerStamp
 from wal.rows import Piece
 
 ROW_BYTES = 10
@@ -104,8 +104,6 @@ class Clients:
         )
         group = rows_group(*pieces, is_transaction=number % 2 == 0)
         group.producer = stamp
-        if stamp is not None and stamp.sequence:
-            group.place = self.live.places.hold(Place(stamp))
 
         async def append() -> None:
             try:

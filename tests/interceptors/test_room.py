@@ -8,8 +8,8 @@ import anyio
 import pytest
 
 from interceptors.chain import Chain, Redo, RedoInterceptor, RoomInterceptor
-from interceptors.idempotency import IdempotencyInterceptor
-from interceptors.window import Places, Window
+from interceptors.idempotency import IdempotencyInterceptor, Sequences
+from interceptors.window import Window
 from tests.interceptors.idempotency.test_window import result_at
 from tests.wal.packed import FakeTarget, piece, rows_group, transaction_group
 from wal.append import AppendGroup, AppendResult, Pack
@@ -64,7 +64,7 @@ class Path:
         self.until: asyncio.Future[None] | None = None
         window = Window()
         window.fence(7, 1)
-        idempotency = IdempotencyInterceptor(window, Places())
+        idempotency = IdempotencyInterceptor(window, Sequences())
         self.room = RoomInterceptor(self.admit, memory)
         self.chain = Chain([idempotency, self.room, RedoInterceptor()], self.end)
 

@@ -10,7 +10,6 @@ from tests.chaos.seeded import rules
 from tests.chaos.seeded.bug import SeededBug, seeded
 from tests.interceptors.idempotency import test_window
 from tests.streamingnode.remote import test_spool_refusals
-from tests.wal import test_packer_ends
 from tests.wal.rocksmq import test_retention
 
 pytestmark = pytest.mark.anyio
@@ -19,11 +18,11 @@ Rule = Callable[[Path], Awaitable[Any]]
 
 
 async def floor(_path: Path) -> None:
-    test_window.test_the_floor_stays_where_it_is_when_a_write_that_was_held_is_forgotten("by age")
+    test_window.test_the_floor_stays_where_it_is_when_a_result_below_it_is_forgotten()
 
 
-async def held(_path: Path) -> None:
-    test_window.test_a_held_write_is_not_forgotten_by_age_here_nor_over_a_reopening()
+async def outstanding(_path: Path) -> None:
+    test_window.test_what_is_outstanding_is_not_forgotten_by_age_here_nor_over_a_reopening()
 
 
 async def page(path: Path) -> None:
@@ -31,10 +30,6 @@ async def page(path: Path) -> None:
     await test_retention.test_a_page_that_a_group_went_back_to_is_not_acknowledged_any_more(
         path, ends
     )
-
-
-async def order(_path: Path) -> None:
-    await test_packer_ends.test_what_waits_is_handed_over_in_order_in_front_of_what_waits_there()
 
 
 async def letter(path: Path) -> None:
@@ -47,9 +42,8 @@ async def letter(path: Path) -> None:
     "bug, rule",
     [
         (rules.FLOOR_GOES_DOWN, floor),
-        (rules.HELD_GOES_BY_AGE, held),
+        (rules.OUTSTANDING_GOES_BY_AGE, outstanding),
         (rules.PAGE_KEEPS_ITS_TIME, page),
-        (rules.HANDED_OVER_BACKWARDS, order),
         (rules.TOO_OLD_IS_REFUSED, letter),
     ],
     ids=lambda each: each.name if isinstance(each, SeededBug) else "",

@@ -91,7 +91,7 @@ async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_sig
         await client.insert("orders", rows(1, 2))
         row = '{"id": 3, "item": "from outside"}\n'
         listed, _ = await asyncio.gather(
-            run("ls", str(path)), run("insert", str(path), "orders", given=row)
+            run("collection", "ls", str(path)), run("insert", str(path), "orders", given=row)
         )
         assert "orders" in listed
         tailed, *_ = await asyncio.gather(
@@ -293,7 +293,7 @@ async def test_a_service_waits_for_a_command_that_ends_by_itself(tmp_path: Path)
 async def test_a_service_does_not_wait_for_another_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamingnode.reaching.REACH_PAUSE_S", 1000)
+    monkeypatch.setattr("streamingnode.reaching.PAUSE_S", 1000)
     async with sn.open_node(tmp_path):
         pass
     for is_brief, patience_s in ((False, 5.0), (True, -1.0)):

@@ -8,6 +8,7 @@ import pytest
 
 import streamingnode as sn
 from wal.errors import InvalidArgument, OnShutdown
+from wal.memory_store import MemoryLogStore
 from wal.rocksmq.queue import RocksMQ
 
 pytestmark = pytest.mark.anyio
@@ -34,10 +35,26 @@ async def test_topics_of_a_node_are_there_when_it_opens_again(tmp_path: Path) ->
         await queue.produce("events", [b"late"])
 
 
-async def test_a_node_in_memory_says_that_it_has_no_topics() -> None:
+async def test_topics_of_a_node_in_memory_end_with_it() -> None:
+    for _ in range(2):
+        async with sn.open_node(None) as node:
+            assert await node.mq.info() == {}
+            await node.mq.create_topic("events")
+            await node.mq.create_consumer_group("events", "group")
+            await node.mq.produce("events", [b"0", b"1"])
+            found = await node.mq.consume("events", "group", 9)
+            assert [message.payload for message in found] == [b"0", b"1"]
+            await node.mq.ack("events", "group", [message.message_id for message in found])
+            assert (await node.mq.info())["events"].groups["group"].lag == 0
+
+
+async def test_a_node_whose_store_keeps_no_topics_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryLogStore, "topic_store", None)
     async with sn.open_node(None) as node:
         with pytest.raises(InvalidArgument, match="directory"):
             _ = node.mq
+        with pytest.raises(InvalidArgument, match="directory"):
+            _ = node.channels
 
 
 def test_topics_work_without_async(tmp_path: Path) -> None:

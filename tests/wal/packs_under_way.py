@@ -4,7 +4,7 @@ import asyncio
 
 from tests.wal.manual_log import settle
 from tests.wal.packed import FakeTarget, insert_group
-from wal.append import AppendGroup, AppendResult, Pack
+from wal.append import AppendGroup, AppendResult, AppendTicket, Pack
 from wal.message import MESSAGE_OVERHEAD_BYTES
 from wal.packer import Packer
 from wal.position import MemoryMessageId
@@ -26,6 +26,12 @@ def result(number: int) -> AppendResult:
         time_tick=number,
         last_confirmed_position=number,
     )
+
+
+def queued() -> AppendTicket:
+    """Return the ticket of a pack in the log's queue."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    return AppendTicket(1, done, done)
 
 
 class Log:

@@ -390,9 +390,12 @@ async def test_call_that_is_refused_after_one_with_an_open_outcome_is_indetermin
 async def test_observer_hears_of_every_end() -> None:
     observer = Ended()
     steered = await SteeredWal(observer=observer).open()
+    until = steered.gatekeeper.until = asyncio.get_running_loop().create_future()
     cancelled = await start(steered.wal, insert())
-    ok = await start(steered.wal, insert())
     cancelled.cancel()
+    await settle()
+    until.set_result(None)
+    ok = await start(steered.wal, insert())
     steered.log.write()
     await ok
     steered.gatekeeper.refusal = StorageFailed("no")

@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.wal.log_contract import LogContract, fill
+from tests.wal.owned_log_contract import OwnedLogContract
 from tests.wal.state_map_contract import StateMapContract
 from wal.errors import StorageFull
 from wal.memory_store import MemoryLogStore, MemoryOptions
@@ -10,7 +11,7 @@ from wal.memory_store import MemoryLogStore, MemoryOptions
 pytestmark = pytest.mark.anyio
 
 
-class TestMemoryStore(LogContract, StateMapContract):
+class TestMemoryStore(LogContract, StateMapContract, OwnedLogContract):
     @pytest.fixture
     async def store(self) -> AsyncIterator[MemoryLogStore]:
         store = MemoryLogStore()

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.wal.manual_log import settle
-from tests.wal.packs_under_way import Log, result, write
-from wal.append import AppendGroup, AppendTicket
+from tests.wal.packs_under_way import Log, queued, result, write
+from wal.append import AppendGroup
 from wal.errors import TooLarge
 from wal.packer import (
     ALONE_BYTES_MIN,
@@ -144,12 +144,6 @@ async def joined(log: Log, *groups: AppendGroup) -> None:
         group.waiter = asyncio.get_running_loop().create_future()
     assert log.packer.try_join(groups)
     await settle()
-
-
-def queued() -> AppendTicket:
-    """Return the ticket of a pack in the log's queue."""
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    return AppendTicket(1, done, done)
 
 
 async def test_writes_of_connections_wait_for_a_pack_that_only_disk_keeps_and_for_no_other() -> (
@@ -332,6 +326,33 @@ async def test_write_cancelled_before_its_first_step_leaves_nothing_behind() -> 
     append.cancel()
     await asyncio.wait([append])
     assert not log.packs
+    assert log.memory.held_bytes == 0
+
+
+async def test_way_of_a_pack_without_a_place_ends_when_its_last_caller_is_gone() -> None:
+    log = Log()
+    await log.start(write())
+    first, second = await log.start(write(), write())
+    first.cancel()
+    await settle()
+    assert len(log.under_way) == 2
+    second.cancel()
+    await settle()
+    assert len(log.under_way) == 1
+    await log.end_all()
+    assert log.memory.held_bytes == 0
+
+
+async def test_pack_with_a_place_ends_with_its_write_whoever_is_gone() -> None:
+    log = Log()
+    (append,) = await log.start(write())
+    log.under_way[0][0].ticket = queued()
+    append.cancel()
+    await settle()
+    assert append.cancelled()
+    assert len(log.under_way) == 1
+    assert log.memory.held_bytes == 100
+    await log.end()
     assert log.memory.held_bytes == 0
 
 

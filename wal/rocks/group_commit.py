@@ -58,12 +58,12 @@ class EntryWrite(msgspec.Struct, eq=False):
         batch.put(entry_key(self.log_id, self.position), self.value)
 
 
-class RecordWrite:
-    """Changes of records (None removes), the state map's new version (0: none), entries, ranges of
-    keys; synced at once.
+class BatchWrite:
+    """Records (None removes), entries of logs that the floor does not list, and ranges of keys that
+    are given up, from one to below another. It is synced at once.
 
-    Of the entries, those whose keys are `dropped`, from one to below another, are given up after
-    the others are put.
+    `meta_version` is the new version of the state map, 0 for none; `ends` are the last positions
+    that the logs of the entries then have.
     """
 
     urgent = True
@@ -71,27 +71,29 @@ class RecordWrite:
 
     def __init__(
         self,
-        changes: Mapping[bytes, bytes | None],
+        records: Mapping[bytes, bytes | None],
         meta_version: int = 0,
         *,
         entries: Sequence[tuple[bytes, bytes]] = (),
         dropped: Sequence[tuple[bytes, bytes]] = (),
+        ends: Mapping[SyncedPosition, int] | None = None,
     ) -> None:
-        self.changes = changes
+        self.records = records
         self.meta_version = meta_version
         self.entries = entries
         self.dropped = dropped
+        self.ends = ends or {}
         self.size_bytes = sum(
             len(key) + len(value or b"")
-            for each in (changes.items(), entries)
+            for each in (records.items(), entries)
             for key, value in each
         )
-        # nobody wants less of a record
+        # It is always synced, so one future serves as both.
         self.written = self.durable = asyncio.get_running_loop().create_future()
 
     def stage(self, batch: WriteBatch, engine: Engine) -> None:
         """Put it into a batch."""
-        for key, value in self.changes.items():
+        for key, value in self.records.items():
             if value is None:
                 batch.delete(key, engine.meta_family)
             else:
@@ -103,7 +105,7 @@ class RecordWrite:
             batch.delete_range(begin, end, engine.entry_family)
 
 
-Write = EntryWrite | RecordWrite
+Write = EntryWrite | BatchWrite
 
 
 @unique
@@ -113,14 +115,16 @@ class StoreState(IntEnum):
     """
 
     OPEN = 0
-    FAILED = 1
+    READ_ONLY = 1
+    """It was opened for reading only."""
+    FAILED = 2
     """A write failed; what was synced can be read. Reopening leads back to `OPEN`, and nothing else
     ever does.
     """
-    FENCED = 2
+    FENCED = 3
     """Another owner's token is in the directory."""
-    CLOSED = 3
-    FORKED = 4
+    CLOSED = 4
+    FORKED = 5
     """This process is a fork of the owner."""
 
 
@@ -185,6 +189,11 @@ class GroupCommit:
         if self.state is not StoreState.OPEN:
             raise self.refusal()
 
+    def check_settled(self) -> None:
+        """Raise unless what the database holds is durable: after a failed write nobody knows."""
+        if self.state > StoreState.READ_ONLY:
+            raise self.refusal()
+
     def check_readable(self) -> None:
         """Raise when the store is closed, or was opened by the process this one was forked from."""
         if self.state >= StoreState.CLOSED:
@@ -236,6 +245,10 @@ class GroupCommit:
                 return _fence_in(self.cause) or ChannelFenced(
                     f"{self._directory} was taken over by another owner — this one writes no more"
                 )
+            case StoreState.READ_ONLY:
+                return StorageFailed(
+                    f"{self._directory} was opened for reading only — open the node to change it"
+                )
             case StoreState.FORKED:
                 return StorageFailed(
                     f"{self._directory} was opened before this process was forked — open it in one "
@@ -255,9 +268,14 @@ class GroupCommit:
                 write.written.set_result(None)
 
     def landed(self, writes: list[Write]) -> None:
-        """These writes are synced: readers see them first, then who waits for them is told."""
+        """These writes are synced: readers see them first, then their futures are done."""
         failpoint("append.landed")
-        ends = {write.synced: write.position for write in writes if isinstance(write, EntryWrite)}
+        ends = dict[SyncedPosition, int]()
+        for write in writes:
+            if isinstance(write, EntryWrite):
+                ends[write.synced] = write.position
+            else:
+                ends |= write.ends
         for synced, position in ends.items():
             synced.advance(position)
         for write in writes:

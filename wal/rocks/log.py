@@ -1,25 +1,26 @@
 """One log in RocksDB: where it begins and ends, and how to add to it, read it and shorten it.
 
-The contract is that of `wal.log.Log`. The event loop keeps the ends of the log in memory; bytes go
-to the writer thread and come from reader threads, which check every entry.
+The event loop keeps the ends of the log in memory; bytes go to the writer thread and come from
+reader threads, which check every entry.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from rocksdict import Rdict, RdictIter
 
 from wal.append import AppendTicket, Pack
 from wal.codec import decode_entry, entry_crc32c, entry_range
 from wal.entry import LogEntry
+from wal.entry_log import Decode, E
 from wal.errors import Corrupt, Truncated
 from wal.failpoint import failpoint
 from wal.log import is_needed
 from wal.position import FIRST_POSITION, POSITION_MAX, RocksMessageId
 from wal.queue import SyncedPosition
 from wal.rocks.database import Engine
-from wal.rocks.group_commit import EntryWrite, GroupCommit, RecordWrite
+from wal.rocks.group_commit import BatchWrite, EntryWrite, GroupCommit
 from wal.rocks.layout import (
     decode_number,
     encode_number,
@@ -27,9 +28,9 @@ from wal.rocks.layout import (
     first_position_key,
     split_entry_key,
 )
+from wal.runtime import Acknowledgement
 
 WAL_NAME = RocksMessageId.wal_name
-E = TypeVar("E")
 
 READ_ENDS_MAX = 256
 """Ends of reads that are remembered: a few for each reader that catches up."""
@@ -49,15 +50,15 @@ class LogEnds(NamedTuple):
     last_crc32c: int = 0
 
 
-def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
-    """Look up both ends of a log, whatever its length. Reader thread. Raises `Corrupt` when they do
-    not fit.
+def load_ends(engine: Engine, log_id: int, name: str, end_position: int = POSITION_MAX) -> LogEnds:
+    """Look up both ends of a log, whatever its length, without what is behind `end_position`.
+    Reader thread. Raises `Corrupt` when they do not fit.
     """
     begin = first_kept(engine.database, log_id)
     iterator = engine.entries.iter()
     iterator.seek(entry_key(log_id, 0))
     first = current_entry(iterator, log_id)
-    last = last_entry(engine.entries, log_id)
+    last = last_entry(engine.entries, log_id, end_position)
     if first is None or last is None:
         if begin > FIRST_POSITION:
             raise Corrupt(f"log {name!r} begins at position {begin} and has no entries")
@@ -71,24 +72,108 @@ def load_ends(engine: Engine, log_id: int, name: str) -> LogEnds:
     return LogEnds(begin, latest.last_position, latest.time_tick, latest.crc32c)
 
 
-class RocksLog:
-    """One log of a `RocksStore`, which makes it."""
+class RocksEntryLog(Generic[E]):
+    """One log of entries in RocksDB, as its readers see it; see `wal.entry_log.EntryLog`.
+
+    `decode` checks an entry, `as_id` makes what errors call a position, and `title` begins the text
+    of errors, before a position.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        commit: GroupCommit,
+        *,
+        log_id: int,
+        title: str,
+        decode: Decode[E],
+        as_id: Callable[[int], object] = int,
+        first_position: int = FIRST_POSITION,
+        last_position: int = 0,
+    ) -> None:
+        self.log_id = log_id
+        self.first_position = first_position
+        self.next_position = last_position + 1
+        self.synced = SyncedPosition(last_position)
+        self.wait_beyond = self.synced.wait_beyond
+        self.end = self.synced.end
+        self._engine = engine
+        self._commit = commit
+        self._title = title
+        self._decode = decode
+        self._as_id = as_id
+        self._read_ends: dict[int, int] = {}
+        """Checksums of entries that reads ended with, by last position: a reader that goes on there
+        need not look at them again.
+        """
+
+    @property
+    def durable_position(self) -> int:
+        """Position of the last synced message, one below the first when there is none."""
+        return self.synced.value
+
+    async def read(self, position: int, *, bytes_max: int) -> list[E]:
+        """Return checked, synced entries from the one that holds `position`."""
+        self._commit.check_readable()
+        if position < self.first_position:
+            raise Truncated(self._as_id(position), self._as_id(self.first_position))
+        if position > self.durable_position:
+            return []
+        first_position = self.first_position
+        try:
+            entries = await self._engine.read(self._read_range, position, first_position, bytes_max)
+        except Corrupt as error:
+            # a truncation that overtook this read looks like a gap to it
+            if self.first_position > first_position:
+                return await self.read(position, bytes_max=bytes_max)
+            raise Corrupt(f"{self._title} {position}: {error}") from error
+        self._read_ends[entries[-1].last_position] = entries[-1].crc32c
+        if len(self._read_ends) > READ_ENDS_MAX:
+            del self._read_ends[next(iter(self._read_ends))]
+        return entries
+
+    async def go_on(self, first_position: int, last_position: int, crc32c: int) -> None:
+        """Go on from the ends that the owner knows; see `wal.entry_log.OwnedLog`."""
+        found = await self._engine.read(lambda: last_entry(self._engine.entries, self.log_id))
+        reached = (0, 0) if found is None else (found[0], entry_crc32c(found[1]))
+        if first_position <= last_position and reached != (last_position, crc32c):
+            raise Corrupt(f"reaches id {reached[0]}, and {last_position} was acknowledged")
+        self._read_ends.clear()
+        self.first_position = first_position
+        self.next_position = last_position + 1
+        self.synced.advance(last_position)
+
+    def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[E]:
+        """Return entries from the one that holds `position` on, up to the last synced one. Reader
+        thread.
+        """
+        before = self._read_ends.get(position - 1)
+        kept = first_position, self.durable_position
+        entries = self._engine.entries
+        return read_range(entries, self.log_id, self._decode, position, kept, bytes_max, before)
+
+
+class RocksLog(RocksEntryLog[LogEntry]):
+    """One log of packs of a `RocksStore`, which makes it; see `wal.log.Log`."""
 
     wal_name = WAL_NAME
 
     def __init__(
         self, engine: Engine, commit: GroupCommit, *, name: str, log_id: int, ends: LogEnds
     ) -> None:
+        title = f"log {name!r}, read from position"
+        super().__init__(
+            engine,
+            commit,
+            log_id=log_id,
+            title=title,
+            decode=decode_rocks_entry,
+            as_id=RocksMessageId,
+        )
         self.name = name
-        self.log_id = log_id
-        self._engine = engine
-        self._commit = commit
-        self._synced = SyncedPosition(ends.last_position)
         self.admit = commit.admit
-        self.wait_beyond = self._synced.wait_beyond
-        self.end = self._synced.end
         self._truncating = asyncio.Lock()
-        self._make_outcome = asyncio.get_running_loop().create_future
+        self._loop = asyncio.get_running_loop()
         self.restart(ends)
 
     def restart(self, ends: LogEnds) -> None:
@@ -99,16 +184,8 @@ class RocksLog:
         self.next_position = ends.last_position + 1
         self.last_tick = ends.last_tick
         self._crc32c = ends.last_crc32c
-        self._synced.advance(ends.last_position)
-        self._read_ends: dict[int, int] = {}
-        """Checksums of entries that reads ended with, by last position: who goes on there needs no
-        second look at them.
-        """
-
-    @property
-    def durable_position(self) -> int:
-        """Position of the last synced message, 0 when there is none."""
-        return self._synced.value
+        self._read_ends.clear()
+        self.synced.advance(ends.last_position)
 
     def append(self, pack: Pack) -> AppendTicket:
         """Queue a stamped pack; see `wal.log.Log.append`. A full disk stops nothing that was
@@ -119,37 +196,15 @@ class RocksLog:
         tick = pack.time_tick
         data = pack.encode(WAL_NAME, first_position=first_position, previous_crc32c=self._crc32c)
         position = first_position + pack.message_count - 1
-        written = self._make_outcome()
-        durable = self._make_outcome()
+        written = Acknowledgement(self._loop)
+        durable = self._loop.create_future()
         self._commit.submit(
-            EntryWrite(self.log_id, position, tick, data, len(data), written, durable, self._synced)
+            EntryWrite(self.log_id, position, tick, data, len(data), written, durable, self.synced)
         )
         self.next_position = position + 1
         self.last_tick = tick
         self._crc32c = entry_crc32c(data)
         return AppendTicket(first_position, written, durable)
-
-    async def read(self, position: int, *, bytes_max: int) -> list[LogEntry]:
-        """Return checked, synced entries from the one that holds `position`; see
-        `wal.log.Log.read`.
-        """
-        self._commit.check_readable()
-        if position < self.first_position:
-            raise Truncated(RocksMessageId(position), RocksMessageId(self.first_position))
-        if position > self.durable_position:
-            return []
-        first_position = self.first_position
-        try:
-            entries = await self._engine.read(self._read_range, position, first_position, bytes_max)
-        except Corrupt as error:
-            # a truncation that overtook this read looks like a gap to it
-            if self.first_position > first_position:
-                return await self.read(position, bytes_max=bytes_max)
-            raise Corrupt(f"log {self.name!r}, read from position {position}: {error}") from error
-        self._read_ends[entries[-1].last_position] = entries[-1].crc32c
-        if len(self._read_ends) > READ_ENDS_MAX:
-            del self._read_ends[next(iter(self._read_ends))]
-        return entries
 
     async def truncate(
         self, position: int, *, needed: Callable[[], int | None] | None = None
@@ -169,7 +224,7 @@ class RocksLog:
             begin = entry_key(self.log_id, self.first_position)
             end = entry_key(self.log_id, kept)
             record = {first_position_key(self.log_id): encode_number(kept)}
-            dropped = self._commit.submit(RecordWrite(record, dropped=[(begin, end)]))
+            dropped = self._commit.submit(BatchWrite(record, dropped=[(begin, end)]))
             # from here on reads below are refused, so none meets the gap
             self.first_position = kept
             failpoint("flush.drop_queued")
@@ -179,15 +234,7 @@ class RocksLog:
             failpoint("flush.log_compacted")
 
     def _read_range(self, position: int, first_position: int, bytes_max: int) -> list[LogEntry]:
-        """Return entries from the one that holds `position` on, up to the last synced one. Reader
-        thread.
-        """
-        entries = self._engine.entries
-        before = self._read_ends.get(position - 1)
-        kept = first_position, self.durable_position
-        found = read_range(
-            entries, self.log_id, decode_rocks_entry, position, kept, bytes_max, before
-        )
+        found = super()._read_range(position, first_position, bytes_max)
         if found and found[0].first_position < first_position:
             raise _missing(first_position, position)
         return found
@@ -196,7 +243,7 @@ class RocksLog:
 def read_range(
     entries: Rdict,
     log_id: int,
-    decode: Callable[[bytes, int | None], E],
+    decode: Decode[E],
     position: int,
     kept: tuple[int, int],
     bytes_max: int,
@@ -230,6 +277,8 @@ def read_range(
     found: list[E] = []
     size = 0
     while size < bytes_max and expected <= end_position:
+        if found:  # not after the last one: each step reads an entry from the disk
+            iterator.next()
         current = current_entry(iterator, log_id)
         if current is None:
             raise _missing(expected, end_position)
@@ -245,7 +294,6 @@ def read_range(
         previous_crc32c = entry_crc32c(data)
         expected = last + 1
         size += len(data)
-        iterator.next()
     return found
 
 
@@ -263,10 +311,14 @@ def last_position(entries: Rdict, log_id: int) -> int:
     return 0 if last is None else last[0]
 
 
-def last_entry(entries: Rdict, log_id: int) -> tuple[int, bytes] | None:
-    """Return the last position of a log and the bytes of its last entry, None when it has none."""
+def last_entry(
+    entries: Rdict, log_id: int, end_position: int = POSITION_MAX
+) -> tuple[int, bytes] | None:
+    """Return the last position of a log up to `end_position`, and the bytes of that entry; None
+    when there is none.
+    """
     iterator = entries.iter()
-    iterator.seek_for_prev(entry_key(log_id, POSITION_MAX))
+    iterator.seek_for_prev(entry_key(log_id, end_position))
     return current_entry(iterator, log_id)
 
 

@@ -7,14 +7,16 @@ the directory stays owned.
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 from rocksdict import Checkpoint, Rdict
 
+from wal.entry_log import Batch, Decode, E, OwnedLog
 from wal.errors import (
     ChannelFenced,
     InvalidArgument,
@@ -24,9 +26,10 @@ from wal.errors import (
 )
 from wal.failpoint import failpoint
 from wal.log import SpaceLevel
+from wal.position import POSITION_MAX
 from wal.rocks.database import Engine, open_rocksdb
-from wal.rocks.floor import LOGS_MAX
-from wal.rocks.group_commit import GroupCommit, Outcome, RecordWrite, StoreState
+from wal.rocks.floor import LOGS_MAX, Floor
+from wal.rocks.group_commit import BatchWrite, GroupCommit, Outcome, StoreState
 from wal.rocks.layout import (
     DATABASE_NAME,
     META_PREFIX,
@@ -34,13 +37,19 @@ from wal.rocks.layout import (
     RocksOptions,
     encode_log_id,
     encode_number,
+    entry_key,
     log_id_key,
     meta_key,
 )
-from wal.rocks.log import RocksLog, load_ends
-from wal.rocks.opening import OwnedDirectory, open_owned, take_directory
+from wal.rocks.log import RocksEntryLog, RocksLog, load_ends
+from wal.rocks.opening import (
+    OwnedDirectory,
+    open_for_reading,
+    open_owned,
+    take_directory,
+)
 from wal.rocks.recovery import Survey, scan_prefix
-from wal.rocks.space import SpaceVerdict
+from wal.rocks.space import NOT_LOOKED, SpaceVerdict
 from wal.rocks.writer import Writer
 from wal.runtime import Holding, event_log, in_thread, outlast
 
@@ -125,6 +134,8 @@ class RocksStateMap:
         self._engine = engine
         self._commit = commit
         self._version = 0
+        self._logs = set[RocksEntryLog[Any]]()
+        """Those that owners have not released."""
 
     def restart(self, version: int) -> None:
         """Go on from the version that was found when the database was opened."""
@@ -132,14 +143,14 @@ class RocksStateMap:
 
     async def get(self, key: str) -> bytes | None:
         """Return the value of `key`, None if it has none."""
-        self._commit.check_writable()
+        self._commit.check_settled()
         value = await self._engine.read(lambda: self._engine.database.get(meta_key(key)))
         assert value is None or isinstance(value, bytes)
         return value
 
     async def scan(self, prefix: str) -> dict[str, bytes]:
         """Return all keys that start with `prefix`, and their values, in key order."""
-        self._commit.check_writable()
+        self._commit.check_settled()
         records = await self._engine.read(
             lambda: scan_prefix(self._engine.database, meta_key(prefix))
         )
@@ -148,32 +159,125 @@ class RocksStateMap:
     async def put(self, changes: Mapping[str, bytes | None]) -> None:
         """Set keys (None removes) all at once; durable when it returns."""
         self._commit.check_admitted(makes_room=True)
-        outcome = self.write(changes)
+        outcome = self.write(Batch(changes))
         failpoint("append.record_queued")
         await asyncio.shield(outcome)
         failpoint("append.record_durable")
 
-    def write(
+    def owned_log(
         self,
-        changes: Mapping[str, bytes | None],
+        log_id: int,
+        decode: Decode[E],
         *,
-        entries: Sequence[tuple[bytes, bytes]] = (),
-        dropped: Sequence[tuple[bytes, bytes]] = (),
-    ) -> Outcome:
-        """Queue a change, with entries that belong to no log and ranges of keys that are deleted.
+        first_position: int,
+        last_position: int,
+        title: str,
+    ) -> RocksEntryLog[E]:
+        """Return a log that its owner keeps; see `wal.log.BatchMap`."""
+        log = RocksEntryLog(
+            self._engine,
+            self._commit,
+            log_id=log_id,
+            title=title,
+            decode=decode,
+            first_position=first_position,
+            last_position=last_position,
+        )
+        self._logs.add(log)
+        return log
 
-        All of it takes effect at once, in call order, and is synced whatever the durability: so the
-        version of the map also stands for these entries. Raises as `put`.
+    def release(self, log: OwnedLog[Any]) -> None:
+        """Let go of a log; see `wal.log.BatchMap`."""
+        self._logs.discard(cast(RocksEntryLog[Any], log))
+
+    def write(self, batch: Batch) -> Outcome:
+        """Queue a batch; see `wal.log.BatchMap`.
+
+        It is synced whatever the durability: so the version of the map also stands for its entries.
         """
         self._commit.check_writable()
         self._version += 1
         records: dict[bytes, bytes | None] = {
-            meta_key(key): value for key, value in changes.items()
+            meta_key(key): value for key, value in batch.records.items()
         }
         records[META_VERSION_KEY] = encode_number(self._version)
-        return self._commit.submit(
-            RecordWrite(records, self._version, entries=entries, dropped=dropped)
+        entries = [(entry_key(log.log_id, position), data) for log, position, data in batch.entries]
+        ends = {
+            cast(RocksEntryLog[Any], log).synced: position for log, position, _ in batch.entries
+        }
+        outcome = self._commit.submit(
+            BatchWrite(
+                records, self._version, entries=entries, dropped=_dropped_keys(batch), ends=ends
+            )
         )
+        for log, position, _ in batch.entries:
+            log.next_position = position + 1
+        for log, position in batch.kept.items():
+            log.first_position = position  # reads below are refused, so none meets the gap
+        return outcome
+
+    async def reclaim(self, batch: Batch) -> None:
+        """Give back the disk space of what a durable batch has deleted."""
+        for begin, end in _dropped_keys(batch):
+            await self._engine.compact(begin, end)
+
+    def end(self, error: Exception) -> None:
+        """End the waits for messages of its logs."""
+        for log in self._logs:
+            log.end(error)
+
+
+def _dropped_keys(batch: Batch) -> list[tuple[bytes, bytes]]:
+    """Return the ranges of keys that a batch deletes, each from one to below another."""
+    kept = [
+        (entry_key(log.log_id, 0), entry_key(log.log_id, position))
+        for log, position in batch.kept.items()
+    ]
+    removed = [(entry_key(log.log_id, 0), entry_key(log.log_id + 1, 0)) for log in batch.removed]
+    return kept + removed
+
+
+class RocksReader:
+    """A node directory that is read: its logs and its map of state are those of a `RocksStore`, and
+    refuse to change. Opening it changes nothing in the directory.
+
+    `floor` is what the directory's floor file says; the database is checked as at a start, up to
+    what that knows. The caller keeps owners out meanwhile. Beside an owner give None: nothing is
+    compared, what is read may be a moment old, and `Corrupt` may mean that a file was removed since
+    it was listed.
+    """
+
+    def __init__(self, directory: Path, floor: Floor | None) -> None:
+        """Open the directory; blocks. Raises as `wal.rocks.opening.open_for_reading`."""
+        opened = open_for_reading(directory, floor)
+        self.found = opened.found
+        self.torn = opened.torn
+        """Where logs end that have a torn tail, which the next owner drops, by name."""
+        self.node_id = opened.found.node_id
+        self._engine = Engine(directory / DATABASE_NAME, opened.database)
+        self._commit = GroupCommit(directory, RocksOptions(), space=NOT_LOOKED)
+        self._commit.refuse(StoreState.READ_ONLY)
+        self.state = RocksStateMap(self._engine, self._commit)
+
+    async def open_log(self, name: str) -> RocksLog:
+        """Return the log of pchannel `name`; both of its ends are checked. One that was never made
+        is empty.
+        """
+        self._commit.check_readable()
+        log_id = self.found.log_ids.get(name, 0)
+        end = self.found.last_positions.get(log_id, 0)
+        ends = await self._engine.read(load_ends, self._engine, log_id, name, end)
+        return RocksLog(self._engine, self._commit, name=name, log_id=log_id, ends=ends)
+
+    def table_names(self) -> frozenset[str]:
+        """Return the names of the files of the database's tables. Blocks."""
+        live = self._engine.run(self._engine.database.live_files)
+        return frozenset(Path(str(each["name"])).name for each in live)
+
+    async def close(self) -> None:
+        """Close the database; idempotent."""
+        self._commit.refuse(StoreState.CLOSED)
+        await self._engine.close()
 
 
 class RocksStore:
@@ -186,12 +290,11 @@ class RocksStore:
         self._directory = owned.directory
         self.node_id = found.node_id
         self.promised_tick = owned.floor.known.tick
-        self.engine = Engine(owned.directory / DATABASE_NAME, database)
-        """The open database, for who keeps entries of its own in it."""
+        self._engine = Engine(owned.directory / DATABASE_NAME, database)
         self._commit = GroupCommit(owned.directory, owned.options, space=owned.space.verdict)
         self.admit = self._commit.admit
         self.check_admitted = self._commit.check_admitted
-        self.state = RocksStateMap(self.engine, self._commit)
+        self.state = RocksStateMap(self._engine, self._commit)
         self._logs: dict[str, RocksLog] = {}
         self._opening = asyncio.Lock()
         self._closing = asyncio.Lock()
@@ -219,6 +322,11 @@ class RocksStore:
         """Whether log should be given up; see `wal.log.LogStore`."""
         return self._commit.space.level is not SpaceLevel.AMPLE
 
+    @property
+    def topic_store(self) -> "RocksStore":
+        """This store: it keeps topics."""
+        return self
+
     async def promise_tick(self, tick: int) -> None:
         """Remember a tick, durably: one page, written and synced by a thread of its own, so that
         appends do not wait.
@@ -244,9 +352,9 @@ class RocksStore:
             if name not in self._logs:
                 self._commit.check_writable()
                 log_id = self._log_ids.get(name) or await self._make_log(name)
-                ends = await self.engine.read(load_ends, self.engine, log_id, name)
+                ends = await self._engine.read(load_ends, self._engine, log_id, name, POSITION_MAX)
                 self._logs[name] = RocksLog(
-                    self.engine, self._commit, name=name, log_id=log_id, ends=ends
+                    self._engine, self._commit, name=name, log_id=log_id, ends=ends
                 )
             return self._logs[name]
 
@@ -261,12 +369,12 @@ class RocksStore:
         def link() -> None:
             # First, as it lets the event loop run; what the checkpoint flushes while it does not is
             # then next to nothing.
-            self.engine.entries.flush()
-            self.engine.database.flush()
-            Checkpoint(self.engine.database).create_checkpoint(os.fsencode(target).decode())
+            self._engine.entries.flush()
+            self._engine.database.flush()
+            Checkpoint(self._engine.database).create_checkpoint(os.fsencode(target).decode())
 
         self._commit.check_readable()
-        await self.engine.read(link)
+        await self._engine.read(link)
 
     @property
     def condition(self) -> str:
@@ -296,6 +404,7 @@ class RocksStore:
             self._commit.refuse(StoreState.CLOSED)
             for log in self._logs.values():
                 log.end(self._commit.refusal())
+            self.state.end(self._commit.refusal())
         await outlast(self._release())
 
     def _leave(self) -> None:
@@ -303,7 +412,7 @@ class RocksStore:
         writes and lose them.
         """
         self._commit.refuse(StoreState.FORKED)
-        self.engine.leave_in_child()
+        self._engine.leave_in_child()
         self._owned.floor.close()
 
     def _let_go(self) -> None:
@@ -314,8 +423,8 @@ class RocksStore:
         self._writer.stop()
         try:
             if self._commit.taken_over:
-                self.engine.leave()
-            self.engine.let_go()
+                self._engine.leave()
+            self._engine.let_go()
         finally:
             self._closed = True
             self._owned.release()
@@ -330,7 +439,7 @@ class RocksStore:
         self.state.restart(found.meta_version)
         # reopening looked, and no writer was there to tell
         self._commit.space_changed(owned.space.verdict)
-        self._writer = Writer(self.engine, owned, self._commit)
+        self._writer = Writer(self._engine, owned, self._commit)
         self._commit.hand_over = self._writer.submit
         self.openings += 1
 
@@ -350,12 +459,12 @@ class RocksStore:
                     raise self._commit.refusal()
                 # RocksDB repeats the failure here; its appenders have heard of it
                 with suppress(StreamingNodeError):
-                    await self.engine.close()
+                    await self._engine.close()
                 failpoint("recovery.database_released")
                 try:
                     await self._install_next()
                 finally:
-                    self.engine.resume()
+                    self._engine.resume()
             except ChannelFenced:
                 self._commit.refuse(StoreState.FENCED)
                 raise
@@ -368,13 +477,18 @@ class RocksStore:
         """
         # The token may be of a term that was never opened: of an attempt that failed later.
         spent = self._commit.has_acknowledged and self._owned.floor.token_term == self.term
-        engine = self.engine
+        engine = self._engine
         options = self._owned.options
         try:
             database, found = await in_thread(lambda: open_owned(self._owned, term_is_spent=spent))
             engine.install(database)
             ends = [
-                (log, await in_thread(engine.run, load_ends, engine, log.log_id, log.name))
+                (
+                    log,
+                    await in_thread(
+                        engine.run, load_ends, engine, log.log_id, log.name, POSITION_MAX
+                    ),
+                )
                 for log in self._logs.values()
             ]
         except BaseException:
@@ -397,8 +511,8 @@ class RocksStore:
             is_closed = True
             try:
                 if self._commit.taken_over:
-                    await in_thread(self.engine.leave)
-                await self.engine.close()
+                    await in_thread(self._engine.leave)
+                await self._engine.close()
             except StorageFull as error:
                 # RocksDB brings its log into tables when it closes. Without room the log stays,
                 # synced, for the next open.
@@ -432,7 +546,7 @@ class RocksStore:
         self._log_ids[name] = log_id
         failpoint("recovery.log_named")
         await asyncio.shield(
-            self._commit.submit(RecordWrite({log_id_key(name): encode_log_id(log_id)}))
+            self._commit.submit(BatchWrite({log_id_key(name): encode_log_id(log_id)}))
         )
         failpoint("recovery.log_made")
         return log_id

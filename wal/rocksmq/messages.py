@@ -4,10 +4,11 @@ I/O.
 
 import struct
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, count, pairwise
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -26,10 +27,12 @@ PRODUCE_BYTES_MAX = 16 << 20
 """Of one call: it becomes one write, which holds the interpreter lock for about 1 ms per MiB."""
 NAME_BYTES_MAX = 255
 """Of a topic's or a group's name in UTF-8."""
+DEAD_SUFFIX = ".dead"
+"""The dead letters of a topic are messages of the topic with its name and this."""
+ERROR_CHARACTERS_MAX = 1_000
+"""Of the text of an error that goes with a dead letter."""
 CACHE_BYTES_MAX = 64 << 20
-"""Entries that are kept in memory, of all topics together, as large as they are there: those used
-last.
-"""
+"""Entries that are kept in memory, of all topics together, as large as they are there."""
 MESSAGE_OVERHEAD_BYTES = 264
 ENTRY_OVERHEAD_BYTES = 512
 """What a message takes in memory beside its bytes, and an entry beside its messages."""
@@ -41,6 +44,7 @@ four bytes each, of each message the lengths of payload and properties, and then
 and its properties."""
 ENTRY_HEADER_BYTES = _UNCHECKED.size + _CHECKED.size
 
+_LAST = attrgetter("last_position")
 _encode = msgspec.msgpack.Encoder().encode
 _decode_properties = msgspec.msgpack.Decoder(dict[str, str]).decode
 
@@ -70,6 +74,23 @@ class ConsumerMessage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
 def size_of(message: ProducerMessage | ConsumerMessage) -> int:
     """Return the bytes of a message, near enough: characters of its properties."""
     return len(message.payload) + sum(map(len, chain.from_iterable(message.properties.items())))
+
+
+def dead_letter(
+    body: bytes,
+    properties: Mapping[str, str],
+    *,
+    error: str,
+    topic: str,
+    message_id: int,
+    bridge: str,
+) -> ProducerMessage:
+    """Return the dead letter of a message of `topic` whose rows are refused with `error`.
+
+    `bridge` names the producer that could not write them.
+    """
+    origin = {"topic": topic, "id": str(message_id), "bridge": bridge}
+    return ProducerMessage(body, {**properties, "error": error[:ERROR_CHARACTERS_MAX], **origin})
 
 
 def check_name(kind: str, name: str) -> str:
@@ -198,24 +219,24 @@ def decode_entry(data: bytes, previous_crc32c: int | None) -> TopicEntry:
 
 
 class EntryCache:
-    """The entries that were produced or read last, by a topic's log id and any id in them."""
+    """The entries of topics that were produced or read last, up to `CACHE_BYTES_MAX` in memory.
+
+    Those of a topic that is gone are forgotten in time, as all others.
+    """
 
     def __init__(self) -> None:
-        self._entries = OrderedDict[tuple[int, int], TopicEntry]()
-        """By log id and last message id. No plain dict: its first key is the slower to find, the
-        more were removed.
-        """
-        self._keys: list[tuple[int, int]] = []
-        """Those of the entries, ascending."""
+        self._entries = defaultdict[int, list[TopicEntry]](list)
+        """By log id, in the order of positions."""
+        self._order = deque[tuple[int, TopicEntry]]()
         self._bytes = 0
 
     def find(self, log_id: int, message_id: int) -> TopicEntry | None:
-        """Return the entry that holds a message."""
-        at = bisect_left(self._keys, (log_id, message_id))
-        if at == len(self._keys) or (key := self._keys[at])[0] != log_id:
+        """Return the entry that holds a message, None when it is not here."""
+        entries = self._entries.get(log_id, [])
+        at = bisect_left(entries, message_id, key=_LAST)
+        if at == len(entries) or entries[at].first_position > message_id:
             return None
-        self._entries.move_to_end(key)  # the last to be forgotten
-        return entry if (entry := self._entries[key]).first_position <= message_id else None
+        return entries[at]
 
     def messages(self, log_id: int, ids: Sequence[int], start: int = 0) -> list[ConsumerMessage]:
         """Return those of some messages, from a place on, that lie in the entry of the first; none
@@ -231,15 +252,18 @@ class EntryCache:
         ]
 
     def put(self, log_id: int, entry: TopicEntry) -> None:
-        """Keep an entry, and forget what was not used for longest, in time also all of a topic that
-        is gone.
-        """
-        key = log_id, entry.last_position
-        if key not in self._entries:
-            self._entries[key] = entry
-            insort(self._keys, key)
-            self._bytes += entry.memory_bytes
-            while self._bytes > CACHE_BYTES_MAX and len(self._entries) > 1:  # the newest is wanted
-                key, oldest = self._entries.popitem(last=False)
-                self._bytes -= oldest.memory_bytes
-                del self._keys[bisect_left(self._keys, key)]
+        """Keep an entry, and forget those that have been here for longest."""
+        if self.find(log_id, entry.last_position):
+            return
+        insort(self._entries[log_id], entry, key=_LAST)
+        self._order.append((log_id, entry))
+        self._bytes += entry.memory_bytes
+        while self._bytes > CACHE_BYTES_MAX and len(self._order) > 1:  # the newest is wanted
+            self._forget(*self._order.popleft())
+
+    def _forget(self, log_id: int, entry: TopicEntry) -> None:
+        self._bytes -= entry.memory_bytes
+        entries = self._entries[log_id]
+        del entries[bisect_left(entries, entry.last_position, key=_LAST)]
+        if not entries:
+            del self._entries[log_id]

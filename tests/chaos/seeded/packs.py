@@ -216,10 +216,10 @@ def _stamps_of_the_entry_only(right: Right) -> Right:
 def _cancelled_and_written(right: Right) -> Right:
     """A caller who gives up while its write waits is heard by nobody."""
 
-    def append_together(packer: Packer, group: AppendGroup) -> Any:
-        return asyncio.shield(right(packer, group))
+    def append(packer: Packer, group: AppendGroup, *send: Any) -> Any:
+        return asyncio.shield(right(packer, group, *send))
 
-    return append_together
+    return append
 
 
 def _comes_again_twice(right: Right) -> Right:
@@ -325,7 +325,7 @@ RESULT_OF_ANOTHER = SeededBug(
     "one caller's result given to another", Pack, "results", _result_of_the_next
 )
 CANCELLED_AND_WRITTEN = SeededBug(
-    "a cancelled caller's rows are written", Packer, "_append_together", _cancelled_and_written
+    "a cancelled caller's rows are written", Packer, "append", _cancelled_and_written
 )
 TORN_ENTRY = SeededBug(
     "a torn entry loses only some of its writes", SimulatedStore, "_fail", _torn_entry

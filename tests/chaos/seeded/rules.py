@@ -12,8 +12,7 @@ from interceptors.errors import SequenceTooOld
 from interceptors.window import KnownProducer, Window
 from streamingnode.remote.spool import SpoolingBackend
 from tests.chaos.seeded.bug import Right, SeededBug
-from wal.packer import Packer
-from wal.rocksmq.topic import Topic
+from wal.rocksmq.topic import TopicChange
 
 
 def _floor_goes_down(right: Right) -> Right:
@@ -26,14 +25,16 @@ def _floor_goes_down(right: Right) -> Right:
     return forget
 
 
-def _held_goes_by_age(right: Right) -> Right:
+def _outstanding_goes_by_age(right: Right) -> Right:
+    """A cut forgets old results although a write below them is outstanding."""
+
     def freeze(window: Window, *arguments: Any, **options: Any) -> Window:
-        held = window.held
-        window.held = frozenset()
-        try:
-            frozen: Window = right(window, *arguments, **options)
-        finally:
-            window.held = held
+        outstanding = window.outstanding()
+        for producer_id in outstanding:
+            window.settle(producer_id, 0)
+        frozen: Window = right(window, *arguments, **options)
+        for producer_id, sequence in outstanding.items():
+            window.settle(producer_id, sequence)
         return frozen
 
     return freeze
@@ -42,23 +43,15 @@ def _held_goes_by_age(right: Right) -> Right:
 def _page_keeps_its_time(right: Right) -> Right:
     """A page that a group went back to is still marked as acknowledged."""
 
-    def settle(topic: Topic, now_ms: int) -> None:
-        before = [page.acked_ms for page in topic.pages]
-        right(topic, now_ms)
-        for page, acked_ms in zip(topic.pages, before, strict=True):
-            if acked_ms and not page.acked_ms:
-                page.acked_ms = acked_ms
-                topic._changes[topic._page_key(page)] = msgspec.msgpack.encode(page)
+    def settle(change: TopicChange, now_ms: int) -> None:
+        before = change._pages.copy()
+        right(change, now_ms)
+        for at, page in enumerate(before):
+            if page.acked_ms and not change._pages[at].acked_ms:
+                change._pages[at] = page
+                change._records[change._page_key(page)] = msgspec.msgpack.encode(page)
 
     return settle
-
-
-def _handed_over_backwards(_right: Right) -> Right:
-    def hand_over(packer: Packer, other: Packer) -> None:
-        while packer._waiting:
-            other.come_again(packer._waiting.popleft())
-
-    return hand_over
 
 
 def _too_old_is_refused(right: Right) -> Right:
@@ -71,12 +64,11 @@ def _too_old_is_refused(right: Right) -> Right:
 
 
 FLOOR_GOES_DOWN = SeededBug("a window's floor goes down", Window, "_forget", _floor_goes_down)
-HELD_GOES_BY_AGE = SeededBug("a held write goes by age", Window, "freeze", _held_goes_by_age)
-PAGE_KEEPS_ITS_TIME = SeededBug(
-    "an opened page stays acknowledged", Topic, "_settle", _page_keeps_its_time
+OUTSTANDING_GOES_BY_AGE = SeededBug(
+    "an outstanding write goes by age", Window, "freeze", _outstanding_goes_by_age
 )
-HANDED_OVER_BACKWARDS = SeededBug(
-    "handed over backwards", Packer, "hand_over", _handed_over_backwards
+PAGE_KEEPS_ITS_TIME = SeededBug(
+    "an opened page stays acknowledged", TopicChange, "_settle", _page_keeps_its_time
 )
 TOO_OLD_IS_REFUSED = SeededBug(
     "too old is a dead letter", SpoolingBackend, "_is_final", _too_old_is_refused

@@ -24,7 +24,7 @@ from tests.interceptors.live_channel import (
 from wal.append import AppendGroup, AppendResult
 from wal.errors import Overloaded
 from wal.headers import MessageType
-from wal.position import Place, ProducerStamp
+from wal.position import ProducerStamp
 
 pytestmark = pytest.mark.anyio
 
@@ -291,7 +291,7 @@ def test_a_window_read_off_a_log_of_packs_is_the_live_one(
                     groups.append(group_of(insert(info, rows), producer=stamp))
                     groups[-1].is_transaction = is_transaction
                     if stamp is not None and sequence:  # so that nobody draws it
-                        groups[-1].place = channel.places.hold(Place(stamp))
+                        channel.sequences.reach(producer_id, sequence)
                 for group, outcome in zip(groups, await channel.pack(*groups), strict=True):
                     assert isinstance(outcome, AppendResult)
                     if group.producer is not None:

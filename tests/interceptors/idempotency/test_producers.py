@@ -7,7 +7,7 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from interceptors.errors import ProducerFenced, SequenceTooOld
+from interceptors.errors import ProducerFenced
 from interceptors.idempotency import IdempotencyInterceptor, Producers
 from interceptors.window import ProducerLimits, Window
 from tests.interceptors.idempotency.test_window import result_at
@@ -35,7 +35,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 async def opened(state: StateMap, window: Window | None = None) -> Producers:
     producers = Producers(state, "p0", ProducerLimits(producers_max=2))
     await producers.load()
-    producers.bind(IdempotencyInterceptor(window or Window(), producers.places))
+    producers.bind(IdempotencyInterceptor(window or Window(), producers.sequences))
     return producers
 
 
@@ -71,7 +71,7 @@ async def test_opening_waits_for_what_the_one_before_has_under_way(
     window = Window()
     ids(5)
     producers = Producers(state, "p0", ProducerLimits())
-    interceptor = IdempotencyInterceptor(window, producers.places)
+    interceptor = IdempotencyInterceptor(window, producers.sequences)
     producers.bind(interceptor)
     first = await producers.open("feed")
     acknowledged: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
@@ -198,30 +198,3 @@ async def test_producer_that_may_be_forgotten_after_a_restart_is_fenced_until_it
         window.find(ProducerStamp(first.producer_id, first.epoch, 1))
     again = await producers.open("feed")
     assert window.find(ProducerStamp(again.producer_id, again.epoch, 1)) is None
-
-
-@pytest.mark.parametrize(
-    "before", [True, False], ids=["before the window was rebuilt", "meanwhile"]
-)
-async def test_place_counts_only_if_nothing_of_its_write_was_forgotten_since(
-    ids: Callable[..., None], before: bool
-) -> None:
-    """The log has the write, from a failed try whose caller gave up, and the rebuilt window keeps
-    one result.
-    """
-    state = MemoryLogStore().state
-    ids(5)
-    producers = await opened(state)
-    feed = await producers.open("feed")
-    stamps = [ProducerStamp(feed.producer_id, feed.epoch, sequence) for sequence in (1, 2)]
-    place = producers.place(feed.producer_id, feed.epoch, 1) if before else None
-    rebuilt = Window(ProducerLimits(results_per_producer_max=1), held=producers.places.writes())
-    for number, stamp in enumerate(stamps, 1):
-        rebuilt.add(stamp, result_at(number))
-    place = place or producers.place(feed.producer_id, feed.epoch, 1)
-    producers.bind(IdempotencyInterceptor(rebuilt, producers.places))
-    if before:
-        assert rebuilt.find(place.stamp) == result_at(1)
-    else:
-        with pytest.raises(SequenceTooOld):
-            rebuilt.find(place.stamp)

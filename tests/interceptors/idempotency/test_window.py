@@ -2,6 +2,7 @@
 forgets silently.
 """
 
+import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -16,14 +17,17 @@ from hypothesis.stateful import (
 from interceptors.errors import ProducerFenced, SequenceTooOld
 from interceptors.window import (
     CLIENT_AGE_MS,
-    Places,
+    OUTSTANDING_FACTOR,
     ProducerLimits,
+    StoredProducer,
+    StoredResult,
+    StoredWindow,
     Window,
     decode_window,
     encode_window,
 )
 from wal.append import AppendResult
-from wal.position import CLIENT_PRODUCER_IDS, MemoryMessageId, Place, ProducerStamp
+from wal.position import CLIENT_PRODUCER_IDS, MemoryMessageId, ProducerStamp
 from wal.timetick import add_ms, compose_tick, physical_ms
 
 LIMITS = ProducerLimits(results_per_producer_max=4, results_max=9, results_age_s=0.004)
@@ -54,10 +58,8 @@ class WindowMachine(RuleBasedStateMachine):
 
     @initialize()
     def open(self) -> None:
-        self.places = Places()
-        self.held: dict[tuple[int, int], Place] = {}
-        self.held_most = 0
-        self.window = Window(LIMITS, held=self.places)
+        self.outstanding: set[tuple[int, int]] = set()
+        self.window = Window(LIMITS)
         self.written: dict[tuple[int, int], tuple[AppendResult, int]] = {}
         self.epochs = dict.fromkeys([1, 7, 9], 0)
         self.fence_all()
@@ -84,25 +86,40 @@ class WindowMachine(RuleBasedStateMachine):
         assert found is None
         result = result_at(len(self.written) + 1)
         self.written[key] = result, self.epochs[producer_id]
+        self.name_oldest(producer_id, sequence)
         self.window.add(ProducerStamp(producer_id, self.epochs[producer_id], sequence), result)
+        if self.window.results == LIMITS.results_max and not self.others():
+            self.outstanding.clear()  # there are as many as the window has room for
 
     @rule(producer_id=producers)
     def write_next(self, producer_id: int) -> None:
         self.write(producer_id, self.window.last_sequence(producer_id) + 1)
 
     @rule(producer_id=producers, sequence=sequences)
-    def hold(self, producer_id: int, sequence: int) -> None:
-        """A caller names a write, and keeps it for as long as it may still send it."""
-        key = producer_id, sequence
-        if not self.window.has_forgotten(key):
-            self.held[key] = self.places.hold(
-                Place(ProducerStamp(producer_id, self.epochs[producer_id], sequence))
-            )
+    def begin(self, producer_id: int, sequence: int) -> None:
+        """A producer begins a write that may still be a first try, and names its oldest one."""
+        if not isinstance(self.find(producer_id, sequence), SequenceTooOld):
+            self.outstanding.add((producer_id, sequence))
+            self.name_oldest(producer_id, sequence)
 
-    @precondition(lambda self: self.held)
+    @precondition(lambda self: self.outstanding)
     @rule(data=st.data())
-    def let_go(self, data: st.DataObject) -> None:
-        del self.held[data.draw(st.sampled_from(sorted(self.held)))]
+    def end(self, data: st.DataObject) -> None:
+        """It is the next write that names what is left."""
+        self.outstanding.remove(data.draw(st.sampled_from(sorted(self.outstanding))))
+
+    def name_oldest(self, producer_id: int, sequence: int) -> None:
+        """Have a write with this sequence name the oldest one that is outstanding beside it."""
+        own = [each for key, each in self.outstanding if key == producer_id]
+        self.window.settle(producer_id, min([sequence, *own]))
+
+    def others(self) -> list[int]:
+        """Return the producers that have results below what they have outstanding."""
+        return [
+            each
+            for each, known in self.window.producers.items()
+            if known.sequences and not 0 < known.settled <= known.sequences[0]
+        ]
 
     @rule(producer_id=producers)
     def open_again(self, producer_id: int) -> None:
@@ -126,35 +143,20 @@ class WindowMachine(RuleBasedStateMachine):
     @rule(saved=saved)
     def crash(self, saved: tuple[bytes, int]) -> None:
         """Go on with a checkpoint and what the log has above its tick, in another process."""
-        self.held.clear()
-        self.places = Places()
+        self.outstanding.clear()
         self.latest = saved
-        self.rebuild(saved)
+        self.rebuild(saved, {})
 
     @precondition(lambda self: self.latest is not None)
-    @rule(meanwhile=st.none() | st.tuples(producers, sequences))
-    def reopen(self, meanwhile: tuple[int, int] | None) -> None:
-        """The same in one process, which keeps what is held, and where a caller may come
-        meanwhile.
-        """
-        before = self.window
-        held = self.places.writes()
+    @rule()
+    def reopen(self) -> None:
+        """The same in one process, which knows what is outstanding."""
         assert self.latest is not None
-        self.rebuild(self.latest, held)
-        if meanwhile is not None and not before.has_forgotten(meanwhile):
-            self.held[meanwhile] = self.places.hold(
-                Place(ProducerStamp(meanwhile[0], 0, meanwhile[1]))
-            )
-            if meanwhile not in held and self.window.has_forgotten(meanwhile):
-                self.places.release(meanwhile)
-                del self.held[meanwhile]
-        self.window.held = self.places
+        self.rebuild(self.latest, self.window.outstanding())
 
-    def rebuild(
-        self, saved: tuple[bytes, int], held: frozenset[tuple[int, int]] = frozenset()
-    ) -> None:
+    def rebuild(self, saved: tuple[bytes, int], outstanding: dict[int, int]) -> None:
         data, tick = saved
-        self.window = decode_window(data, MemoryMessageId, LIMITS, held=held or self.places)
+        self.window = decode_window(data, MemoryMessageId, LIMITS, outstanding=outstanding)
         for (producer_id, sequence), (result, epoch) in self.written.items():
             if result.time_tick > tick:
                 self.window.add(ProducerStamp(producer_id, epoch, sequence), result)
@@ -167,8 +169,8 @@ class WindowMachine(RuleBasedStateMachine):
             assert found == result or isinstance(found, SequenceTooOld)
 
     @invariant()
-    def a_write_that_is_held_is_never_too_old(self) -> None:
-        for producer_id, sequence in self.held:
+    def a_write_that_is_outstanding_is_never_too_old(self) -> None:
+        for producer_id, sequence in self.outstanding:
             assert not isinstance(self.find(producer_id, sequence), SequenceTooOld)
 
     @invariant()
@@ -190,28 +192,16 @@ class WindowMachine(RuleBasedStateMachine):
             age_ms = physical_ms(add_ms(FIRST_TICK, len(self.written))) - physical_ms(
                 result.time_tick
             )
-            assert newest[-1] in kept or age_ms > LIMITS.results_age_s * 1000, (
-                "a held one below it may be written later"
-            )
+            assert newest[-1] in kept or age_ms > LIMITS.results_age_s * 1000
 
     @invariant()
     def the_bounds_hold(self) -> None:
-        self.held_most = max(self.held_most, len(self.held))
-        assert self.window.results <= LIMITS.results_max + self.held_most, (
-            "held ones come on top, until the next write"
-        )
+        assert self.window.results <= LIMITS.results_max
         kept = [isinstance(self.find(*key), AppendResult) for key in self.written]
         assert sum(kept) == self.window.results
 
 
 TestWindow = WindowMachine.TestCase
-
-
-def test_a_place_that_nobody_has_any_more_is_let_go_when_another_is_held() -> None:
-    places = Places()
-    for sequence in range(1, 100):
-        places.hold(Place(ProducerStamp(1, 1, sequence)))
-    assert len(places._held) == 1
 
 
 def test_as_many_results_as_promised_are_kept_of_a_producer_in_any_order() -> None:
@@ -284,33 +274,24 @@ def test_forgotten_producers_are_unknown_and_free_their_results() -> None:
     assert window.last_sequence(1) == 0
 
 
-def test_what_a_client_was_told_of_is_forgotten_once_nobody_sends_it_any_more() -> None:
-    places = Places()
+def test_what_a_client_was_told_of_is_forgotten() -> None:
     client_id = CLIENT_PRODUCER_IDS
-    window = Window(held=places)
+    window = Window()
     stamps = [ProducerStamp(client_id, 1, sequence) for sequence in range(1, 6)]
-    place = places.hold(Place(stamps[1]))
     for number, stamp in enumerate(stamps):
         window.add(stamp, result_at(number))
     window.settle(client_id, 4)
-    assert window.results == 3
-    assert [window.find(stamp) for stamp in (*stamps[1:2], *stamps[3:])] == list(
-        map(result_at, (1, 3, 4))
-    )
-    for stamp in (stamps[0], stamps[2]):
+    assert window.results == 2
+    assert [window.find(stamp) for stamp in stamps[3:]] == list(map(result_at, (3, 4)))
+    for stamp in stamps[:3]:
         with pytest.raises(SequenceTooOld):
             window.find(stamp)
-    del place
-    window.settle(client_id, 5)
-    assert window.results == 1
-    with pytest.raises(SequenceTooOld):
-        window.find(stamps[1])
 
 
 def test_client_is_known_for_its_time_since_its_last_write_whatever_the_clock_of_ticks_says() -> (
     None
 ):
-    window = Window(held=Places())
+    window = Window()
     stamps = [ProducerStamp(CLIENT_PRODUCER_IDS + each, 1, 1) for each in range(2)]
     for stamp in stamps:
         window.add(stamp, result_at(1, tick=FIRST_TICK))
@@ -323,71 +304,108 @@ def test_client_is_known_for_its_time_since_its_last_write_whatever_the_clock_of
     assert window.results == 2
 
 
-def test_places_keep_nothing_of_clients_whose_writes_nobody_sends_any_more() -> None:
-    places = Places()
-    places.reach(1, 0)
-    kept = len(places._last)
-    for client_id in range(CLIENT_PRODUCER_IDS, CLIENT_PRODUCER_IDS + 20):
-        places.hold(Place(ProducerStamp(client_id, 1, 3)))
-    assert (len(places), len(places._last)) == (0, kept)
+# --- what is outstanding: in the machine above the next step mostly hides what one does -----------
 
 
-# --- held writes, one after the other: in the machine above the next step mostly hides what one doe
-
-
-@pytest.mark.parametrize("how", ["by age", "by number", "as settled"])
-def test_the_floor_stays_where_it_is_when_a_write_that_was_held_is_forgotten(how: str) -> None:
-    """Else the one above it, forgotten before, is written again."""
-    places = Places()
-    producer_id = CLIENT_PRODUCER_IDS if how == "as settled" else 1
-    limits = ProducerLimits(results_per_producer_max=2, results_max=4, results_age_s=60)
-    window = Window(limits, held=places)
-    stamps = [ProducerStamp(producer_id, 1, sequence) for sequence in range(1, 5)]
-    window.fence(producer_id, 1)
-    place = places.hold(Place(stamps[0]))
-    for number, stamp in enumerate(stamps):
-        window.add(stamp, result_at(number, tick=add_ms(FIRST_TICK, 90_000 * bool(number))))
-    if how == "as settled":
-        window.settle(producer_id, 3)
-    assert window.find(stamps[0]) == result_at(0, tick=FIRST_TICK)
-    del place
-    if how == "by number":
-        for sequence in (1, 2):
-            window.add(ProducerStamp(2, 1, sequence), result_at(sequence))
-    else:
-        window.settle(producer_id, 1)  # that of an older frame, which comes late
-        window.freeze(add_ms(FIRST_TICK, 90_001), now_ms=0)
-    for stamp in stamps[:2]:
+def test_the_floor_stays_where_it_is_when_a_result_below_it_is_forgotten() -> None:
+    """Else the one above it, forgotten before, is written again. Earlier releases saved such
+    results.
+    """
+    results = tuple(
+        StoredResult(sequence, sequence, 1, add_ms(FIRST_TICK, 90_000 * at), sequence, 0, ())
+        for at, sequence in enumerate((1, 4))
+    )
+    stored = StoredWindow(tick=FIRST_TICK, producers=(StoredProducer(1, 1, 3, results),))
+    window = decode_window(
+        msgspec.msgpack.encode(stored), MemoryMessageId, ProducerLimits(results_age_s=60)
+    )
+    assert window.find(ProducerStamp(1, 1, 1)) is not None
+    window.freeze(add_ms(FIRST_TICK, 90_001), now_ms=0)
+    for sequence in (1, 2, 3):
         with pytest.raises(SequenceTooOld):
-            window.find(stamp)
-    assert [window.find(stamp) is not None for stamp in stamps[2:]] == [True, True]
+            window.find(ProducerStamp(1, 1, sequence))
+    assert window.find(ProducerStamp(1, 1, 4)) is not None
 
 
-def test_a_held_write_is_not_forgotten_by_age_here_nor_over_a_reopening() -> None:
-    places = Places()
-    client_id = CLIENT_PRODUCER_IDS
-    window = Window(ProducerLimits(results_age_s=60), held=places)
-    stamps = [ProducerStamp(of, 1, sequence) for of in (1, client_id) for sequence in (1, 2)]
-    held = [places.hold(Place(stamps[0])), places.hold(Place(stamps[2]))]
-    window.fence(1, 1)
-    for number, stamp in enumerate(stamps):
-        window.add(stamp, result_at(number, tick=FIRST_TICK))
-    much_later = add_ms(FIRST_TICK, 2 * CLIENT_AGE_MS)
-    window.freeze(much_later, now_ms=1)  # a client's time begins when a cut first finds it quiet
-    saved = encode_window(window.freeze(much_later, now_ms=1 + CLIENT_AGE_MS))
-    rebuilt = decode_window(saved, MemoryMessageId, held=places.writes())
+def outstanding_beside(others: int, limits: ProducerLimits) -> Window:
+    """Return a window in which write 1 of producer 1 is outstanding, later ones of it are done, and
+    so are those of producer 2.
+    """
+    window = Window(limits)
+    for producer_id in (1, 2):
+        window.fence(producer_id, 1)
+    window.settle(1, 1)
+    for sequence in (2, 3):
+        window.add(ProducerStamp(1, 1, sequence), result_at(sequence, tick=FIRST_TICK))
+    for sequence in range(1, others + 1):
+        window.add(ProducerStamp(2, 1, sequence), result_at(sequence, tick=FIRST_TICK))
+    return window
+
+
+def test_what_is_outstanding_is_not_forgotten_by_age_here_nor_over_a_reopening() -> None:
+    window = outstanding_beside(2, ProducerLimits(results_age_s=60))
+    much_later = add_ms(FIRST_TICK, 90_000)
+    saved = encode_window(window.freeze(much_later, now_ms=1))
+    rebuilt = decode_window(saved, MemoryMessageId, outstanding=window.outstanding())
     for each in (window, rebuilt):
-        assert [each.find(stamp) for stamp in (stamps[0], stamps[2])] == [
-            result_at(0, tick=FIRST_TICK),
-            result_at(2, tick=FIRST_TICK),
-        ]
+        assert each.producers[1].floor == 0, "write 1 is still a first try"
+        assert each.find(ProducerStamp(1, 1, 2)) == result_at(2, tick=FIRST_TICK)
         with pytest.raises(SequenceTooOld):
-            each.find(stamps[1])
-    del held
-    window.freeze(much_later, now_ms=1 + CLIENT_AGE_MS)
-    assert client_id not in window.producers
+            each.find(ProducerStamp(2, 1, 2))
+
+
+@pytest.mark.parametrize("how", ["of the producer", "of all"])
+def test_what_is_outstanding_is_not_forgotten_for_later_results(how: str) -> None:
+    limits = ProducerLimits(results_max=4)
+    if how == "of the producer":
+        limits = ProducerLimits(results_per_producer_max=1)
+    window = outstanding_beside(5, limits)
+    assert window.find(ProducerStamp(1, 1, 1)) is None, "still a first try"
+    window.add(ProducerStamp(1, 1, 1), result_at(1))
+    assert [window.find(ProducerStamp(1, 1, each)) is not None for each in (1, 2, 3)] == [True] * 3
     with pytest.raises(SequenceTooOld):
-        window.find(stamps[0])
+        window.find(ProducerStamp(2, 1, 1))
+
+
+def test_a_producer_that_ends_its_oldest_write_keeps_as_many_results_as_others() -> None:
+    window = outstanding_beside(0, ProducerLimits(results_per_producer_max=1))
+    window.settle(1, 4)
+    window.add(ProducerStamp(1, 1, 4), result_at(4))
+    with pytest.raises(SequenceTooOld):
+        window.find(ProducerStamp(1, 1, 3))
+
+
+def test_a_producer_that_never_ends_its_oldest_write_keeps_a_bounded_number_of_results() -> None:
+    window = Window(ProducerLimits(results_per_producer_max=2, results_max=100))
+    window.fence(1, 1)
+    window.settle(1, 1)
+    for sequence in range(2, 40):
+        window.add(ProducerStamp(1, 1, sequence), result_at(sequence))
+    assert window.results == 2 * OUTSTANDING_FACTOR
+    with pytest.raises(SequenceTooOld):
+        window.find(ProducerStamp(1, 1, 1))
+
+
+def test_the_bound_of_all_holds_when_everything_is_outstanding() -> None:
+    window = Window(ProducerLimits(results_max=3))
+    for producer_id in (1, 2, 3, 4):
+        window.fence(producer_id, 1)
+        window.settle(producer_id, 1)
+        window.add(ProducerStamp(producer_id, 1, 1), result_at(producer_id))
+    assert window.results == 3
+    with pytest.raises(SequenceTooOld):
+        window.find(ProducerStamp(1, 1, 1))
+
+
+def test_a_producer_that_is_idle_has_nothing_outstanding() -> None:
+    window = outstanding_beside(0, ProducerLimits(results_age_s=60))
+    much_later = add_ms(FIRST_TICK, 90_000)
+    window.freeze(much_later, now_ms=1)
+    assert window.outstanding() == {1: 1}
+    window.freeze(much_later, now_ms=1 + CLIENT_AGE_MS)
+    assert window.outstanding() == {}
+    with pytest.raises(SequenceTooOld):
+        window.find(ProducerStamp(1, 1, 3))
 
 
 def test_nothing_lowers_a_floor() -> None:
@@ -419,29 +437,3 @@ def test_a_window_that_is_opened_with_room_for_less_takes_no_write_that_it_forge
         with pytest.raises(SequenceTooOld):
             smaller.find(ProducerStamp(1, 1, sequence))
     assert smaller.find(ProducerStamp(1, 1, 3)) == result_at(3)
-
-
-def test_a_held_write_that_comes_when_all_above_it_is_forgotten_is_remembered() -> None:
-    places = Places()
-    window = Window(ProducerLimits(results_per_producer_max=1), held=places)
-    window.fence(1, 1)
-    place = places.hold(Place(ProducerStamp(1, 1, 1)))
-    for sequence in (2, 3):
-        window.add(ProducerStamp(1, 1, sequence), result_at(sequence))
-    assert window.find(place.stamp) is None
-    window.add(place.stamp, result_at(1))
-    assert window.find(place.stamp) == result_at(1)
-
-
-def test_what_is_held_pushes_out_no_newer_result() -> None:
-    places = Places()
-    window = Window(ProducerLimits(results_max=2), held=places)
-    held = [places.hold(Place(ProducerStamp(1, 1, sequence))) for sequence in (1, 2)]
-    newer = [ProducerStamp(2, 1, sequence) for sequence in (1, 2)]
-    for number, stamp in enumerate([*(place.stamp for place in held), *newer]):
-        window.add(stamp, result_at(number))
-    assert [window.find(stamp) for stamp in newer] == [result_at(2), result_at(3)]
-    window.add(ProducerStamp(2, 1, 3), result_at(4))
-    assert window.results == 4
-    with pytest.raises(SequenceTooOld):
-        window.find(newer[0])

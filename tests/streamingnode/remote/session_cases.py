@@ -50,9 +50,6 @@ AFTER_HELLO = {
     "writes that claim a giant array": frame_bytes(
         FrameKind.WRITES, 1, msgspec.Raw(b"\x93\x01\xdd\xff\xff\xff\xff")
     ),
-    "a hold that is none": frame_bytes(FrameKind.HOLD, 1, [1, 2]),
-    "a hold of a client's id": frame_bytes(FrameKind.HOLD, 1, [1 << 62, 1, 1]),
-    "a hold of sequence 0": frame_bytes(FrameKind.HOLD, 1, [9, 1, 0]),
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import streamingnode as sn
 from streamingnode.node import Node
+from streamingnode.remote import spool
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
     SETTINGS,
@@ -17,19 +18,25 @@ from tests.streamingnode.remote.nodes import (
     serving,
 )
 from tests.streamingnode.remote.proxy import Proxy, until
+from wal.rocksmq.messages import ConsumerMessage
 
 
 async def lose(client: Node, proxy: Proxy) -> None:
     """Take the node away, and return when the client knows."""
     proxy.is_refusing = True
     proxy.cut()
-    await in_state(client, "spooling")
+    await in_state(client, "away")
 
 
 async def come_back(client: Node, proxy: Proxy) -> None:
     """Bring the node back, and return when nothing is in the spool any more."""
     proxy.is_refusing = False
-    await in_state(client, "direct")
+    await emptied(client)
+
+
+async def emptied(client: Node) -> None:
+    """Return when the node has all that was kept."""
+    await until(lambda: spool_of(client).state == "connected" and not spool_of(client).frames)
 
 
 async def some_rows(node: Node) -> None:
@@ -70,3 +77,12 @@ async def versions(node: Node, key: int) -> list[int]:
                     assert table is not None
                     found += [int(row["item"]) for row in table.to_pylist() if row["id"] == key]
     return found
+
+
+async def letters_in(directory: Path) -> list[ConsumerMessage]:
+    """Return the dead letters in a directory that no client has."""
+    async with sn.open_node(directory, config=spool.CONFIG) as node:
+        info = (await node.mq.info()).get(spool.DEAD)
+        ids = range(info.begin_id, info.end_id + 1) if info else ()
+        letters = [await node.mq.get_message(spool.DEAD, each) for each in ids]
+        return [letter for letter in letters if letter is not None]

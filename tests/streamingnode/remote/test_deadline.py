@@ -127,4 +127,4 @@ async def test_with_a_spool_a_commit_is_kept_in_time_and_one_that_cannot_be_did_
                     await named.insert("c", rows(2))
         await come_back(client, served.proxy)
         await client.insert("c", rows(3))
-        assert (await contents(served.owner)).keys() == {1, 3}
+        assert (await contents(client)).keys() == {1, 3}

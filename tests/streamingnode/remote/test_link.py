@@ -314,6 +314,7 @@ async def test_nothing_of_a_client_is_left_once_it_is_closed() -> None:
         await served.all_gone()
         txns = parts_of(served.owner).channel.term.transactions
         await until(lambda: not txns.sessions)
+        await until(lambda: not parts_of(served.owner).readers._open)
         async with served.owner.read("c", name="billing"):
             pass  # it is free again
         assert held.result is None
@@ -455,7 +456,7 @@ async def test_a_write_is_not_sent_again_when_the_machine_has_slept_meanwhile(
                 slept_ms = elapsed_ms() + CLIENT_AGE_MS
                 monkeypatch.setattr(link_module, "elapsed_ms", lambda: slept_ms)
                 for now_ms in (1, 1 + CLIENT_AGE_MS):  # the node has found it idle, and forgets it
-                    window._forget_clients(now_ms)
+                    window._forget_idle(now_ms)
             return True
 
         served.proxy.on_frame = cut_off_and_sleep

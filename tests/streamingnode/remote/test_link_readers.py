@@ -269,7 +269,7 @@ async def test_a_write_that_waits_at_the_node_is_not_written_once_its_caller_is_
         on_their_way = []
         for key in range(PACKS_IN_FLIGHT_MAX):
             on_their_way.append(loop.create_task(served.owner.insert("c", rows(key))))
-            await until(lambda key=key: packer._in_flight == key + 1 and not packer._waiting)  # type: ignore[misc]
+            await until(lambda key=key: len(packer._rows) == key + 1 and not packer._waiting)  # type: ignore[misc]
         waiting = loop.create_task(client.insert("c", rows(100)))
         await until(lambda: packer._waiting)
         waiting.cancel()

@@ -11,6 +11,7 @@ import streamingnode as sn
 from streamingnode.node import Node
 from streamingnode.remote import server as server_module
 from streamingnode.remote.calls import CALLS, ReadCall
+from streamingnode.remote.changes import Reply
 from streamingnode.remote.server import Session
 from tests.parts_of import parts_of
 from tests.streamingnode.remote.client_cases import streamed
@@ -25,7 +26,8 @@ from wal.frames import PREFACE, FrameKind
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
 
 CLIENT_ID = (1 << 62) + 17
-SAID = [*CALLS, "a call that the node does not know"]
+CHANGES = [name for name, call in CALLS.items() if call.changes]
+READS = [*(CALLS.keys() - CHANGES), "a call that the node does not know"]
 
 
 def read_all(collection: int) -> ReadCall:
@@ -36,16 +38,16 @@ def read_all(collection: int) -> ReadCall:
 # --- every call of the table ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", READS + CHANGES)
 async def test_a_call_that_comes_after_its_client_has_connected_again_is_not_looked_at(
     served: Served, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = list[str]()
     run = Session._run
 
-    async def noted(session: Session, number: int, called: str, payload: bytes) -> None:
+    async def noted(session: Session, number: int, called: str, payload: bytes) -> Reply:
         taken.append(called)
-        await run(session, number, called, payload)
+        return await run(session, number, called, payload)
 
     monkeypatch.setattr(Session, "_run", noted)
     async with raw_client(served.proxy.port) as older, raw_client(served.port) as newer:
@@ -59,8 +61,8 @@ async def test_a_call_that_comes_after_its_client_has_connected_again_is_not_loo
     assert taken == []
 
 
-@pytest.mark.parametrize("name", SAID)
-async def test_a_call_that_is_under_way_has_ended_before_its_client_is_welcomed_again(
+@pytest.mark.parametrize("name", READS)
+async def test_a_read_that_is_under_way_has_ended_before_its_client_is_welcomed_again(
     served: Served, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = list[str]()
@@ -68,11 +70,11 @@ async def test_a_call_that_is_under_way_has_ended_before_its_client_is_welcomed_
     went_on = list[str]()
     run = Session._run
 
-    async def held(session: Session, number: int, called: str, payload: bytes) -> None:
+    async def held(session: Session, number: int, called: str, payload: bytes) -> Reply:
         began.append(called)
         await may_go_on.wait()
         went_on.append(called)
-        await run(session, number, called, payload)
+        return await run(session, number, called, payload)
 
     monkeypatch.setattr(Session, "_run", held)
     async with raw_client(served.port) as older, raw_client(served.port) as newer:
@@ -88,6 +90,34 @@ async def test_a_call_that_is_under_way_has_ended_before_its_client_is_welcomed_
     assert went_on == []
 
 
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_that_is_under_way_goes_on_and_is_answered_over_the_newer_connection(
+    served: Served, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = list[str]()
+    may_go_on = asyncio.Event()
+
+    async def held(_session: Session, _number: int, called: str, _payload: bytes) -> Reply:
+        began.append(called)
+        await may_go_on.wait()
+        return Reply(b"done")
+
+    monkeypatch.setattr(Session, "_run", held)
+    async with raw_client(served.port) as older, raw_client(served.port) as newer:
+        await older.greet(client_id=CLIENT_ID)
+        older.call(7, name, [])
+        await until(lambda: began)
+        await newer.greet(client_id=CLIENT_ID)
+        newer.call(7, name, [])
+        await newer.still_served()
+        may_go_on.set()
+        for _ in range(2):  # while it is under way, and when it has ended
+            reply = await newer.expect(FrameKind.REPLY)
+            assert (reply.number, bytes(reply.payload)) == (7, b"done")
+            newer.call(7, name, [])
+    assert began == [name], "it is made once"
+
+
 async def test_a_client_whose_call_of_before_does_not_end_is_refused_and_asks_again(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,11 +125,12 @@ async def test_a_client_whose_call_of_before_does_not_end_is_refused_and_asks_ag
     began = list[str]()
     may_end = asyncio.Event()
 
-    async def stubborn(_session: Session, _number: int, called: str, _payload: object) -> None:
+    async def stubborn(_session: Session, _number: int, called: str, _payload: object) -> Reply:
         began.append(called)
         while not may_end.is_set():
             with suppress(asyncio.CancelledError):
                 await may_end.wait()
+        return Reply()
 
     monkeypatch.setattr(Session, "_run", stubborn)
     async with raw_client(served.port) as older:

@@ -222,15 +222,6 @@ async def test_a_row_over_an_append_group_is_refused_although_those_beside_it_ar
         assert outcome.code == "TOO_LARGE"
 
 
-async def test_no_client_holds_places_of_the_nodes_own_writes(served: Served) -> None:
-    async with node_behind_proxy() as other, greeted(other) as client:
-        client.say(FrameKind.HOLD, 1, (1, 1, 2**63 - 1))
-        client.say(FrameKind.PING, 1)
-        while (frame := await client.frame()) is not None and frame.kind != FrameKind.PONG:
-            pass
-        await other.owner.insert("c", rows(1))
-
-
 async def test_no_client_writes_in_the_name_of_the_node(tmp_path: Path) -> None:
     async with node_behind_proxy(tmp_path) as served, greeted(served) as client:
         writes, data = writes_of(served.owner, [1], WireGroup(2**63 - 1, False, ((0, 1),), 1, 1))

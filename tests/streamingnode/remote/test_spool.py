@@ -1,5 +1,5 @@
-"""A client with a spool goes on writing while its node is away, and all of it takes place in order
-and once.
+"""The writes of a client with a spool take place in order and once, whether its node is there or
+away.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 import streamingnode as sn
-from streamingnode.errors import OnShutdown, Unreachable
-from streamingnode.remote.client import COMPANY_MIN
+from streamingnode.batching import BatchAppender
+from streamingnode.errors import InvalidArgument, OnShutdown, Overloaded, Unreachable
 from tests.streamingnode.remote.nodes import (
     SCHEMA,
     contents,
@@ -21,6 +21,7 @@ from tests.streamingnode.remote.nodes import (
 from tests.streamingnode.remote.proxy import Passing, Way, kinds, proxied, until
 from tests.streamingnode.remote.spool_cases import (
     come_back,
+    emptied,
     in_state,
     lose,
     opened,
@@ -37,7 +38,8 @@ async def test_writes_while_the_node_is_away_are_kept_and_take_place_in_order_wh
     tmp_path: Path,
 ) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        assert not (await client.insert("c", rows(1, 2, 3))).spooled
+        assert (await client.insert("c", rows(1, 2, 3))).spooled
+        await come_back(client, served.proxy)
         await lose(client, served.proxy)
         results = [
             await client.insert("c", rows(4)),
@@ -50,20 +52,73 @@ async def test_writes_while_the_node_is_away_are_kept_and_take_place_in_order_wh
             await txn.insert("c", rows(5))
         assert txn.result is not None
         results.append(txn.result)
-        assert [
-            (each.spooled, each.time_tick, each.message_ids, each.row_offsets) for each in results
-        ] == [(True, 0, (), {})] * 5
+        assert [(each.spooled, each.durable) for each in results] == [(True, True)] * 5
         kept = spool_of(client)
-        assert (kept.state, kept.frames, kept.writes, kept.dead_letters) == ("spooling", 5, 5, 0)
+        assert (kept.state, kept.frames, kept.writes, kept.dead_letters) == ("away", 5, 5, 0)
         assert kept.bytes > 0 <= kept.age_s
         await come_back(client, served.proxy)
         assert spool_of(client).frames == spool_of(client).bytes == 0
-        assert not (await client.insert("c", rows(6))).spooled
+        await client.insert("c", rows(6))
+        await emptied(client)
         found = await contents(served.owner)
         assert found.keys() == {1, 4, 5, 6, *range(100, 200)}
         assert found[1] == "later 1"
         order = [key for key in await keys_in_log(served.owner) if key < 100]
         assert order[3:] == [4, 1, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    ["time_tick", "row_offsets", "message_id", "message_ids", "last_confirmed", "txn_id"],
+)
+async def test_a_spooled_result_has_no_place_in_the_log_and_says_how_to_wait_for_one(
+    tmp_path: Path, attribute: str
+) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        result = await client.insert("c", rows(1))
+        with pytest.raises(InvalidArgument, match="consistent_tick"):
+            getattr(result, attribute)
+        large = await client.insert("c", [{"id": key, "item": "x" * 900_000} for key in range(9)])
+        with pytest.raises(InvalidArgument, match="consistent_tick"):
+            getattr(large, attribute)
+        assert repr(large) == "WriteResult(spooled=True)"
+
+
+async def test_calls_see_what_the_client_wrote_before_them(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        producer = await client.producer("p")
+        for key in range(0, 30, 3):
+            await client.insert("c", rows(key))
+            assert (await client.snapshot("c")).num_rows == key + 1
+            result = await producer.insert("c", rows(key + 1))
+            assert not result.spooled
+            assert result.time_tick
+            await client.insert("c", rows(key + 2))
+            assert len(await keys_in_log(client)) == key + 3
+        await client.insert("c", rows(100))
+        await client.drop_collection("c")
+        assert spool_of(client).dead_letters == 0
+
+
+async def test_a_streamed_transaction_is_behind_what_was_written_before_it(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        await client.insert("c", rows(1))
+        txn_id = await client.begin_transaction()
+        await client.insert("c", rows(2), txn_id=txn_id)
+        result = await client.commit_transaction(txn_id)
+        assert not result.spooled
+        assert await keys_in_log(served.owner) == [1, 2]
+
+
+async def test_rows_of_an_appender_go_through_the_spool(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        async with BatchAppender(client, "c") as appender:
+            told = [await appender.submit(row) for row in rows(*range(20))]
+        appended = [await each for each in told]
+        assert all(each.batch.spooled and each.row_offset is None for each in appended)
+        with pytest.raises(InvalidArgument, match="consistent_tick"):
+            _ = appended[0].time_tick
+        assert len(await keys_in_log(client)) == 20
 
 
 async def test_a_client_with_a_spool_that_knows_its_node_opens_without_it(tmp_path: Path) -> None:
@@ -81,19 +136,23 @@ async def test_a_client_with_a_spool_that_knows_its_node_opens_without_it(tmp_pa
             assert (await client.insert("c", rows(2))).spooled
             assert spool_of(client).frames == 2
             async with opened(tmp_path / "node", proxy) as served:
-                await in_state(client, "direct")
+                await emptied(client)
                 assert await contents(served.owner) == {1: "kept 1", 2: "tea 2"}
-                assert not (await client.insert("c", rows(3))).spooled
 
 
-async def test_two_writes_of_one_key_take_place_in_order_on_both_sides_of_a_spool_and_once(
+async def test_closing_waits_for_a_node_that_takes_what_is_kept(tmp_path: Path) -> None:
+    async with node_behind_proxy() as served:
+        async with served.client(spool=tmp_path / "spool") as client:
+            await asyncio.gather(*[client.insert("c", rows(key)) for key in range(100)])
+        assert len(await keys_in_log(served.owner)) == 100
+
+
+async def test_two_writes_of_one_key_take_place_in_order_over_losses_and_once(
     tmp_path: Path,
 ) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        how = []
         for version in range(300):
-            result = await client.upsert("c", [{"id": 1, "item": str(version)}])
-            how.append(result.spooled)
+            await client.upsert("c", [{"id": 1, "item": str(version)}])
             if version % 40 == 20:
                 await lose(client, served.proxy)
             elif version % 40 == 30:
@@ -102,32 +161,40 @@ async def test_two_writes_of_one_key_take_place_in_order_on_both_sides_of_a_spoo
                 await come_back(client, served.proxy)
         await come_back(client, served.proxy)
         assert await versions(served.owner, 1) == list(range(300))
-        assert {True, False} == set(how)
 
 
-async def test_a_writer_that_never_pauses_reaches_the_node_again(tmp_path: Path) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        await lose(client, served.proxy)
-        for version in range(60):
-            await client.upsert("c", [{"id": 1, "item": str(version)}])
-        served.proxy.is_refusing = False
-        version = 59
-        to_replay = 0
-        behind = 0
-        while True:
+async def test_a_writer_that_never_pauses_waits_for_room_while_the_node_takes_what_is_kept(
+    tmp_path: Path,
+) -> None:
+    async with (
+        node_behind_proxy() as served,
+        served.client(spool=tmp_path / "spool", spool_bytes_max=64 << 10) as client,
+    ):
+        for version in range(100):
+            await client.upsert("c", [{"id": 1, "item": str(version).zfill(4_000)}])
+            assert spool_of(client).bytes <= 64 << 10
+        await emptied(client)
+        assert await versions(served.owner, 1) == list(range(100))
+        served.proxy.stop(Way.TO_NODE)
+        while spool_of(client).bytes < 60 << 10:
             version += 1
-            result = await client.upsert("c", [{"id": 1, "item": str(version)}])
-            if not result.spooled:
-                break
-            if spool_of(client).state == "replaying":
-                to_replay = to_replay or spool_of(client).frames
-                behind = behind + 1
-            assert behind <= to_replay, "it gets shorter"
-        assert behind, "some queued behind the spool"
-        assert await versions(served.owner, 1) == list(range(version + 1))
+            await client.upsert("c", [{"id": 1, "item": str(version).zfill(4_000)}])
+        waiting = [
+            asyncio.ensure_future(client.upsert("c", [{"id": 1, "item": str(v).zfill(4_000)}]))
+            for v in range(version + 1, version + 5)
+        ]
+        for _ in range(5):
+            await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="did nothing"):
+            await client.upsert("c", [{"id": 1, "item": "no"}], timeout=0.05)
+        assert not any(each.done() for each in waiting)
+        served.proxy.go_on()
+        await asyncio.gather(*waiting)
+        await emptied(client)
+        assert await versions(served.owner, 1) == list(range(version + 5))
 
 
-async def test_cuts_in_the_middle_of_replays_lose_and_double_nothing(tmp_path: Path) -> None:
+async def test_cuts_while_writes_are_sent_lose_and_double_nothing(tmp_path: Path) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         await lose(client, served.proxy)
         for key in range(240):
@@ -137,24 +204,19 @@ async def test_cuts_in_the_middle_of_replays_lose_and_double_nothing(tmp_path: P
             served.proxy.is_refusing = False
             before = served.proxy.connections
             await until(lambda before=before: served.proxy.connections > before)  # type: ignore[misc]
-            await until(
-                lambda: not served.proxy.open_connections or spool_of(client).state == "direct"
-            )
+            await until(lambda: not served.proxy.open_connections or not spool_of(client).frames)
         await come_back(client, served.proxy)
         assert await keys_in_log(served.owner) == list(range(240))
         assert spool_of(client).dead_letters == 0
 
 
-async def test_answers_to_a_replay_that_never_come_are_asked_for_again(tmp_path: Path) -> None:
+async def test_writes_whose_answers_never_come_are_sent_again(tmp_path: Path) -> None:
     async with (
         node_behind_proxy() as served,
         served.client(spool=tmp_path / "spool", give_up_s=0.05) as client,
     ):
-        await lose(client, served.proxy)
-        await asyncio.gather(*[client.insert("c", rows(key)) for key in range(40)])
         served.proxy.on_frame = kinds(FrameKind.RESULTS)
-        served.proxy.is_refusing = False
-        await until(lambda: spool_of(client).state == "replaying")
+        await asyncio.gather(*[client.insert("c", rows(key)) for key in range(40)])
         await some_rows(served.owner)
         await lose(client, served.proxy)
         served.proxy.on_frame = lambda _: True
@@ -162,7 +224,7 @@ async def test_answers_to_a_replay_that_never_come_are_asked_for_again(tmp_path:
         assert sorted(await keys_in_log(served.owner)) == list(range(40))
 
 
-async def test_a_node_that_is_opened_again_in_the_middle_of_a_replay_has_each_write_once(
+async def test_a_node_that_is_opened_again_while_writes_are_sent_has_each_write_once(
     tmp_path: Path,
 ) -> None:
     async with proxied(1) as proxy:
@@ -180,85 +242,26 @@ async def test_a_node_that_is_opened_again_in_the_middle_of_a_replay_has_each_wr
                     await until(lambda left=left: spool_of(client).frames <= left)  # type: ignore[misc]
                 proxy.node_port = 1
             async with opened(tmp_path / "node", proxy) as served:
-                await in_state(client, "direct")
+                await emptied(client)
                 assert await keys_in_log(served.owner) == list(range(60))
 
 
-async def test_what_was_on_its_way_at_the_loss_is_told_its_result_and_is_not_kept_as_well(
-    tmp_path: Path,
-) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        is_passed = kinds(FrameKind.RESULTS)
-        seen = list[int]()
-
-        def on_frame(passing: Passing) -> bool:
-            seen.append(passing.kind)
-            return is_passed(passing)
-
-        served.proxy.on_frame = on_frame
-        before = asyncio.ensure_future(client.insert("c", rows(1)))
-        await some_rows(served.owner)
-        waiting = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(10, 40)]
-        await until(lambda: seen.count(FrameKind.WRITES) > 1)
-        await lose(client, served.proxy)
-        assert (await client.insert("c", rows(2))).spooled
-        served.proxy.on_frame = lambda _: True
-        await come_back(client, served.proxy)
-        assert not (await before).spooled
-        results = await asyncio.gather(*waiting)
-        assert all(result.spooled or result.time_tick for result in results)
-        assert sorted(await keys_in_log(served.owner)) == [1, 2, *range(10, 40)]
-
-
-async def test_writes_that_wait_behind_those_in_doubt_are_kept_at_once(tmp_path: Path) -> None:
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        served.proxy.stop(Way.TO_NODE)
-        sent = []
-        for keys in (range(1), range(1, 1 + COMPANY_MIN)):  # a frame each
-            sent += [asyncio.ensure_future(client.insert("c", rows(key))) for key in keys]
-            for _ in range(5):
-                await asyncio.sleep(0)
-        waiting = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(30, 50)]
-        await asyncio.sleep(0)
-        await lose(client, served.proxy)
-        assert all(result.spooled for result in await asyncio.gather(*waiting))
-        assert not any(each.done() for each in sent)
-        served.proxy.go_on()
-        await come_back(client, served.proxy)
-        await asyncio.gather(*sent)
-        assert sorted(await keys_in_log(served.owner)) == [*range(1 + COMPANY_MIN), *range(30, 50)]
-
-
-async def test_writes_of_one_client_that_wait_at_the_loss_take_place_in_the_order_of_their_calls(
+async def test_writes_are_kept_at_once_while_those_before_them_are_in_doubt(
     tmp_path: Path,
 ) -> None:
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
         served.proxy.stop(Way.TO_NODE)
-        sent = []
-        for keys in (range(1), range(1, 1 + COMPANY_MIN)):  # a frame each
-            sent += [asyncio.ensure_future(client.insert("c", rows(key))) for key in keys]
-            for _ in range(5):
-                await asyncio.sleep(0)
-        waiting = [
-            asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}]))
-            for number in range(20)
-        ]
-        await asyncio.sleep(0)
+        for number in range(20):
+            await client.upsert("c", [{"id": 99, "item": str(number)}])
         await lose(client, served.proxy)
-        behind = [
-            asyncio.ensure_future(client.upsert("c", [{"id": 99, "item": str(number)}]))
-            for number in range(20, 25)
-        ]
-        assert all(result.spooled for result in await asyncio.gather(*waiting, *behind))
+        for number in range(20, 25):
+            await client.upsert("c", [{"id": 99, "item": str(number)}])
         served.proxy.go_on()
         await come_back(client, served.proxy)
-        await asyncio.gather(*sent)
         assert await versions(served.owner, 99) == [*range(25)]
 
 
-async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss_is_answered(
-    tmp_path: Path,
-) -> None:
+async def test_one_message_is_sent_when_the_one_before_it_is_answered(tmp_path: Path) -> None:
     sent: list[int] = []
 
     def unanswered(passing: Passing) -> bool:
@@ -267,25 +270,22 @@ async def test_nothing_of_a_spool_is_sent_before_what_was_on_its_way_at_the_loss
         return passing.kind != FrameKind.RESULTS
 
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        await lose(client, served.proxy)
-        await client.insert("c", rows(7))
-        await come_back(client, served.proxy)  # the spool's producer is open
         served.proxy.on_frame = unanswered
-        before = asyncio.ensure_future(client.upsert("c", rows(1)))
+        await client.upsert("c", rows(1))
         await until(lambda: sent)
-        await lose(client, served.proxy)
-        assert (await client.delete("c", [1])).spooled
-        served.proxy.is_refusing = False
+        await client.delete("c", [1])
+        assert spool_of(client).frames == 2
+        served.proxy.cut()
         await until(lambda: len(sent) == 2)
         for _ in range(100):
-            await client.consistent_tick()
+            await client.statistics()
         assert sent[0] == sent[1]
         assert len(sent) == 2
         served.proxy.on_frame = lambda _: True
         served.proxy.cut()
-        assert not (await before).spooled
         await come_back(client, served.proxy)
-        assert await contents(served.owner) == {7: "tea 7"}
+        assert await contents(served.owner) == {}
+        assert await keys_in_log(served.owner) == [1]
 
 
 async def test_many_callers_share_few_frames(tmp_path: Path) -> None:
@@ -299,50 +299,28 @@ async def test_many_callers_share_few_frames(tmp_path: Path) -> None:
         assert len(await contents(served.owner)) == 200
 
 
-async def test_client_closed_during_a_replay_tells_who_waits_and_goes_on_when_opened_again(
-    tmp_path: Path,
+async def test_client_closed_while_writes_are_sent_goes_on_when_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("streamingnode.remote.spool.GRACE_S", 0.05)
+    monkeypatch.setattr("streamingnode.remote.client.GRACE_S", 0.05)
     async with node_behind_proxy() as served:
         client = await sn.connect(served.proxy.url, spool=tmp_path / "spool")
-        await lose(client, served.proxy)
+        served.proxy.on_frame = kinds(FrameKind.RESULTS)
         for key in range(10):
             await client.insert("c", rows(key))
-        served.proxy.on_frame = kinds(FrameKind.RESULTS)
-        served.proxy.is_refusing = False
         await some_rows(served.owner)
-        waiting = [asyncio.ensure_future(client.insert("c", rows(key))) for key in range(100, 120)]
+        waiting = asyncio.ensure_future(client.consistent_tick())
         await asyncio.sleep(0)
         await client.aclose()
-        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-        assert all(isinstance(outcome, OnShutdown) for outcome in outcomes)
+        with pytest.raises(OnShutdown):
+            await waiting
+        with pytest.raises(OnShutdown):
+            await client.insert("c", rows(100))
         served.proxy.on_frame = lambda _: True
         async with served.client(spool=tmp_path / "spool") as client:
-            await in_state(client, "direct")
+            await emptied(client)
             assert await keys_in_log(served.owner) == list(range(10))
-
-
-async def test_few_writes_wait_for_the_answer_to_those_before_them_as_without_a_spool(
-    tmp_path: Path,
-) -> None:
-    frames = list[Passing]()
-
-    def note(passing: Passing) -> bool:
-        frames.extend([passing] if passing.kind == FrameKind.WRITES else ())
-        return True
-
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        served.proxy.on_frame = note
-        served.proxy.stop(Way.TO_CLIENT)
-        written = []
-        for key in range(COMPANY_MIN - 1):
-            written.append(asyncio.ensure_future(client.upsert("c", rows(key))))
-            await until(lambda: frames)
-            for _ in range(5):
-                await asyncio.sleep(0)
-        await some_rows(served.owner)
-        served.proxy.go_on()
-        await asyncio.gather(*written)
-        assert len(frames) == 2
 
 
 async def test_what_is_written_while_the_node_is_leaving_is_kept_at_once(tmp_path: Path) -> None:
@@ -352,7 +330,7 @@ async def test_what_is_written_while_the_node_is_leaving_is_kept_at_once(tmp_pat
     ):
         (session,) = served.server.sessions
         session.connection.send(FrameKind.LEAVING)
-        await in_state(client, "spooling")
+        await in_state(client, "away")
         writing = asyncio.ensure_future(client.insert("c", rows(1)))
         served.proxy.is_refusing = True
         served.proxy.cut()

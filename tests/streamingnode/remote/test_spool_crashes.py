@@ -14,6 +14,7 @@ import pytest
 from tests.streamingnode.remote import spooling_worker
 from tests.streamingnode.remote.nodes import Served, keys_in_log, node_behind_proxy
 from tests.streamingnode.remote.proxy import Passing, Way, until
+from tests.streamingnode.remote.spool_cases import emptied, spool_of
 from wal.frames import FrameKind
 
 pytestmark = [pytest.mark.anyio, pytest.mark.may_block]
@@ -24,13 +25,12 @@ class Worker:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self.spooled: list[int] = []
-        self.direct: list[int] = []
+        self.kept: list[int] = []
 
-    async def read(self, how: str, writes: int) -> None:
-        """Return when so many more writes have returned in this way."""
-        while writes:
-            writes -= await self._read_line() == how
+    async def read(self, writes: int) -> None:
+        """Return when so many more writes have returned."""
+        for _ in range(writes):
+            assert await self._read_line()
 
     async def kill(self) -> None:
         """End it as a crash would, and take in what it had said."""
@@ -39,14 +39,13 @@ class Worker:
             pass
         await self.process.wait()
 
-    async def _read_line(self) -> str:
+    async def _read_line(self) -> bool:
         assert self.process.stdout is not None
         line = (await self.process.stdout.readline()).decode()
         if not line.endswith("\n"):
-            return ""
-        key, how = line.split()
-        (self.spooled if how == "spooled" else self.direct).append(int(key))
-        return how
+            return False
+        self.kept.append(int(line))
+        return True
 
 
 @asynccontextmanager
@@ -76,11 +75,11 @@ async def test_clients_that_are_killed_while_they_keep_and_while_they_send_lose_
         for life in range(1, 5):
             async with worker_of(served, tmp_path / "spool", life) as worker:
                 if life == 1:
-                    await worker.read("direct", 20)
+                    await worker.read(20)
                 if life % 2:  # killed while it keeps
                     proxy.is_refusing = True
                     proxy.cut()
-                    await worker.read("spooled", 150)
+                    await worker.read(150)
                 else:  # killed while it sends what others of its directory have kept
                     frames = 0
 
@@ -93,11 +92,10 @@ async def test_clients_that_are_killed_while_they_keep_and_while_they_send_lose_
                     proxy.is_refusing = False
                     await until(lambda: frames > 10)  # noqa: B023 - waited for here
                 await worker.kill()
-            acknowledged += worker.spooled + worker.direct
+            acknowledged += worker.kept
         async with served.client(spool=tmp_path / "spool") as client:
-            await until(lambda: client.spool is not None and client.spool.state == "direct")
-            assert client.spool is not None
-            assert client.spool.dead_letters == 0
+            await emptied(client)
+            assert spool_of(client).dead_letters == 0
         times = Counter(await keys_in_log(served.owner))
     assert not [key for key, count in times.items() if count > 1], "twice in the log"
     assert not set(acknowledged) - set(times), "kept, and not in the log"

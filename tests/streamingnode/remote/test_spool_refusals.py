@@ -8,8 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 import streamingnode as sn
 from streamingnode.errors import (
@@ -21,9 +23,8 @@ from streamingnode.errors import (
     StorageFull,
     Unreachable,
 )
-from streamingnode.remote import spool
 from streamingnode.remote.answers import ClientWrites
-from streamingnode.remote.spool import LETTERS_NAME, SALT_BITS, Known, letters_of
+from streamingnode.remote.spool import CONFIG, SALT_BITS, WRITES, Known, dead_letters
 from streamingnode.remote.writes import WireGroup, WireTarget, WireWrites
 from tests.failing_disk import FailingDisk, Fault
 from tests.streamingnode.remote.nodes import (
@@ -34,10 +35,18 @@ from tests.streamingnode.remote.nodes import (
     rows,
 )
 from tests.streamingnode.remote.proxy import Way, kinds, until
-from tests.streamingnode.remote.spool_cases import come_back, in_state, lose, some_rows, spool_of
-from wal.frames import FrameKind
+from tests.streamingnode.remote.spool_cases import (
+    come_back,
+    emptied,
+    letters_in,
+    lose,
+    some_rows,
+    spool_of,
+)
+from wal.frames import FrameKind, encode_frame
 from wal.headers import MessageType
 from wal.rocksmq import topic
+from wal.rocksmq.messages import ProducerMessage
 from wal.rocksmq.queue import RocksMQ
 from wal.wire_types import Welcome
 
@@ -168,8 +177,8 @@ async def test_a_write_that_fails_at_the_disk_is_in_doubt_and_the_next_ones_are_
 async def test_a_write_that_the_node_refuses_for_good_is_a_dead_letter_and_the_rest_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    spool = tmp_path / "spool"
-    async with node_behind_proxy() as served, served.client(spool=spool) as client:
+    directory = tmp_path / "spool"
+    async with node_behind_proxy() as served, served.client(spool=directory) as client:
         await client.create_collection(
             "gone", SCHEMA, primary_key="id", shards=2, partitions=["eu"]
         )
@@ -184,20 +193,83 @@ async def test_a_write_that_the_node_refuses_for_good_is_a_dead_letter_and_the_r
         await served.owner.drop_collection("gone")
         await come_back(client, served.proxy)
         assert await keys_in_log(served.owner) == [1, 3, 6]
-        assert spool_of(client).dead_letters == 2
+        assert spool_of(client).dead_letters == 4
         assert caplog.text.count("spooled_write_refused") == 2
     letters = {}
-    for path in sorted((spool / LETTERS_NAME).iterdir()):
-        table = pa.ipc.open_file(str(path)).read_all()
-        said = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
-        assert said["code"] == "COLLECTION_NOT_FOUND"
-        letters[said["collection"], said["kind"], said["partition"]] = table.to_pylist()
+    for letter in await letters_in(directory):
+        said = letter.properties
+        assert (said["code"], said["topic"]) == ("COLLECTION_NOT_FOUND", WRITES)
+        assert said["bridge"].startswith("spool-")
+        assert said["error"].startswith("no live collection has the id")
+        found = pa.ipc.open_stream(letter.payload).read_all()
+        letters[said["collection"], said["kind"], said["partition"]] = found.to_pylist()
     assert letters == {
         ("gone", "insert", "eu"): rows(2),
         ("gone", "delete", ""): [{"id": 4}],
         ("gone", "insert", "_default"): rows(4),
         ("c", "insert", "_default"): rows(5),
     }
+
+
+async def test_dead_letters_are_not_doubled_when_their_message_comes_again_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RocksMQ.seek
+
+    async def forget(mq: RocksMQ, topic: str, group: str, message_id: int) -> None:
+        if topic != WRITES:
+            await real(mq, topic, group, message_id)
+
+    directory = tmp_path / "spool"
+    async with node_behind_proxy() as served:
+        async with served.client(spool=directory) as client:
+            await client.create_collection("gone", SCHEMA, primary_key="id")
+            await lose(client, served.proxy)
+            await client.insert("c", rows(1))
+            await asyncio.gather(*[client.upsert("gone", rows(key)) for key in range(3)])
+            await served.owner.drop_collection("gone")
+            with monkeypatch.context() as patched:
+                patched.setattr("streamingnode.remote.spool.PRODUCE_BYTES_MAX", 2)  # one by one
+                patched.setattr(RocksMQ, "seek", forget)
+                await come_back(client, served.proxy)
+        before = await letters_in(directory)
+        assert len(before) == 6
+        async with served.client(spool=directory) as client:
+            assert spool_of(client).frames
+            assert spool_of(client).dead_letters == 6
+            await emptied(client)
+        assert await letters_in(directory) == before
+        assert await keys_in_log(served.owner) == [1]
+
+
+async def test_what_an_earlier_release_kept_takes_place_and_its_dead_letters_stay(
+    tmp_path: Path,
+) -> None:
+    """Its topics are the same; its dead letters are files."""
+    directory = tmp_path / "spool"
+    letter = directory / "dead-letters" / "5-0.arrow"
+    async with node_behind_proxy() as served:
+        async with served.client(spool=directory) as client:
+            await lose(client, served.proxy)
+        letter.parent.mkdir()
+        letter.write_bytes(b"letter")
+        collection = served.owner.collection("c")
+        info = served.owner._backend.catalog.live(collection.id)
+        target = WireTarget(int(MessageType.INSERT), info.id, info.partitions[0].id, 1, 0, True)
+        async with sn.open_node(directory, config=CONFIG) as kept:
+            for key in range(3):
+                payload = msgspec.msgpack.encode([(key, f"tea {key}")])
+                into = replace(target, payload_bytes=len(payload))
+                writes = WireWrites(0, (into,), (WireGroup(1, False, ((0, 1),)),))
+                frame = b"".join(encode_frame(FrameKind.WRITES, 0, writes, payload))
+                properties = {"writes": "1", "at_ms": "1700000000000", "salt": "77"}
+                await kept.mq.produce(WRITES, [ProducerMessage(frame, properties)])
+        async with served.client(spool=directory) as client:
+            assert spool_of(client).frames == 3
+            await come_back(client, served.proxy)
+            assert spool_of(client).dead_letters == 0
+        assert await keys_in_log(served.owner) == [0, 1, 2]
+        assert letter.read_bytes() == b"letter"
 
 
 async def test_a_node_that_refuses_for_now_is_asked_again_and_makes_nobody_wait(
@@ -212,13 +284,18 @@ async def test_a_node_that_refuses_for_now_is_asked_again_and_makes_nobody_wait(
         raise Overloaded("the node has no room for now")
 
     async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
+        producer = await client.producer("p")
         await lose(client, served.proxy)
         await client.insert("c", rows(1))
         with monkeypatch.context() as patched:
             patched.setattr(ClientWrites, "target", overloaded)
             served.proxy.is_refusing = False
             await until(lambda: refused > 3)
+            assert spool_of(client).state == "refused"
             assert (await client.insert("c", rows(2))).spooled
+            for call in (client.snapshot("c"), producer.insert("c", rows(3))):
+                with pytest.raises(Overloaded, match="no room for now"):
+                    await call
         await come_back(client, served.proxy)
         assert await keys_in_log(served.owner) == [1, 2]
         assert spool_of(client).dead_letters == 0
@@ -249,7 +326,7 @@ async def test_a_node_that_takes_no_more_connections_is_away_for_a_spool_that_kn
             assert (await client.insert("c", rows(1))).spooled
         await until(lambda: not served.server.sessions)
         async with served.client(spool=tmp_path / "spool") as client:
-            await in_state(client, "direct")
+            await emptied(client)
             assert await contents(served.owner) == {1: "tea 1"}
 
 
@@ -269,8 +346,12 @@ async def test_a_spool_that_was_replayed_on_a_full_disk_is_not_replayed_again(
 ) -> None:
     """Also when the node remembers only the newest of its writes."""
 
-    async def refuse(*_: object) -> None:
-        raise StorageFull("spool", 0, 1)
+    real = RocksMQ.seek
+
+    async def refuse(mq: RocksMQ, topic: str, group: str, message_id: int) -> None:
+        if topic == WRITES:
+            raise StorageFull("spool", 0, 1)
+        await real(mq, topic, group, message_id)
 
     settings: dict[str, Any] = {"producers.results_per_producer_max": 8}
     async with node_behind_proxy(**settings) as served:
@@ -279,38 +360,13 @@ async def test_a_spool_that_was_replayed_on_a_full_disk_is_not_replayed_again(
             for key in range(40):
                 await client.insert("c", rows(key))
         served.proxy.is_refusing = False
-        monkeypatch.setattr(RocksMQ, "ack", refuse)
+        monkeypatch.setattr(RocksMQ, "seek", refuse)
         for _ in range(3):
             async with served.client(spool=tmp_path / "spool") as client:
                 assert spool_of(client).frames == 40
-                await in_state(client, "direct")
+                await emptied(client)
                 assert spool_of(client).dead_letters == 0
         assert await keys_in_log(served.owner) == list(range(40))
-
-
-async def test_spool_on_full_disk_is_not_taken_for_empty_when_its_consumer_holds_all_that_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topic, "HELD_MAX", 4)
-    monkeypatch.setattr(spool, "UNACKED_MAX", 2)
-    monkeypatch.setattr(spool, "PAUSE_S", 0.01)
-    real = RocksMQ.ack
-    refusals = iter(range(10))
-
-    async def refuse_at_first(mq: RocksMQ, *arguments: Any) -> None:
-        if next(refusals, None) is not None:
-            raise StorageFull("spool", 0, 1)
-        await real(mq, *arguments)
-
-    monkeypatch.setattr(RocksMQ, "ack", refuse_at_first)
-    async with node_behind_proxy() as served, served.client(spool=tmp_path / "spool") as client:
-        await lose(client, served.proxy)
-        for key in range(7):
-            await client.insert("c", rows(key))
-        served.proxy.is_refusing = False
-        await in_state(client, "direct")
-        assert spool_of(client).frames == 0
-        assert await keys_in_log(served.owner) == list(range(7))
 
 
 @pytest.mark.parametrize("salts", [(5, 9), (9, 5)], ids=["more", "less"])
@@ -333,7 +389,7 @@ async def test_copies_of_one_directory_never_take_one_write_for_another(
         served.proxy.is_refusing = False
         for directory in ("spool", "copy"):
             async with served.client(spool=tmp_path / directory) as client:
-                await in_state(client, "direct")
+                await emptied(client)
         assert sorted(await keys_in_log(served.owner)) == [0, 1]
 
 
@@ -374,7 +430,7 @@ async def test_what_the_log_has_and_the_node_has_forgotten_is_no_dead_letter(
             await served.owner.producer(name)
         async with served.client(spool=tmp_path / "spool") as client:
             assert spool_of(client).frames == kept
-            await in_state(client, "direct")
+            await emptied(client)
             assert spool_of(client).dead_letters == letters
             assert spool_of(client).frames == 0
         assert sorted(await keys_in_log(served.owner)) == [*range(kept), 100]
@@ -385,10 +441,11 @@ def test_a_blocking_client_has_a_spool_too(tmp_path: Path) -> None:
     with sn.sync.open_node(tmp_path / "node") as owner:
         owner.create_collection("c", SCHEMA, primary_key="id")
         with sn.sync.connect(f"unix:{tmp_path}/node/node.sock", spool=tmp_path / "spool") as client:
-            assert not client.insert("c", rows(1)).spooled
+            assert client.insert("c", rows(1)).spooled
+            assert client.snapshot("c").num_rows == 1
             told = client.statistics().spool
             assert told is not None
-            assert told.state == "direct"
+            assert told.state == "connected"
     with sn.sync.connect(f"unix:{tmp_path}/node/node.sock", spool=tmp_path / "spool") as client:
         assert client.insert("c", rows(2)).spooled
         assert client.spool is not None
@@ -400,6 +457,7 @@ def test_a_refused_write_to_a_collection_that_nobody_told_of_is_kept_as_it_was_s
         0, (WireTarget(int(MessageType.INSERT), 7, 1, 1, 3),), (WireGroup(5, False, ((0, 1),)),)
     )
     known = Known("spool-x", 0, Welcome(1, "node", None, "rocks", 1, {}), ())
-    assert letters_of(writes, memoryview(b"abc"), {0: Overloaded("no")}, known) == {
-        "5-0.rows": b"abc"
-    }
+    error = Overloaded("no")
+    assert [*dead_letters(writes, memoryview(b"abc"), {0: error}, known)] == [
+        (b"abc", {"kind": "insert", "code": "OVERLOADED", "sequence": "5"}, error)
+    ]

@@ -217,8 +217,10 @@ async def test_a_large_write_of_a_producer_waits_for_no_rollback_past_its_time(
 
 
 @pytest.mark.parametrize("way", Way)
-async def test_a_transaction_with_a_time_is_cancelled_at_each_of_its_waits(way: Way) -> None:
-    async with sn.open_node(None, config=SMALL_GROUPS) as node:
+async def test_a_transaction_with_a_time_is_cancelled_at_each_of_its_waits(
+    tmp_path: Path, way: Way
+) -> None:
+    async with sn.open_node(tmp_path, config=SMALL_GROUPS) as node:
         await node.create_collection("c", SCHEMA, primary_key="id")
         key = 0
         acknowledged: set[int] = set()

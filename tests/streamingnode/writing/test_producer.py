@@ -208,19 +208,35 @@ async def test_producer_of_a_closed_node_is_shut_down_too() -> None:
 # --- a first try is never too old, however long it takes (the fixture remembers four results) -----
 
 
-async def test_transaction_block_that_stays_open_keeps_its_sequence_beside_many_writes(
-    node: sn.Node,
+@pytest.mark.parametrize("is_streamed", [False, True], ids=["at once", "streamed"])
+async def test_transaction_block_that_stays_open_while_a_window_passes_is_refused_at_its_commit(
+    node: sn.Node, is_streamed: bool
 ) -> None:
+    feed = await node.producer("feed")
+    early = feed.transaction(sequence=1)
+    async with feed.transaction(sequence=2) as in_time:
+        for key in range(40 if is_streamed else 1):
+            await early.insert("c", row(key, "x" * 1000))
+        await in_time.insert("c", row(99))
+        for sequence in range(3, 6):
+            await feed.insert("c", row(sequence), sequence=sequence)
+    assert await feed.insert("c", row(99), sequence=2) == in_time.result
+    await feed.insert("c", row(6), sequence=6)
+    with pytest.raises(SequenceTooOld) as caught:
+        await early.commit()
+    assert caught.value.fields() == {"sequence": 1, "oldest": 3}
+    assert feed.last_sequence == 6
+    assert (await node.snapshot("c")).num_rows == 5
+    assert parts_of(node).measure().writes.pending_transaction_bytes == 0
+
+
+async def test_sequence_of_a_block_that_is_open_is_not_drawn(node: sn.Node) -> None:
     feed = await node.producer("feed")
     async with feed.transaction(sequence=1) as txn:
         await txn.insert("c", row(1))
-        for sequence in range(2, 22):
-            await feed.insert("c", row(sequence), sequence=sequence)
-    assert await feed.insert("c", row(1), sequence=1) == txn.result, (
-        "its result is known while the block is"
-    )
-    assert feed.last_sequence == 21
-    assert (await node.snapshot("c")).num_rows == 21
+        await feed.insert("c", row(2))
+    assert feed.last_sequence == 2
+    assert (await node.snapshot("c")).num_rows == 2
 
 
 async def test_transaction_without_a_sequence_gets_it_when_it_commits(node: sn.Node) -> None:
@@ -289,8 +305,8 @@ async def test_sequence_below_what_is_forgotten_is_still_too_old(node: sn.Node) 
 
 async def test_write_waits_while_the_oldest_open_one_is_a_window_behind() -> None:
     writes = Outstanding(3)
-    places = [await writes.enter() for _ in range(3)]
-    waiting = asyncio.get_running_loop().create_task(writes.enter())
+    places = [await writes.enter(1) for _ in range(3)]
+    waiting = asyncio.get_running_loop().create_task(writes.enter(1))
     for place in (1, 2):
         writes.leave(place)
         await asyncio.sleep(0)
@@ -301,11 +317,11 @@ async def test_write_waits_while_the_oldest_open_one_is_a_window_behind() -> Non
 
 async def test_write_that_comes_later_does_not_overtake_those_that_wait() -> None:
     writes = Outstanding(1)
-    await writes.enter()
-    waiting = asyncio.get_running_loop().create_task(writes.enter())
+    await writes.enter(1)
+    waiting = asyncio.get_running_loop().create_task(writes.enter(1))
     await asyncio.sleep(0)
     writes.leave(0)  # the one that waits has not run yet
-    late = asyncio.get_running_loop().create_task(writes.enter())
+    late = asyncio.get_running_loop().create_task(writes.enter(1))
     assert await waiting == 1
     await asyncio.sleep(0)
     assert not late.done()
@@ -318,7 +334,7 @@ async def test_writes_that_come_while_several_are_let_in_do_not_overtake_them() 
     order = list[str]()
 
     async def enter(name: str) -> None:
-        await writes.enter()
+        await writes.enter(1)
         order.append(name)
 
     tasks = [asyncio.get_running_loop().create_task(enter(name)) for name in ("a", "b", "c", "d")]
@@ -337,8 +353,8 @@ async def test_writes_that_come_while_several_are_let_in_do_not_overtake_them() 
 @pytest.mark.parametrize("let_in", [False, True], ids=["while it waits", "as it is let in"])
 async def test_cancelled_wait_takes_no_place(let_in: bool) -> None:
     writes = Outstanding(1)
-    await writes.enter()
-    first, second = [asyncio.get_running_loop().create_task(writes.enter()) for _ in range(2)]
+    await writes.enter(1)
+    first, second = [asyncio.get_running_loop().create_task(writes.enter(1)) for _ in range(2)]
     await asyncio.sleep(0)
     if let_in:
         writes.leave(0)
@@ -357,7 +373,7 @@ def test_open_writes_never_span_more_than_the_width(width: int, leaving: list[in
         held = list[int]()
         waiting = list[asyncio.Task[int]]()
         for choice in leaving:
-            waiting.append(asyncio.get_running_loop().create_task(writes.enter()))
+            waiting.append(asyncio.get_running_loop().create_task(writes.enter(1)))
             for _ in range(4):
                 await asyncio.sleep(0)
             held += [task.result() for task in waiting if task.done()]

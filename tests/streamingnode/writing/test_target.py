@@ -293,6 +293,35 @@ def test_every_row_is_in_its_shard_once_and_in_order(calls: list[list[int]], sha
     assert [found[row] for row in range(len(keys))] == list(zip(expected, piece_of, strict=True))
 
 
+ONE_OF_EACH: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int8": (pa.int8(), [-128, 0, 127]),
+    "int16": (pa.int16(), [-(1 << 15), (1 << 15) - 1]),
+    "int32": (pa.int32(), [-(1 << 31), (1 << 31) - 1]),
+    "int64": (pa.int64(), [-(1 << 63), (1 << 63) - 1]),
+    "float64": (pa.float64(), [-0.0, 1.5, float("inf")]),
+    "bool": (pa.bool_(), [False, True]),
+    "string": (pa.string(), ["", "a", "ä€𝄞", "x" * 1000]),
+    "binary": (pa.binary(), [b"", b"\0", bytes(1000)]),
+    "date32": (pa.date32(), [dt.date(1, 1, 1), dt.date(2024, 2, 29)]),
+}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_row_that_goes_alone_is_the_batch_that_arrow_makes_of_it(name: str) -> None:
+    kind, values = ONE_OF_EACH[name]
+    schema = schema_of(id=pa.int64(), cell=kind)
+    target = target_of(schema)
+    for value in [*values, None]:
+        expected = pa.RecordBatch.from_pylist([{"id": 7, "cell": value}], schema=schema)
+        found = target.joined([((7, value),)])
+        found.validate(full=True)
+        assert found.equals(expected, check_metadata=True)
+        read = pa.ipc.read_record_batch(found.serialize(), schema)
+        read.validate(full=True)
+        assert read.equals(expected)
+        assert found.serialize().size == expected.serialize().size
+
+
 def test_rows_of_a_shard_keep_their_order_in_a_large_batch() -> None:
     rows = np.arange(20_000)
     schema = schema_of(id=pa.int64(), row=pa.int64())

@@ -262,7 +262,7 @@ async def test_transaction_whose_append_waits_for_a_lost_log_longer_than_its_kee
                 perf_counter=time.perf_counter,
             )
             monkeypatch.setattr("interceptors.txn.time", later)
-            monkeypatch.setattr("wal.adaptor.time", later)
+            monkeypatch.setattr("wal.append.time", later)
             ticks._now_ms = lambda: unix_ms() + 60_000
             ticks._elapsed_ms = lambda: elapsed_ms() + 60_000
             disk.heal()
@@ -282,7 +282,7 @@ async def test_transaction_is_expired_for_whoever_comes_after_its_keepalive(
         await node.insert("c", rows(1), txn_id=txn_id)
         late_ns = time.monotonic_ns() + 60_000_000_000
         monkeypatch.setattr(
-            "wal.adaptor.time",
+            "wal.append.time",
             SimpleNamespace(monotonic_ns=lambda: late_ns, perf_counter=time.monotonic),
         )
         parts_of(node).channel.term.transactions.now_ms = lambda: late_ns // 1_000_000

@@ -159,7 +159,7 @@ async def test_damage_in_one_log_leaves_the_others_readable(tmp_path: Path) -> N
     well = await store.open_log("well")
     await fill(sick, 50, payload=bytes(5000))
     await fill(well, 50, payload=bytes(5000))
-    engine = store.engine
+    engine = store._engine
     engine.entries.delete(next(iter(engine.entries.keys())))
     with pytest.raises(Corrupt, match=r"log 'sick'.*positions 1 to 1"):
         await sick.read(1, bytes_max=1)
@@ -176,7 +176,7 @@ async def test_an_entry_that_vanished_is_corrupt_wherever_it_was(
     store = await open_rocks_store(tmp_path / "node", options=NO_LOW_WATER)
     log = await store.open_log("p0")
     await fill(log, 50)
-    store.engine.entries.delete(entry_key(1, position))
+    store._engine.entries.delete(entry_key(1, position))
     for start in range(max(1, position - 1), min(51, position + 2)):
         with pytest.raises(
             Corrupt, match=rf"positions {position} to|position {position + 1} does not follow"
@@ -195,7 +195,7 @@ async def test_a_wrong_entry_behind_what_was_just_read_is_corrupt(
     other = await store.open_log("p1")
     await fill(log, 5)
     await fill(other, 5, payload=b"another")
-    entries = store.engine.entries
+    entries = store._engine.entries
     assert [entry.last_position for entry in await log.read(1, bytes_max=1)] == [1]
     wrong = entries[entry_key(2, 2)]
     entries.delete(entry_key(1, 2))
@@ -228,7 +228,7 @@ async def test_a_database_of_another_node_is_corrupt(node: Path, tmp_path: Path)
 
 async def test_a_newer_format_is_refused(node: Path) -> None:
     store = await open_rocks_store(node)
-    store.engine.database.put(FORMAT_KEY, encode_number(2))
+    store._engine.database.put(FORMAT_KEY, encode_number(2))
     await store.close()
     with pytest.raises(UnsupportedFormat, match="format 2"):
         await open_rocks_store(node)

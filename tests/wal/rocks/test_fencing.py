@@ -161,7 +161,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 async def written_end(store: RocksStore, log: RocksLog) -> int:
     """Return the last position that RocksDB has, acknowledged or not."""
-    return await store.engine.read(lambda: last_position(store.engine.entries, log.log_id))
+    return await store._engine.read(lambda: last_position(store._engine.entries, log.log_id))
 
 
 async def test_owner_overtaken_since_its_last_comparison_writes_nothing(

@@ -79,7 +79,7 @@ async def test_last_record_that_was_gone_by_is_damage_and_nothing_is_touched(
     store = await open_rocks_store(tmp_path / "alive", options=NO_LOW_WATER)
     await fill(await store.open_log("p0"), ENTRIES)
     await store.state.put({"k": b"v"})
-    engine = store.engine
+    engine = store._engine
     await engine.read(engine.entries.flush)
     await engine.read(engine.database.flush)  # everything is in tables now, and the log is removed
     copy = shutil.copytree(tmp_path / "alive", tmp_path / "node")

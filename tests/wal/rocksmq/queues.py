@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from wal.errors import LogReopening
+from wal.memory_store import MemoryLogStore
 from wal.rocks.layout import RocksOptions
 from wal.rocks.store import RocksStore, open_rocks_store
 from wal.rocksmq.contract import MqOptions
@@ -42,6 +43,23 @@ async def open_queue(
     return store, RocksMQ(
         store, options or MqOptions(), now_ms=clock, elapsed_ms=clock, in_term=in_term
     )
+
+
+@asynccontextmanager
+async def opened_in_memory(clock: Callable[[], int] | None = None) -> AsyncIterator[RocksMQ]:
+    """Yield a queue whose store is in memory."""
+    store = MemoryLogStore()
+    clock = clock or Clock()
+
+    async def in_term(call: Callable[[], Awaitable[None]]) -> None:
+        await call()
+
+    mq = RocksMQ(store, MqOptions(), now_ms=clock, elapsed_ms=clock, in_term=in_term)
+    try:
+        yield mq
+    finally:
+        await mq.close()
+        await store.close()
 
 
 @asynccontextmanager

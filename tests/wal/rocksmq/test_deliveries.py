@@ -1,6 +1,7 @@
 """How often a message was delivered, also over closing, crashes and failed writes."""
 
 import asyncio
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from tests.copying import copy_at_rest
 from tests.failing_disk import FailingDisk
 from tests.wal.rocksmq.queues import Clock, open_queue, opened
+from wal.entry_log import Batch
 from wal.errors import Indeterminate
+from wal.rocksmq.group import Deliveries, Group, all_below
 from wal.rocksmq.messages import ConsumerMessage
 from wal.rocksmq.queue import RocksMQ
-from wal.rocksmq.topic import Deliveries, Group
+from wal.rocksmq.topic import LOG_ID_FIRST, GroupRecord, Topic, TopicChange, TopicRecord
 
 pytestmark = pytest.mark.anyio
 
@@ -46,20 +49,35 @@ def test_runs_have_what_a_dict_would_have(deliveries: list[set[int]], floor: int
     runs.forget_below(floor)
     model |= dict.fromkeys(range(floor), 0)
     assert runs.of(range(END + 2)) == [model[each] for each in range(END + 2)]
-    assert Deliveries(runs.runs).runs == runs.runs
-    found = {each: count for start, stop, count in runs.runs for each in range(start, stop)}
+    stored = runs.runs_from(0)
+    assert Deliveries(stored).runs_from(0) == stored
+    found = {each: count for start, stop, count in stored for each in range(start, stop)}
     assert found == {each: count for each, count in model.items() if count}
-    assert not [one for one, after in pairwise(runs.runs) if one[1:] == after[::2]]
+    assert not [one for one, after in pairwise(stored) if one[1:] == after[::2]]
+    assert [each for start, stop, _ in runs.runs_from(9) for each in range(start, stop)] == [
+        each for each in found if each >= 9
+    ]
+
+
+def recorded(topic: Topic, ids: Sequence[int]) -> GroupRecord:
+    """Acknowledge messages, and return the record of the group."""
+    change = TopicChange(topic)
+    change.acknowledge("g", ids)
+    batch = Batch()
+    change.stage(batch, page_bytes=1, now_ms=1)
+    change.land()
+    record = batch.records["mq/group/t/g"]
+    assert record is not None
+    return msgspec.msgpack.decode(record, type=GroupRecord)
 
 
 def test_what_was_acknowledged_is_no_longer_in_the_record() -> None:
-    group = Group(1)
+    topic = Topic("t", TopicRecord(LOG_ID_FIRST, 1, 9))
+    topic.groups["g"] = group = Group(all_below(1))
     group.count(group.take((1, 9.0), 9, end_id=9))
-    group.ack([3], end_id=9)
-    group.ack([1, 2], end_id=9)
-    assert group.record == (4, [], [(4, 10, 1)])
-    group.ack(range(4, 10), end_id=9)
-    assert group.record == (10, [], [])
+    assert recorded(topic, [3]) == GroupRecord(1, [(3, 4)], [(1, 10, 1)])
+    assert recorded(topic, [1, 2]) == GroupRecord(4, [], [(4, 10, 1)])
+    assert recorded(topic, range(4, 10)) == GroupRecord(10, [], [])
 
 
 async def test_each_delivery_to_a_group_counts(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wal.errors import Overloaded
-from wal.rocksmq import topic
-from wal.rocksmq.topic import Group, Lease
+from wal.rocksmq import group as module
+from wal.rocksmq.group import Group, Lease, acknowledge, all_below
 
 BEGIN = 5
 END = 40
@@ -30,7 +30,7 @@ steps = st.one_of(
 def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
     taken_steps: list[tuple[Any, ...]],
 ) -> None:
-    group = Group(BEGIN)
+    group = Group(all_below(BEGIN))
     held = dict[int, Lease]()
     acked = set(range(BEGIN))
     now = 0.0
@@ -45,7 +45,8 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
                 assert group.take(lease, count, end_id=END) == wanted
                 held |= dict.fromkeys(wanted, lease)
             case "ack", [ids]:
-                assert group.ack(ids, end_id=END) == len(held.keys() & set(ids))
+                group.acked = acknowledge(group.acked, ids, end_id=END)
+                assert group.settle(ids) == len(held.keys() & set(ids))
                 acked |= set(ids)
                 held = {each: lease for each, lease in held.items() if each not in acked}
             case "give back", [owner]:
@@ -55,13 +56,12 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
                 group.expire(now)
                 held = {each: lease for each, lease in held.items() if lease[1] > now}
             case _:
-                before = group
-                group = Group(*group.record)
-                group.take_over(before, end_id=END)
+                group = Group(group.acked)
+                held = {}
         assert group.held == held
         assert group.floor == min(set(range(END + 2)) - acked)
         assert group.lag(END) == len(set(range(END + 1)) - acked)
-        assert {each for run in group.record[1] for each in range(*run)} == {
+        assert {each for run in group.acked[1:] for each in range(*run)} == {
             e for e in acked if e > group.floor
         }
 
@@ -69,26 +69,25 @@ def test_a_group_delivers_what_is_open_in_order_and_keeps_what_was_acknowledged(
 def test_no_more_is_held_than_may_be_and_what_comes_again_has_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic, "HELD_MAX", 4)
-    group = Group(1)
+    monkeypatch.setattr(module, "HELD_MAX", 4)
+    group = Group(all_below(1))
     lease = (1, math.inf)
     assert group.take(lease, 9, end_id=9) == [1, 2, 3, 4]
     assert group.take(lease, 9, end_id=9) == []
     group.give_back([2], 1)
     assert group.take(lease, 9, end_id=9) == [2]
-    group.ack([1], end_id=END)
+    group.acked = acknowledge(group.acked, [1], end_id=END)
+    assert group.settle([1]) == 1
     assert group.take(lease, 9, end_id=9) == [5]
 
 
 def test_an_acknowledgement_that_would_leave_too_many_gaps_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic, "GAPS_MAX", 2)
-    group = Group(1)
-    group.ack([3, 5], end_id=END)
-    before = group.record
+    monkeypatch.setattr(module, "GAPS_MAX", 2)
+    acked = acknowledge(all_below(1), [3, 5], end_id=END)
+    before = acked.copy()
     with pytest.raises(Overloaded, match="earliest first"):
-        group.ack([7, 9], end_id=END)
-    assert group.record == before
-    group.ack([4, 7], end_id=END)
-    assert group.record[1] == [(3, 6), (7, 8)]
+        acknowledge(acked, [7, 9], end_id=END)
+    assert acked == before
+    assert acknowledge(acked, [4, 7], end_id=END)[1:] == [(3, 6), (7, 8)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.wal.rocksmq.queues import Clock, opened
+from tests.wal.rocksmq.queues import Clock, opened, opened_in_memory
 from wal.rocksmq.contract import ITERATED_AT_ONCE, Consumer
 from wal.rocksmq.messages import ConsumerMessage
 from wal.rocksmq.queue import RocksMQ
@@ -21,9 +21,13 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-async def mq(tmp_path: Path, clock: Clock) -> AsyncIterator[RocksMQ]:
-    async with opened(tmp_path / "node", clock) as mq:
+@pytest.fixture(params=["disk", "memory"])
+async def mq(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+) -> AsyncIterator[RocksMQ]:
+    in_memory = request.param == "memory"
+    queue = opened_in_memory(clock) if in_memory else opened(tmp_path / "node", clock)
+    async with queue as mq:
         await mq.create_topic("t")
         await mq.create_consumer_group("t", "g")
         yield mq

@@ -101,22 +101,16 @@ def test_lengths_that_pass_the_checksum_and_lead_elsewhere_are_refused() -> None
             decode_entry(entry, 0)
 
 
-def test_the_cache_forgets_what_was_not_used_for_longest_and_stays_below_its_bound() -> None:
+def test_the_cache_forgets_what_came_first_and_stays_below_its_bound() -> None:
     cache = EntryCache()
     size_bytes = CACHE_BYTES_MAX // 4 - 1000
     entries = [TopicEntry([b"", b""], bytes(size_bytes), at) for at in range(5)]
-    for entry in entries[:4]:
-        cache.put(1, entry)
-    assert cache.find(1, 0) is entries[0]
+    for at in (2, 0, 1, 3):  # as reads do, not in the order of ids
+        cache.put(1, entries[at])
+    assert cache.find(1, 2) is entries[2]
+    cache.put(1, entries[0])
     cache.put(1, entries[4])
-    assert [cache.find(1, at) is not None for at in range(6)] == [
-        True,
-        False,
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert [at for at in range(6) if cache.find(1, at)] == [0, 1, 3, 4]
     assert cache.find(2, 0) is None
     assert cache.find(0, 0) is None
 

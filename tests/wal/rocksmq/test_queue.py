@@ -3,16 +3,16 @@ again.
 """
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from msgspec.structs import replace
 
-from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened
+from tests.wal.rocksmq.queues import OPTIONS, Clock, open_queue, opened, opened_in_memory
 from wal.codec import MESSAGES_PER_ENTRY_MAX
+from wal.entry_log import Batch
 from wal.errors import (
     AlreadyExists,
     Corrupt,
@@ -27,11 +27,11 @@ from wal.errors import (
 )
 from wal.position import POSITION_MAX
 from wal.rocks.layout import entry_key
-from wal.rocks.log import read_range
 from wal.rocksmq.contract import CONSUME_BYTES_MAX
+from wal.rocksmq.group import GAPS_MAX
 from wal.rocksmq.messages import EntryCache, ProducerMessage
-from wal.rocksmq.queue import READ_BYTES, RocksMQ
-from wal.rocksmq.topic import GAPS_MAX
+from wal.rocksmq.queue import RocksMQ
+from wal.rocksmq.reading import READ_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -41,9 +41,13 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-async def mq(tmp_path: Path, clock: Clock) -> AsyncIterator[RocksMQ]:
-    async with opened(tmp_path / "node", clock) as mq:
+@pytest.fixture(params=["disk", "memory"])
+async def mq(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
+) -> AsyncIterator[RocksMQ]:
+    in_memory = request.param == "memory"
+    queue = opened_in_memory(clock) if in_memory else opened(tmp_path / "node", clock)
+    async with queue as mq:
         await mq.create_topic("t")
         await mq.create_consumer_group("t", "g")
         yield mq
@@ -134,10 +138,10 @@ async def test_without_a_time_limit_what_a_consumer_holds_is_its_own(
 
 async def test_a_cancelled_consume_loses_nothing(mq: RocksMQ) -> None:
     await mq.produce("t", [b"0"])
-    mq._cache = EntryCache()  # so that it suspends, to read
+    mq._reader._cache = EntryCache()  # so that it suspends, to read
     consuming = asyncio.ensure_future(mq.consume("t", "g", 1))
     await asyncio.sleep(0)
-    assert mq._topics["t"].groups["g"].held
+    assert mq._writer.topics["t"].groups["g"].held
     consuming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await consuming
@@ -148,18 +152,21 @@ async def test_who_asks_after_a_cancelled_consume_gets_its_messages_first_even_w
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await mq.produce("t", [b"0", b"1", b"2", b"3"])
-    mq._cache = EntryCache()
-    reading = threading.Event()
-    gate = threading.Event()
+    mq._reader._cache = EntryCache()
+    reading = asyncio.Event()
+    gate = asyncio.Event()
+    log = mq._writer.topics["t"].log
+    read = log.read
 
-    def read_late(*given: Any) -> Any:
+    async def read_late(position: int, *, bytes_max: int) -> Any:
         reading.set()
-        gate.wait(60)
-        return read_range(*given)
+        await gate.wait()
+        return await read(position, bytes_max=bytes_max)
 
-    monkeypatch.setattr("wal.rocksmq.queue.read_range", read_late)
+    monkeypatch.setattr(log, "read", read_late)
     consuming = asyncio.ensure_future(mq.consume("t", "g", 2))
-    assert await asyncio.to_thread(reading.wait, 20)
+    async with asyncio.timeout(20):
+        await reading.wait()
     consuming.cancel()
     following = asyncio.ensure_future(mq.consume("t", "g", 2))
     await asyncio.sleep(0)
@@ -171,37 +178,38 @@ async def test_who_asks_after_a_cancelled_consume_gets_its_messages_first_even_w
 async def test_what_follows_is_read_before_it_is_asked_for(mq: RocksMQ) -> None:
     for _ in range(3 * READ_BYTES >> 17):
         await mq.produce("t", [bytes(1 << 17)])
-    mq._cache = EntryCache()
+    mq._reader._cache = EntryCache()
     await mq.consume("t", "g", 1)
-    assert mq._ahead is None
-    half = mq._topics["t"].newest_half
+    assert mq._reader._ahead is None
+    topic = mq._writer.topics["t"]
+    half = topic.newest_half
     await mq.consume("t", "g", len(half))
-    assert mq._ahead is not None
-    await mq._ahead
-    assert half.stop < mq._topics["t"].newest_half.start
-    assert mq._cache.find(mq._topics["t"].log_id, half.stop)
-    assert mq._cache.find(mq._topics["t"].log_id, mq._topics["t"].newest_half[-1])
+    assert mq._reader._ahead is not None
+    await mq._reader._ahead
+    assert half.stop < topic.newest_half.start
+    assert mq._reader._cache.find(topic.log_id, half.stop)
+    assert mq._reader._cache.find(topic.log_id, topic.newest_half[-1])
 
 
 async def test_what_many_produce_in_one_turn_is_cut_into_writes_and_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wal.rocksmq.queue.PRODUCE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("wal.rocksmq.writes.PRODUCE_BYTES_MAX", 1 << 20)
     store, mq = await open_queue(
-        tmp_path / "other", rocks=replace(OPTIONS, queue_bytes_max=1 << 20)
+        tmp_path / "other", rocks=msgspec.structs.replace(OPTIONS, queue_bytes_max=1 << 20)
     )
     await mq.create_topic("t")
-    write_meta = store.state.write
+    write = store.state.write
     written = list[int]()
     queued = list[int]()
 
-    def write(changes: Any, *, entries: Any, dropped: Any) -> Any:
-        outcome = write_meta(changes, entries=entries, dropped=dropped)
-        written.append(sum(len(data) for _, data in entries))
+    def watched(batch: Batch) -> Any:
+        outcome = write(batch)
+        written.append(sum(len(data) for _, _, data in batch.entries))
         queued.append(store.queued_bytes)
         return outcome
 
-    monkeypatch.setattr(store.state, "write", write)
+    monkeypatch.setattr(store.state, "write", watched)
     ids = await asyncio.gather(*(mq.produce("t", [bytes(300 << 10)]) for _ in range(40)))
     assert [each for one in ids for each in one] == list(range(ids[0][0], ids[0][0] + 40))
     assert max(written) < 2 << 20
@@ -322,11 +330,10 @@ async def test_a_damaged_topic_is_refused_and_may_be_destroyed_and_made_anew(
     store, mq = await open_queue(tmp_path / "other")
     await mq.create_topic("t")
     [last] = await mq.produce("t", [b"0"])
-    store.engine.entries.delete(entry_key(mq._topics["t"].log_id, last))
+    store._engine.entries.delete(entry_key(mq._writer.topics["t"].log_id, last))
     await mq.close()
-    mq = RocksMQ(
-        store, mq._options, now_ms=mq._now_ms, elapsed_ms=mq._elapsed_ms, in_term=mq._in_term
-    )
+    in_term = mq._writer._in_term
+    mq = RocksMQ(store, mq._options, now_ms=mq._now_ms, elapsed_ms=mq._elapsed_ms, in_term=in_term)
     with pytest.raises(Corrupt, match="'t'"):
         await mq.produce("t", [b"1"])
     await mq.destroy_topic("t")
@@ -339,10 +346,10 @@ async def test_a_damaged_topic_is_refused_and_may_be_destroyed_and_made_anew(
 async def test_a_topic_whose_space_cannot_be_given_back_now_is_destroyed_all_the_same(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def compact(*_range: bytes) -> None:
+    async def reclaim(_batch: Batch) -> None:
         raise StorageFull("here", 0, 1)
 
-    monkeypatch.setattr(mq._store.engine, "compact", compact)
+    monkeypatch.setattr(mq._state, "reclaim", reclaim)
     await mq.destroy_topic("t")
     assert await mq.info() == {}
 
@@ -467,7 +474,7 @@ async def test_of_scattered_messages_that_do_not_fit_together_the_rest_comes_lat
 async def test_acknowledging_nothing_writes_nothing_and_still_looks_for_the_group(
     mq: RocksMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mq, "_flush", None)  # what there is to write would meet it
+    monkeypatch.setattr(mq._state, "write", None)  # what there is to write would meet it
     await mq.ack("t", "g", [])
     await mq.ack("t", "g", range(0))
     monkeypatch.undo()

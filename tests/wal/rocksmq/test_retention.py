@@ -128,7 +128,7 @@ async def test_what_retention_and_destroying_give_up_leaves_the_disk(tmp_path: P
 async def test_one_message_is_read_from_the_disk_while_it_is_kept(tmp_path: Path) -> None:
     async with opened(tmp_path / "node", options=SMALL) as mq:
         ids = await filled(mq)
-        mq._cache = EntryCache()
+        mq._reader._cache = EntryCache()
         found = await mq.get_message("t", ids[7])
         assert found
         assert found.payload == b"message_7"
@@ -142,16 +142,17 @@ async def test_a_read_that_retention_overtakes_is_no_damage(
 ) -> None:
     async with opened(tmp_path / "node", options=SMALL) as mq:
         ids = await filled(mq)
-        mq._cache = EntryCache()
-        read = mq._store.engine.read
+        mq._reader._cache = EntryCache()
+        log = mq._writer.topics["t"].log
+        read = log.read
 
-        async def read_late(*given: Any) -> object:
+        async def read_late(*given: Any, **options: Any) -> object:
             monkeypatch.undo()
             await mq.seek_to_latest("t", "g")
             await mq.retain()
-            return await read(*given)
+            return await read(*given, **options)
 
-        monkeypatch.setattr(mq._store.engine, "read", read_late)
+        monkeypatch.setattr(log, "read", read_late)
         assert await mq.consume("t", "g", 9) == []
         assert (await mq.info())["t"].begin_id == ids[-1] + 1
 
@@ -161,16 +162,17 @@ async def test_one_message_that_retention_takes_while_it_is_read_is_not_kept(
 ) -> None:
     async with opened(tmp_path / "node", options=SMALL) as mq:
         ids = await filled(mq)
-        mq._cache = EntryCache()
-        read = mq._store.engine.read
+        mq._reader._cache = EntryCache()
+        log = mq._writer.topics["t"].log
+        read = log.read
 
-        async def read_late(*given: Any) -> object:
+        async def read_late(*given: Any, **options: Any) -> object:
             monkeypatch.undo()
             await mq.seek_to_latest("t", "g")
             await mq.retain()
-            return await read(*given)
+            return await read(*given, **options)
 
-        monkeypatch.setattr(mq._store.engine, "read", read_late)
+        monkeypatch.setattr(log, "read", read_late)
         assert await mq.get_message("t", ids[7]) is None
 
 
@@ -182,17 +184,18 @@ async def test_what_retention_takes_between_two_reads_of_a_delivery_is_left_out(
         await mq.create_consumer_group("t", "g")
         for payload in (b"1", b"2", b"3"):
             await mq.produce("t", [payload * (2 << 20)])
-        mq._cache = EntryCache()
-        read = mq._store.engine.read
+        mq._reader._cache = EntryCache()
+        log = mq._writer.topics["t"].log
+        read = log.read
 
-        async def read_and_retain(*given: Any) -> object:
-            found = await read(*given)
+        async def read_and_retain(*given: Any, **options: Any) -> object:
+            found = await read(*given, **options)
             monkeypatch.undo()
             await mq.seek_to_latest("t", "g")
             await mq.retain()
             return found
 
-        monkeypatch.setattr(mq._store.engine, "read", read_and_retain)
+        monkeypatch.setattr(log, "read", read_and_retain)
         assert [message.payload[:1] for message in await mq.consume("t", "g", 9)] == [b"1"]
         assert await mq.consume("t", "g", 9) == []
 

@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.wal.rocksmq.queues import Clock, opened
+from tests.wal.rocksmq.queues import Clock, opened, opened_in_memory
 from wal.errors import OnShutdown
+from wal.rocksmq.group import HELD_MAX, Group
 from wal.rocksmq.queue import RocksMQ
-from wal.rocksmq.topic import HELD_MAX, Group
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[RocksMQ]:
-    async with opened(tmp_path / "node", Clock()) as mq:
+@pytest.fixture(params=["disk", "memory"])
+async def mq(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RocksMQ]:
+    in_memory = request.param == "memory"
+    queue = opened_in_memory(Clock()) if in_memory else opened(tmp_path / "node", Clock())
+    async with queue as mq:
         await mq.create_topic("t")
         await mq.create_consumer_group("t", "g")
         yield mq
