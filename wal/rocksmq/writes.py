@@ -112,7 +112,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     change: Callable[[Draft], Any]
     done: asyncio.Future[Any]
     size_bytes: int
-    makes_room: bool
+    makes_room: bool | None
+    """Whether it is made on a low disk, too; None when it changes nothing."""
     result: Any = None
     error: StreamingNodeError | None = None
     """Why it is refused."""
@@ -261,7 +262,7 @@ class TopicWriter:
     # --- writes -----------------------------------------------------------------------------------
 
     def begin(
-        self, change: Callable[[Draft], T], *, size_bytes: int = 0, makes_room: bool = True
+        self, change: Callable[[Draft], T], *, size_bytes: int = 0, makes_room: bool | None = True
     ) -> asyncio.Future[T]:
         """Make a change with the next write; return the future of its result. Cancelling that does
         not undo the change.
@@ -338,7 +339,8 @@ class TopicWriter:
             call = self._calls.popleft()
             call.error = None
             try:
-                self._store.check_admitted(makes_room=call.makes_room)
+                if call.makes_room is not None:
+                    self._store.check_admitted(makes_room=call.makes_room)
                 call.result = call.change(draft)
             except StreamingNodeError as error:
                 call.error = error
