@@ -335,12 +335,15 @@ class TopicWriter:
         """Make the changes of the calls that go with the next write."""
         calls = list[Call]()
         size_bytes = 0
+        admitted: set[bool | None] = {None}  # the same for all calls of this step
         while self._calls and size_bytes < PRODUCE_BYTES_MAX:
             call = self._calls.popleft()
+            makes_room = call.makes_room
             call.error = None
             try:
-                if call.makes_room is not None:
-                    self._store.check_admitted(makes_room=call.makes_room)
+                if makes_room not in admitted:
+                    self._store.check_admitted(makes_room=bool(makes_room))
+                    admitted.add(makes_room)
                 call.result = call.change(draft)
             except StreamingNodeError as error:
                 call.error = error
