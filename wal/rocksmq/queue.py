@@ -132,7 +132,8 @@ class RocksMQ(MessageQueue):
     async def register_consumer(
         self, topic: str, group: str, *, ack_timeout_s: float | None = ACK_TIMEOUT_S
     ) -> Consumer:
-        await self._group(topic, group)
+        # Behind all calls that came before: such as a seek whose caller was cancelled.
+        await self._writer.begin(lambda draft: draft.find(topic, group), makes_room=None)
         lasts_s = contract.check_numbers(ack_timeout_s=ack_timeout_s)
         closed = asyncio.Event()  # owns what it holds, too
 

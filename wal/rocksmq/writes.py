@@ -112,7 +112,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     change: Callable[[Draft], Any]
     done: asyncio.Future[Any]
     size_bytes: int
-    makes_room: bool
+    makes_room: bool | None
+    """Whether it is made on a low disk, too; None when it changes nothing."""
     result: Any = None
     error: StreamingNodeError | None = None
     """Why it is refused."""
@@ -261,7 +262,7 @@ class TopicWriter:
     # --- writes -----------------------------------------------------------------------------------
 
     def begin(
-        self, change: Callable[[Draft], T], *, size_bytes: int = 0, makes_room: bool = True
+        self, change: Callable[[Draft], T], *, size_bytes: int = 0, makes_room: bool | None = True
     ) -> asyncio.Future[T]:
         """Make a change with the next write; return the future of its result. Cancelling that does
         not undo the change.
@@ -334,11 +335,15 @@ class TopicWriter:
         """Make the changes of the calls that go with the next write."""
         calls = list[Call]()
         size_bytes = 0
+        admitted: set[bool | None] = {None}  # the same for all calls of this step
         while self._calls and size_bytes < PRODUCE_BYTES_MAX:
             call = self._calls.popleft()
+            makes_room = call.makes_room
             call.error = None
             try:
-                self._store.check_admitted(makes_room=call.makes_room)
+                if makes_room not in admitted:
+                    self._store.check_admitted(makes_room=bool(makes_room))
+                    admitted.add(makes_room)
                 call.result = call.change(draft)
             except StreamingNodeError as error:
                 call.error = error
