@@ -30,6 +30,7 @@ NAVIGATION = {
     "Tables and streams": ["docs/spark", "docs/streams"],
     "Reference": [
         "docs/api",
+        "docs/commands",
         "docs/guarantees",
         "docs/reliability",
         "docs/protocol",

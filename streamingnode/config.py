@@ -324,7 +324,7 @@ def _setting(name: str, keys: Mapping[str, str], value: object, origin: str) -> 
     """
     if name not in keys:
         near = nearest(name, keys)
-        advice = "`streamingnode config show` lists all settings"
+        advice = "`streamingnode info config` lists all settings"
         if near is not None:
             advice = f"did you mean {near!r}?"
         raise InvalidArgument(f"{origin}: there is no setting {name!r} — {advice}")

@@ -18,6 +18,7 @@ import anyio
 
 from streamingnode.config import NodeConfig, load_config
 from streamingnode.node import Node
+from streamingnode.rows import load_pandas
 from streamingnode.signals import ENDING, Interrupted
 from wal.address import LinkOptions
 from wal.append import AppendObserver
@@ -89,6 +90,7 @@ def open_node(
     file = None if config_file is None else check_path("config file", config_file)
 
     def settle() -> NodeConfig:
+        load_what_is_slow()
         return config or load_config(file=file, environment=os.environ, arguments=settings)
 
     if share and (directory is None or observer is not None):
@@ -193,7 +195,18 @@ def connect(
     ) -> Node:
         return await compose_remote(address, options, supervisor, closing, make)
 
-    return OpenNode(None, NodeConfig, compose)
+    def settle() -> NodeConfig:
+        load_what_is_slow()
+        return NodeConfig()
+
+    return OpenNode(None, settle, compose)
+
+
+def load_what_is_slow() -> None:
+    """Load what would hold up an event loop when it is used first; most commands use none of it."""
+    import structlog  # noqa: F401
+
+    load_pandas()
 
 
 def _is_unicode(text: str) -> bool:

@@ -2,69 +2,60 @@
 goes on.
 """
 
-import time
-from shutil import get_terminal_size
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
-REWRITE_INTERVAL_S = 0.1
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 
 class Progress:
-    """Told by a long piece of work, in its block, where it is. Ends a stage's line with how long it
-    took.
+    """Told by a long piece of work, in its block, where it is.
 
     Where nobody waits it says nothing: cron would send that as a mail.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._is_seen = stream.isatty()
-        self._name = self._text = ""
-        self._total: float | None = None
-        self._began = self._written = 0.0
+        self._bars = _bars(stream) if stream.isatty() else None
+        self._stage: TaskID | None = None
 
     def __enter__(self) -> Self:
+        if self._bars is not None:
+            self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._close()
-        elif self._name:  # its line is left as it is; what is printed next begins another
-            self._write("\n")
+        if self._bars is not None:
+            self._end()
+            self._bars.stop()
 
     def stage(self, name: str, total: float | None = None) -> None:
         """Begin a stage of `total` steps, None when nobody knows how many; it ends the one
         before.
         """
-        self._close()
-        self._name = self._text = name
-        self._total = total
-        self._began = time.monotonic()
-        self._written = 0.0
-        self._rewrite()
+        if self._bars is not None:
+            self._end()
+            self._stage = self._bars.add_task(name, total=total, note="")
 
     def advance(self, done: float, note: str = "", *, total: float | None = None) -> None:
         """Say that `done` steps of the stage are done, of `total` now that it is known, and
         something short about it.
         """
-        self._total = self._total if total is None else total
-        share = f", {min(1.0, done / self._total):.0%}" if self._total else ""
-        self._text = f"{self._name}: {note}{share}"
-        self._rewrite()
+        if self._bars is not None and self._stage is not None:
+            self._bars.update(self._stage, completed=done, total=total, note=note)
 
-    def _close(self) -> None:
-        if self._name:
-            self._write(f"\r{self._text} ({time.monotonic() - self._began:.1f} s)\x1b[K\n")
-            self._name = ""
+    def _end(self) -> None:
+        if self._bars is not None and self._stage is not None:
+            self._bars.stop_task(self._stage)
 
-    def _rewrite(self) -> None:
-        now = time.monotonic()
-        if now - self._written > REWRITE_INTERVAL_S:
-            self._written = now
-            # what wraps cannot be rewritten
-            self._write(f"\r{self._text[: get_terminal_size().columns - 1]}\x1b[K")
 
-    def _write(self, text: str) -> None:
-        if self._is_seen:
-            self._stream.write(text)
-            self._stream.flush()
+def _bars(stream: TextIO) -> "Bars":
+    """Return what rewrites the lines of stages; it takes a while to load."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    name = TextColumn("{task.description}", markup=False)
+    note = TextColumn("{task.fields[note]}", markup=False)
+    columns = (name, BarColumn(), TaskProgressColumn(), note, TimeElapsedColumn())
+    return Progress(*columns, console=console, redirect_stdout=False, redirect_stderr=False)

@@ -57,9 +57,13 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 DICTS_PER_BATCH = 4_096
 """Dicts converted in one go: about 2 ms of work, after which a thread gives way."""
 
-# pyarrow looks for pandas when it makes its first array and imports it: half a second that must not
-# fall into an event loop.
-pa.array([0])
+
+def load_pandas() -> None:
+    """Let pyarrow import pandas, which it looks for when it makes its first array.
+
+    Blocks for half a second, where pandas is installed.
+    """
+    pa.array([0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from streamingnode.care.health import Thresholds
 from streamingnode.cli import rows_in
 from streamingnode.cli.jobs import CLOSED_NODE_CUT_S
 from streamingnode.cli.output import EXIT_BROKEN_PIPE, EXIT_OK
-from streamingnode.cli.program import COMMANDS
 from streamingnode.config import NodeConfig, ServeOptions
 from streamingnode.ownership import ROOT_PACKAGES
 from streamingnode.remote import audit, server
@@ -39,6 +38,7 @@ from streamingnode.signals import EXIT_SIGNALLED, SIGNALS
 from streamingnode.statistics import SLOW_APPEND_S, NodeStatistics
 from streamingnode.streams.stream import PRODUCE_BYTES_MAX
 from streamingnode.writing.producer import NOTE_BYTES_MAX
+from tests.parsed_command import COMMANDS, options_of
 from wal.address import PING_S, SOCKET_PATH_BYTES_MAX
 from wal.address import SILENT_S_MAX as NODE_SILENT_S_MAX
 from wal.errors import StreamingNodeError
@@ -268,11 +268,7 @@ OTHER_PROGRAMS = {
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_every_option_and_every_series_that_a_page_names_is_there(path: Path) -> None:
     text = path.read_text("utf-8")
-    flags = {
-        "--json",
-        "--help",
-        *(name for command in COMMANDS for names, _ in command.arguments for name in names),
-    }
+    flags = {name for command in COMMANDS.values() for name in options_of(command)}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - OTHER_PROGRAMS <= flags
     series = set(re.findall(r"^\| `(streamingnode_\w+)` \|", page("docs/metrics"), re.MULTILINE))
     assert set(re.findall(r"\bstreamingnode_[a-z_]+", text)) <= series

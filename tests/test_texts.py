@@ -165,7 +165,18 @@ def test_no_refusal_of_names_and_arguments_begins_a_line(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "command", ["ls", "info", "verify", "flush", "doctor", "tail", "restore", "backup", "export"]
+    "command",
+    [
+        "collection ls",
+        "info show",
+        "verify",
+        "flush",
+        "doctor",
+        "tail",
+        "restore",
+        "backup",
+        "export",
+    ],
 )
 @pytest.mark.parametrize("debug", [[], ["--debug"]], ids=["", "debug"])
 def test_a_command_on_a_hostile_path_prints_nothing_but_text(
@@ -180,7 +191,7 @@ def test_a_command_on_a_hostile_path_prints_nothing_but_text(
         "backup": [str(tmp_path / "to")],
         "export": [str(tmp_path / "to")],
     }.get(command, [])
-    main([command, str(place), *more, *debug])
+    main([*command.split(), str(place), *more, *debug])
     told = capsys.readouterr()
     for line in (told.out + told.err).splitlines():
         assert line.isprintable(), repr(line)
@@ -189,7 +200,7 @@ def test_a_command_on_a_hostile_path_prints_nothing_but_text(
 
 def test_wrong_use_is_told_in_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"ls{FORGED}"]) == 2
-    assert main(["ls", "data", f"--{FORGED}"]) == 2
+    assert main(["collection", "ls", "data", f"--{FORGED}"]) == 2
     told = capsys.readouterr().err
     assert all(line.isprintable() and not line.startswith("2026") for line in told.splitlines())
     assert "forged" in told

@@ -11,15 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
+from functools import cache
 from types import TracebackType
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 import anyio
 import anyio.to_thread
-import structlog
-from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 from wal.errors import OnShutdown, StreamingNodeError, escaped
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -187,39 +189,61 @@ class Event(str):
     """
 
     __slots__ = ("fields",)
-    fields: EventDict
+    fields: "EventDict"
 
 
-_key_values = structlog.processors.KeyValueRenderer(
-    key_order=["event"], drop_missing=True, repr_native_str=False
-)
-
-
-def event_log(name: str) -> FilteringBoundLogger:
+def event_log(name: str) -> "FilteringBoundLogger":
     """Return the logger of a module, which passes `__name__`: structured here, delivered by
     `logging` as configured there.
 
     An event is a short name and typed fields, never a sentence with values in it. It is one line,
     whatever is in a path; a traceback follows it, indented.
     """
-    logger: FilteringBoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            structlog.processors.format_exc_info,
-            _render,
-        ],
+    return cast("FilteringBoundLogger", _EventLog(logging.getLogger(name)))
+
+
+class _EventLog:
+    """Passes on the events that `logging` wants.
+
+    structlog is loaded with the first of them: that takes 0.1 s, and few commands have any.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def __getattr__(self, method: str) -> Callable[..., object]:
+        level = logging.ERROR if method == "exception" else getattr(logging, method.upper())
+        if not self._logger.isEnabledFor(level):
+            return _pass_over
+        passed: Callable[..., object] = getattr(_structured(self._logger), method)
+        return passed
+
+
+def _pass_over(_event: str, **_fields: object) -> None:
+    """Drop an event that nobody wants."""
+
+
+@cache
+def _structured(logger: logging.Logger) -> "FilteringBoundLogger":
+    import structlog
+
+    structured: FilteringBoundLogger = structlog.wrap_logger(
+        logger,
+        processors=[structlog.processors.format_exc_info, _render],
         wrapper_class=structlog.stdlib.BoundLogger,
     )
-    return logger
+    return structured
 
 
 def _render(
-    logger: WrappedLogger, method: str, event: EventDict
+    logger: "WrappedLogger", method: str, event: "EventDict"
 ) -> tuple[tuple[Event], dict[str, bool]]:
+    from structlog.processors import KeyValueRenderer
+
+    key_values = KeyValueRenderer(key_order=["event"], drop_missing=True, repr_native_str=False)
     fields = dict(event)
     trace = str(event.pop("exception", ""))
-    line = escaped(_key_values(logger, method, event))
+    line = escaped(key_values(logger, method, event))
     rendered = Event("\n    ".join([line, *map(escaped, trace.splitlines())]))
     rendered.fields = fields
     # `Logger.exception` would print the traceback once more

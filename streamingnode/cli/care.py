@@ -6,7 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamingnode.cli.command import SPARK, Place, command, operand, option, require, with_node
+import click
+
+from streamingnode.cli.command import FILE, PROGRAM, SPARK, Place, at_place, require, with_node
 from streamingnode.cli.output import (
     EXIT_FAILED,
     EXIT_OK,
@@ -40,22 +42,22 @@ def show_steps(progress: Progress, *, bytes_per_s: float = math.inf) -> "OnStep"
     return on_step
 
 
-EMPTY_TARGET = "a new directory, or an empty one"
+EMPTY_TARGET = "A new directory, or an empty one."
 
 
-@command(
+@PROGRAM.verb(
+    "verify",
     "streamingnode verify data",
     "streamingnode verify data --tables tables",
     "streamingnode verify data --pace 10",
     "streamingnode verify backup --json",
 )
-def verify(
-    output: Output,
-    *,
-    place: Place,
-    tables: Path | None = option("also check the tables in this directory against the node's cuts"),
-    pace: float | None = option("read at most so many MiB each second", metavar="MIB"),
-) -> int:
+@at_place()
+@click.option(
+    "--tables", type=FILE, help="Also check the tables in this directory against the node's cuts."
+)
+@click.option("--pace", type=float, metavar="MIB", help="Read at most so many MiB each second.")
+def verify(output: Output, *, place: Place, tables: Path | None, pace: float | None) -> int:
     """Read everything a node has and check it against every checksum, count and order.
 
     Looks at the floor file, every entry of the log, the state map, every cut and file, leases and
@@ -102,10 +104,14 @@ def verify(
     ]
 
 
-@command(
-    "streamingnode backup data backups/monday", "streamingnode backup data backups/monday --json"
+@PROGRAM.verb(
+    "backup",
+    "streamingnode backup data backups/monday",
+    "streamingnode backup data backups/monday --json",
 )
-def backup(output: Output, *, place: Place, target: Path = operand(EMPTY_TARGET)) -> None:
+@at_place()
+@click.argument("target", type=FILE, help=EMPTY_TARGET)
+def backup(output: Output, *, place: Place, target: Path) -> None:
     """Copy a node into a new directory and verify the copy.
 
     The copy is read back and checked as `verify` does before it gets its name. A running node makes
@@ -134,20 +140,18 @@ def _print_made(what: str, record: "BackupRecord", path: Path, output: Output) -
     )
 
 
-@command(
+@PROGRAM.verb(
+    "restore",
     "streamingnode restore backups/monday data",
     "streamingnode restore backups/monday data --json",
     "streamingnode restore backups/monday data --file segments/1/3.parquet",
 )
-def restore(
-    output: Output,
-    *,
-    backup: Path = operand("a directory that `backup` made"),
-    target: Path = operand(f"{EMPTY_TARGET}; with --file the node's"),
-    file: str | None = option(
-        "put back this segment, delete file or manifest only", metavar="PATH"
-    ),
-) -> None:
+@click.argument("backup", type=FILE, help="A directory that `backup` made.")
+@click.argument(
+    "target", type=FILE, help="A new directory, or an empty one; with --file the node's."
+)
+@click.option("--file", metavar="PATH", help="Put back this segment, delete file or manifest only.")
+def restore(output: Output, *, backup: Path, target: Path, file: str | None) -> None:
     """Make a node directory out of a backup and verify it.
 
     Every file is compared with what the backup says, and the node is read to its end, before it
@@ -170,18 +174,16 @@ def restore(
     _print_made("restored", record, target, output)
 
 
-@command(
+@PROGRAM.verb(
+    "export",
     "streamingnode export data rows",
     "streamingnode export data rows --salvage",
     "streamingnode export backups/monday rows --json",
 )
-def export(
-    output: Output,
-    *,
-    place: Place,
-    out: Path = operand(EMPTY_TARGET),
-    salvage: bool = option("go on past damage, and name what is missing"),
-) -> int:
+@at_place()
+@click.argument("out", type=FILE, help=EMPTY_TARGET)
+@click.option("--salvage", is_flag=True, help="Go on past damage, and name what is missing.")
+def export(output: Output, *, place: Place, out: Path, salvage: bool) -> int:
     """Write the rows of each collection as Parquet, of a damaged node what can be read.
 
     The state at the newest tick there is: the files of the cuts, then the log behind the newest,

@@ -1,29 +1,27 @@
-"""How a command is declared: a function whose parameters are its arguments and whose docstring is
-its help, and examples.
-"""
+"""How a command is declared: in click, with examples, `--json`, and one way to name a node."""
 
 import os
-from argparse import SUPPRESS
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import wraps
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 import streamingnode as sn
 from spark_sink.errors import PackageMissing
 from wal.errors import InvalidArgument
-from wal.files import check_path
+from wal.files import check_path, disk_errors_typed
 
 if TYPE_CHECKING:
     import ssl
 
-    from streamingnode.cli.output import Output
     from streamingnode.opening import OpenNode
 
 A = TypeVar("A")
-
-Argument = tuple[tuple[str, ...], dict[str, Any]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class NodeUrl(str):  # noqa: SLOT000 - few are made
@@ -57,59 +55,6 @@ Place = Path | NodeUrl
 """A node's directory, or where a running one is."""
 
 
-class Parameter(NamedTuple):
-    """What is said of a parameter that is an argument: its names, none if it is positional, and
-    what argparse takes.
-
-    Its type says the rest, and where an action is chosen, `takes` names the arguments that each of
-    them takes.
-    """
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
-    takes: Mapping[str, str] = {}
-
-    def argument(self, name: str, kind: Any) -> Argument:
-        """Return the arguments of `ArgumentParser.add_argument` for a parameter of this name and
-        type.
-        """
-        optional = NoneType in (kinds := get_args(kind))
-        bare = next(each for each in kinds if each is not NoneType) if optional else kind
-        made: dict[str, Any] = {"type": _path if bare is Path else bare} if bare is not str else {}
-        if bare is bool:
-            made = {"action": "store_true"}
-        elif get_origin(bare) is Literal:
-            made = {"choices": list(get_args(bare))}
-        elif get_origin(bare) is list:
-            made = {"action": "append", "default": []} if self.names else {"nargs": "*"}
-        if not self.names:
-            return (name,), (
-                {"nargs": "?"} if optional or "default" in self.options else {}
-            ) | made | self.options
-        return tuple(each or f"--{name.replace('_', '-')}" for each in self.names), {
-            "dest": name
-        } | made | self.options
-
-
-def operand(text: str, **options: Any) -> Any:
-    """Declare a parameter to be a positional argument; `text` is its help."""
-    return Parameter((), {"help": text, **options})
-
-
-def option(text: str, *names: str, **options: Any) -> Any:
-    """Declare a parameter to be an option, of its own name unless others are given; `text` is its
-    help.
-    """
-    return Parameter(names or ("",), {"help": text, **options})
-
-
-def actions(**takes: str) -> Any:
-    """Declare a parameter to be what is done, and which arguments each action takes, in brackets
-    what it may take.
-    """
-    return Parameter((), {"help": "what to do", "choices": list(takes)}, takes)
-
-
 def directory_or_address(text: str) -> Place:
     """Return the address of a running node, as its socket is, or the path of a directory."""
     if "://" in text or text.startswith("unix:"):
@@ -122,119 +67,190 @@ def _path(text: str) -> Path:
     return check_path("file or directory", text)
 
 
-NODE = operand("the node's directory")
-DRY_RUN = option("say what would be done, and change nothing")
-PLACE = operand(
-    "the node's directory, whether or not a process has it open, or the address of a running one, "
-    "as tcp://host:port",
-    metavar="directory",
-    type=directory_or_address,
-)
-CONNECTION: Mapping[str, Parameter] = {
-    "place": option(
-        "the same, in place of it; streamingnode --help has what else an address takes",
+class _PathType(click.Path):
+    """A path, or what `convert` makes of its text. Shells complete it as a file."""
+
+    def __init__(self, convert: Callable[[str], Place]) -> None:
+        super().__init__()
+        self._convert = convert
+
+    def convert(self, value: Any, param: object, ctx: object) -> Any:
+        """Return the path that a text names. Raises `InvalidArgument`."""
+        return self._convert(value) if isinstance(value, str) else value
+
+
+FILE = _PathType(_path)
+_PLACE = _PathType(directory_or_address)
+
+DIRECTORY = click.argument("directory", type=FILE, help="The node's directory.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+
+
+class _Connection(click.Option):
+    """An option that every command takes at an address; the program's own help describes it."""
+
+    def get_help_record(self, ctx: click.Context) -> None:
+        """Leave it out of the help of a command."""
+
+
+_CONNECTION = (
+    click.option(
         "--node",
+        type=_PLACE,
         metavar="URL|DIR",
-        type=directory_or_address,
+        help="The same, in its place; streamingnode --help has what else an address takes.",
     ),
-    "token_file": option(SUPPRESS),
-    **dict.fromkeys(("tls_ca", "tls_cert", "tls_key"), option(SUPPRESS, type=Path)),
-}
-"""All but the first are told of once, by the program's own help."""
+    click.option("--token-file", cls=_Connection),
+    click.option("--tls-ca", type=FILE, cls=_Connection),
+    click.option("--tls-cert", type=FILE, cls=_Connection),
+    click.option("--tls-key", type=FILE, cls=_Connection),
+)
+_BY_OPTION = "streamingnode.by_option"
 
 
-class Command(NamedTuple):
-    """One command of the program: its name is that of the function, its docstring the help;
-    examples are command lines.
+class Command(click.Command):
+    """One command of the program; `examples` are command lines."""
 
-    A coroutine function is called with the open `node`, where others have its `place` or none. Of
-    each action `takes` names the arguments, in brackets those that may be left out.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[Argument, ...]
-    examples: tuple[str, ...]
-    takes: Mapping[str, str]
+    examples: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """What the program calls it."""
-        return self.function.__name__
+    def speaks(self) -> bool:
+        """Whether it speaks to a node, which its directory or an address names."""
+        return any(each.name == "node" for each in self.params)
 
-    def run(self, output: "Output", given: dict[str, Any]) -> int | None:
-        """Do it, and return the exit code, None for success. Raises `InvalidArgument` for what an
-        action does not take.
-        """
-        if self.takes:
-            chosen = self.takes[given["action"]].split()
-            known = {
-                _name(word): given[_name(word)]
-                for all_ in self.takes.values()
-                for word in all_.split()
-            }
-            there = {
-                name
-                for name, value in known.items()
-                if value is not None and value is not False and value != []
-            }
-            if (
-                not {_name(word) for word in chosen if word[0] != "["}
-                <= there
-                <= set(map(_name, chosen))
-            ):
-                takes = " ".join(chosen) or "nothing more"
-                raise InvalidArgument(
-                    f"{given['action']} takes {takes} — see streamingnode {self.name} --help"
-                )
-        code: int | None
-        if "node" in self.function.__annotations__:
-            code = with_node(
-                given.pop("place"), lambda node: self.function(output, node=node, **given)
-            )
-        else:
-            code = self.function(output, **given)
-        return code
-
-
-def _name(word: str) -> str:
-    return word.strip("[]-").replace("-", "_")
-
-
-def command(*examples: str, fields: type | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command of its name: its parameters with a `Parameter` as default are
-    arguments, or `fields`.
-
-    So is `place`, a node's directory or address, and in its place `node`.
-    """
-
-    def declare(function: Callable[..., Any]) -> Command:
-        defaults = dict(vars(fields) if fields else getattr(function, "__kwdefaults__", None) or {})
-        defaults |= {"node": PLACE, "place": PLACE}
-        kinds = (fields or function).__annotations__
-        declared = {
-            name: defaults[name] for name in kinds if isinstance(defaults.get(name), Parameter)
-        }
-        arguments = [
-            parameter.argument("place" if name == "node" else name, kinds[name])
-            for name, parameter in declared.items()
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return what it takes: no positional node where `--node` gives it."""
+        by_option = ctx.meta.get(_BY_OPTION, False)
+        return [
+            each for each in super().get_params(ctx) if not (by_option and each.name == "place")
         ]
-        if not declared.keys().isdisjoint({"node", "place"}):
-            arguments += [parameter.argument(name, str) for name, parameter in CONNECTION.items()]
-        takes: Mapping[str, str] = next(
-            (parameter.takes for parameter in declared.values() if parameter.takes), {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what stands behind the command's name, and give the place its connection."""
+        options = takewhile("--".__ne__, tuple(args))
+        ctx.meta[_BY_OPTION] = any(word.partition("=")[0] == "--node" for word in options)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # click names no command where an option lacks its value
+            raise
+        if self.speaks:
+            names = ("token_file", "tls_ca", "tls_cert", "tls_key")
+            connection = {name: ctx.params.pop(name) for name in names}
+            place = ctx.params.pop("node") or ctx.params.get("place")
+            if isinstance(place, NodeUrl):
+                vars(place).update(connection)
+            ctx.params["place"] = place
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the function. Raises `StorageFailed` for what a disk refuses, too."""
+        with disk_errors_typed(str(self.name)):
+            return super().invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they are typed."""
+        with formatter.section("Examples"):
+            for each in self.examples:
+                formatter.write(f"  {each}\n")
+
+
+class Group(click.Group):
+    """Commands by name."""
+
+    def verb(self, name: str, *examples: str) -> Callable[[Callable[..., Any]], Command]:
+        """Make a function a command of this group; it takes the `Output`, then its arguments."""
+
+        def declare(function: Callable[..., Any]) -> Command:
+            made = click.command(name, cls=Command)(click.pass_obj(function))
+            made.examples = examples
+            made.params += _COMMON
+            self.add_command(made)
+            return made
+
+        return declare
+
+    def leaves(self, *names: str) -> Iterator[tuple[str, Command]]:
+        """Yield each command with the words that name it, as `topic ls`."""
+        for name, each in sorted(self.commands.items()):
+            if isinstance(each, Group):
+                yield from each.leaves(*names, name)
+            elif isinstance(each, Command):
+                yield " ".join((*names, name)), each
+
+
+def _as_json(ctx: click.Context, _: object, value: Any) -> None:
+    ctx.obj.as_json = value
+
+
+def _debug(ctx: click.Context, _: object, value: Any) -> None:
+    ctx.obj.debug = value
+
+
+_COMMON = (
+    click.Option(
+        ["--json"],
+        is_flag=True,
+        expose_value=False,
+        callback=_as_json,
+        help="Print JSON for machines.",
+    ),
+    click.Option(
+        ["--debug"],
+        is_flag=True,
+        expose_value=False,
+        callback=_debug,
+        help="Show the traceback of an error.",
+    ),
+)
+
+PROGRAM = Group(
+    "streamingnode",
+    no_args_is_help=False,
+    context_settings={"max_content_width": 100},
+    help="A durable, ordered log of rows inside one process that becomes consistent tables in "
+    "Spark.",
+)
+"""The chapters of this package add their commands."""
+
+
+def group(name: str, text: str) -> Group:
+    """Add a group of commands to the program; `text` is its help."""
+    made = Group(name, help=text, no_args_is_help=False)
+    PROGRAM.add_command(made)
+    return made
+
+
+def at_place(*, required: bool = True) -> Callable[[Function], Function]:
+    """Let a command take `place`: a node's directory, or an address by `--node` or in its place."""
+    text = (
+        "The node's directory, whether or not a process has it open, or the address of a running "
+        "one, as tcp://host:port."
+    )
+
+    def declare(function: Function) -> Function:
+        for each in reversed(_CONNECTION):
+            function = each(function)
+        argument = click.argument(
+            "place",
+            type=_PLACE,
+            required=required,
+            metavar="NODE" if required else "[NODE]",
+            help=text,
         )
-        return Command(function, tuple(arguments), examples, takes)
+        return argument(function)
 
     return declare
 
 
-def locate(arguments: dict[str, Any]) -> None:
-    """Give the place among parsed arguments the options of its connection, and take those out."""
-    if "place" in arguments:
-        for name in CONNECTION.keys() - {"place"}:
-            value = arguments.pop(name)
-            if isinstance(arguments["place"], NodeUrl):
-                setattr(arguments["place"], name, value)
+def at_node(function: Callable[..., Awaitable[object]]) -> Callable[..., Any]:
+    """Call a coroutine function with the open node that the command's `place` names."""
+
+    @wraps(function)
+    def run(output: object, *, place: Place, **given: Any) -> Any:
+        return with_node(place, lambda node: function(output, node, **given))
+
+    return at_place()(run)
 
 
 def with_node(

@@ -1,13 +1,15 @@
-"""What a node holds, on the command line: `ls`, `tail` and `flush`."""
+"""What a node holds, on the command line: `collection ls`, `tail` and `flush`."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+import click
 
 import streamingnode as sn
-from streamingnode.cli.command import Place, command, operand, option, with_node
+from streamingnode.cli.command import PROGRAM, Place, at_place, group, with_node
 from streamingnode.cli.output import Output, format_count, format_tick, to_json
 from wal.errors import InvalidArgument, Truncated
 from wal.files import disk_errors_typed
@@ -19,13 +21,18 @@ if TYPE_CHECKING:
     from streamingnode.schema import AnyField
 
 
-@command("streamingnode ls data", "streamingnode ls data --count", "streamingnode ls data --json")
-def ls(
-    output: Output,
-    *,
-    place: Place,
-    count: bool = option("count the rows too, which reads all of them"),
-) -> None:
+COLLECTION = group("collection", "List, create or drop the collections of a node.")
+
+
+@COLLECTION.verb(
+    "ls",
+    "streamingnode collection ls data",
+    "streamingnode collection ls data --count",
+    "streamingnode collection ls data --json",
+)
+@at_place()
+@click.option("--count", is_flag=True, help="Count the rows too, which reads all of them.")
+def list_collections(output: Output, *, place: Place, count: bool) -> None:
     """List a node's collections: primary key, shards, partitions, columns.
 
     Works beside a process that has the node open. The rows of all collections are counted at one
@@ -97,7 +104,8 @@ TYPES = (
 )
 
 
-@command(
+@PROGRAM.verb(
+    "tail",
     "streamingnode tail data orders",
     "streamingnode tail data orders --limit 10 --types insert,txn",
     "streamingnode tail data orders --from -5 -o table --follow",
@@ -105,34 +113,43 @@ TYPES = (
     "streamingnode tail --node tcp://127.0.0.1:7070 orders --from id:rocks/1a",
     "streamingnode tail data orders --json | head -1",
 )
+@at_place()
+@click.argument("collection", help="The collection to read.")
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    metavar="POSITION",
+    help="earliest: the first message kept (default); latest: only what is new; -N: the last N "
+    "messages; @1h: so long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; "
+    "id:rocks/1a: that message and what follows; tick:123: what follows it.",
+)
+@click.option(
+    "--until", metavar="POSITION", help="End behind a time, a tick, or so long ago, as above."
+)
+@click.option("--follow", is_flag=True, help="Go on with new messages until interrupted.")
+@click.option("-n", "--limit", type=int, metavar="N", help="End after this many messages.")
+@click.option(
+    "-o",
+    "--output",
+    "form",
+    type=click.Choice(["json", "table", "arrow"]),
+    default="json",
+    help="JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick "
+    "and _type.",
+)
+@click.option("--types", help=f"Only these kinds, separated by commas: {', '.join(TYPES)}.")
 def tail(
     output: Output,
     *,
     place: Place,
-    collection: str = operand("the collection to read"),
-    start: str = option(
-        "earliest: the first message kept (default); latest: only what is new; -N: the last N "
-        "messages; @1h: so "
-        "long ago (s, m, h or d); a time such as 2026-11-24T10:00:00Z; id:rocks/1a: that message "
-        "and what follows; "
-        "tick:123: what follows it",
-        "--from",
-        default="earliest",
-        metavar="POSITION",
-    ),
-    until: str | None = option(
-        "end behind a time, a tick, or so long ago, as above", metavar="POSITION"
-    ),
-    follow: bool = option("go on with new messages until interrupted"),
-    limit: int | None = option("end after this many messages", "-n", "--limit", metavar="N"),
-    form: Literal["json", "table", "arrow"] = option(
-        "JSON lines (default), one line for each row, or an Arrow IPC stream of rows with _tick "
-        "and _type",
-        "-o",
-        "--output",
-        default="json",
-    ),
-    types: str | None = option(f"only these kinds, separated by commas: {', '.join(TYPES)}"),
+    collection: str,
+    start: str,
+    until: str | None,
+    follow: bool,
+    limit: int | None,
+    form: str,
+    types: str | None,
 ) -> None:
     """Print the messages of a collection.
 
@@ -346,7 +363,8 @@ def _python_rows(rows: "pa.Table") -> list[dict[str, object]]:
         return rows.cast(pa.schema(schema)).to_pylist()
 
 
-@command("streamingnode flush data", "streamingnode flush data --json")
+@PROGRAM.verb("flush", "streamingnode flush data", "streamingnode flush data --json")
+@at_place()
 def flush(output: Output, *, place: Place) -> None:
     """Make a cut: everything acknowledged goes to files.
 

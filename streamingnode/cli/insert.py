@@ -9,8 +9,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 import streamingnode as sn
-from streamingnode.cli.command import Place, command, open_place, operand, option
+from streamingnode.cli.command import PROGRAM, Place, at_place, open_place
 from streamingnode.cli.output import Output, format_count, format_tick
 from streamingnode.progress import Progress
 from wal.errors import AlreadyExists, InvalidArgument, StreamingNodeError
@@ -33,16 +35,14 @@ class _Insert:
     """
 
     place: Place
-    collection: str = operand("the collection to insert into")
-    file: str = operand("JSON lines or Parquet; `-` is stdin (default)", default="-")
-    upsert: bool = option("replace rows that have the same primary key")
-    producer: str | None = option(
-        "insert what no earlier run with this name has: a repeated run is exact", metavar="NAME"
-    )
-    partition: str | None = option("the partition the rows go to (default: _default)")
-    create: bool = option("create the collection, with its --partition, if it is missing")
-    primary_key: str | None = option("with --create: the primary key", metavar="COLUMN")
-    shards: int | None = option("with --create: number of shards (default: 1)", metavar="N")
+    collection: str
+    file: str
+    upsert: bool
+    producer: str | None
+    partition: str | None
+    create: bool
+    primary_key: str | None
+    shards: int | None
     rows: int = 0
     tick: int = 0
     passed_over: int = 0
@@ -170,13 +170,32 @@ class _Insert:
         self.tick = max(self.tick, result.time_tick)
 
 
-@command(
+@PROGRAM.verb(
+    "insert",
     "streamingnode insert data orders orders.jsonl --create --primary-key id --shards 2",
     "streamingnode insert data orders orders.parquet --partition eu",
     "cat stock.jsonl | streamingnode insert data stock --upsert -",
     "tail -n +1 -F orders.log | streamingnode insert data orders --producer orders-log",
     "streamingnode insert data orders orders.jsonl --json",
-    fields=_Insert,
+)
+@at_place()
+@click.argument("collection", help="The collection to insert into.")
+@click.argument("file", default="-", help="JSON lines or Parquet; `-` is stdin (default).")
+@click.option("--upsert", is_flag=True, help="Replace rows that have the same primary key.")
+@click.option(
+    "--producer",
+    metavar="NAME",
+    help="Insert what no earlier run with this name has: a repeated run is exact.",
+)
+@click.option("--partition", help="The partition the rows go to (default: _default).")
+@click.option(
+    "--create",
+    is_flag=True,
+    help="Create the collection, with its --partition, if it is missing.",
+)
+@click.option("--primary-key", metavar="COLUMN", help="With --create: the primary key.")
+@click.option(
+    "--shards", type=int, metavar="N", help="With --create: number of shards (default: 1)."
 )
 def insert(output: Output, **given: Any) -> None:
     """Insert rows from JSON lines or Parquet.

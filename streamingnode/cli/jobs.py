@@ -2,8 +2,6 @@
 
 import math
 import os
-import statistics
-import tempfile
 import threading
 import time
 from _thread import start_new_thread
@@ -11,18 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
+
+import click
 
 import streamingnode as sn
 from streamingnode.cli.command import (
     DEMO,
-    NODE,
+    DIRECTORY,
+    FILE,
+    PROGRAM,
     SPARK,
     Place,
-    command,
-    operand,
-    option,
+    at_place,
     require,
     with_node,
 )
@@ -46,7 +45,8 @@ DROP_S_MAX = 10.0
 """How long the end of a measurement waits until its collection is dropped."""
 
 
-@command(
+@PROGRAM.verb(
+    "serve",
     "streamingnode serve data",
     "streamingnode serve data --json",
     "streamingnode serve data --http 127.0.0.1:9464 --log-format json",
@@ -54,31 +54,63 @@ DROP_S_MAX = 10.0
     "streamingnode serve data --listen tls://0.0.0.0:7070 --tls-cert node.pem --tls-key node.key "
     "--tokens tokens.toml",
 )
+@click.argument("directory", type=FILE, help="The node's directory, made if it is new.")
+@click.option(
+    "--listen", multiple=True, metavar="URL", help="Also at tcp://host:port or tls://host:port."
+)
+@click.option(
+    "--tokens",
+    type=FILE,
+    metavar="FILE",
+    help="Who may connect at --listen, a TOML file (docs/operations.md).",
+)
+@click.option(
+    "--tls-cert", type=FILE, metavar="FILE", help="The certificate for tls://, with its chain."
+)
+@click.option("--tls-key", type=FILE, metavar="FILE", help="Its key, readable by this user alone.")
+@click.option(
+    "--tls-client-ca",
+    type=FILE,
+    metavar="FILE",
+    help="Clients at tls:// need a certificate of this authority.",
+)
+@click.option(
+    "--audit-log",
+    type=FILE,
+    metavar="FILE",
+    help="Who connects, who is refused, and what admins do.",
+)
+@click.option(
+    "--http", metavar="HOST:PORT", help="Answer monitors there: /livez, /readyz, /metrics."
+)
+@click.option(
+    "--http-for-anybody",
+    is_flag=True,
+    help="Allow --http at an address that other machines reach.",
+)
+@click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, which its SDK exports.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="json: every event as a line of JSON.",
+)
+@click.option("--config", type=FILE, metavar="FILE", help="A TOML file of settings.")
 def serve(  # noqa: PLR0913 - one for each option
     output: Output,
     *,
-    directory: Path = operand("the node's directory, made if it is new"),
-    listen: list[str] = option("also at tcp://host:port or tls://host:port", metavar="URL"),
-    tokens: Path | None = option(
-        "who may connect at --listen, a TOML file (docs/operations.md)", metavar="FILE"
-    ),
-    tls_cert: Path | None = option("the certificate for tls://, with its chain", metavar="FILE"),
-    tls_key: Path | None = option("its key, readable by this user alone", metavar="FILE"),
-    tls_client_ca: Path | None = option(
-        "clients at tls:// need a certificate of this authority", metavar="FILE"
-    ),
-    audit_log: Path | None = option(
-        "who connects, who is refused, and what admins do", metavar="FILE"
-    ),
-    http: str | None = option(
-        "answer monitors there: /livez, /readyz, /metrics", metavar="HOST:PORT"
-    ),
-    http_for_anybody: bool = option("allow --http at an address that other machines reach"),
-    traces: bool = option("make spans for OpenTelemetry, which its SDK exports"),
-    log_format: Literal["text", "json"] = option(
-        "json: every event as a line of JSON", default="text"
-    ),
-    config: Path | None = option("a TOML file of settings", metavar="FILE"),
+    directory: Path,
+    listen: tuple[str, ...],
+    tokens: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    audit_log: Path | None,
+    http: str | None,
+    http_for_anybody: bool,
+    traces: bool,
+    log_format: str,
+    config: Path | None,
 ) -> None:
     """Run a node for other processes, in the foreground.
 
@@ -140,34 +172,54 @@ def duration(text: str) -> float:
     raise InvalidArgument(f"{text!r} is no duration — give one such as 500ms, 2s or 1h")
 
 
-@command(
+@PROGRAM.verb(
+    "ingest",
     "streamingnode ingest data --tables tables",
     "streamingnode ingest data --tables tables --no-cut",
     "streamingnode ingest data --tables tables --every-cut --json",
     "streamingnode ingest data --tables tables --every 2s",
     "streamingnode ingest data --tables tables --every 500ms --keep 24h --json",
 )
+@DIRECTORY
+@click.option(
+    "--tables",
+    type=FILE,
+    required=True,
+    help="Where the tables are, one for each collection.",
+)
+@click.option("--no-cut", is_flag=True, help="Take the cuts that are there, ask for none.")
+@click.option(
+    "--every-cut",
+    is_flag=True,
+    help="Make each cut a version of its own: slower, and no state is hidden.",
+)
+@click.option(
+    "--every",
+    metavar="DURATION",
+    help="Stay, and ingest this often, as 2s; also keeps the tables small.",
+)
+@click.option(
+    "--keep",
+    default="1h",
+    metavar="DURATION",
+    help="With --every: how long versions can be read (default: 1h).",
+)
+@click.option(
+    "--link",
+    is_flag=True,
+    help="Link the files of inserts instead of copying them: half the disk, but what rots, and "
+    "who may read, are the same for node and table.",
+)
 def ingest(
     output: Output,
     *,
-    directory: Path = NODE,
-    tables: Path = option("where the tables are, one for each collection", required=True),
-    cut: bool = option(
-        "take the cuts that are there, ask for none", "--no-cut", action="store_false"
-    ),
-    every_cut: bool = option("make each cut a version of its own: slower, and no state is hidden"),
-    every: str | None = option(
-        "stay, and ingest this often, as 2s; also keeps the tables small", metavar="DURATION"
-    ),
-    keep: str = option(
-        "with --every: how long versions can be read (default: 1h)",
-        default="1h",
-        metavar="DURATION",
-    ),
-    link: bool = option(
-        "link the files of inserts instead of copying them: half the disk, "
-        "but what rots, and who may read, are the same for node and table"
-    ),
+    directory: Path,
+    tables: Path,
+    no_cut: bool,
+    every_cut: bool,
+    every: str | None,
+    keep: str,
+    link: bool,
 ) -> int:
     """Bring a node's cuts into Spark tables, each exactly once.
 
@@ -191,7 +243,7 @@ def ingest(
 
         node = _Asked(check_node(directory))
         how: dict[str, Any] = {
-            "request_cut": cut,
+            "request_cut": not no_cut,
             "every_cut": every_cut,
             "link": link,
             "stop": stop,
@@ -306,24 +358,38 @@ def _show_round(output: Output, told: "IngestRound") -> None:
     output.flush()
 
 
-@command(
+@PROGRAM.verb(
+    "bench",
     "streamingnode bench",
     "streamingnode bench --callers 16 --rows 100 --seconds 10 --dir /tmp --json",
     "streamingnode bench --node tcp://127.0.0.1:7070 --outstanding 256 --size 200",
+)
+@at_place(required=False)
+@click.option(
+    "--dir",
+    "directory",
+    type=FILE,
+    default=Path(),
+    metavar="DIR",
+    help="On the disk to measure (default: .).",
+)
+@click.option("--seconds", type=float, default=3.0, help="How long to measure (default: 3).")
+@click.option(
+    "--outstanding", "--callers", "callers", default=64, metavar="N", help="Inserts (default: 64)."
+)
+@click.option("--rows", default=1, metavar="N", help="Rows in each insert (default: 1).")
+@click.option(
+    "--size", default=ROW_BYTES, metavar="BYTES", help=f"Of each row (default: {ROW_BYTES})."
 )
 def bench(
     output: Output,
     *,
     place: Place | None,
-    directory: Path = option(
-        "on the disk to measure (default: .)", "--dir", metavar="DIR", default="."
-    ),
-    seconds: float = option("how long to measure (default: 3)", default=3.0),
-    callers: int = option(
-        "inserts (default: 64)", "--outstanding", "--callers", default=64, metavar="N"
-    ),
-    rows: int = option("rows in each insert (default: 1)", default=1, metavar="N"),
-    size: int = option(f"of each row (default: {ROW_BYTES})", default=ROW_BYTES, metavar="BYTES"),
+    directory: Path,
+    seconds: float,
+    callers: int,
+    rows: int,
+    size: int,
 ) -> None:
     """Measure durable inserts into a temporary node, or into one that is there.
 
@@ -337,6 +403,9 @@ def bench(
         raise InvalidArgument(
             "--seconds, --outstanding, --rows or --size is out of range — give more than 0"
         )
+    import statistics
+    import tempfile
+
     measure = partial(
         _insert, seconds=seconds, callers=callers, rows=rows, value_bytes=max(0, size - KEY_BYTES)
     )
@@ -359,6 +428,8 @@ async def _insert(
     """Insert from so many callers, each once at least, into a new collection; return what each
     insert took.
     """
+    from uuid import uuid4
+
     import anyio
     import pyarrow as pa
 
@@ -391,16 +462,23 @@ async def _insert(
     return took
 
 
-@command("streamingnode demo", "streamingnode demo --dir /tmp/demo --seconds 5 --json")
-def demo(
-    output: Output,
-    *,
-    directory: Path = option("(default: demo-data)", "--dir", metavar="DIR", default="demo-data"),
-    seconds: float = option("how long to sample (default: 20)", default=20.0),
-    rounds_per_second: float = option(
-        "how often to look at all processes (default: 10)", default=10.0
-    ),
-) -> int:
+@PROGRAM.verb("demo", "streamingnode demo", "streamingnode demo --dir /tmp/demo --seconds 5 --json")
+@click.option(
+    "--dir",
+    "directory",
+    type=FILE,
+    default=Path("demo-data"),
+    metavar="DIR",
+    help="(default: demo-data).",
+)
+@click.option("--seconds", type=float, default=20.0, help="How long to sample (default: 20).")
+@click.option(
+    "--rounds-per-second",
+    type=float,
+    default=10.0,
+    help="How often to look at all processes (default: 10).",
+)
+def demo(output: Output, *, directory: Path, seconds: float, rounds_per_second: float) -> int:
     """This machine's processes, through a node, into checked tables.
 
     Shows everything on real input: a process of its own samples every process into a node, while

@@ -5,10 +5,10 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from io import IOBase, TextIOWrapper
+from io import IOBase, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -17,18 +17,29 @@ from wal.files import disk_errors_typed
 from wal.timetick import physical_ms
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
     from streamingnode.care.findings import Report
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE, as shells report it for `cat`
 
+_WIDTH_OF_A_FILE = 1_000_000
+"""Lines that no terminal shows are not wrapped."""
+
 _TERMINAL = re.compile("[\x7f-\x9f\u2028\u2029]")
 """What JSON lets through and a terminal, or whoever splits lines, may take for a command."""
 
 
 class Output:
-    """Where a command prints. `as_json` makes `document` the only thing on stdout."""
+    """Where a command prints.
+
+    `as_json` makes `document` the only thing on stdout; `debug` shows the traceback of an error.
+    """
+
+    debug = False
 
     def __init__(
         self, *, as_json: bool = False, stdout: TextIO | None = None, stderr: TextIO | None = None
@@ -51,19 +62,37 @@ class Output:
         if not self.as_json:
             self.write(f"{escaped(text)}\n")
 
+    def _console(self, file: TextIO) -> "Console":
+        """Return what lays text out: as wide as the terminal, for a file as wide as needed."""
+        from rich.console import Console
+
+        is_terminal = self.stdout.isatty()
+        return Console(
+            file=file,
+            force_terminal=is_terminal,
+            width=None if is_terminal else _WIDTH_OF_A_FILE,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    def _lay_out(self, *parts: "RenderableType") -> None:
+        text = StringIO()  # the console would end the program where the reader of a pipe is gone
+        self._console(text).print(*parts, sep="\n")
+        for line in text.getvalue().rstrip("\n").split("\n"):
+            self.write(f"{line.rstrip()}\n")
+
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print aligned columns for people."""
-        cells = [columns, *([escaped(str(cell)) for cell in row] for row in rows)]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row in cells:
-            self.line("  ".join(map(str.ljust, row, widths)).rstrip())
+        if not self.as_json:
+            self._lay_out(_table(columns, rows))
 
     def records(self, records: Sequence[Mapping[str, object]]) -> None:
         """Print a table for people of records with the same names: text as it is, other values as
         JSON.
         """
-        if records:
-            self.table(list(records[0]), [list(map(_cell, record.values())) for record in records])
+        if records and not self.as_json:
+            self._lay_out(_table_of(records))
 
     def listing(self, name: str, records: Sequence[Any], **more: object) -> None:
         """Print records, for machines as a list of this name beside what else there is."""
@@ -77,11 +106,15 @@ class Output:
         self.line(text)
         self.document(document)
 
+    def change(self, done: str, what: str, told: object, *, dry_run: bool = False) -> None:
+        """Print what was done to something, or would be."""
+        would = "would be " if dry_run else ""
+        self.result(f"{would}{done}: {what}", {done: not dry_run, **fields_of(told)})
+
     def fields(self, fields: Mapping[str, object]) -> None:
         """Print one line for each field for people, values aligned."""
-        width = max(map(len, fields), default=0)
-        for name, value in fields.items():
-            self.line(f"{name.ljust(width)}  {value}")
+        if fields and not self.as_json:
+            self._lay_out(_grid(fields))
 
     def findings(self, report: "Report") -> None:
         """Print what was found for people, the worst of it last, where eyes rest."""
@@ -97,25 +130,25 @@ class Output:
 
         Of a document that is long, people may be shown `only` some names, where there is something.
         """
-        import msgspec
-
-        lines = dict[str, str]()
-        tables = dict[str, Sequence[dict[str, object]]]()
-        for name, value in _flat(msgspec.to_builtins(document, enc_hook=str)):
-            if only is not None and (
-                name not in only or value == "-" or not (value or value is False)
-            ):
-                continue
-            if value and isinstance(value, list | tuple) and isinstance(value[0], dict):
-                tables[name] = value
-            else:
-                lines[name] = _cell(value)
-        self.fields(lines)
-        for name, records in tables.items():
-            self.line()
-            self.line(f"{name}:")
-            self.records(records)
+        if not self.as_json:
+            self._lay_out(*_parts(document, only))
         self.document(document)
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[Mapping[str, object]], None]]:
+        """Yield what shows a document: on a terminal in place of the one before, else after it."""
+        if self.as_json or not self.stdout.isatty():
+            yield self._show_now
+            return
+        from rich.console import Group
+        from rich.live import Live
+
+        with Live(console=self._console(self.stdout), auto_refresh=False) as screen:
+            yield lambda document: screen.update(Group(*_parts(document, None)), refresh=True)
+
+    def _show_now(self, document: Mapping[str, object]) -> None:
+        self.show(document)
+        self.flush()
 
     def document(self, value: object) -> None:
         """Print one JSON document when `--json` was given; nothing otherwise."""
@@ -141,10 +174,10 @@ class Output:
             self.stderr.write(f"{escaped(text)}\n")
             self.stderr.flush()
 
-    def error(self, error: StreamingNodeError, *, debug: bool) -> None:
+    def error(self, error: StreamingNodeError) -> None:
         """Print `code: message — next step` on stderr, and the same as a document with `--json`."""
         self.flush()
-        if debug:
+        if self.debug:
             for each in "".join(traceback.format_exception(error)).splitlines():
                 self.note(each)
         self.note(f"{error.code}: {error}")
@@ -189,6 +222,56 @@ def _flat(document: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
+
+
+def _parts(
+    document: Mapping[str, object], only: Container[str] | None
+) -> "Iterator[RenderableType]":
+    """Yield the values of a document, then its lists as tables, under the names that JSON has."""
+    import msgspec
+
+    lines = dict[str, object]()
+    tables = dict[str, Sequence[Mapping[str, object]]]()
+    for name, value in _flat(msgspec.to_builtins(document, enc_hook=str)):
+        is_nothing = value == "-" or not (value or value is False)
+        if only is not None and (name not in only or is_nothing):
+            continue
+        if value and isinstance(value, list | tuple) and isinstance(value[0], dict):
+            tables[name] = value
+        else:
+            lines[name] = value
+    yield _grid(lines)
+    for name, records in tables.items():
+        yield f"\n{name}:"
+        yield _table_of(records)
+
+
+def _grid(fields: Mapping[str, object]) -> "Table":
+    """Return a line for each field."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+    grid.add_column()
+    grid.add_column(overflow="fold")
+    for name, value in fields.items():
+        grid.add_row(name, escaped(_cell(value)))
+    return grid
+
+
+def _table_of(records: Sequence[Mapping[str, object]]) -> "Table":
+    """Return a table of records with the same names."""
+    return _table(list(records[0]), [list(map(_cell, each.values())) for each in records])
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escaped(str(cell)) for cell in row))
+    return table
 
 
 def _cell(value: object) -> str:

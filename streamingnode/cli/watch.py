@@ -1,17 +1,17 @@
-"""A node and its machine, looked at: `info`, `top`, `check`, `doctor` and `config`."""
+"""A node and its machine, looked at: `info`, `check` and `doctor`."""
 
 import itertools
 import math
 import os
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+import click
 
 import streamingnode as sn
-from streamingnode.cli.command import NodeUrl, Place, command, operand, option, with_node
+from streamingnode.cli.command import FILE, PROGRAM, NodeUrl, Place, at_place, group, with_node
 from streamingnode.cli.output import EXIT_FAILED, EXIT_OK, Output, format_tick
 from wal.errors import InvalidArgument, StorageFailed, StreamingNodeError
 from wal.timetick import AHEAD_MS_MAX, physical_ms
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     Sample = tuple[NodeStatistics, Sequence[ReaderInfo], Sequence[TransactionInfo]]
 
-CLEAR_SCREEN = "\x1b[H\x1b[J"
 ANSWER_S = 5.0
 """How long `info` waits for the node, beside what its files tell."""
 INTERVAL_S_MIN = 0.1
@@ -57,15 +56,18 @@ IN_SHORT = frozenset(
 )
 
 
-@command(
-    "streamingnode info data", "streamingnode info data --all", "streamingnode info data --json"
+INFO = group("info", "Show what a node is, does, and would be opened with.")
+
+
+@INFO.verb(
+    "show",
+    "streamingnode info show data",
+    "streamingnode info show data --all",
+    "streamingnode info show data --json",
 )
-def info(
-    output: Output,
-    *,
-    place: Place,
-    everything: bool = option("all there is, as in --json", "--all"),
-) -> None:
+@at_place()
+@click.option("--all", "everything", is_flag=True, help="All there is, as in --json.")
+def show(output: Output, *, place: Place, everything: bool) -> None:
     """Show what a node is: its identity, owner, cuts, readers, leases and topics.
 
     Reads files and changes nothing, so it also works beside a running node, which is asked for what
@@ -102,9 +104,9 @@ def _describe(directory: Path, pid: int | None, output: Output) -> dict[str, obj
     """Return what the files of a node tell, and note why there are no checkpoints and readers."""
     from flusher.cuts import Lease, lease_files
     from flusher.directory import CutLog
-    from streamingnode.care.database import PCHANNEL, NodeRecords, read_node_records
     from streamingnode.care.inspect import cut_holders, floor_of
-    from streamingnode.cli.manage import line_of_topic
+    from streamingnode.care.records import PCHANNEL, NodeRecords, read_node_records
+    from streamingnode.cli.topics import line_of_topic
     from wal.runtime import unix_ms
 
     def when(tick: int) -> dict[str, object]:
@@ -169,20 +171,24 @@ async def _ask(node: "sn.Node") -> "Sample":
     return await node.statistics(), await node.readers(), await node.transactions()
 
 
-@command(
-    "streamingnode top data",
-    "streamingnode top --node tcp://127.0.0.1:7070 --interval 1",
-    "streamingnode top data --json -n 1",
+@INFO.verb(
+    "top",
+    "streamingnode info top data",
+    "streamingnode info top --node tcp://127.0.0.1:7070 --interval 1",
+    "streamingnode info top data --json -n 1",
 )
-def top(
-    output: Output,
-    *,
-    place: Place,
-    interval: float = option("seconds between two looks (default: 2)", default=2.0, metavar="S"),
-    rounds: int | None = option(
-        "end after so many (default: at an interrupt)", "-n", "--rounds", metavar="N"
-    ),
-) -> None:
+@at_place()
+@click.option(
+    "--interval", default=2.0, metavar="S", help="Seconds between two looks (default: 2)."
+)
+@click.option(
+    "-n",
+    "--rounds",
+    type=int,
+    metavar="N",
+    help="End after so many (default: at an interrupt).",
+)
+def top(output: Output, *, place: Place, interval: float, rounds: int | None) -> None:
     """Show what a node does, again and again.
 
     Rates are those since the last look. The flusher's lag is how long the oldest row that is in no
@@ -202,17 +208,17 @@ def top(
             await anyio.sleep(interval)
             now = await _ask(node)
             # In a thread: a pipe nobody reads from must not hold up the node.
-            show = partial(_show, before[0], now, output)
-            await anyio.to_thread.run_sync(show, abandon_on_cancel=True)
+            document = _look(before[0], now)
+            await anyio.to_thread.run_sync(show, document, abandon_on_cancel=True)
             before = now
 
-    try:
+    # An interrupt is how it ends.
+    with suppress(KeyboardInterrupt), output.live() as show:
         with_node(place, watch, lasting=True)
-    except KeyboardInterrupt:
-        output.line()
 
 
-def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
+def _look(before: "NodeStatistics", sample: "Sample") -> dict[str, object]:
+    """Return what a node did since a look before."""
     from streamingnode.care.health import flusher_lag_s
 
     now, readers, transactions = sample
@@ -226,82 +232,89 @@ def _show(before: "NodeStatistics", sample: "Sample", output: Output) -> None:
     two = now.appends
     flusher = now.flusher
     space = now.space
-    if output.stdout.isatty() and not output.as_json:
-        output.write(CLEAR_SCREEN)
-    output.show(
-        {
-            "time": format_tick(now.ticks.last),
-            "log": now.log.state,
-            "rows_per_s": rate(
-                two.insert_rows + two.delete_rows, one.insert_rows + one.delete_rows
-            ),
-            "bytes_per_s": rate(int(two.message_bytes.total), int(one.message_bytes.total)),
-            "appends_per_s": rate(two.succeeded, one.succeeded),
-            "append_p99_ms": round(two.seconds.p99 * 1000, 1),
-            "flusher": {
-                "state": flusher.state.value,
-                "unflushed_rows": flusher.unflushed_rows,
-                "lag_s": round(flusher_lag_s(now), 1),
-            },
-            "transactions": {
-                "open": len(transactions),
-                "oldest_s": max((round(each.age_s, 1) for each in transactions), default=0),
-            },
-            "free_mib": None if space is None else space.free_bytes >> 20,
-            "readers": [
-                {
-                    "reader": each.name,
-                    "collections": ",".join(each.collections),
-                    "open": each.is_open,
-                    "backlog": each.backlog,
-                    "lag_s": round(each.behind_s, 1),
-                }
-                for each in readers
-            ],
-        }
-    )
-    output.flush()
+    return {
+        "time": format_tick(now.ticks.last),
+        "log": now.log.state,
+        "rows_per_s": rate(two.insert_rows + two.delete_rows, one.insert_rows + one.delete_rows),
+        "bytes_per_s": rate(int(two.message_bytes.total), int(one.message_bytes.total)),
+        "appends_per_s": rate(two.succeeded, one.succeeded),
+        "append_p99_ms": round(two.seconds.p99 * 1000, 1),
+        "flusher": {
+            "state": flusher.state.value,
+            "unflushed_rows": flusher.unflushed_rows,
+            "lag_s": round(flusher_lag_s(now), 1),
+        },
+        "transactions": {
+            "open": len(transactions),
+            "oldest_s": max((round(each.age_s, 1) for each in transactions), default=0),
+        },
+        "free_mib": None if space is None else space.free_bytes >> 20,
+        "readers": [
+            {
+                "reader": each.name,
+                "collections": ",".join(each.collections),
+                "open": each.is_open,
+                "backlog": each.backlog,
+                "lag_s": round(each.behind_s, 1),
+            }
+            for each in readers
+        ],
+    }
 
 
 Limits = tuple[float, float]
 
 
 def limits(text: str) -> Limits:
-    """Return the two numbers of WARNING:CRITICAL. Raises `ArgumentTypeError`."""
+    """Return the two numbers of WARNING:CRITICAL. Raises `BadParameter`."""
     with suppress(ValueError):
         warning, critical = map(float, text.split(":"))
         if warning >= 0 and critical >= 0:  # not a number is neither
             return warning, critical
-    raise ArgumentTypeError(f"{text!r} is not two numbers of 0 or more, as 30:120")
+    raise click.BadParameter(f"{text!r} is not two numbers of 0 or more, as 30:120")
 
 
 LIMITS: Any = {"type": limits, "metavar": "WARN:CRIT"}
 
 
-@command(
+@PROGRAM.verb(
+    "check",
     "streamingnode check unix:data/node.sock",
     "streamingnode check --node tcp://127.0.0.1:7070 --token-file token --json",
     "streamingnode check data --flusher-lag 30:120 --disk-free 20000:5000",
+)
+@at_place()
+@click.option(
+    "--flusher-lag", **LIMITS, help="Seconds that a row waits for its cut (default: 120:900)."
+)
+@click.option(
+    "--disk-free",
+    **LIMITS,
+    help="MiB that are free (default: 4096, and what the node needs to take appends).",
+)
+@click.option(
+    "--transaction-age", **LIMITS, help="Seconds that a transaction is open (default: 60:300)."
+)
+@click.option(
+    "--reader-lag",
+    **LIMITS,
+    help="Seconds that a named reader holds the log for (default: 86400:604800).",
+)
+@click.option(
+    "--timeout",
+    default=10.0,
+    metavar="S",
+    help="Seconds the node has to answer (default: 10).",
 )
 def check(
     output: Output,
     *,
     place: Place,
-    flusher_lag: Limits | None = option(
-        "seconds that a row waits for its cut (default: 120:900)", **LIMITS
-    ),
-    disk_free: Limits | None = option(
-        "MiB that are free (default: 4096, and what the node needs to take appends)", **LIMITS
-    ),
-    transaction_age: Limits | None = option(
-        "seconds that a transaction is open (default: 60:300)", **LIMITS
-    ),
-    reader_lag: Limits | None = option(
-        "seconds that a named reader holds the log for (default: 86400:604800)", **LIMITS
-    ),
-    timeout: float = option(
-        "seconds the node has to answer (default: 10)", default=10.0, metavar="S"
-    ),
+    flusher_lag: Limits | None,
+    disk_free: Limits | None,
+    transaction_age: Limits | None,
+    reader_lag: Limits | None,
+    timeout: float,
 ) -> int:
     """Say in one line whether a node is well: for monitors.
 
@@ -349,14 +362,19 @@ def check(
     return {"ok": 0, "warning": 1, "critical": 2}[verdict]
 
 
-@command("streamingnode doctor", "streamingnode doctor data", "streamingnode doctor data --json")
-def doctor(
-    output: Output,
-    *,
-    directory: Path | None = operand(
-        "a node's directory, or where one shall be (default: only the machine)"
-    ),
-) -> int:
+@PROGRAM.verb(
+    "doctor",
+    "streamingnode doctor",
+    "streamingnode doctor data",
+    "streamingnode doctor data --json",
+)
+@click.argument(
+    "directory",
+    type=FILE,
+    required=False,
+    help="A node's directory, or where one shall be (default: only the machine).",
+)
+def doctor(output: Output, *, directory: Path | None) -> int:
     """Check machine, installation and directory; say what to do.
 
     Looks at Python, packages, Java, disk space, the time an fsync takes (measured), and file
@@ -374,20 +392,17 @@ def doctor(
     return EXIT_FAILED if report.damages else EXIT_OK
 
 
-@command(
-    "streamingnode config show",
-    "streamingnode config show --changed --file node.toml",
-    "streamingnode config show --json",
+@INFO.verb(
+    "config",
+    "streamingnode info config",
+    "streamingnode info config --changed --file node.toml",
+    "streamingnode info config --json",
 )
-def config(
-    output: Output,
-    *,
-    action: Literal["show"] = operand("show: print the settings a node would be opened with here"),
-    file: Path | None = option(
-        "a TOML file of settings (default: what STREAMINGNODE_CONFIG names)"
-    ),
-    changed: bool = option("only what is not a default"),
-) -> None:
+@click.option(
+    "--file", type=FILE, help="A TOML file of settings (default: what STREAMINGNODE_CONFIG names)."
+)
+@click.option("--changed", is_flag=True, help="Only what is not a default.")
+def config(output: Output, *, file: Path | None, changed: bool) -> None:
     """Show every setting, its value, and where that comes from.
 
     Settings come from defaults, then a TOML file, then STREAMINGNODE_* environment variables, then
@@ -396,7 +411,6 @@ def config(
     """
     from streamingnode.config import DEFAULT_ORIGIN
 
-    assert action == "show", "the only choice"
     settings = sn.load_config(file=file, environment=os.environ).origins()
     shown = [each._asdict() for each in settings if not changed or each.origin != DEFAULT_ORIGIN]
     output.records(shown)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from streamingnode.cli.program import COMMANDS
 from tests.crowded.surroundings import environment, run
+from tests.parsed_command import COMMANDS, named_by
 
 pytestmark = pytest.mark.crowded
 
@@ -24,9 +24,12 @@ ASKING = [
     "insert data orders - --create --primary-key id",
     "collection create data stock --schema id:int64,item:string --primary-key id",
     "insert data orders - --upsert",
-    "ls data",
+    "collection ls data",
     "tail data orders --from earliest --limit 1",
-    "partitions list data orders",
+    "partition create data orders eu",
+    "partition ls data orders",
+    "partition drop data orders eu",
+    "collection drop data stock",
     "reader ls data",
     "txn ls data",
     "topic create data events",
@@ -34,9 +37,14 @@ ASKING = [
     "channel create data --role worker --address here:1",
     "channel ls data",
     "bridge data events orders --once",
+    "topic info data events",
     "group ls data events",
-    "info data",
-    "top data --rounds 1 --interval 0.1",
+    "group info data events bridge.events.orders",
+    "group seek data events bridge.events.orders latest",
+    "group rm data events bridge.events.orders",
+    "topic rm data events",
+    "info show data",
+    "info top data --rounds 1 --interval 0.1",
     "check data",
     "flush data",
     "ingest data --tables tables",
@@ -45,7 +53,7 @@ ASKING = [
     "export data OUT/rows",
     "bench --node data --seconds 0.1 --outstanding 1",
     "doctor data",
-    "config show",
+    "info config",
     "completion bash",
 ]
 """What runs on a closed directory, and beside a service, in this order."""
@@ -57,10 +65,13 @@ ALONE = [
 ]
 
 
+OF_SOMEBODY_ELSE = {"reader seek", "reader rm", "txn abort", "channel rm"}
+"""What needs a reader, a transaction or a name that another program made."""
+
+
 def test_every_command_is_among_these() -> None:
-    assert {each.split()[0] for each in (*ASKING, *ALONE, "serve")} == {
-        command.name for command in COMMANDS
-    }
+    run = {named_by(each.split()) for each in (*ASKING, *ALONE, "serve data")}
+    assert run == COMMANDS.keys() - OF_SOMEBODY_ELSE
 
 
 @contextmanager

@@ -84,7 +84,12 @@ def test_two_workers_share_a_node_that_commands_and_an_ingest_reach(
     with serving(server, tmp_path) as port:
         assert {order(port, number) for number in range(1, ORDERS)} == {200}
         assert (
-            len(run("-m", "streamingnode", "ls", "data", "--json", cwd=tmp_path).splitlines()) >= 1
+            len(
+                run(
+                    "-m", "streamingnode", "collection", "ls", "data", "--json", cwd=tmp_path
+                ).splitlines()
+            )
+            >= 1
         )
         run("-m", "streamingnode", "ingest", "data", "--tables", "tables", cwd=tmp_path)
         assert DeltaTable(tmp_path / "tables" / "orders").to_pyarrow_table().num_rows == ORDERS

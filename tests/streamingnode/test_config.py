@@ -134,7 +134,7 @@ def test_nothing_can_be_said_in_text() -> None:
     [
         ({"cut_intervall_s": 1}, "did you mean 'cut_interval_s'"),
         ({"flush": {"thread": 1}}, "did you mean 'flush.threads'"),
-        ({"qqqqqq": 1}, "config show"),
+        ({"qqqqqq": 1}, "info config"),
         ({"threads": 1}, "did you mean 'flush.threads'"),
         ({"flush.threads": "many"}, "does not fit — give int"),
         ({"flush.threads": 1.5}, "does not fit"),

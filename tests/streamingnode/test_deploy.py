@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from streamingnode.cli.program import build_parser
 from streamingnode.serve import JsonLines
+from tests.parsed_command import parsed
 from wal.runtime import event_log
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +38,10 @@ def test_what_is_started_is_a_command_that_answers_monitors_on_the_loopback(
     command: list[str],
 ) -> None:
     assert Path(command[0]).name == "streamingnode"
-    arguments = build_parser().parse_args(command[1:])
-    assert arguments.http == "127.0.0.1:9464"
-    assert not arguments.http_for_anybody
-    assert arguments.log_format == "json"
+    arguments = parsed(command[1:]).params
+    assert arguments["http"] == "127.0.0.1:9464"
+    assert not arguments["http_for_anybody"]
+    assert arguments["log_format"] == "json"
 
 
 def test_image_copies_what_there_is_runs_as_a_user_of_its_own_and_asks_whether_node_lives() -> None:

@@ -91,7 +91,7 @@ async def test_a_node_that_says_it_is_ready_serves_clients_and_verbs_until_a_sig
         await client.insert("orders", rows(1, 2))
         row = '{"id": 3, "item": "from outside"}\n'
         listed, _ = await asyncio.gather(
-            run("ls", str(path)), run("insert", str(path), "orders", given=row)
+            run("collection", "ls", str(path)), run("insert", str(path), "orders", given=row)
         )
         assert "orders" in listed
         tailed, *_ = await asyncio.gather(

@@ -56,10 +56,10 @@ def test_ls_shows_what_a_collection_is_and_counts_its_rows(data: Path, run: "Run
     more = data.parent / "more.jsonl"
     more.write_text('{"id": 1, "item": "x"}\n{"id": 9, "item": "y"}\n')
     run("insert", data, "orders", more, "--upsert")
-    orders = _items(run("ls", data, "--json"))["orders"]
+    orders = _items(run("collection", "ls", data, "--json"))["orders"]
     assert "rows" not in orders
-    assert "rows" not in run("ls", data).out
-    assert _items(run("ls", data, "--count", "--json"))["orders"] == {
+    assert "rows" not in run("collection", "ls", data).out
+    assert _items(run("collection", "ls", data, "--count", "--json"))["orders"] == {
         "name": "orders",
         "id": orders["id"],
         "primary_key": "id",
@@ -71,7 +71,9 @@ def test_ls_shows_what_a_collection_is_and_counts_its_rows(data: Path, run: "Run
 
 
 def test_ls_table_has_a_line_for_each_collection(data: Path, run: "Run") -> None:
-    names, orders = (line.split() for line in run("ls", data, "--count").out.splitlines())
+    names, orders = (
+        line.split() for line in run("collection", "ls", data, "--count").out.splitlines()
+    )
     assert names == ["name", "id", "primary_key", "shards", "partitions", "columns", "rows"]
     assert [orders[0], *orders[2:]] == [
         "orders", "id", "2", '["_default"]', '{"id":"int64","item":"string"}', "3"
@@ -99,8 +101,8 @@ def test_flush_tells_the_checksum_by_which_an_ingest_knows_the_cut(data: Path, r
 
 def test_info_changes_nothing_and_names_the_cut(data: Path, run: "Run") -> None:
     run("flush", data)
-    before = run("info", data, "--json").document
-    after = run("info", data, "--json").document
+    before = run("info", "show", data, "--json").document
+    after = run("info", "show", data, "--json").document
     assert before == after
     assert before["open"] is False
     assert cast("dict[str, int]", before["cuts"])["newest"] == 1
@@ -118,7 +120,7 @@ def test_info_names_ticks_that_are_ahead_of_the_clock(tmp_path: Path, run: "Run"
     anyio.run(make)
     assert (
         47
-        < cast("float", run("info", tmp_path / "data", "--json").document["ahead_s"]) / 3600
+        < cast("float", run("info", "show", tmp_path / "data", "--json").document["ahead_s"]) / 3600
         < 48.01
     )
 
@@ -129,7 +131,9 @@ def test_info_says_what_holds_the_cuts(data: Path, run: "Run") -> None:
     run("flush", data)
 
     def held_by() -> object:
-        return cast("dict[str, object]", run("info", data, "--json").document["cuts"])["held_by"]
+        return cast("dict[str, object]", run("info", "show", data, "--json").document["cuts"])[
+            "held_by"
+        ]
 
     assert held_by() == [f"collection {name}, which has no table" for name in ("orders", "gone")]
 
@@ -140,18 +144,18 @@ def test_info_says_what_holds_the_cuts(data: Path, run: "Run") -> None:
 
     anyio.run(drop)
     assert held_by() == ["collection orders, which has no table"]
-    node_id = str(run("info", data, "--json").document["node_id"])
+    node_id = str(run("info", "show", data, "--json").document["node_id"])
     orders = next(int(path.name) for path in sorted((data / "segments").iterdir()))
     for cut, expected in ((1, ["table /t/orders at cut 1"]), (3, [])):
         write_lease(
             data, Lease(table="/t/orders", node_id=node_id, collection_id=orders, cut=cut, tick=1)
         )
         assert held_by() == expected
-    shown = run("info", data).out.splitlines()
+    shown = run("info", "show", data).out.splitlines()
     assert "leases:" in shown
     assert len(shown) < 20, "people want ten lines, and what there is of leases"
     assert not [line for line in shown if line.split()[1:] in (["[]"], ["null"], ["0"])]
-    everything = run("info", data, "--all").out.splitlines()
+    everything = run("info", "show", data, "--all").out.splitlines()
     assert any(line.startswith("cuts.held_by ") and line.endswith(" []") for line in everything)
     (data / "leases" / "torn.json").write_text("{")
     assert held_by() == ["table leases/torn.json at cut 0"]
@@ -163,9 +167,9 @@ def test_empty_node_has_nothing_to_list_or_cut(tmp_path: Path, run: "Run") -> No
             pass
 
     anyio.run(make)
-    assert _items(run("ls", tmp_path / "data", "--json")) == {}
+    assert _items(run("collection", "ls", tmp_path / "data", "--json")) == {}
     assert run("flush", tmp_path / "data", "--json").document["made"] is False
-    assert run("info", tmp_path / "data").code == 0
+    assert run("info", "show", tmp_path / "data").code == 0
 
 
 # --- tail -----------------------------------------------------------------------------------------
@@ -241,7 +245,7 @@ def test_tail_into_a_reader_that_goes_away_is_quiet(data: Path, run: "Run") -> N
         running.stdout.close()
         assert running.stderr.read() == ""
     assert running.returncode == 141
-    assert run("ls", data).code == 0
+    assert run("collection", "ls", data).code == 0
 
 
 @pytest.mark.usefixtures("default_interrupt")
@@ -273,10 +277,14 @@ def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers
         try:
             assert owner.stdout.readline() == "open\n"
             os.utime(data / LOCK_NAME, (0, 0))  # long ago: it is not just opening
-            for refused in (run("flush", data), run("tail", data, "orders"), run("ls", data)):
+            for refused in (
+                run("flush", data),
+                run("tail", data, "orders"),
+                run("collection", "ls", data),
+            ):
                 assert refused.code == 4
                 assert f"process {owner.pid}, which takes no clients — try again" in refused.err
-            shown = run("info", data, "--json")
+            shown = run("info", "show", data, "--json")
             information = shown.document
             assert (information["open"], information["pid"], information["statistics"]) == (
                 True,
@@ -284,7 +292,7 @@ def test_owned_node_without_clients_refuses_with_pid_and_four_while_info_answers
                 None,
             )
             assert "its owner does not tell what it counts" in shown.err
-            assert run("partitions", "create", data, "orders", "eu").code == 4
+            assert run("partition", "create", data, "orders", "eu").code == 4
         finally:
             owner.kill()
     assert run("flush", data).code == 0
@@ -374,7 +382,7 @@ def test_config_shows_where_a_value_comes_from(
     file = tmp_path / "node.toml"
     file.write_text("[flush.schedule]\ninterval_s = 3.0\n")
     monkeypatch.setenv("STREAMINGNODE_DURABILITY", "os")
-    shown = run("config", "show", "--changed", "--file", file)
+    shown = run("info", "config", "--changed", "--file", file)
     assert [line.split()[:2] for line in shown.out.splitlines()[1:]] == [
         ["flush.schedule.interval_s", "3.0"],
         ["log.durability", "os"],
@@ -387,7 +395,7 @@ def test_unknown_setting_is_refused_with_a_suggestion(
     run: "Run", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMINGNODE_DURABILTY", "os")
-    refused = run("config", "show")
+    refused = run("info", "config")
     assert refused.code == 2
     assert "DURABILITY" in refused.err
 

@@ -2,21 +2,24 @@
 that is.
 """
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from streamingnode.cli.program import COMMANDS
+from tests.parsed_command import COMMANDS, options_of
 
 ROOT = Path(__file__).resolve().parents[3]
 ASK = """
 source "$0"
 COMP_WORDS=("$@")
 COMP_CWORD=$(($# - 1))
-_streamingnode
+compopt() { printf 'as %s %s\\n' "$@"; }
+_streamingnode_completion streamingnode
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
@@ -35,21 +38,31 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def completed(bash: Path, *words: str) -> list[str]:
     """Return what bash completes the last word to."""
+    program = bash.parent / "streamingnode"
+    if not program.exists():
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m streamingnode "$@"\n')
+        program.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{bash.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
     command = ["bash", "--norc", "-uc", ASK, str(bash), "streamingnode", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
 
 
 def test_bash_completes_commands_actions_options_and_choices(bash: Path) -> None:
-    assert completed(bash, "to") == ["topic", "top"]
-    assert set(completed(bash, "")) == {command.name for command in COMMANDS} | {
-        "--help",
-        "--version",
-    }
-    assert completed(bash, "reader", "") == ["ls", "seek", "rm"]
+    assert completed(bash, "to") == ["topic"]
+    assert set(completed(bash, "")) == {name.split()[0] for name in COMMANDS}
+    assert completed(bash, "-") == ["--version", "--help"]
+    assert completed(bash, "reader", "") == ["ls", "rm", "seek"]
     assert completed(bash, "tail", "data", "orders", "--f") == ["--from", "--follow"]
+    assert completed(bash, "tail", "data", "orders", "-o", "") == ["json", "table", "arrow"]
+    assert completed(bash, "completion", "") == ["bash", "zsh", "fish"]
     assert "--node" in completed(bash, "check", "-")
-    assert completed(bash, "insert", "data", "") == [], "files, by default"
-    assert completed(bash, "nothing", "-") == []
+    assert completed(bash, "insert", "")[0] == "as -o default", "files"
+    assert completed(bash, "verify", "--tables", "")[0] == "as -o default", "files"
 
 
 def test_bash_uses_the_script_for_the_program(bash: Path) -> None:
@@ -57,16 +70,17 @@ def test_bash_uses_the_script_for_the_program(bash: Path) -> None:
     shown = subprocess.run(
         ["bash", "--norc", "-c", asked], capture_output=True, text=True, check=True
     ).stdout
-    assert shown == "complete -o default -F _streamingnode streamingnode\n"
+    assert shown == "complete -o nosort -F _streamingnode_completion streamingnode\n"
 
 
-def test_every_option_of_every_command_is_completed(bash: Path) -> None:
-    for command in COMMANDS:
-        options = {name for names, _ in command.arguments for name in names if name.startswith("-")}
-        assert options | {"--json", "--help"} <= set(completed(bash, command.name, "-"))
+def test_every_option_of_every_command_is_completed() -> None:
+    for name, command in COMMANDS.items():
+        context = click.Context(command, info_name=name)
+        offered = {each.value for each in command.shell_complete(context, "-")}
+        assert offered == options_of(command)
 
 
-@pytest.mark.parametrize("shell", ["zsh", "bash"])
+@pytest.mark.parametrize("shell", ["zsh", "bash", "fish"])
 def test_the_script_of_a_shell_has_no_mistake_of_its_grammar(tmp_path: Path, shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}: apt-get install {shell}")

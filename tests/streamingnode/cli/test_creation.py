@@ -64,7 +64,7 @@ def test_refused_creation_in_a_node_creates_no_collection(data: Path, run: "Run"
     rows = data.parent / "rows.jsonl"
     rows.write_text('{"id": 1}\n{"id": null}')
     assert run("insert", data, "stock", rows, "--create", "--primary-key", "id").code == 2
-    assert set(_items(run("ls", data, "--json"))) == {"orders"}
+    assert set(_items(run("collection", "ls", data, "--json"))) == {"orders"}
 
 
 def test_partition_is_created_with_its_collection(tmp_path: Path, run: "Run") -> None:
@@ -72,7 +72,7 @@ def test_partition_is_created_with_its_collection(tmp_path: Path, run: "Run") ->
     rows.write_text('{"id": 1}\n')
     arguments = ("orders", rows, "--create", "--primary-key", "id", "--partition", "eu")
     assert run("insert", tmp_path / "data", *arguments).code == 0
-    assert _items(run("ls", tmp_path / "data", "--json"))["orders"]["partitions"] == [
+    assert _items(run("collection", "ls", tmp_path / "data", "--json"))["orders"]["partitions"] == [
         "_default",
         "eu",
     ]
@@ -85,15 +85,18 @@ def test_partitions_are_created_listed_and_dropped_with_their_rows(data: Path, r
     rows = data.parent / "rows.jsonl"
     rows.write_text('{"id": 9, "item": "jam"}\n')
     run("flush", data)
-    assert run("partitions", "create", data, "orders", "eu").out == "_default\neu\n"
-    assert _items(run("ls", data, "--json"))["orders"]["partitions"] == ["_default", "eu"]
-    assert run("insert", data, "orders", rows, "--partition", "eu").code == 0
-    assert run("partitions", "list", data, "orders", "--json").document["partitions"] == [
+    assert run("partition", "create", data, "orders", "eu").out == "_default\neu\n"
+    assert _items(run("collection", "ls", data, "--json"))["orders"]["partitions"] == [
         "_default",
         "eu",
     ]
-    assert run("partitions", "drop", data, "orders", "eu").out == "_default\n"
-    assert _items(run("ls", data, "--count", "--json"))["orders"]["rows"] == 3
+    assert run("insert", data, "orders", rows, "--partition", "eu").code == 0
+    assert run("partition", "ls", data, "orders", "--json").document["partitions"] == [
+        "_default",
+        "eu",
+    ]
+    assert run("partition", "drop", data, "orders", "eu").out == "_default\n"
+    assert _items(run("collection", "ls", data, "--count", "--json"))["orders"]["rows"] == 3
 
 
 def test_rows_of_all_collections_are_counted_at_one_tick(
@@ -103,7 +106,8 @@ def test_rows_of_all_collections_are_counted_at_one_tick(
     rows.write_text('{"id": 1, "item": "jam"}\n')
     assert run("insert", data, "stock", rows, "--create", "--primary-key", "id").code == 0
     before = {
-        name: each["rows"] for name, each in _items(run("ls", data, "--count", "--json")).items()
+        name: each["rows"]
+        for name, each in _items(run("collection", "ls", data, "--count", "--json")).items()
     }
     snapshot = sn.Node.snapshot
     partitions = ["eu", "us"]
@@ -119,7 +123,7 @@ def test_rows_of_all_collections_are_counted_at_one_tick(
         return await snapshot(node, collection, **options)
 
     monkeypatch.setattr(sn.Node, "snapshot", after_a_transaction)
-    printed = run("ls", data, "--count", "--json")
+    printed = run("collection", "ls", data, "--count", "--json")
     counted = {name: each["rows"] for name, each in _items(printed).items()}
     more = {name: counted[name] - before[name] for name in before}  # type: ignore[operator]
     assert more["orders"] == more["stock"]
@@ -140,15 +144,15 @@ def test_rows_of_all_collections_are_counted_at_one_tick(
 def test_partitions_refuses_what_it_cannot_do(
     data: Path, run: "Run", arguments: tuple[str, ...]
 ) -> None:
-    refused = run("partitions", arguments[0], data, *arguments[1:])
+    refused = run("partition", arguments[0], data, *arguments[1:])
     assert refused.code == 2
     assert " — " in refused.err
 
 
-@pytest.mark.parametrize("arguments", [("drop", "orders", "eu"), ("list", "stock")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("drop", "orders", "eu"), ("ls", "stock")], ids=" ".join)
 def test_partitions_fails_for_what_is_not_there(
     data: Path, run: "Run", arguments: tuple[str, ...]
 ) -> None:
-    failed = run("partitions", arguments[0], data, *arguments[1:])
+    failed = run("partition", arguments[0], data, *arguments[1:])
     assert failed.code == 1
     assert "_NOT_FOUND: " in failed.err

@@ -42,7 +42,7 @@ def test_a_collection_is_created_as_described_and_dropped(place: "Place", run: "
     made = run(*create, "--json")
     assert made.code == 0, made.err
     columns = {"id": "int64", "at": "timestamp[us, tz=UTC]", "p": "decimal128(10, 2)"}
-    listed: Any = run("ls", *place.arguments, "--json").document["collections"]
+    listed: Any = run("collection", "ls", *place.arguments, "--json").document["collections"]
     (shown,) = [each for each in listed if each["name"] == name]
     assert (shown["columns"], shown["shards"], shown["partitions"]) == (
         columns,
@@ -163,6 +163,9 @@ def test_a_reader_that_is_open_is_neither_moved_nor_removed(place: "Place", run:
         ["collection", "create", "c"],
         ["collection", "create", "c", "--schema", "id:int64"],
         ["collection", "create", "c", "--schema", "id:int64", "--primary-key", "no"],
+        ["collection", "ls", "orders"],
+        ["partition", "ls", "orders", "eu"],
+        ["partition", "create", "orders"],
         [
             "collection",
             "drop",
@@ -188,7 +191,7 @@ def test_wrong_use_is_refused_with_a_next_step(data: object, run: "Run", wrong: 
     "unknown, code",
     [
         (["collection", "drop", "no"], "COLLECTION_NOT_FOUND"),
-        (["partitions", "drop", "orders", "no"], "PARTITION_NOT_FOUND"),
+        (["partition", "drop", "orders", "no"], "PARTITION_NOT_FOUND"),
         (["reader", "rm", "orders", "no"], "READER_NOT_FOUND"),
         (["reader", "seek", "orders", "no", "--to", "latest"], "READER_NOT_FOUND"),
         (["txn", "abort", "5"], "TRANSACTION_EXPIRED"),
@@ -214,17 +217,26 @@ def test_a_list_of_nothing_says_so(data: object, run: "Run") -> None:
         assert run(*words).out == said
 
 
-def test_an_action_names_the_arguments_that_it_takes(data: object, run: "Run") -> None:
+def test_an_action_names_the_argument_that_it_lacks_or_does_not_take(
+    data: object, run: "Run"
+) -> None:
     for words, takes in (
         (
             ["reader", "seek", data, "orders"],
-            "seek takes collection reader --to — see streamingnode reader --help",
+            "missing argument 'READER' — see streamingnode reader seek --help",
+        ),
+        (
+            ["reader", "seek", data, "orders", "billing"],
+            "missing option '--to' — see streamingnode reader seek --help",
         ),
         (
             ["reader", "ls", data, "orders", "billing"],
-            "ls takes [collection] — see streamingnode reader --help",
+            "got unexpected extra argument (billing) — see streamingnode reader ls --help",
         ),
-        (["txn", "ls", data, "5"], "ls takes nothing more — see streamingnode txn --help"),
+        (
+            ["txn", "ls", data, "5"],
+            "got unexpected extra argument (5) — see streamingnode txn ls --help",
+        ),
     ):
         assert run(*words).err == f"INVALID_ARGUMENT: {takes}\n"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from streamingnode.cli.command import NodeUrl
-from streamingnode.cli.program import COMMANDS, build_parser
+from tests.parsed_command import COMMANDS, options_of, parsed
 from wal.address import SOCKET_NAME
 from wal.errors import InvalidArgument
 
@@ -19,37 +19,30 @@ if TYPE_CHECKING:
 
     Run = Callable[..., Printed]
 
-SPEAK = [
-    command for command in COMMANDS if any(names == ("place",) for names, _ in command.arguments)
-]
-
 
 def test_the_option_takes_the_place_of_the_directory_and_leaves_the_other_arguments() -> None:
-    parse = build_parser().parse_args
     for words in (
-        ["partitions", "create", "data", "orders", "eu"],
-        ["partitions", "create", "--node", "data", "orders", "eu"],
-        ["partitions", "--node=data", "create", "orders", "eu"],
-        ["partitions", "create", "orders", "eu", "--node", "data"],
-        ["partitions", "create", "orders", "eu", "--no", "data"],
+        ["partition", "create", "data", "orders", "eu"],
+        ["partition", "create", "--node", "data", "orders", "eu"],
+        ["partition", "create", "--node=data", "orders", "eu"],
+        ["partition", "create", "orders", "--node=data", "eu"],
+        ["partition", "create", "orders", "eu", "--node", "data"],
     ):
-        found = build_parser().parse_args(words)
-        assert (found.place, found.collection, found.partition) == (Path("data"), "orders", "eu"), (
-            words
-        )
-    with_file = parse(["insert", "--node", "unix:x", "orders", "rows.jsonl"])
-    assert (with_file.place, with_file.collection, with_file.file) == (
+        found = parsed(words).params
+        assert found == {"place": Path("data"), "collection": "orders", "partition": "eu"}, words
+    with_file = parsed(["insert", "--node", "unix:x", "orders", "rows.jsonl"]).params
+    assert (with_file["place"], with_file["collection"], with_file["file"]) == (
         "unix:x",
         "orders",
         "rows.jsonl",
     )
-    assert isinstance(with_file.place, NodeUrl)
+    assert isinstance(with_file["place"], NodeUrl)
 
 
 @pytest.mark.parametrize("path", [f"data/{SOCKET_NAME}", SOCKET_NAME, f"unix:data/{SOCKET_NAME}"])
 def test_the_path_of_a_socket_is_the_address_of_whoever_has_the_node_open(path: str) -> None:
-    for words in (["ls", path], ["ls", "--node", path]):
-        place = build_parser().parse_args(words).place
+    for words in (["collection", "ls", path], ["collection", "ls", "--node", path]):
+        place = parsed(words).params["place"]
         assert isinstance(place, NodeUrl)
         assert place == f"unix:{path.removeprefix('unix:')}"
 
@@ -59,7 +52,7 @@ def test_a_check_of_the_socket_of_a_service_that_is_down_opens_no_node_in_its_pl
 ) -> None:
     for words in (
         ["check", data / SOCKET_NAME],
-        ["ls", "--node", data / SOCKET_NAME],
+        ["collection", "ls", "--node", data / SOCKET_NAME],
         ["serve", data / SOCKET_NAME],
     ):
         assert run(*words).code in {2, 4}
@@ -80,43 +73,37 @@ def test_where_a_path_is_meant_an_address_is_refused(
 
 
 def test_an_address_of_another_kind_is_refused_as_it_was_given(run: "Run") -> None:
-    assert run("ls", "http://host:1").err.startswith(
+    assert run("collection", "ls", "http://host:1").err.startswith(
         "INVALID_ARGUMENT: 'http://host:1' is no address — give unix:PATH"
     )
 
 
 def test_after_two_dashes_a_word_is_no_option() -> None:
-    found = build_parser().parse_args(["partitions", "create", "data", "orders", "--", "--node"])
-    assert (found.place, found.partition) == (Path("data"), "--node")
+    found = parsed(["partition", "create", "data", "orders", "--", "--node"]).params
+    assert (found["place"], found["partition"]) == (Path("data"), "--node")
 
 
 @pytest.mark.parametrize(
-    "words", [["ls"], ["ls", "--node"], ["ls", "--node", "a", "b"], ["tail", "orders"]]
+    "command, words",
+    [
+        ("collection ls", []),
+        ("collection ls", ["--node"]),
+        ("collection ls", ["--node", "a", "b"]),
+        ("tail", ["orders"]),
+    ],
 )
-def test_no_node_or_two_are_wrong_use(run: "Run", words: list[str]) -> None:
-    refused = run(*words)
+def test_no_node_or_two_are_wrong_use(run: "Run", command: str, words: list[str]) -> None:
+    refused = run(*command.split(), *words)
     assert (refused.code, refused.out) == (2, "")
-    assert refused.err.endswith(f" — see streamingnode {words[0]} --help\n")
+    assert refused.err.endswith(f" — see streamingnode {command} --help\n")
 
 
 def test_every_command_that_speaks_to_a_node_takes_the_option() -> None:
-    named = {command.name for command in SPEAK}
-    assert named >= {
-        "ls",
-        "info",
-        "partitions",
-        "insert",
-        "tail",
-        "flush",
-        "backup",
-        "verify",
-        "topic",
-        "group",
-        "bridge",
-        "channel",
-        "export",
-    }
-    assert named >= {"top", "check", "txn", "collection", "reader", "bench"}
+    silent = {"completion", "demo", "doctor", "info config", "ingest", "restore", "serve"}
+    speaking = {name for name, command in COMMANDS.items() if command.speaks}
+    assert speaking == COMMANDS.keys() - silent
+    for name in speaking:
+        assert "--node" in options_of(COMMANDS[name])
 
 
 @pytest.mark.parametrize("place", ["tcp"], indirect=True)
@@ -124,11 +111,11 @@ def test_a_token_is_taken_from_the_option_before_the_environment(
     place: "Place", run: "Run", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, url, _, token = place.arguments
-    assert run("ls", "--node", url).err.startswith("UNAUTHENTICATED")
+    assert run("collection", "ls", "--node", url).err.startswith("UNAUTHENTICATED")
     monkeypatch.setenv("STREAMINGNODE_TOKEN_FILE", token)
-    assert run("ls", "--node", url).code == 0
-    assert run("ls", url).code == 0
-    assert run("ls", "--node", url, "--token-file", tmp_path / "none").code == 2
+    assert run("collection", "ls", "--node", url).code == 0
+    assert run("collection", "ls", url).code == 0
+    assert run("collection", "ls", "--node", url, "--token-file", tmp_path / "none").code == 2
 
 
 def test_files_for_tls_are_used_and_refused_by_name(tmp_path: Path) -> None:

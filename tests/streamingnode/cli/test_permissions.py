@@ -58,9 +58,9 @@ def test_a_node_that_may_not_be_entered_is_an_error_of_permission_for_every_verb
     data: Path, tmp_path: Path
 ) -> None:
     commands: list[list[object]] = [
-        ["ls", data],
+        ["collection", "ls", data],
         ["tail", data, "orders"],
-        ["info", data],
+        ["info", "show", data],
         ["flush", data],
         ["insert", data, "orders", tmp_path / "orders.jsonl"],
         ["insert", data, "new", tmp_path / "orders.jsonl", "--create", "--primary-key", "id"],
@@ -68,7 +68,7 @@ def test_a_node_that_may_not_be_entered_is_an_error_of_permission_for_every_verb
         ["export", data, tmp_path / "rows"],
         ["backup", data, tmp_path / "backup"],
         ["serve", data],
-        ["top", data],
+        ["info", "top", data],
         ["bench", "--dir", data],
         ["check", data],
     ]
@@ -101,7 +101,7 @@ def test_a_socket_that_may_not_be_used_is_no_node_that_is_down(data: Path) -> No
     with sn.sync.open_node(data):
         socket = data / "node.sock"
         socket.chmod(0)
-        [(code, text)] = as_anybody(["ls", socket])
+        [(code, text)] = as_anybody(["collection", "ls", socket])
     assert code == 4
     assert text.endswith(
         "Permission denied — connect as the user who runs the node, or where it listens for "

@@ -81,7 +81,7 @@ def test_what_works_until_a_signal_ends_as_the_page_says(
     with node.read("orders", sn.DeliverPolicy.latest()) as messages:
         commands = {
             "tail": start("tail", place, "orders", "--follow"),
-            "top": start("top", place, "--json", "--interval", "0.1"),
+            "top": start("info", "top", place, "--json", "--interval", "0.1"),
             "bridge": start("bridge", place, "events", "orders"),
             "insert": start("insert", place, "orders"),
         }
@@ -242,7 +242,7 @@ def test_signals_are_left_alone_outside_of_the_main_thread(data: Path) -> None:
 
     before = signal.getsignal(signal.SIGTERM)
     ended: list[int] = []
-    thread = threading.Thread(target=lambda: ended.append(main(["info", str(data)])))
+    thread = threading.Thread(target=lambda: ended.append(main(["info", "show", str(data)])))
     thread.start()
     thread.join()
     assert ended == [0]

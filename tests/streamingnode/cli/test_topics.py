@@ -134,7 +134,7 @@ def test_beside_a_node_that_takes_no_clients_the_verbs_end_with_the_exit_code_fo
 def test_info_and_statistics_tell_the_lag_of_every_group(
     data: Path, ids: range, run: "Run"
 ) -> None:
-    shown: Any = run("info", data, "--json").document["topics"]
+    shown: Any = run("info", "show", data, "--json").document["topics"]
     about = {"topic": "events", "messages": 3, "begin_id": ids[0], "end_id": ids[2], "bytes": 3}
     assert shown == [{**about, "pages": 0, "acked_pages": 0, "lag": {"billing": 2}}]
     with sn.sync.open_node(data) as node:

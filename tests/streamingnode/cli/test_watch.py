@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import streamingnode as sn
-from streamingnode.cli.watch import CLEAR_SCREEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = [sys.executable, "-m", "streamingnode"]
 HANGS_S = 60
+CURSOR_UP = b"\x1b[1A"
 
 
 # --- top ------------------------------------------------------------------------------------------
@@ -33,7 +33,9 @@ def test_top_prints_one_line_of_json_for_each_look(place: "Place", run: "Run") -
         node.insert(place.orders, [{"id": 1, "item": "tea"}])
         with node.read(place.orders, name="billing"):
             pass
-    looks: Any = run("top", *place.arguments, "--interval", "0.1", "-n", "2", "--json").lines
+    looks: Any = run(
+        "info", "top", *place.arguments, "--interval", "0.1", "-n", "2", "--json"
+    ).lines
     assert len(looks) == 2
     for look in looks:
         assert look["log"] == "open"
@@ -61,33 +63,40 @@ def test_rows_and_keys_are_counted_however_they_are_written(data: Path) -> None:
 @pytest.mark.usefixtures("default_interrupt")
 def test_top_rewrites_a_terminal_in_place_and_an_interrupt_ends_it_with_zero(data: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [*PROGRAM, "top", str(data), "--interval", "0.1"]
+    command = [*PROGRAM, "info", "top", str(data), "--interval", "0.1"]
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TERM": "xterm"},
     ) as running:
         os.close(theirs)
         shown = b""
-        while shown.count(CLEAR_SCREEN.encode()) < 2:
+        while shown.count(b"rows_per_s") < 3:
             shown += os.read(ours, 4096)
         running.send_signal(signal.SIGINT)
         assert running.wait(HANGS_S) == 0
         assert running.stderr is not None
         assert "Traceback" not in running.stderr.read()
     os.close(ours)
-    assert b"rows_per_s" in shown
+    assert shown.count(CURSOR_UP) >= 2 * shown.count(b"rows_per_s")
 
 
 @pytest.mark.parametrize("wrong", [["--interval", "0"], ["--interval", "nan"], ["-n", "0"]])
 def test_top_refuses_what_it_cannot_do(data: Path, run: "Run", wrong: list[str]) -> None:
-    refused = run("top", data, *wrong)
+    refused = run("info", "top", data, *wrong)
     assert (refused.code, refused.err.split(":")[0]) == (2, "INVALID_ARGUMENT")
 
 
 def test_info_asks_whoever_has_the_node_what_it_counts_and_opens_none(
     place: "Place", run: "Run"
 ) -> None:
-    term: Any = run("info", place.arguments[0], "--json").document if place.way != "tcp" else {}
-    shown = run("info", *place.arguments, "--json")
+    term: Any = (
+        run("info", "show", place.arguments[0], "--json").document if place.way != "tcp" else {}
+    )
+    shown = run("info", "show", *place.arguments, "--json")
     statistics: Any = shown.document["statistics"]
     assert (statistics is None) is (place.way == "closed")
     assert shown.err == ""
